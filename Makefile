@@ -1,0 +1,100 @@
+# The door to this repository. `make help` lists what it can do; continuous integration runs `make test`.
+
+PYTHON ?=
+ARGS ?=
+WEFT_CHAOS_ROUNDS ?= 25
+
+VENV := .venv
+RUN := $(VENV)/bin/python -m
+# --only-binary: a package without a wheel fails here, in one line, and not later in a compiler.
+INSTALL := $(RUN) pip --disable-pip-version-check --no-input install --quiet
+LOCKED := $(INSTALL) --require-hashes --only-binary :all: --requirement
+# Without isolation, since an isolated build would fetch its backend past the hashes of the lock.
+EDITABLE := $(INSTALL) --no-deps --no-build-isolation --editable .
+
+COMPILE := $(RUN) uv --quiet pip compile pyproject.toml --universal --python-version 3.11 \
+	--generate-hashes --no-header --no-annotate
+
+# Folders that hold Python, of those that may: the checkers refuse a folder without any.
+CODE = $(shell for folder in libs services tests examples benchmarks; do \
+	[ -n "$$(find $$folder -name '*.py' 2>/dev/null | head -n 1)" ] && echo $$folder; done)
+
+# Raw values, so that `$$`, quotes and spaces in them reach the program as they were typed.
+export RUN_DOCS := $(value DOCS)
+export RUN_TOPIC := $(value TOPIC)
+unexport DOCS TOPIC
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-run lock format check test test-unit run bench chaos ci clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.setup ## Make .venv with everything that development needs (nothing to do: no work)
+
+setup-run: $(VENV)/.setup-run
+
+lock: setup ## Write requirements/*.txt anew from pyproject.toml (ARGS=--upgrade for newer versions)
+	$(COMPILE) --extra postgres --extra parquet --group dev --output-file requirements/dev.txt $(ARGS)
+	$(COMPILE) --group build --constraint requirements/dev.txt --output-file requirements/run.txt
+
+format: setup ## Format the code and fix what can be fixed by itself
+	$(RUN) ruff format $(CODE)
+	$(RUN) ruff check --fix $(CODE)
+
+check: setup ## Check format, lint, types and the import rule
+	$(RUN) ruff format --check $(CODE)
+	$(RUN) ruff check $(CODE)
+	$(RUN) mypy $(CODE)
+	$(VENV)/bin/lint-imports --no-logo
+
+test: check ## Run the checks and all tests (ARGS for pytest)
+	$(RUN) pytest $(ARGS)
+
+test-unit: setup ## Run the tests that need no server (ARGS for pytest)
+	$(RUN) pytest tests/unit tests/architecture $(ARGS)
+
+run: setup-run ## Run the example (DOCS=folder, TOPIC="what to research"); ends by itself
+	@set -- ; \
+	if [ -n "$$RUN_DOCS" ]; then set -- "$$@" --docs "$$RUN_DOCS"; fi; \
+	if [ -n "$$RUN_TOPIC" ]; then set -- "$$@" --topic "$$RUN_TOPIC"; fi; \
+	exec $(RUN) examples.research_desk "$$@"
+
+bench: setup ## Measure, beside other systems (ARGS for the benchmarks)
+	$(RUN) benchmarks $(ARGS)
+
+chaos: setup ## Kill processes at random, for many rounds (WEFT_CHAOS_ROUNDS, WEFT_CHAOS_SEED)
+	WEFT_CHAOS_ROUNDS=$(WEFT_CHAOS_ROUNDS) $(RUN) pytest -m chaos --timeout=3600 $(ARGS)
+
+ci: ## What continuous integration runs
+	./.ci/run
+
+clean: ## Remove what these targets made: .venv, caches and fetched servers
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Each stamp is newer than what it was made from, so that a second call has nothing to do.
+$(VENV)/.setup: requirements/dev.txt pyproject.toml | $(VENV)/bin/python
+	@echo "Installing what development needs into $(VENV) …"
+	@$(LOCKED) requirements/dev.txt
+	@$(EDITABLE)
+	@touch $@ $(VENV)/.setup-run
+
+$(VENV)/.setup-run: requirements/run.txt pyproject.toml | $(VENV)/bin/python
+	@echo "Installing what running needs into $(VENV) …"
+	@$(LOCKED) requirements/run.txt
+	@$(EDITABLE)
+	@touch $@
+
+# The first Python that is new enough, unless PYTHON names one.
+$(VENV)/bin/python:
+	@for name in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14); do \
+		"$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+		echo "Making $(VENV) with $$("$$name" --version) …"; \
+		"$$name" -m venv --clear $(VENV) && exit 0; \
+		rm -rf $(VENV); \
+		echo "$$name cannot make a virtual environment: install its venv package (on Debian: python3-venv)" >&2; \
+		exit 1; \
+	done; \
+	echo "No $(or $(PYTHON),Python) of version 3.11 or newer was found: install one, or name it: make setup PYTHON=…" >&2; \
+	exit 1

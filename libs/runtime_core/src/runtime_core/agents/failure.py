@@ -1,0 +1,54 @@
+"""How an attempt that raised has ended, as a value."""
+
+from __future__ import annotations
+
+import traceback
+
+from runtime_core.consumer.effects import Failed
+from runtime_core.errors import (
+    ConfigurationError,
+    Divergence,
+    InvalidInput,
+    LimitExceeded,
+    Reject,
+    Retry,
+    StepError,
+    WeftError,
+)
+
+MAX_TEXT = 16_000
+"""The most characters of a message or a traceback that are kept; of a traceback the end."""
+
+
+def failure_of(error: BaseException) -> Failed:
+    """The value of an exception that left the agent's function.
+
+    Not worth another attempt (`retryable=False`): what deterministic code would raise again.
+    """
+    match error:
+        case Retry():
+            return Failed("Retry", clean(error.reason), retry_after_seconds=error.after_seconds)
+        case Reject():
+            return Failed("Reject", clean(error.reason), retryable=False, rejected=True)
+        case StepError():
+            kind = error.type or type(error).__name__
+            # The step's own delivery is the dead letter: a second one of the run that waited says no more.
+            return Failed(kind, clean(error.message), traceback=text_of(error), retryable=False, rejected=True)
+        case Divergence():
+            return Failed("Divergence", clean(str(error)), retryable=False, parked=True)
+        case InvalidInput() | LimitExceeded() | ConfigurationError():
+            return Failed(type(error).__name__, clean(str(error)), text_of(error), retryable=False)
+    # WeftError itself is raised for wrong use of the context: the same code would do the same again.
+    return Failed(type(error).__name__, clean(str(error)), text_of(error), retryable=type(error) is not WeftError)
+
+
+def text_of(error: BaseException) -> str:
+    """The traceback as text, its end where it is long."""
+    return clean("".join(traceback.format_exception(error)), keep_end=True)
+
+
+def clean(text: str, *, keep_end: bool = False) -> str:
+    """Text that JSON can hold, and no more of it than anyone reads."""
+    if len(text) > MAX_TEXT:
+        text = "…" + text[-MAX_TEXT:] if keep_end else text[:MAX_TEXT] + "…"
+    return text.encode(errors="replace").decode()

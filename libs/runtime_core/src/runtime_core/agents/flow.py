@@ -1,0 +1,227 @@
+"""Who of a run is running and who waits: its tasks, their waits, and how all of them are stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Generator
+from functools import partial
+from typing import Any
+
+from runtime_core.agents.branch import Branch, Wait
+from runtime_core.agents.failure import failure_of
+from runtime_core.consumer.effects import Failed
+from runtime_core.errors import WeftError
+
+log = logging.getLogger(__name__)
+
+GRACE_SECONDS = 2.0
+"""How long an agent's function may take to end after it was cancelled; then it is left behind."""
+
+
+class Flow:
+    """The tasks of one run. A branch is a task that takes steps; a local step beside a branch is one that may not.
+
+    A task that waits for steps is blocked; one that awaits anything else (an HTTP request, a thread) is active.
+    The turn is over when none is active.
+    """
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.waits: dict[Wait, None] = {}
+        """What blocked branches wait for, in the order in which they were blocked."""
+        self.waiting: dict[str, list[Wait]] = {}
+        """The same by step."""
+        self.active = 0
+        self.verdict: Failed | BaseException | None = None
+        """How the run ends whatever its code does: as a value, or as an error of the port for the caller."""
+        self.stopping = False
+        self.why = ""
+        # None: a local step, which takes no steps itself.
+        self._branches: dict[asyncio.Task[Any], Branch | None] = {}  # Any: results of all types
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._turn: asyncio.Future[None] | None = None
+
+    # ---- a turn ------------------------------------------------------------------------------------------
+
+    def start(self, coroutine: Coroutine[Any, Any, object], branch: Branch) -> asyncio.Task[object]:
+        """Start the root branch on the running loop."""
+        self._loop = asyncio.get_running_loop()
+        return self._spawn(coroutine, branch, None)
+
+    async def until_quiet(self) -> None:
+        """Wait until no task is active, or the run must end."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self.active and self.verdict is None:
+                self._turn = loop.create_future()
+                await self._turn
+        finally:
+            self._turn = None
+
+    def deliver(self, step: str) -> None:
+        """The step has its result now."""
+        for wait in self.waiting.pop(step, ()):
+            wait.missing.pop(step, None)
+            self._wake_if_over(wait)
+
+    # ---- what steps ask ----------------------------------------------------------------------------------
+
+    def branch_here(self, what: object) -> Branch:
+        """The branch whose task is running. Anywhere else steps have no place: ends the run by WeftError."""
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # a thread without a loop
+            task = None
+        branch = None if task is None else self._branches.get(task)
+        if branch is None or branch.performing:
+            raise self.misuse(
+                f"{what!r} outside the agent's own flow: inside ctx.step, a thread, or a task of asyncio "
+                "(gather, wait_for, create_task, TaskGroup) a replay could not find it again; "
+                "use ctx.gather to do things at once, and timeout= to limit a wait"
+            )
+        return branch
+
+    def help(
+        self, coroutine: Coroutine[Any, Any, Any], branch: Branch | None, wait: Wait
+    ) -> asyncio.Task[Any]:  # Any: results of all types
+        """Start a branch, or (without one) a local step, beside the branch that will wait for it."""
+        wait.helpers += 1
+        return self._spawn(coroutine, branch, wait)
+
+    def wait(self, wait: Wait) -> Generator[Any, None, None]:  # Any: what a future yields to its task
+        """Block the running branch until `wait` is over."""
+        self.check_going()
+        assert self._loop is not None
+        future = wait.future = self._loop.create_future()
+        self.waits[wait] = None
+        for step in wait.missing:
+            self.waiting.setdefault(step, []).append(wait)
+        self._inactive()
+        try:
+            yield from future
+        except asyncio.CancelledError:
+            self._give_up(wait)
+            if not self.stopping:
+                raise self.misuse(
+                    f"the wait for step {', '.join(wait.missing) or 'results'} was cancelled from outside: "
+                    "asyncio.timeout and wait_for count this process's time, which a replay does not have; "
+                    "use timeout= of the step, or ctx.sleep"
+                ) from None
+            raise
+
+    def check_going(self) -> None:
+        """Raises CancelledError where the run is being cancelled, dropped or ended."""
+        if self.stopping:
+            raise asyncio.CancelledError(self.why)
+
+    # ---- ends --------------------------------------------------------------------------------------------
+
+    def abort(self, error: BaseException) -> asyncio.CancelledError:
+        """End the run with this error, whatever its code does; raise what is returned.
+
+        It is a CancelledError, since code that catches Exception must not go on.
+        """
+        return self.end(failure_of(error), f"{type(error).__name__}: {error}")
+
+    def abandon(self, error: BaseException) -> asyncio.CancelledError:
+        """As `abort`, for an error of the port: the caller gets it raised, before any failure of the code."""
+        self.verdict = error
+        return self.end(error, f"{type(error).__name__}: {error}")
+
+    def misuse(self, message: str) -> WeftError:
+        """End the run since its code uses the context in a way that no replay could repeat; raise the error."""
+        error = WeftError(message)
+        self.abort(error)
+        return error
+
+    def end(self, verdict: Failed | BaseException, why: str) -> asyncio.CancelledError:
+        """The first verdict stays. The turn under way, or the next one, stops the tasks and returns it."""
+        if self.verdict is None:
+            self.verdict = verdict
+        if not self.stopping:
+            self.stopping = True
+            self.why = why
+        self._poke()
+        return asyncio.CancelledError(self.why)
+
+    def stop(self, why: str) -> None:
+        """Cancel all tasks: each gets CancelledError where it awaits, and again at each step it tries."""
+        if not self.stopping:
+            self.stopping = True
+            self.why = why
+        for wait in list(self.waits):
+            self._give_up(wait)
+        for task in self._branches:
+            task.cancel(why)
+
+    async def stopped(self) -> None:
+        """Wait, but not for long, until all tasks have ended."""
+        if not self._branches:
+            return
+        _, late = await asyncio.wait(list(self._branches), timeout=GRACE_SECONDS)
+        if late:
+            log.warning("%s did not end within %g s of its cancellation and is left behind", self.label, GRACE_SECONDS)
+
+    # ---- bookkeeping -------------------------------------------------------------------------------------
+
+    def _spawn(
+        self, coroutine: Coroutine[Any, Any, Any], branch: Branch | None, wait: Wait | None
+    ) -> asyncio.Task[Any]:  # Any: results of all types
+        # Not loop.create_task: an eager task factory would run the code before its branch is known.
+        task = asyncio.Task(_guarded(coroutine), loop=self._loop, name=self.label)
+        self._branches[task] = branch
+        self.active += 1
+        task.add_done_callback(partial(self._done, coroutine, wait))
+        return task
+
+    def _done(
+        self, coroutine: Coroutine[Any, Any, Any], wait: Wait | None, task: asyncio.Task[Any]
+    ) -> None:  # Any: results of all types
+        del self._branches[task]
+        # A task that is cancelled before its first step has never begun the coroutine.
+        coroutine.close()
+        if not task.cancelled():
+            # Looked at here so that asyncio does not report it; who waits for the task handles it.
+            task.exception()
+        if wait is not None:
+            wait.helpers -= 1
+            self._wake_if_over(wait)
+        self._inactive()
+
+    def _wake_if_over(self, wait: Wait) -> None:
+        if wait.over() and wait in self.waits:
+            del self.waits[wait]
+            self.active += 1
+            if wait.future is not None and not wait.future.done():
+                wait.future.set_result(None)
+
+    def _give_up(self, wait: Wait) -> None:
+        """Its branch goes on by an exception."""
+        if wait not in self.waits:
+            return
+        del self.waits[wait]
+        self.active += 1
+        for step in wait.missing:
+            others = [other for other in self.waiting.get(step, ()) if other is not wait]
+            if others:
+                self.waiting[step] = others
+            else:
+                self.waiting.pop(step, None)
+
+    def _inactive(self) -> None:
+        self.active -= 1
+        if not self.active:
+            self._poke()
+
+    def _poke(self) -> None:
+        if self._turn is not None and not self._turn.done():
+            self._turn.set_result(None)
+
+
+async def _guarded(coroutine: Coroutine[Any, Any, Any]) -> Any:  # Any: results of all types
+    try:
+        return await coroutine
+    except SystemExit as error:
+        # It would end the event loop, and with it the worker and all its other runs.
+        raise RuntimeError(f"the agent's function called sys.exit({error.code!r})") from None

@@ -1,0 +1,85 @@
+"""Rows of the trajectory: what the steps that a turn has finished look like on the record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from runtime_core.agents.journal import payload_of, status_of, time_of
+from runtime_core.agents.step import Step, recorded_error
+from runtime_core.consumer.effects import COMPLETED
+from runtime_core.trajectory.steps import Step as Row
+from runtime_core.trajectory.steps import StepError as RowError
+
+_EMPTY = msgspec.Raw(b"")
+
+
+class Rows:
+    """Collects a turn's rows. Only steps that the run does by itself have one here: who answers a tool call, a
+    question or a timer records it.
+
+    `unrecorded` names journaled steps whose rows no commit has written, since the process died in between.
+    """
+
+    __slots__ = ("_attempt", "_owner", "_rows", "_run", "_unrecorded")
+
+    def __init__(self, run: str, attempt: int, owner: str, unrecorded: Collection[str]) -> None:
+        self._run = run
+        self._attempt = attempt
+        self._owner = owner
+        self._unrecorded = set(unrecorded)
+        self._rows: list[Row] = []
+
+    def add(
+        self,
+        step: Step[Any],  # Any: steps of all result types
+        *,
+        started: float = 0.0,
+        ended: float = 0.0,
+        input: bytes = b"",
+        output: bytes = b"",
+        error: RowError | None = None,
+    ) -> None:
+        """Note a finished step. Times are epoch milliseconds; 0: now."""
+        ended = ended or time.time() * 1000
+        self._rows.append(
+            Row(
+                run=self._run,
+                kind=step.kind,
+                name=step.name,
+                status="completed" if error is None else "failed",
+                started=started or ended,
+                ended=ended,
+                step=step.id,
+                attempt=self._attempt,
+                key=step.key,
+                input=msgspec.Raw(input) if input else _EMPTY,
+                output=msgspec.Raw(output) if output else _EMPTY,
+                error=error,
+                owner=self._owner,
+            )
+        )
+
+    def replayed(self, step: Step[Any], value: bytes) -> None:  # Any: steps of all result types
+        """Note a step that the journal held, where its row is still to be written."""
+        if step.id not in self._unrecorded:
+            return
+        self._unrecorded.discard(step.id)
+        ended = float(time_of(value))
+        if step.kind == "emit":
+            self.add(step, ended=ended, output=step.data)
+        elif step.kind == "send":
+            self.add(step, ended=ended, input=step.data)
+        elif status_of(value) == COMPLETED:
+            self.add(step, ended=ended, input=step.data, output=payload_of(value))
+        else:
+            kind, message = recorded_error(value)
+            self.add(step, ended=ended, input=step.data, error=RowError(kind, message, at=ended))
+
+    def take(self) -> list[Row]:
+        """The rows so far, for the turn's result; begins anew."""
+        rows, self._rows = self._rows, []
+        return rows

@@ -1,0 +1,96 @@
+"""What every step has: an id from its place in the program, and a digest of what it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+
+from runtime_core.agents.journal import payload_of, status_of, time_of
+from runtime_core.agents.values import canonical, from_json
+from runtime_core.consumer.effects import FAILED
+from runtime_core.errors import (
+    AgentError,
+    EngineError,
+    HumanTimeout,
+    LocalStepError,
+    StepError,
+    ToolError,
+)
+from runtime_core.identifiers import step_digest
+
+if TYPE_CHECKING:
+    from runtime_core.agents.branch import Branch
+    from runtime_core.agents.run import Run
+
+T = TypeVar("T")
+
+_ERRORS: dict[str, type[StepError]] = {
+    "tool": ToolError,
+    "agent": AgentError,
+    "engine": EngineError,
+    "ray": EngineError,
+    "spark": EngineError,
+    "human": HumanTimeout,
+    "step": LocalStepError,
+}
+
+
+class _RecordedError(msgspec.Struct):
+    """The payload of a failed step."""
+
+    type: str = ""
+    message: str = ""
+
+
+_decode_error = msgspec.json.Decoder(_RecordedError).decode
+
+
+class Step(Generic[T]):
+    """Something durable that an agent asks for: `await` it, once or more often; each gives an equal result.
+
+    It takes its id when it is created and does nothing until it is awaited or gathered. One that never is
+    does nothing at all; the run then says so in a warning.
+    """
+
+    __slots__ = ("data", "digest", "id", "key", "kind", "name", "order", "run")
+
+    def __init__(self, run: Run, branch: Branch, kind: str, name: str, key: str, data: bytes) -> None:
+        self.run = run
+        self.id = run.take_id(branch)
+        self.order = run.steps_taken
+        """Place in the program among all steps of this execution."""
+        self.kind = kind
+        self.name = name
+        self.key = key
+        self.data = data
+        """JSON of what it asks for."""
+        self.digest = step_digest(kind, name, key, canonical(data) if data else data)
+        run.unawaited[self.id] = self
+
+    def __await__(self) -> Generator[Any, None, T]:  # Any: what asyncio's futures yield to their task
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"<step {self.id}: {self.kind} {self.name}>"
+
+
+def result_of(step: Step[T], value: bytes, branch: Branch) -> T:
+    """What a journal value gives to the code: the result, or the error raised. Live and replayed alike."""
+    branch.saw(time_of(value))
+    if status_of(value) == FAILED:
+        raise _ERRORS.get(step.kind, StepError)(*recorded_error(value))
+    result: T = from_json(payload_of(value))  # type: ignore[assignment]  # JSON, whose shape the step's creator declares
+    return result
+
+
+def recorded_error(value: bytes) -> tuple[str, str]:
+    """Type and message of a failed step's journal value."""
+    payload = payload_of(value)
+    try:
+        error = _decode_error(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # Written by another program; better its bytes than no reason.
+        return "", payload.decode(errors="replace")
+    return error.type, error.message

@@ -1,0 +1,75 @@
+"""From a turn's effects to the arguments of its commit, in the order in which the program asked for them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from runtime_core.app import App
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.transport import Argument
+from runtime_core.consumer.effects import Call, Completed, Suspended
+from runtime_core.identifiers import fingerprint
+from runtime_core.trajectory.steps import Step, StepError
+
+
+def parts_of(result: Suspended | Completed, delivery: Delivery, app: App) -> tuple[list[Argument], int]:
+    """The parts of a commit (see `commit_turn.lua`) and how many there are."""
+    parts: list[Argument] = []
+    count = len(result.sends)
+    # A message that nobody waits for goes first: two sends to one instance keep the order of the program.
+    for send in result.sends:
+        task = fingerprint(delivery.task, delivery.run, send.step, digits=32)
+        parts += ("s", task, send.agent, send.key, send.data, send.step, send.digest)
+    if isinstance(result, Completed):
+        return parts, count
+    for call in result.calls:
+        parts += (
+            "c", _stream(call, app), call.step, call.name, call.key, call.digest, call.wait, call.data,
+            delivery.context,
+        )  # fmt: skip
+    for timer in result.timers:
+        parts += ("t", timer.step, timer.digest, timer.wait, timer.after_ms, timer.status, timer.payload)
+    for question in result.questions:
+        request = {
+            "task_id": delivery.task,
+            "request_id": f"{delivery.run}:{question.step}",
+            "prompt": question.prompt,
+            "data": msgspec.Raw(question.data or b"null"),
+        }
+        if question.default is not None:
+            request["default"] = msgspec.Raw(question.default)
+        parts += (
+            "q", question.step, question.digest, question.wait, msgspec.json.encode(request),
+            "" if question.timeout_ms is None else question.timeout_ms,
+            b"" if question.default is None else question.default,
+        )  # fmt: skip
+    for step, wait in result.again:
+        parts += ("a", step, wait)
+    count += len(result.calls) + len(result.timers) + len(result.questions) + len(result.again)
+    return parts, count
+
+
+def _stream(call: Call, app: App) -> str:
+    """The call's work stream; a name that this app lacks is looked up among all apps by the commit."""
+    if call.kind == "tool":
+        known = app.tools.get(call.name) is not None
+    elif call.kind == "agent":
+        known = app.agents.get(call.name) is not None
+    else:
+        known = True
+    if not known:
+        return f"?{call.kind}"
+    return f"{call.kind}:{call.pool}" if call.pool else call.kind
+
+
+def row_of_run(delivery: Delivery, status: str, started: float, ended: float, owner: str) -> Step:
+    """The trajectory's row of an agent's run."""
+    row = Step(delivery.run, "agent", delivery.name, status, started, ended)
+    row.attempt = delivery.attempt
+    row.key = delivery.key
+    row.owner = owner
+    if delivery.kind == "start" and delivery.data:
+        row.input = msgspec.Raw(delivery.data)
+    if delivery.errors:
+        row.errors = msgspec.json.decode(delivery.errors, type=list[StepError])
+    return row

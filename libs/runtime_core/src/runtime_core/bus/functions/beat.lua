@@ -1,0 +1,25 @@
+-- A consumer's heartbeat, sent by the loop that runs its handlers, and the count of other owners' silence.
+-- Silence is measured by a clock that only beats move, by one beat's length at most: while the broker is away it
+-- stands still, so that its pause convicts nobody; consumers that are killed all the time move it together.
+-- KEYS 1 base
+-- ARGV 1 owner · 2 lease ms · 3 longest step of the clock, ms · 4 '1' at the first beat · 5 ms: tasks stopped since
+-- RETURNS {'OK', server ms, owners declared dead, task stopped…} · {'FENCED'}: this owner was declared dead
+local function beat(keys, args)
+  local base = keys[1]
+  local alive, meta = base .. 'alive', base .. 'meta'
+  if args[4] ~= '1' and not redis.call('ZSCORE', alive, args[1]) then return {'FENCED'} end
+  local t = redis.call('TIME')
+  local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+  local v = redis.call('HMGET', meta, 'beat_at', 'beat_clock')
+  local clock = tonumber(v[2] or '0')
+  clock = clock + math.max(0, math.min(now - tonumber(v[1] or text(now)), tonumber(args[3])))
+  redis.call('HSET', meta, 'beat_at', text(now), 'beat_clock', text(clock))
+  redis.call('ZADD', alive, text(clock), args[1])
+  local dead = redis.call('ZRANGEBYSCORE', alive, '-inf', '(' .. text(clock - tonumber(args[2])))
+  for _, owner in ipairs(dead) do redis.call('ZREM', alive, owner) end
+  local reply = {'OK', text(now), #dead}
+  if args[5] ~= '' then
+    for _, task in ipairs(redis.call('ZRANGEBYSCORE', base .. 'stopped', '(' .. args[5], '+inf')) do reply[#reply + 1] = task end
+  end
+  return reply
+end

@@ -1,0 +1,18 @@
+-- Cancels a task: it ends now; work in flight hears of it by its heartbeat and is settled when it comes in.
+-- KEYS 1 base · ARGV 1 task · 2 reason
+-- RETURNS {'cancelled'} · {'ended', status} · {'unknown'}: remembered, so that a later submit of this id is refused
+local function cancel(keys, args)
+  local base, task = keys[1], args[1]
+  local key = base .. 'task:' .. task
+  local v = redis.call('HMGET', key, 'status', 'h', 'steps', 'fl', 'cur')
+  local now = text(now_ms(base))
+  if not v[1] then
+    stop_running(base, 'tomb:' .. task, now)
+    return {'unknown'}
+  end
+  if ENDED[v[1]] then return {'ended', v[1]} end
+  redis.call('XLEN', base .. 'record')
+  local in_flight = v[5] and string.find(v[5], '-', 1, true)
+  end_task(base, task, v[2], v[4] or '', 'cancelled', error_json('Cancelled', args[2]), v[3] or '0', now, '[]', false, in_flight)
+  return {'cancelled'}
+end

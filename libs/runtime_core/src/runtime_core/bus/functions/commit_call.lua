@@ -1,0 +1,51 @@
+-- Commits the result of a tool call or an engine step: fences, acknowledgement, journal of the waiting run, its
+-- resume where nothing is missing any more, record.
+-- KEYS 1 base
+-- ARGV 1 owner · 2 stream · 3 entry · 4 task · 5 run (the call's own: parent run + '/' + step) · 6 status `K` or `E`
+--      7 now (epoch ms, 13 digits) · 8 result (JSON), or the error object · 9 record (JSON steps) · 10 steps in the record
+-- RETURNS 'OK' · 'DONE' where the step has its result or the task is over · 'FENCED'
+local function commit_call(keys, args)
+  local base, task = keys[1], args[4]
+  local parent, step = parent_of(args[5])
+  if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
+  local key = base .. 'task:' .. task
+  local field = 'm:' .. step
+  local v = redis.call('HMGET', key, 'status', 'steps', field, 'cur', 'h', 'u')
+  local rk, missing, cur, h, turn = key, v[3], v[4], v[5], v[6]
+  if parent ~= 'r' then
+    rk = run_key(base, task, parent)
+    local w = redis.call('HMGET', rk, field, 'cur', 'h', 'u')
+    missing, cur, h, turn = w[1], w[2], w[3], w[4]
+  end
+  if not missing or not v[1] or ENDED[v[1]] then
+    settle(base, args[2], args[3])
+    return 'DONE'
+  end
+  redis.call('XLEN', base .. 'record')
+  local wait = string.sub(missing, 10)
+  local value = string.sub(missing, 1, 8) .. args[6] .. args[7] .. args[8]
+  settle(base, args[2], args[3])
+  redis.call('HDEL', rk, field)
+  local ready = false
+  if cur == 'held' then
+    ready = wait == '!'
+    if not ready and wait ~= '0' then ready = redis.call('HINCRBY', rk, wait, -1) <= 0 end
+  end
+  local steps = text(tonumber(v[2] or '0') + tonumber(args[10]))
+  if ready then
+    local next_cur = resume(base, task, parent, h, turn or '0', step, value)
+    if rk == key then
+      redis.call('HSET', key, 'j:' .. step, value, 'cur', next_cur, 'steps', steps, 'status', 'running')
+    else
+      redis.call('HSET', rk, 'j:' .. step, value, 'cur', next_cur)
+      redis.call('HSET', key, 'steps', steps)
+    end
+  elseif rk == key then
+    redis.call('HSET', key, 'j:' .. step, value, 'steps', steps)
+  else
+    redis.call('HSET', rk, 'j:' .. step, value)
+    redis.call('HSET', key, 'steps', steps)
+  end
+  redis.call('XADD', base .. 'record', '*', 't', task, 'd', args[9])
+  return 'OK'
+end

@@ -1,0 +1,80 @@
+-- Ends a delivery that will not be tried again: keeps it whole with its reason, answers the waiting step or ends the
+-- task, and releases the instance, in one step, since whoever calls it may never have run the handler.
+-- KEYS 1 base
+-- ARGV 1 owner · 2 stream · 3 entry · 4 reason (`attempts`, `not_retryable`, `poison`, `diverged`, `malformed`, …)
+--      5 errors of this delivery (JSON array) · 6 now (epoch ms) · 7 error object (JSON) for the waiting step or the task
+--      8 record (JSON steps) or '' · 9 steps in the record
+-- RETURNS 'OK' · 'DONE' · 'FENCED'
+local function dead_letter(keys, args)
+  local base, stream, entry, reason = keys[1], args[2], args[3], args[4]
+  if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
+  redis.call('XLEN', base .. 'dead')
+  redis.call('XLEN', base .. 'record')
+  local found = redis.call('XRANGE', base .. stream, entry, entry)[1]
+  if not found then
+    settle(base, stream, entry)
+    return 'DONE'
+  end
+  local fields, named = found[2], {}
+  for i = 1, #fields, 2 do named[fields[i]] = fields[i + 1] end
+  local head = lines(named.h or '')
+  local letter = {'reason', reason, 'stream', stream, 'group', group_of(stream), 'entry', entry, 'time', args[6], 'error', args[7]}
+  local errors = args[5]
+  if named.e then errors = string.sub(named.e, 1, -2) .. (errors == '[]' and ']' or ',' .. string.sub(errors, 2)) end
+  letter[#letter + 1] = 'errors'
+  letter[#letter + 1] = errors
+  for i = 1, #fields, 2 do
+    if fields[i] ~= 'e' then
+      letter[#letter + 1] = fields[i]
+      letter[#letter + 1] = fields[i + 1]
+    end
+  end
+  if head[1] ~= '1' or not head[7] or not head[3] or head[3] == '' then
+    settle(base, stream, entry)
+    redis.call('XADD', base .. 'dead', '*', unpack(letter))
+    return 'OK'
+  end
+  local task, run, name, instance_key = head[3], head[4], head[5], head[6]
+  for _, pair in ipairs({{'taskid', task}, {'runid', run}, {'name', name}, {'attempt', head[7]}}) do
+    letter[#letter + 1] = pair[1]
+    letter[#letter + 1] = pair[2]
+  end
+  local is_turn = string.sub(stream, 1, 5) == 'agent'
+  local inst = (is_turn and instance_key ~= '') and (name .. '/' .. instance_key) or ''
+  local key = base .. 'task:' .. task
+  local v = redis.call('HMGET', key, 'status', 'h', 'steps', 'fl')
+  local parent, step = parent_of(run)
+  local live = v[1] and not ENDED[v[1]]
+  if live then
+    if is_turn then
+      live = redis.call('HGET', run_key(base, task, run), 'cur') == entry
+    else
+      live = redis.call('HEXISTS', run_key(base, task, parent), 'm:' .. step) == 1
+    end
+  end
+  if not live then
+    settle_late(base, stream, entry, inst, task, run)
+    return 'DONE'
+  end
+  settle(base, stream, entry)
+  local letter_id = redis.call('XADD', base .. 'dead', '*', unpack(letter))
+  redis.call('ZADD', base .. 'letters', letter_id and ms_of(letter_id) or 0, task .. '|' .. letter_id)
+  local steps = text(tonumber(v[3] or '0') + tonumber(args[9]))
+  if reason == 'diverged' then
+    -- The code, not the run, is wrong: it stays as it is until a rollback or a fix and a redrive.
+    redis.call('HSET', run_key(base, task, run), 'cur', 'park')
+    return 'OK'
+  end
+  if is_turn and run == 'r' then
+    end_task(base, task, v[2], v[4] or '', 'failed', args[7], steps, args[6], args[8], true, false)
+    return 'OK'
+  end
+  redis.call('HSET', key, 'steps', steps, 'fl', flag(v[4] or '', 'l'))
+  if args[8] ~= '' then redis.call('XADD', base .. 'record', '*', 't', task, 'd', args[8]) end
+  if is_turn then
+    end_child(base, task, run, inst, 'E', args[6], args[7])
+  else
+    answer(base, task, parent, step, 'E', args[6], args[7])
+  end
+  return 'OK'
+end

@@ -1,0 +1,22 @@
+-- Appends a delta to the task's output, once per step: a replayed step finds its journal entry and does nothing.
+-- KEYS 1 base
+-- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 journal value · 7 attempt · 8 value (JSON)
+-- RETURNS 'OK' · 'DONE' · 'FENCED'
+local function emit(keys, args)
+  local base, task, run = keys[1], args[3], args[4]
+  if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
+  local key = base .. 'task:' .. task
+  local rk = run_key(base, task, run)
+  local v = redis.call('HMGET', key, 'status', 'fl')
+  local r = redis.call('HMGET', rk, 'cur', 'w')
+  if r[1] ~= args[2] or ENDED[v[1]] then return 'DONE' end
+  redis.call('XLEN', base .. 'out:' .. task)
+  if redis.call('HSETNX', rk, 'j:' .. args[5], args[6]) == 0 then return 'DONE' end
+  redis.call('HSET', rk, 'w', (r[2] or '') .. args[5] .. '\n')
+  local seq = redis.call('HINCRBY', key, 'seq', 1)
+  local name = string.sub(args[8], 1, 1) == '"' and 'text' or 'value'
+  publish_out(base, task, 'weft.output.delta', '{"task_id":' .. quote(task) .. ',"run_id":' .. quote(run) ..
+    ',"attempt":' .. args[7] .. ',"seq":' .. seq .. ',"' .. name .. '":' .. args[8] .. '}')
+  if not string.find(v[2] or '', 'o', 1, true) then redis.call('HSET', key, 'fl', (v[2] or '') .. 'o') end
+  return 'OK'
+end

@@ -1,0 +1,21 @@
+-- Erases an ended task from the broker: its hash, output, dead letters and index entry.
+-- KEYS 1 base · ARGV 1 task · RETURNS 'OK' · 'unknown' · its status where it has not ended
+local function erase(keys, args)
+  local base, task = keys[1], args[1]
+  local key = base .. 'task:' .. task
+  local v = redis.call('HMGET', key, 'status', 'h')
+  if v[1] and not ENDED[v[1]] then return v[1] end
+  local found = v[1] and 'OK' or 'unknown'
+  if redis.call('DEL', base .. 'out:' .. task) == 1 then found = 'OK' end
+  redis.call('DEL', key)
+  redis.call('ZREM', base .. 'index', task)
+  for _, member in ipairs(redis.call('ZRANGE', base .. 'letters', 0, -1)) do
+    local owner, letter = string.match(member, '^(.*)|([^|]*)$')
+    if owner == task then
+      redis.call('XDEL', base .. 'dead', letter)
+      redis.call('ZREM', base .. 'letters', member)
+      found = 'OK'
+    end
+  end
+  return found
+end

@@ -1,0 +1,16 @@
+-- A consumer goes: what it has not started is handed back uncounted, and may be adopted at once.
+-- KEYS 1 base · ARGV 1 owner · then pairs: stream, entry · RETURNS how many were handed back
+local function leave(keys, args)
+  local base, owner = keys[1], args[1]
+  local count = 0
+  for i = 2, #args, 2 do
+    local key, group = base .. args[i], group_of(args[i])
+    local item = redis.call('XPENDING', key, group, args[i + 1], args[i + 1], 1, owner)[1]
+    if item then
+      redis.call('XCLAIM', key, group, owner, 0, args[i + 1], 'RETRYCOUNT', math.max(0, item[4] - 1), 'JUSTID')
+      count = count + 1
+    end
+  end
+  redis.call('ZREM', base .. 'alive', owner)
+  return count
+end

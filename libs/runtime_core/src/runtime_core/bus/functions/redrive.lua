@@ -1,0 +1,61 @@
+-- Takes a dead letter out and gives its delivery to the consumer that failed, with its attempts counted anew.
+-- KEYS 1 base
+-- ARGV 1 letter id · 2 '1' to reopen an ended task · 3 new data (JSON) or '' to send what was there
+-- RETURNS {'ok', task} · {'missing'} · {'ended', task, status} · {'gone', task} where what waited for it is no more
+local function redrive(keys, args)
+  local base = keys[1]
+  local found = redis.call('XRANGE', base .. 'dead', args[1], args[1])[1]
+  if not found then return {'missing'} end
+  local named = {}
+  for i = 1, #found[2], 2 do named[found[2][i]] = found[2][i + 1] end
+  if not named.h or not named.stream then return {'gone', ''} end
+  local head = lines(named.h)
+  local task, run, stream = head[3], head[4], named.stream
+  local key = base .. 'task:' .. task
+  local v = redis.call('HMGET', key, 'status', 'cur', 'fl')
+  if not v[1] then return {'gone', task} end
+  local ended = ENDED[v[1]]
+  if ended and args[2] ~= '1' then return {'ended', task, v[1]} end
+  local is_turn = string.sub(stream, 1, 5) == 'agent'
+  local waiting, step = run, nil
+  if not is_turn then waiting, step = parent_of(run) end
+  local rk = run_key(base, task, waiting)
+  local r = redis.call('HMGET', rk, 'cur', 'h', 'u')
+  if not r[2] then return {'gone', task} end
+  if is_turn and not ended and r[1] ~= 'park' then return {'gone', task} end
+  head[7] = '1'
+  local fields = {'h', table.concat(head, '\n')}
+  for _, name in ipairs({'s', 'd', 'x'}) do
+    if named[name] then
+      fields[#fields + 1] = name
+      fields[#fields + 1] = (name == 'd' and args[3] ~= '') and args[3] or named[name]
+    end
+  end
+  local digest = '00000000'
+  if not is_turn then
+    local journal = redis.call('HGET', rk, 'j:' .. step)
+    if not journal then return {'gone', task} end
+    if string.sub(journal, 9, 9) ~= 'E' then return {'gone', task} end
+    digest = string.sub(journal, 1, 8)
+  end
+  if ended then
+    redis.call('HSET', key, 'status', 'running')
+    redis.call('HDEL', key, 'out', 'ended')
+  end
+  redis.call('XDEL', base .. 'dead', args[1])
+  redis.call('ZREM', base .. 'letters', task .. '|' .. args[1])
+  if is_turn then
+    if args[3] ~= '' and head[2] == 'start' then redis.call('HSET', rk, 'd', args[3]) end
+    if head[6] ~= '' and ended then
+      -- The instance may serve others by now: the run joins its line again.
+      redis.call('HSET', rk, 'cur', deliver(base, task, run, stream, head[5], head[6], redis.call('HGET', rk, 'd'), named.x))
+    else
+      redis.call('HSET', rk, 'cur', redis.call('XADD', base .. stream, '*', unpack(fields)))
+    end
+  else
+    redis.call('HDEL', rk, 'j:' .. step)
+    redis.call('HSET', rk, 'm:' .. step, digest .. string.sub(stream, 1, 1) .. '!', 'cur', 'held')
+    redis.call('XADD', base .. stream, '*', unpack(fields))
+  end
+  return {'ok', task}
+end

@@ -1,0 +1,53 @@
+-- Puts a delivery back for later: it waits in the timers, and its instance stays busy.
+-- KEYS 1 base
+-- ARGV 1 owner · 2 stream · 3 entry · 4 task · 5 run · 6 delay ms · 7 next attempt · 8 error (JSON) or ''
+-- RETURNS 'OK' · 'DONE' · 'FENCED'
+local function retry(keys, args)
+  local base, stream, entry, task, run = keys[1], args[2], args[3], args[4], args[5]
+  if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
+  local found = redis.call('XRANGE', base .. stream, entry, entry)[1]
+  local is_turn = string.sub(stream, 1, 5) == 'agent'
+  local key = base .. 'task:' .. task
+  local status = redis.call('HGET', key, 'status')
+  local live = found and status and not ENDED[status]
+  if live then
+    if is_turn then
+      live = redis.call('HGET', run_key(base, task, run), 'cur') == entry
+    else
+      local parent, step = parent_of(run)
+      live = redis.call('HEXISTS', run_key(base, task, parent), 'm:' .. step) == 1
+    end
+  end
+  if not live then
+    local inst = ''
+    if found and is_turn then
+      local head = lines(found[2][2])
+      if head[6] ~= '' then inst = head[5] .. '/' .. head[6] end
+    end
+    settle_late(base, stream, entry, inst, task, run)
+    return 'DONE'
+  end
+  local fields, errors = found[2], nil
+  local head = lines(fields[2])
+  head[7] = args[7]
+  local kept = {'h', table.concat(head, '\n')}
+  for i = 3, #fields, 2 do
+    if fields[i] == 'e' then errors = fields[i + 1] else
+      kept[#kept + 1] = fields[i]
+      kept[#kept + 1] = fields[i + 1]
+    end
+  end
+  if args[8] ~= '' then
+    if errors then errors = string.sub(errors, 1, -2) .. ',' .. args[8] .. ']' else errors = '[' .. args[8] .. ']' end
+  end
+  if errors then
+    kept[#kept + 1] = 'e'
+    kept[#kept + 1] = errors
+  end
+  local member = 'e|' .. stream .. '|' .. entry
+  settle(base, stream, entry)
+  redis.call('HSET', base .. 'delayed', member, cmsgpack.pack(kept))
+  add_timer(base, task, member, now_ms(base) + tonumber(args[6]))
+  if is_turn then redis.call('HSET', run_key(base, task, run), 'cur', 'retry') end
+  return 'OK'
+end

@@ -1,0 +1,67 @@
+-- Starts a task, or answers with what is known of an equal submit. Refused by the server at maxmemory.
+-- KEYS 1 base
+-- ARGV 1 task id · 2 source · 3 event id · 4 digest · 5 agent · 6 instance key or '' · 7 input (JSON)
+--      8 reply stream or '' · 9 context (JSON) or '' · 10 session id or '' · 11 max steps or '0'
+--      12 timeout ms or '0' · 13 admitter's epoch or '' (a direct submit) · 14 '1' where the output is wanted as a stream
+-- RETURNS {'started', task} · {'known', task, status} · {'rejected', field, message} · {'overloaded', message}
+--         {'wait'} before the first manifest · {'fenced'} for an admitter that was replaced
+local function submit(keys, args)
+  local base, task = keys[1], args[1]
+  local key = base .. 'task:' .. task
+  if args[13] ~= '' and redis.call('HGET', base .. 'leader:admit', 'epoch') ~= args[13] then return {'fenced'} end
+  local seen_key = args[2] .. '\n' .. args[3]
+  local seen = redis.call('HGET', base .. 'seen', seen_key)
+  if seen then
+    local first = lines(seen)
+    if first[2] ~= args[4] then
+      return {'rejected', 'id', 'the id ' .. args[3] .. ' of source ' .. args[2] .. ' was used before with other content'}
+    end
+    return {'known', first[1], redis.call('HGET', base .. 'task:' .. first[1], 'status') or first[3] or 'unknown'}
+  end
+  local known = redis.call('HMGET', key, 'status', 'h')
+  if known[1] then
+    if known[2] and lines(known[2])[9] == args[4] then return {'known', task, known[1]} end
+    return {'rejected', 'task_id', 'a task ' .. task .. ' with other content exists'}
+  end
+  local meta = redis.call('HMGET', base .. 'meta', 'overload', 'stream_max', 'dedupe_max', 'record_max', 'mailbox_max')
+  if meta[1] and meta[1] ~= '' then return {'overloaded', meta[1]} end
+  local stream = redis.call('HGET', base .. 'agents', args[5])
+  if not stream then
+    if redis.call('EXISTS', base .. 'agents') == 0 then return {'wait'} end
+    local names = redis.call('HKEYS', base .. 'agents')
+    table.sort(names)
+    return {'rejected', 'data.agent', 'no agent is named ' .. args[5] .. '; known are ' .. table.concat(names, ', ')}
+  end
+  if redis.call('XLEN', base .. stream) >= tonumber(meta[2] or '100000') then
+    return {'overloaded', 'the stream ' .. stream .. ' holds as much open work as it may'}
+  end
+  if redis.call('XLEN', base .. 'record') >= tonumber(meta[4] or '1000000') then
+    return {'overloaded', 'the record stream is over its limit: is the trajectory-recorder running?'}
+  end
+  if args[6] ~= '' and redis.call('LLEN', base .. 'mail:' .. args[5] .. '/' .. args[6]) >= tonumber(meta[5] or '10000') then
+    return {'overloaded', 'the mailbox of ' .. args[5] .. '/' .. args[6] .. ' is full'}
+  end
+  redis.call('TYPE', base .. 'seen')
+  if redis.call('ZSCORE', base .. 'stopped', 'tomb:' .. task) then
+    return {'rejected', 'task_id', 'the task ' .. task .. ' was cancelled before it was submitted'}
+  end
+
+  local queued = redis.call('RPUSH', base .. 'seenq', seen_key)
+  redis.call('HSET', base .. 'seen', seen_key, task .. '\n' .. args[4])
+  if queued > tonumber(meta[3] or '1000000') then
+    for _, old in ipairs(redis.call('LPOP', base .. 'seenq', 2)) do redis.call('HDEL', base .. 'seen', old) end
+  end
+  local entry = deliver(base, task, 'r', stream, args[5], args[6], args[7], args[9])
+  local created = string.find(entry, '-', 1, true) and ms_of(entry) or text(now_ms(base))
+  local h = stream .. '\n' .. args[5] .. '\n' .. args[6] .. '\n' .. args[8] .. '\n' .. created .. '\n' .. args[11] ..
+    '\n' .. args[3] .. '\n' .. args[2] .. '\n' .. args[4] .. '\n' .. args[10]
+  if args[9] ~= '' then
+    redis.call('HSET', key, 'status', 'accepted', 'cur', entry, 'h', h, 'd', args[7], 'x', args[9])
+  else
+    redis.call('HSET', key, 'status', 'accepted', 'cur', entry, 'h', h, 'd', args[7])
+  end
+  redis.call('ZADD', base .. 'index', created, task)
+  if args[14] == '1' then redis.call('HSET', key, 'fl', 'o') end
+  if args[12] ~= '0' then add_timer(base, task, 'd|' .. task, now_ms(base) + tonumber(args[12])) end
+  return {'started', task}
+end

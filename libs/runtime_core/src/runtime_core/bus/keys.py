@@ -1,0 +1,125 @@
+"""Every key of the broker, one function each."""
+
+from __future__ import annotations
+
+from runtime_core.identifiers import partition_of
+
+GROUPS = {
+    "agent": "agent-handler",
+    "tool": "tool-handler",
+    "ray": "ray-gateway",
+    "spark": "spark-gateway",
+}
+"""The one consumer group of each work stream."""
+
+STATE_MANAGER = "state-manager"
+TRAJECTORY_RECORDER = "trajectory-recorder"
+
+
+def group_of(stream: str) -> str:
+    """The group of a work stream, named with or without its pool (`tool`, `tool:gpu`)."""
+    return GROUPS[stream.partition(":")[0]]
+
+
+class Keys:
+    """The keys of one partition of a namespace. `{p}` makes them share a Cluster slot."""
+
+    __slots__ = ("base", "namespace", "partition")
+
+    def __init__(self, namespace: str, partition: int) -> None:
+        self.namespace = namespace
+        self.partition = partition
+        self.base = f"{namespace}:{{{partition}}}:"
+
+    def stream(self, name: str) -> str:
+        """A work stream, as in `tool` or `tool:gpu`."""
+        return self.base + name
+
+    @property
+    def record(self) -> str:
+        return self.base + "record"
+
+    @property
+    def dead(self) -> str:
+        return self.base + "dead"
+
+    @property
+    def timers(self) -> str:
+        return self.base + "timers"
+
+    @property
+    def meta(self) -> str:
+        """Limits, format version and clocks of the partition: a hash."""
+        return self.base + "meta"
+
+    @property
+    def alive(self) -> str:
+        """Owners by the value of the beat clock at their last heartbeat: a sorted set."""
+        return self.base + "alive"
+
+    @property
+    def replies(self) -> str:
+        """Answers on their way to a `replyto` outside the partition: a stream."""
+        return self.base + "replies"
+
+    @property
+    def index(self) -> str:
+        """Task ids by creation time: a sorted set."""
+        return self.base + "index"
+
+    @property
+    def agents(self) -> str:
+        """Known agents and their work streams: a hash."""
+        return self.base + "agents"
+
+    @property
+    def tools(self) -> str:
+        return self.base + "tools"
+
+    @property
+    def manifests(self) -> str:
+        """What each app and pool has declared: a hash of JSON."""
+        return self.base + "manifests"
+
+    @property
+    def places(self) -> str:
+        """Partitions of tasks that live elsewhere than their id says: a hash."""
+        return self.base + "places"
+
+    @property
+    def started(self) -> str:
+        """Calls that may not be repeated and have begun: a hash of owners."""
+        return self.base + "started"
+
+    @property
+    def quarantine(self) -> str:
+        return self.base + "quarantine"
+
+    def task(self, task: str) -> str:
+        return f"{self.base}task:{task}"
+
+    def out(self, task: str) -> str:
+        return f"{self.base}out:{task}"
+
+    def reply(self, client: str) -> str:
+        return f"{self.base}reply:{client}"
+
+    def instance(self, agent: str, key: str) -> str:
+        return f"{self.base}inst:{agent}/{key}"
+
+    def mailbox(self, agent: str, key: str) -> str:
+        return f"{self.base}mail:{agent}/{key}"
+
+
+def ingress(namespace: str) -> str:
+    """The stream on which any language submits tasks."""
+    return f"{namespace}:tasks"
+
+
+def namespace_settings(namespace: str) -> str:
+    """What is fixed for the whole namespace (partitions, format): a hash."""
+    return f"{namespace}:settings"
+
+
+def partition_of_task(task: str, partitions: int) -> int:
+    return partition_of(task, partitions)

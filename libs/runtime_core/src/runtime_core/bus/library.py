@@ -1,0 +1,61 @@
+"""The functions of the bus, assembled from one file each.
+
+Library and function names carry a digest of the source: two versions of Weft, or two programs, on one server never
+replace each other's functions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+# May they run at maxmemory? What settles work must (it frees memory); what starts work must not.
+FUNCTIONS = {
+    "adopt": True,
+    "beat": True,
+    "cancel": True,
+    "commit_call": True,
+    "commit_turn": True,
+    "dead_letter": True,
+    "drop_letter": True,
+    "emit": True,
+    "erase": True,
+    "lead": True,
+    "leave": True,
+    "load": True,
+    "mark_started": True,
+    "promote": True,
+    "record": True,
+    "redrive": False,
+    "retry": True,
+    "signal": False,
+    "submit": False,
+    "trim": True,
+    "watch": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """One library: its source and, by short name, the names its functions have on the server."""
+
+    name: str
+    source: bytes
+    functions: dict[str, bytes]
+
+
+@cache
+def library() -> Library:
+    """Read and assemble the source once per process."""
+    folder = files("runtime_core.bus") / "functions"
+    body = [(folder / "prelude.lua").read_text("utf-8")]
+    body += [(folder / f"{name}.lua").read_text("utf-8") for name in FUNCTIONS]
+    digest = hashlib.sha256("\n".join(body).encode()).hexdigest()[:8]
+    functions = {name: f"weft_{digest}_{name}" for name in FUNCTIONS}
+    for name, allow_oom in FUNCTIONS.items():
+        flags = ", flags = {'allow-oom'}" if allow_oom else ""
+        body.append(f"redis.register_function{{function_name = '{functions[name]}', callback = {name}{flags}}}")
+    source = f"#!lua name=weft_{digest}\n" + "\n".join(body) + "\n"
+    return Library(f"weft_{digest}", source.encode(), {name: full.encode() for name, full in functions.items()})

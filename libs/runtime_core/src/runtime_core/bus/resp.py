@@ -1,0 +1,296 @@
+"""A server over its own protocol (RESP2): few microseconds per call, one write per loop tick.
+
+The connection for calls repeats what it had not heard the answer of after a reconnect: every call of the bus may be
+repeated. Blocking reads have a connection of their own and are not repeated, since a repeated read would hide that
+the first one's reply was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import cast
+
+import hiredis
+
+from runtime_core.bus.address import Address
+from runtime_core.bus.transport import Argument, Reply
+from runtime_core.errors import BusUnavailable, ServerError
+
+CONNECT_TIMEOUT_SECONDS = 2.0
+# A server that accepts but says nothing for this long while calls wait is taken for dead (a half-open connection).
+SILENCE_SECONDS = 10.0
+BACKOFF_FIRST_SECONDS = 0.02
+BACKOFF_LAST_SECONDS = 0.5
+# Replies that say "not this server, not now": the call is kept and sent again after a reconnect.
+_ELSEWHERE = ("LOADING", "READONLY", "MASTERDOWN", "MOVED", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS")
+
+
+_pack = cast(Callable[[tuple[Argument, ...]], bytes], hiredis.pack_command)  # its stub wants one-element tuples
+
+
+class _Call:
+    __slots__ = ("future", "payload")
+
+    def __init__(self, payload: bytes, future: asyncio.Future[Reply]) -> None:
+        self.payload = payload
+        self.future = future
+
+
+class _Connection(asyncio.Protocol):
+    """One socket: bytes out, replies in, in order."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.waiting: deque[_Call] = deque()
+        self.lost = asyncio.get_running_loop().create_future()
+        self.heard_at = 0.0
+        self._reader = hiredis.Reader(replyError=ServerError)
+        self._loop = asyncio.get_running_loop()
+        self.moved: ServerError | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        reader, waiting = self._reader, self.waiting
+        reader.feed(data)
+        self.heard_at = self._loop.time()
+        while (reply := reader.gets()) is not False:
+            if not waiting:
+                continue
+            if isinstance(reply, ServerError):
+                if str(reply).startswith(_ELSEWHERE):
+                    self.moved = reply
+                    self.abort()
+                    return
+                call = waiting.popleft()
+                if not call.future.done():
+                    call.future.set_exception(reply)
+                continue
+            call = waiting.popleft()
+            if not call.future.done():
+                call.future.set_result(reply)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def send(self, calls: list[_Call]) -> None:
+        assert self.transport is not None
+        if not self.waiting:
+            self.heard_at = self._loop.time()
+        self.waiting.extend(calls)
+        self.transport.write(b"".join([call.payload for call in calls]))
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+
+class RespTransport:
+    """One client of a server: a connection for calls, and one for blocking reads, both kept up."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._current = address
+        self._loop = asyncio.get_running_loop()
+        self._connection: _Connection | None = None
+        self._unsent: list[_Call] = []
+        self._flushing = False
+        self._closed = False
+        self._made = 0
+        self._keeper: asyncio.Task[None] | None = None
+        self._connected = asyncio.Event()
+        self._blocking: _Connection | None = None
+        self._last_error: Exception | None = None
+
+    @property
+    def reconnects(self) -> int:
+        return max(0, self._made - 1)
+
+    async def connect(self, timeout: float | None = CONNECT_TIMEOUT_SECONDS) -> None:
+        """Wait for the first connection. Raises BusUnavailable with the cause after `timeout` seconds."""
+        self._start()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._connected.wait()
+        except TimeoutError:
+            cause = self._last_error
+            await self.close()
+            raise BusUnavailable(f"no answer from {self._address}: {_reason(cause)}") from cause
+
+    def call(self, *args: Argument) -> asyncio.Future[Reply]:
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        if self._closed:
+            future.set_exception(BusUnavailable(f"the connection to {self._address} is closed"))
+            return future
+        self._unsent.append(_Call(_pack(args), future))
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+        return future
+
+    async def blocking(self, *args: Argument) -> Reply:
+        connection = self._blocking
+        if connection is None or connection.lost.done():
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
+                    connection = self._blocking = await self._open()
+            except (OSError, TimeoutError, ServerError) as error:
+                raise BusUnavailable(f"no answer from {self._current}: {_reason(error)}") from error
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        connection.send([_Call(_pack(args), future)])
+        try:
+            await asyncio.wait((future, connection.lost), return_when=asyncio.FIRST_COMPLETED)
+            if future.done():
+                return future.result()
+        except BaseException:
+            # A reader that is cancelled must not leave a command behind whose entries nobody takes.
+            connection.abort()
+            raise
+        self._blocking = None
+        raise BusUnavailable(f"the connection to {self._current} broke during a read")
+
+    def interrupt(self) -> None:
+        """Break the blocking read that waits, if there is one (used by a stop)."""
+        if self._blocking is not None:
+            self._blocking.abort()
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait((self._keeper,))
+        calls = list(self._unsent)
+        for connection in (self._connection, self._blocking):
+            if connection is not None:
+                calls.extend(connection.waiting)
+                connection.abort()
+        for call in calls:
+            if not call.future.done():
+                call.future.set_exception(BusUnavailable(f"the connection to {self._address} was closed"))
+                call.future.exception()  # whoever does not wait any more need not be warned
+
+    def _start(self) -> None:
+        if self._keeper is None:
+            self._keeper = self._loop.create_task(self._keep(), name=f"connection {self._address}")
+
+    def _flush(self) -> None:
+        self._flushing = False
+        connection = self._connection
+        if connection is None or connection.lost.done() or not self._unsent:
+            self._start()
+            return
+        calls, self._unsent = self._unsent, []
+        connection.send(calls)
+
+    async def _keep(self) -> None:
+        """Keep a connection up; what it had not answered goes first over the next one."""
+        backoff = BACKOFF_FIRST_SECONDS
+        while not self._closed:
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
+                    connection = await self._open()
+            except (OSError, TimeoutError, ServerError) as error:
+                self._last_error = error
+                self._current = self._address
+                await asyncio.sleep(backoff * (0.5 + random.random()))
+                backoff = min(backoff * 2, BACKOFF_LAST_SECONDS)
+                continue
+            backoff = BACKOFF_FIRST_SECONDS
+            self._made += 1
+            self._connection = connection
+            self._connected.set()
+            self._flush()
+            await self._watch(connection)
+            self._connection = None
+            self._unsent[:0] = [call for call in connection.waiting if not call.future.done()]
+            connection.waiting.clear()
+            connection.abort()
+            self._follow(connection.moved)
+
+    async def _watch(self, connection: _Connection) -> None:
+        """Return when the connection is lost, or silent for too long while calls wait."""
+        while not connection.lost.done():
+            await asyncio.wait((connection.lost,), timeout=SILENCE_SECONDS / 4)
+            if connection.waiting and self._loop.time() - connection.heard_at > SILENCE_SECONDS:
+                return
+
+    def _follow(self, moved: ServerError | None) -> None:
+        if moved is not None and str(moved).startswith("MOVED"):
+            host, _, port = str(moved).split()[2].rpartition(":")
+            self._current = self._address.at(host, int(port))
+        else:
+            self._current = self._address
+
+    async def _open(self) -> _Connection:
+        """Connect, sign in and make sure that the server is ready. Raises OSError or ServerError."""
+        address = self._current
+        if address.master:
+            host, port = await self._ask_sentinels()
+            address = address.at(host, port)
+        connection = await self._dial(address)
+        try:
+            if address.password:
+                await self._say(connection, *_auth(address))
+            if address.database:
+                await self._say(connection, "SELECT", address.database)
+            await self._say(connection, "PING")
+        except BaseException:
+            connection.abort()
+            raise
+        return connection
+
+    async def _dial(self, address: Address) -> _Connection:
+        if address.path:
+            _, connection = await self._loop.create_unix_connection(_Connection, address.path)
+            return connection
+        context = address.ssl_context()
+        _, connection = await self._loop.create_connection(
+            _Connection,
+            address.host,
+            address.port,
+            ssl=context,
+            server_hostname=address.host if context else None,
+        )
+        return connection
+
+    async def _say(self, connection: _Connection, *args: Argument) -> Reply:
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        connection.send([_Call(_pack(args), future)])
+        await asyncio.wait((future, connection.lost), return_when=asyncio.FIRST_COMPLETED)
+        if future.done():
+            return future.result()
+        raise connection.moved or ConnectionResetError("the server hung up")
+
+    async def _ask_sentinels(self) -> tuple[str, int]:
+        error: Exception = ConnectionRefusedError("no Sentinel answered")
+        for host, port in self._address.sentinels:
+            try:
+                connection = await self._dial(Address(host=host, port=port))
+                try:
+                    found = await self._say(connection, "SENTINEL", "get-master-addr-by-name", self._address.master)
+                finally:
+                    connection.abort()
+            except (OSError, ServerError) as failure:
+                error = failure
+                continue
+            if isinstance(found, list) and len(found) == 2:
+                return cast(bytes, found[0]).decode(), int(cast(bytes, found[1]))
+            error = ConnectionRefusedError(f"the Sentinels know no master {self._address.master!r}")
+        raise error
+
+
+def _auth(address: Address) -> tuple[str, ...]:
+    return ("AUTH", address.username, address.password) if address.username else ("AUTH", address.password)
+
+
+def _reason(error: BaseException | None) -> str:
+    if error is None:
+        return "timed out"
+    return str(error) or type(error).__name__

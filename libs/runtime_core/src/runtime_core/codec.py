@@ -1,0 +1,260 @@
+"""Data of an event ↔ Python values: JSON and msgpack, held to what every client can read.
+
+Reading is strict and bounded: what `decode` accepts can be written as JSON, is at most 64 levels deep and
+holds no number that a 64-bit client would change. Depth is measured before a decoder runs, since decoders
+recurse and input is hostile.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from itertools import accumulate
+
+import msgspec
+
+from runtime_core.errors import InvalidInput
+
+JSON = "application/json"
+MSGPACK = "application/msgpack"
+
+MAX_DATA_BYTES = 1024 * 1024
+"""The largest data that an event may carry (1 MiB); more travels by reference."""
+MAX_DEPTH = 64
+"""How many arrays and objects may be inside each other."""
+
+_MSGPACK_NAMES = frozenset({MSGPACK, "application/x-msgpack", "application/vnd.msgpack"})
+_INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
+_LONG_NUMBER = re.compile(rb"\d{19}")
+
+_ALL_BYTES = bytes(range(256))
+_NOT_QUOTE_OR_BRACKET = bytes(b for b in _ALL_BYTES if b not in b'"[]{}')
+# As signed bytes: one level down, one level up.
+_BRACKET_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+
+_CONTAINER_HEADS = frozenset([*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF])
+_NOT_CONTAINER_HEADS = bytes(b for b in _ALL_BYTES if b not in _CONTAINER_HEADS)
+
+
+def _fixed_sizes() -> list[int]:
+    """For each head byte of a msgpack item its whole size in bytes, or 0 where the head alone does not say it."""
+    sizes = [0] * 256
+    for head in (*range(0x80), 0xC0, 0xC1, 0xC2, 0xC3, *range(0xE0, 0x100)):
+        sizes[head] = 1
+    for head in range(0xA0, 0xC0):
+        sizes[head] = 1 + (head & 31)
+    numbers = {0xCC: 2, 0xD0: 2, 0xCD: 3, 0xD1: 3, 0xCA: 5, 0xCE: 5, 0xD2: 5, 0xCB: 9, 0xCF: 9, 0xD3: 9}
+    extensions = {0xD4: 3, 0xD5: 4, 0xD6: 6, 0xD7: 10, 0xD8: 18}
+    for head, size in (numbers | extensions).items():
+        sizes[head] = size
+    return sizes
+
+
+_FIXED_SIZES = _fixed_sizes()
+# Head byte → (bytes of the length that follows, bytes that come besides length and payload).
+_SIZED = {
+    **{0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)},
+    **{0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)},
+}
+
+_json_encoder = msgspec.json.Encoder()
+_canonical_encoder = msgspec.json.Encoder(order="sorted")
+_json_decoder = msgspec.json.Decoder()
+_raw_object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_msgpack_decoder = msgspec.msgpack.Decoder()
+
+
+def decode(data: bytes, content_type: str = JSON, limit: int = MAX_DATA_BYTES) -> object:
+    """The value of `data`: None, bool, int, float, str, list, or dict with string keys.
+
+    `content_type` is a `datacontenttype` (empty: JSON); parameters such as a charset are ignored. `limit` is
+    in bytes. Of a key that comes twice the last value wins.
+
+    Raises InvalidInput, field `datacontenttype` for a type that is not read here, else field `data`.
+    """
+    wanted = _format(content_type)
+    if not data:
+        raise InvalidInput("data", "is empty; send at least `null`")
+    if len(data) > limit:
+        raise InvalidInput(
+            "data",
+            f"is {len(data)} bytes, over the limit of {limit}; store it elsewhere and send a reference",
+        )
+    if wanted == JSON:
+        return _decode_json(data)
+    return _decode_msgpack(data)
+
+
+def decode_object(data: bytes, depth: int = MAX_DEPTH) -> dict[str, msgspec.Raw]:
+    """The members of a JSON object, each still as JSON text.
+
+    Raises InvalidInput, field `data`.
+    """
+    if _json_deeper_than(data, depth):
+        raise _too_deep(depth)
+    try:
+        return _raw_object_decoder.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput("data", f"is not a JSON object: {error}") from error
+
+
+def encode(value: object) -> bytes:
+    """Compact JSON of `value`; what this returns, `decode` reads (but for the size, which is not checked).
+
+    Raises InvalidInput, field `data`, for what JSON cannot hold: unknown types, NaN and infinities,
+    integers outside 64 bits, lone surrogates, and values nested in themselves or deeper than 64 levels.
+    """
+    return _encode(value, _json_encoder)
+
+
+def canonical(value: object) -> bytes:
+    """As `encode`, with sorted keys: equal values have equal bytes. For digests."""
+    return _encode(value, _canonical_encoder)
+
+
+def quoted(value: object, width: int = 60) -> str:
+    """`value` as one short line for an error message."""
+    try:
+        text = _json_encoder.encode(value).decode()
+    except (TypeError, ValueError, RecursionError):
+        text = repr(value)
+    # Control characters in a message would forge lines in a log.
+    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[: width + 1])
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _format(content_type: str) -> str:
+    """JSON or MSGPACK, for any spelling of the two."""
+    if content_type in ("", JSON, MSGPACK):
+        return content_type or JSON
+    name = content_type.partition(";")[0].strip().lower()
+    if name == JSON or (name.startswith("application/") and name.endswith("+json")):
+        return JSON
+    if name in _MSGPACK_NAMES:
+        return MSGPACK
+    raise InvalidInput("datacontenttype", f"{quoted(content_type)} is not read here; send `{JSON}` or `{MSGPACK}`")
+
+
+def _decode_json(data: bytes) -> object:
+    if _json_deeper_than(data, MAX_DEPTH):
+        raise _too_deep(MAX_DEPTH)
+    try:
+        value = _json_decoder.decode(data)
+    except UnicodeDecodeError as error:
+        raise InvalidInput("data", f"is not UTF-8: {error.reason} (byte {error.start} of a text)") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput("data", f"is not JSON: {error}") from error
+    # Only a long run of digits can be an integer outside 64 bits.
+    if _LONG_NUMBER.search(data):
+        _refuse_foreign(value)
+    return value
+
+
+def _decode_msgpack(data: bytes) -> object:
+    if _msgpack_deeper_than(data, MAX_DEPTH):
+        raise _too_deep(MAX_DEPTH)
+    try:
+        value = _msgpack_decoder.decode(data)
+    except UnicodeDecodeError as error:
+        raise InvalidInput("data", f"is not UTF-8: {error.reason} (byte {error.start} of a text)") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidInput("data", f"is not msgpack: {error}") from error
+    _refuse_foreign(value)
+    return value
+
+
+def _encode(value: object, encoder: msgspec.json.Encoder) -> bytes:
+    try:
+        data = encoder.encode(value)
+    except UnicodeEncodeError as error:
+        raise InvalidInput("data", f"holds text that UTF-8 cannot: {error.reason}") from error
+    except RecursionError as error:
+        raise InvalidInput("data", "is nested in itself or far too deep; send a flat value") from error
+    except (TypeError, ValueError) as error:
+        raise InvalidInput("data", f"cannot be JSON: {error}") from error
+    if _json_deeper_than(data, MAX_DEPTH):
+        raise _too_deep(MAX_DEPTH)
+    # The encoder writes NaN and infinities as `null`: without a `null` in the text there are none.
+    if value is not None and (b"null" in data or _LONG_NUMBER.search(data)):
+        _refuse_foreign(msgspec.to_builtins(value))
+    return data
+
+
+def _refuse_foreign(value: object) -> None:
+    """Refuse what JSON, or a client with 64-bit integers, cannot hold."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if item is None or isinstance(item, (str, bool)):
+            continue
+        if isinstance(item, int):
+            if not _INT_MIN <= item <= _INT_MAX:
+                raise InvalidInput("data", f"holds {quoted(item)}, an integer outside 64 bits; send it as text")
+        elif isinstance(item, float):
+            if not math.isfinite(item):
+                raise InvalidInput("data", f"holds {item}, which is no JSON number; send `null` or text")
+        elif isinstance(item, (list, tuple)):
+            pending.extend(item)
+        elif isinstance(item, dict):
+            for key in item:
+                if not isinstance(key, str):
+                    raise InvalidInput("data", f"has the key {quoted(key)}, which is not text")
+            pending.extend(item.values())
+        else:
+            kind = "bytes" if isinstance(item, bytes) else "an extension type"
+            raise InvalidInput("data", f"holds {kind}, which JSON cannot hold; send text, such as base64")
+
+
+def _too_deep(depth: int) -> InvalidInput:
+    return InvalidInput("data", f"is nested deeper than {depth} levels; send a flatter value")
+
+
+def _json_deeper_than(data: bytes, depth: int) -> bool:
+    """Whether a decoder would open more than `depth` arrays and objects inside each other.
+
+    Exact for JSON; for other bytes an upper bound of what the decoder opens before it finds the mistake.
+    """
+    if data.count(b"[") + data.count(b"{") <= depth:
+        return False
+    # Keep brackets outside strings. Escaped backslashes go first, so that the `\"` left are escaped quotes.
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    marks = data.translate(None, _NOT_QUOTE_OR_BRACKET)
+    steps = b"".join(marks.split(b'"')[::2]).translate(_BRACKET_STEPS)
+    return max(accumulate(array("b", steps)), default=0) > depth
+
+
+def _msgpack_deeper_than(data: bytes, depth: int) -> bool:
+    """Whether msgpack opens more than `depth` arrays and maps inside each other; bad bytes end the look."""
+    if len(data.translate(None, _NOT_CONTAINER_HEADS)) <= depth:
+        return False
+    outer: list[int] = []  # for each open container but the innermost, how many items are still to come
+    left = 1  # the same for the innermost; the document itself counts as one
+    at, end = 0, len(data)
+    while at < end:
+        while left == 0:
+            if not outer:
+                return False
+            left = outer.pop()
+        left -= 1
+        head = data[at]
+        size = _FIXED_SIZES[head]
+        if size:
+            at += size
+        elif head in _SIZED:
+            width, besides = _SIZED[head]
+            at += 1 + width + besides + int.from_bytes(data[at + 1 : at + 1 + width])
+        else:
+            if head < 0xA0:
+                width, items = 0, head & 15
+            else:
+                width = 2 if head in (0xDC, 0xDE) else 4
+                items = int.from_bytes(data[at + 1 : at + 1 + width])
+            is_array = head in (0xDC, 0xDD) or 0x90 <= head < 0xA0
+            at += 1 + width
+            outer.append(left)
+            left = items if is_array else 2 * items
+            if len(outer) > depth:
+                return True
+    return False

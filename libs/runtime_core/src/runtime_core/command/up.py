@@ -1,0 +1,141 @@
+"""`weft up`: the embedded server, where no broker is named, and the services, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from runtime_core.command.supervisor import ChildSpec, Supervisor
+from runtime_core.embedded import EmbeddedServer
+from runtime_core.errors import ConfigurationError, WeftError
+from runtime_core.settings import Settings, without_password
+from runtime_core.telemetry import logs
+
+SERVICES = ("agent_handler", "tool_handler", "state_manager", "trajectory_recorder")
+REPLICATED = frozenset({"agent_handler", "tool_handler"})
+"""More of these do more work; of the others one works and the rest would stand by."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+async def up(settings: Settings, replicas: int = 1, services: Sequence[str] = SERVICES) -> int:
+    """Runs everything on this machine until SIGINT or SIGTERM; returns the exit status.
+
+    `replicas` is how many handlers of each kind run. What cannot work is told in one line on standard error.
+    """
+    logs.configure("weft", settings.log_level, settings.log_format)
+    try:
+        return await _up(settings, replicas, services)
+    except WeftError as error:
+        print(f"weft up: {logs.one_line(str(error))}", file=sys.stderr, flush=True)
+        return 1
+
+
+async def _up(settings: Settings, replicas: int, services: Sequence[str]) -> int:
+    if settings.app is None and not REPLICATED.isdisjoint(services):
+        raise ConfigurationError("WEFT_APP is not set; say which app to run, as in WEFT_APP=package.module:app")
+    if settings.redis_url is not None and settings.redis_url.startswith("memory:"):
+        raise ConfigurationError(
+            "WEFT_REDIS_URL: memory:// lives in one process and services are several; leave it unset"
+            " for the embedded server, or name a Redis or Valkey"
+        )
+    settings.make_data_dir()
+    async with contextlib.AsyncExitStack() as stack:
+        stopping = asyncio.Event()
+        supervisor: Supervisor | None = None
+
+        def on_signal() -> None:
+            stopping.set()
+            if supervisor is not None:
+                supervisor.stop()
+
+        stack.enter_context(_signals(on_signal))
+        if settings.redis_url is None:
+            server = EmbeddedServer(
+                settings.data_dir, appendfsync="everysec" if settings.durability == "fast" else "always"
+            )
+            stack.push_async_callback(server.stop)
+            if not await _unless_stopped(server, stopping):
+                return 0
+            stack.push_async_callback(_cancelled, asyncio.create_task(server.keep(), name="keep the server"))
+            told = replace(settings, redis_url=server.url)
+        else:
+            told = settings
+        supervisor = Supervisor(
+            child_specs(told, replicas, services), sys.stdout, shutdown_seconds=settings.shutdown_seconds
+        )
+        print(banner(told, embedded=settings.redis_url is None), flush=True)
+        status = await supervisor.run()
+        if supervisor.failure:
+            print(supervisor.failure, file=sys.stderr, flush=True)
+        return status
+
+
+def child_specs(settings: Settings, replicas: int, services: Sequence[str]) -> list[ChildSpec]:
+    """What to start, in order; the n-th child's metrics port is n above the one that is set."""
+    names = []
+    for service in services:
+        name = service.replace("_", "-")
+        count = replicas if service in REPLICATED else 1
+        names += [(service, name)] if count == 1 else [(service, f"{name}-{n}") for n in range(1, count + 1)]
+    specs = []
+    for place, (service, name) in enumerate(names):
+        port = settings.metrics_port + place if settings.metrics_port else settings.metrics_port
+        own = replace(settings, instance=name, metrics_port=port)
+        inherited = {key: value for key, value in os.environ.items() if key != "WEFT_METRICS_PORT"}
+        # -P: a folder `services` in the working directory must not be taken for ours. The app is found
+        # there all the same: the handlers look for it themselves.
+        argv = [sys.executable, "-P", "-m", f"services.{service}"]
+        specs.append(ChildSpec(name, argv, {**inherited, "PYTHONUNBUFFERED": "1", **own.to_environment()}))
+    return specs
+
+
+def banner(settings: Settings, *, embedded: bool) -> str:
+    """What runs, where the data is, and how to submit."""
+    url = settings.redis_url or ""
+    event = """type weft.task.submit data '{"agent":"NAME","input":"TEXT"}'"""
+    connect = f"-p {url.rpartition(':')[2]}" if embedded else f"-u {without_password(url)}"
+    lines = [
+        "Weft is starting",
+        f"  broker   {without_password(url)}" + ("  (embedded)" if embedded else ""),
+        f"  app      {settings.app or 'none'}",
+        f"  data     {settings.data_dir}",
+        "  submit   weft submit NAME '\"TEXT\"'",
+        f"           redis-cli {connect} XADD {settings.namespace}:tasks '*' {event}",
+        "  stop     Ctrl-C",
+    ]
+    return "\n".join(lines)
+
+
+async def _unless_stopped(server: EmbeddedServer, stopping: asyncio.Event) -> bool:
+    """Starts the server; False where a signal came first (a large append-only file takes time to read)."""
+    loop = asyncio.get_running_loop()
+    start, stop = loop.create_task(server.start()), loop.create_task(stopping.wait())
+    await asyncio.wait([start, stop], return_when=asyncio.FIRST_COMPLETED)
+    await _cancelled(stop)
+    if not start.done():
+        await _cancelled(start)
+        return False
+    start.result()
+    return True
+
+
+async def _cancelled(task: asyncio.Task[object]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+@contextlib.contextmanager
+def _signals(on_signal: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)

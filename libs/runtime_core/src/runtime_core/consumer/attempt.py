@@ -1,0 +1,67 @@
+"""What both kinds of handlers share: from an exception to a value, and the end of a delivery that is given up."""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.consumer.effects import Failed
+from runtime_core.errors import InvalidInput, LimitExceeded, Reject, Retry, StepError
+from runtime_core.telemetry.metrics import Metrics
+from runtime_core.trajectory import steps
+from runtime_core.trajectory.steps import ENCODER, Step
+
+logger = logging.getLogger(__name__)
+
+# Longer texts say no more, and every one of them is kept with its delivery.
+LONGEST_TRACEBACK = 8_000
+LONGEST_MESSAGE = 2_000
+
+
+def failed_from(error: Exception, *, repeatable: bool = True) -> Failed:
+    """Say how an attempt ended that raised `error`. What may not be repeated is not tried again."""
+    kind, message = type(error).__name__, str(error)[:LONGEST_MESSAGE]
+    if isinstance(error, Retry):
+        return Failed("Retry", error.reason, retryable=repeatable, retry_after_seconds=error.after_seconds)
+    if isinstance(error, Reject):
+        return Failed("Reject", error.reason, retryable=False, rejected=True)
+    if isinstance(error, InvalidInput | LimitExceeded):
+        return Failed(kind, message, retryable=False)
+    if isinstance(error, StepError):
+        return Failed(error.type or kind, error.message, retryable=False)
+    text = "".join(traceback.format_exception(error))[-LONGEST_TRACEBACK:]
+    return Failed(kind, message, text, retryable=repeatable)
+
+
+async def give_up(
+    bus: EventBus, metrics: Metrics, delivery: Delivery, reason: str, error: steps.StepError, step: Step
+) -> None:
+    """Keep the delivery as a dead letter and answer who waits for it with its last error."""
+    step.error = error
+    await bus.dead_letter(
+        delivery.stream,
+        delivery.entry,
+        reason,
+        ENCODER.encode([error]),
+        int(time.time() * 1000),
+        ENCODER.encode({"type": error.type, "message": error.message}),
+        ENCODER.encode([step]),
+        1,
+    )
+    metrics.dead_letters[reason].inc()
+    logger.error("%r is given up (%s): %s: %s", delivery, reason, error.type, error.message)
+
+
+def log_retry(delivery: Delivery, error: steps.StepError, delay_seconds: float) -> None:
+    """One line for a failed attempt that is tried again."""
+    logger.info(
+        "%r: attempt %d failed (%s: %s); again in %.2f s",
+        delivery,
+        delivery.attempt,
+        error.type,
+        error.message,
+        delay_seconds,
+    )

@@ -1,0 +1,384 @@
+"""Takes deliveries and gives each to its handler; keeps what it holds; takes over what the dead have held."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.consumer.owner import Owner
+from runtime_core.errors import BusError, BusUnavailable, Fenced
+from runtime_core.progress import Health, ProgressWatch
+from runtime_core.telemetry.metrics import Metrics
+from runtime_core.trajectory.steps import ENCODER, StepError
+
+logger = logging.getLogger(__name__)
+
+BLOCK_MS = 500
+PROMOTE_SECONDS = 0.1
+READ_AT_ONCE = 200
+
+
+class Handler(Protocol):
+    """What a service does with a delivery. It settles the delivery itself, through the bus."""
+
+    async def handle(self, delivery: Delivery) -> None:
+        """Run and settle one delivery. May raise Fenced or BusError; anything else is a defect of the handler."""
+        ...
+
+    def forget(self) -> None:
+        """Drop what is kept between deliveries: this owner was declared dead."""
+        ...
+
+    def stop_task(self, task: str) -> None:
+        """This task ended early: nothing of it is worth going on with."""
+        ...
+
+
+class Consumer:
+    """One service's consumer on one partition.
+
+    Deliveries come from three places: a read, the adoption of what dead owners held, and entries that the group
+    counts as this owner's though it does not know them (a read whose reply was lost). At most `in_flight` are held.
+    """
+
+    def __init__(
+        self,
+        bus: EventBus,
+        streams: Sequence[str],
+        handler: Handler,
+        metrics: Metrics,
+        *,
+        service: str,
+        lease_seconds: float = 3.0,
+        in_flight: int = 256,
+    ) -> None:
+        self._bus = bus
+        self._streams = list(streams)
+        self._handler = handler
+        self._metrics = metrics
+        self._lease = lease_seconds
+        self._limit = in_flight
+        self._owner = Owner(bus, service, lease_seconds)
+        self._held: dict[tuple[str, bytes], Delivery] = {}
+        self._running: dict[tuple[str, bytes], asyncio.Task[None]] = {}
+        self._by_task: dict[str, set[tuple[str, bytes]]] = {}
+        self._stopped_tasks: set[str] = set()
+        self._room = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._alone = False
+        self._in_read = False
+        self._reading: asyncio.Task[None] | None = None
+        self._loops: list[asyncio.Task[None]] = []
+        self._unreconciled = True
+        self._watch = ProgressWatch(limit_seconds=max(30.0, 10 * lease_seconds))
+        self._connected = False
+
+    async def start(self) -> None:
+        """Make groups, become known, and take what earlier owners left."""
+        await self._bus.make_groups(self._streams)
+        await self._owner.enter()
+        self._connected = True
+        self._metrics.heartbeat_age.set_function(lambda: self._owner.silent_seconds)
+
+    async def run(self) -> None:
+        """Work until `stop`."""
+        self._room.set()
+        self._empty.set()
+        loop = asyncio.get_running_loop()
+        self._loops = [
+            loop.create_task(self._beating(), name="heartbeat"),
+            loop.create_task(self._tending(), name="adopt and reconcile"),
+            loop.create_task(self._promoting(), name="promote timers"),
+        ]
+        self._reading = loop.create_task(self._read(), name="read")
+        await self._stop.wait()
+
+    async def stop(self) -> None:
+        """Stop taking, finish what runs, hand back the rest, leave.
+
+        The heartbeat goes on until the last settle, so that nobody adopts what is still being finished.
+        """
+        self._stop.set()
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait((self._reading,))
+        try:
+            if self._running:
+                await asyncio.wait(list(self._running.values()))
+        finally:
+            for task in (*self._loops, *self._running.values()):
+                task.cancel()
+            if self._loops:
+                await asyncio.wait(self._loops)
+        with contextlib.suppress(BusError, Fenced, TimeoutError):
+            async with asyncio.timeout(2):
+                unknown = [
+                    item
+                    for stream in self._streams
+                    for item in (await self._bus.reopen(stream, await self._bus.own_pending(stream)))[0]
+                ]
+                await self._bus.leave(unknown)
+
+    def ready(self) -> bool:
+        return self._connected and not self._stop.is_set()
+
+    def progress(self) -> Health:
+        return self._watch.health()
+
+    # -- taking ------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        backoff = 0.05
+        while True:
+            await self._room.wait()
+            self._in_read = True
+            try:
+                taken, malformed = await self._bus.read(
+                    self._streams, min(READ_AT_ONCE, self._limit - len(self._held)), BLOCK_MS
+                )
+            except BusUnavailable:
+                # The reply may have been lost with the connection: what it held is found by reconciling.
+                self._unreconciled = True
+                self._connected = False
+                await asyncio.sleep(backoff)
+                backoff = min(1.0, backoff * 2)
+                continue
+            except BusError:
+                logger.exception("cannot read %s", ", ".join(self._streams))
+                await asyncio.sleep(backoff)
+                backoff = min(1.0, backoff * 2)
+                continue
+            finally:
+                self._in_read = False
+            backoff = 0.05
+            self._connected = True
+            self._take(taken, malformed)
+
+    def _take(self, deliveries: Sequence[Delivery], malformed: Sequence[tuple[str, bytes, str]] = ()) -> None:
+        loop = asyncio.get_running_loop()
+        for delivery in deliveries:
+            place = (delivery.stream, delivery.entry)
+            if place in self._held:
+                self._metrics.duplicates_suppressed.inc()
+                continue
+            self._held[place] = delivery
+            self._by_task.setdefault(delivery.task, set()).add(place)
+            self._running[place] = loop.create_task(self._handle(place, delivery))
+        for stream, entry, why in malformed:
+            loop.create_task(self._bury(stream, entry, why), name="bury").add_done_callback(_log_failure)
+        if len(self._held) >= self._limit or self._alone:
+            self._room.clear()
+        if self._held:
+            self._empty.clear()
+        self._watch.waiting(bool(self._held))
+        self._metrics.in_flight.set(len(self._held))
+
+    async def _handle(self, place: tuple[str, bytes], delivery: Delivery) -> None:
+        started = time.perf_counter()
+        outcome = "handled"
+        try:
+            await self._handler.handle(delivery)
+            if delivery.quarantined:
+                await self._bus.leave_quarantine(delivery)
+        except Fenced:
+            outcome = "fenced"
+            self._metrics.fenced_commits.inc()
+            self._on_fenced(self._bus.owner)
+        except asyncio.CancelledError:
+            if delivery.task not in self._stopped_tasks:
+                raise
+            # The task is over: settling its delivery acknowledges it and frees its instance.
+            outcome = "stopped"
+            with contextlib.suppress(Fenced):
+                await self._bus.retry(delivery, 0, b"")
+        except BusError as error:
+            outcome = "bus_error"
+            logger.error("%r stays with this owner: %s", delivery, error)
+            self._unreconciled = True
+        except Exception:
+            outcome = "defect"
+            logger.exception("the handler itself failed on %r; the delivery is tried again", delivery)
+            with contextlib.suppress(Fenced, BusError):
+                await self._bus.retry(delivery, 1000, b"")
+        finally:
+            self._let_go(place, delivery)
+        self._metrics.events_handled[outcome].inc()
+        self._metrics.handler_seconds.observe(time.perf_counter() - started)
+        self._watch.progressed()
+
+    def _let_go(self, place: tuple[str, bytes], delivery: Delivery) -> None:
+        self._held.pop(place, None)
+        self._running.pop(place, None)
+        places = self._by_task.get(delivery.task)
+        if places is not None:
+            places.discard(place)
+            if not places:
+                del self._by_task[delivery.task]
+                self._stopped_tasks.discard(delivery.task)
+        if not self._held:
+            self._empty.set()
+            self._watch.waiting(False)
+        if not self._alone and len(self._held) < self._limit:
+            self._room.set()
+        self._metrics.in_flight.set(len(self._held))
+
+    async def _bury(self, stream: str, entry: bytes, why: str) -> None:
+        error = StepError("Malformed", why)
+        await self._bus.dead_letter(
+            stream, entry, "malformed", ENCODER.encode([error]), int(time.time() * 1000), ENCODER.encode(error)
+        )
+        self._metrics.dead_letters["malformed"].inc()
+        logger.warning("an entry of %s is no work and is kept as a dead letter: %s", stream, why)
+
+    # -- keeping -----------------------------------------------------------------------------------------------
+
+    async def _beating(self) -> None:
+        """The heartbeat; what it hears of stopped tasks reaches the work that runs for them."""
+        interval = self._lease / 6
+        while True:
+            try:
+                for task in await self._owner.beat():
+                    self._stop_task(task)
+            except Fenced:
+                self._on_fenced(self._bus.owner)
+            except BusError as error:
+                logger.warning("heartbeat: %s", error)
+            await asyncio.sleep(interval)
+
+    def _stop_task(self, task: str) -> None:
+        self._handler.stop_task(task)
+        places = self._by_task.get(task)
+        if places:
+            self._stopped_tasks.add(task)
+            for place in list(places):
+                self._running[place].cancel()
+
+    def _on_fenced(self, owner: str) -> None:
+        """Others have declared this owner dead and own what it held: drop it all and come back under a new name."""
+        if owner != self._bus.owner or any(task.get_name() == "come back" for task in self._loops if not task.done()):
+            return
+        logger.warning("declared dead after a silence; dropping %d deliveries and taking a new name", len(self._held))
+        current = asyncio.current_task()
+        for task in list(self._running.values()):
+            if task is not current:
+                task.cancel()
+        self._handler.forget()
+        self._loops.append(asyncio.get_running_loop().create_task(self._come_back(), name="come back"))
+
+    async def _come_back(self) -> None:
+        while not self._stop.is_set():
+            try:
+                await self._owner.enter()
+            except BusError:
+                await asyncio.sleep(0.1)
+            else:
+                self._unreconciled = True
+                break
+        self._loops = [task for task in self._loops if not task.done() and task is not asyncio.current_task()]
+
+    async def _tending(self) -> None:
+        """Adopt from the dead; once per lease and after each reconnect, look for entries held without knowing."""
+        loop = asyncio.get_running_loop()
+        reconnects, reconciled_at = self._bus.transport.reconnects, 0.0
+        while True:
+            try:
+                if self._bus.transport.reconnects != reconnects:
+                    reconnects, self._unreconciled = self._bus.transport.reconnects, True
+                if self._unreconciled or loop.time() - reconciled_at > self._lease:
+                    self._unreconciled = False
+                    await self._reconcile()
+                    reconciled_at = loop.time()
+                for stream in self._streams:
+                    await self._adopt(stream)
+            except Fenced:
+                self._on_fenced(self._bus.owner)
+            except BusError as error:
+                logger.warning("adopt: %s", error)
+            except Exception:
+                logger.exception("adopt: an error that nobody expected")
+            await asyncio.sleep(self._lease / 4)
+
+    async def _reconcile(self) -> None:
+        for stream in self._streams:
+            before = set(self._held)
+            pending = await self._bus.own_pending(stream)
+            # Held before or now: settled or taken while the reply was on its way.
+            unknown = {
+                entry: count
+                for entry, count in pending.items()
+                if (stream, entry) not in before and (stream, entry) not in self._held
+            }
+            if not unknown:
+                continue
+            # A read whose reply is on its way looks the same: only what stays unknown is taken.
+            await asyncio.sleep(BLOCK_MS / 1000 / 2)
+            still = await self._bus.own_pending(stream)
+            lost = {
+                entry: count for entry, count in still.items() if entry in unknown and (stream, entry) not in self._held
+            }
+            if lost:
+                logger.info("%d deliveries of %s came with a reply that was lost; taking them", len(lost), stream)
+                self._take(*await self._bus.reopen(stream, lost))
+
+    async def _adopt(self, stream: str) -> None:
+        if self._alone:
+            # Nothing may run beside a quarantined entry: neither what is held still, nor what a read may hand out.
+            if self._held or self._in_read:
+                return
+            adopted = await self._bus.adopt(stream, 1, empty_handed=True)
+            if not adopted.empty_hands and not adopted.deliveries:
+                self._alone = False
+                self._room.set()
+        else:
+            adopted = await self._bus.adopt(stream, max(0, self._limit - len(self._held)), empty_handed=False)
+        if adopted.empty_hands and not self._alone:
+            logger.warning("an entry of %s was delivered too often: emptying hands to run it alone", stream)
+            self._alone = True
+            self._room.clear()
+        taken = adopted.deliveries + adopted.condemned
+        if taken:
+            self._metrics.adopted_deliveries.inc(len(taken))
+            logger.info("adopted %d deliveries of %s from dead owners", len(taken), stream)
+        for delivery in adopted.condemned:
+            await self._condemn(delivery)
+        self._take(adopted.deliveries, adopted.malformed)
+
+    async def _condemn(self, delivery: Delivery) -> None:
+        error = StepError(
+            "Poison",
+            f"{delivery.name} ended its process on {delivery.deliveries - 1} deliveries, also while it ran alone",
+            at=time.time() * 1000,
+        )
+        await self._bus.dead_letter(
+            delivery.stream,
+            delivery.entry,
+            "poison",
+            ENCODER.encode([error]),
+            int(time.time() * 1000),
+            ENCODER.encode(error),
+        )
+        await self._bus.leave_quarantine(delivery)
+        self._metrics.dead_letters["poison"].inc()
+        logger.error("%r ends its process each time: kept as a dead letter", delivery)
+
+    async def _promoting(self) -> None:
+        while True:
+            try:
+                done, _ = await self._bus.promote()
+                if done:
+                    continue
+            except BusError as error:
+                logger.warning("timers: %s", error)
+            await asyncio.sleep(PROMOTE_SECONDS)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("could not keep a dead letter: %s", task.exception())

@@ -1,0 +1,124 @@
+"""What a turn or a call asks for, as values. Nothing here touches the broker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from runtime_core.trajectory.steps import Step
+
+# A journal entry is `digest (8 hex) · status (1) · epoch ms (13 digits) · payload`.
+JOURNAL_PREFIX = 22
+COMPLETED = b"K"
+FAILED = b"E"
+
+WAKE = "!"
+"""The run goes on when this one step has its result."""
+NO_WAKE = "0"
+"""The run waits for this step, but another step's result wakes it first."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One event for a tool, an agent or an engine, whose result the run will wait for."""
+
+    kind: str
+    """`tool`, `agent`, `ray` or `spark`: the work stream's name."""
+    step: str
+    """The step's path id in the run, as in `2` or `3.0.1`."""
+    name: str
+    data: bytes
+    """JSON: the arguments of a tool or engine function (an object), or the input of an agent."""
+    digest: str
+    """Eight hexadecimal digits over kind, name, key and data: what a replay is compared with."""
+    wait: str = WAKE
+    """`!` to wake at its result, `0` not to wake, `g<n>` to wake when all steps of group n have results."""
+    key: str = ""
+    """The instance key of an agent; empty: an instance of its own run."""
+    pool: str = ""
+
+
+@dataclass(slots=True)
+class Timer:
+    """A step that the broker answers by itself when it is due (a sleep, or a human's deadline)."""
+
+    step: str
+    digest: str
+    after_ms: int
+    wait: str = WAKE
+    status: bytes = COMPLETED
+    """`K` to answer with `payload` as the result, `E` as an error (JSON `{"type", "message"}`)."""
+    payload: bytes = b"null"
+
+
+@dataclass(slots=True)
+class Question:
+    """A step that a human or another program answers with `weft.task.signal`."""
+
+    step: str
+    digest: str
+    prompt: str
+    data: bytes
+    """JSON shown with the question."""
+    wait: str = WAKE
+    timeout_ms: int | None = None
+    default: bytes | None = None
+    """JSON used as the answer at the deadline; without it the deadline is an error."""
+
+
+@dataclass(slots=True)
+class Send:
+    """A message to an agent that nobody waits for: a task of its own, started by the commit."""
+
+    step: str
+    agent: str
+    key: str
+    data: bytes
+    digest: str = ""
+    """As a Call's: the commit journals the step with it, so that a replay does not send again."""
+
+
+@dataclass(slots=True)
+class Suspended:
+    """The turn waits: these are asked for now, those again."""
+
+    calls: list[Call] = field(default_factory=list)
+    timers: list[Timer] = field(default_factory=list)
+    questions: list[Question] = field(default_factory=list)
+    sends: list[Send] = field(default_factory=list)
+    again: list[tuple[str, str]] = field(default_factory=list)
+    """(step, wait) of steps asked for in an earlier turn that have no result yet."""
+    steps: list[Step] = field(default_factory=list)
+    """Local steps that this turn finished, for the record."""
+    working_state: bytes | None = None
+
+
+@dataclass(slots=True)
+class Completed:
+    """The run is over with a result."""
+
+    output: bytes
+    """JSON."""
+    sends: list[Send] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    state: bytes | None = None
+    """The instance's new state (JSON); None: unchanged."""
+
+
+@dataclass(slots=True)
+class Failed:
+    """The attempt is over with an error; whether it is tried again is the policy's decision."""
+
+    type: str
+    message: str
+    traceback: str = ""
+    retryable: bool = True
+    retry_after_seconds: float | None = None
+    """Set where the code asked for a retry at a given time."""
+    parked: bool = False
+    """The journal and the code disagree: the run waits for a rollback or a fix."""
+    rejected: bool = False
+    """The code said that this will not work: fail without a dead letter."""
+    steps: list[Step] = field(default_factory=list)
+
+
+TurnResult = Suspended | Completed | Failed

@@ -1,0 +1,96 @@
+"""Leading a role: one owner at a time, under an epoch that fences the one before."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.consumer.owner import Owner
+from runtime_core.errors import BusError, Fenced
+
+logger = logging.getLogger(__name__)
+
+
+class Leader:
+    """Stands by for a role on one partition, and runs `work(epoch)` while it leads.
+
+    `work` is cancelled when the lead is lost; it writes under its epoch, so that a late write changes nothing.
+    """
+
+    def __init__(
+        self, bus: EventBus, role: str, service: str, lease_seconds: float, work: Callable[[int], Awaitable[None]]
+    ) -> None:
+        self._bus = bus
+        self._role = role
+        self._lease = lease_seconds
+        self._owner = Owner(bus, service, lease_seconds)
+        self._work = work
+        self._working: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self.epoch = 0
+
+    @property
+    def silent_seconds(self) -> float:
+        return self._owner.silent_seconds
+
+    async def start(self) -> None:
+        await self._owner.enter()
+        self._keeping = asyncio.create_task(self._keep(), name=f"lead {self._role}")
+
+    async def stop(self) -> None:
+        """Give up the lead at once, so that another need not wait for the lease."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait((self._keeping,))
+        await self._end_work()
+        try:
+            async with asyncio.timeout(2):
+                await self._bus.leave(())
+        except (BusError, TimeoutError):
+            logger.warning("could not say goodbye: another takes the lead after the lease")
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                await self._owner.beat()
+                epoch = await self._bus.lead(self._role)
+            except Fenced:
+                logger.warning("declared dead after a silence; coming back under a new name")
+                await self._end_work()
+                try:
+                    await self._owner.enter()
+                except BusError as error:
+                    logger.warning("%s", error)
+                continue
+            except BusError as error:
+                logger.warning("heartbeat: %s", error)
+                epoch = self.epoch
+            if epoch != self.epoch or self._working is None or self._working.done():
+                await self._change(epoch)
+            await asyncio.sleep(self._lease / 6)
+
+    async def _change(self, epoch: int) -> None:
+        if self._working is not None and self._working.done() and not self._working.cancelled():
+            error = self._working.exception()
+            if error is not None:
+                level = logging.WARNING if isinstance(error, Fenced | BusError) else logging.ERROR
+                logger.log(
+                    level, "%s: %s; starting again", self._role, error, exc_info=level == logging.ERROR and error
+                )
+        await self._end_work()
+        if epoch and not self.epoch:
+            logger.info("leads %s of partition %d (epoch %d)", self._role, self._bus.keys.partition, epoch)
+        self.epoch = epoch
+        if epoch:
+            self._working = asyncio.create_task(self._run(epoch), name=self._role)
+
+    async def _run(self, epoch: int) -> None:
+        await self._work(epoch)
+
+    async def _end_work(self) -> None:
+        if self._working is not None and not self._working.done():
+            self._working.cancel()
+            await asyncio.wait((self._working,))
+        self.epoch = 0

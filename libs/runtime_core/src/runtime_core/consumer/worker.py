@@ -1,0 +1,112 @@
+"""A handler service: one consumer per partition over one connection, with the user's app."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from runtime_core.admission import announce
+from runtime_core.app import App
+from runtime_core.background import Periodic
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.namespace import connect, open_namespace
+from runtime_core.bus.transport import Transport
+from runtime_core.consumer.consumer import Consumer, Handler
+from runtime_core.errors import ConfigurationError
+from runtime_core.loading import load_app
+from runtime_core.progress import HEALTHY, Health
+from runtime_core.settings import Settings
+from runtime_core.telemetry.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+ANNOUNCE_SECONDS = 5.0
+"""How often the manifest is published again: a flushed server gets it back by itself."""
+
+
+class Worker:
+    """The role of a handler service (see `runtime_core.service`)."""
+
+    def __init__(self, settings: Settings, metrics: Metrics, service: str, streams: list[str], app: App) -> None:
+        self.app = app
+        self._settings = settings
+        self._metrics = metrics
+        self._service = service
+        self._streams = streams
+        self._buses: list[EventBus] = []
+        self._transports: list[Transport] = []
+        self._consumers: list[Consumer] = []
+        self._announcing = Periodic("announce", ANNOUNCE_SECONDS, self._announce)
+        self._worn_out: Callable[[], bool] = lambda: False
+
+    @classmethod
+    async def open(cls, settings: Settings, metrics: Metrics, *, service: str, stream: str) -> Worker:
+        """Load the app and connect. Raises ConfigurationError in one line."""
+        if settings.app is None:
+            raise ConfigurationError("WEFT_APP is not set: name your app, as in WEFT_APP=package.module:app")
+        app = load_app(settings.app)
+        streams = [f"{stream}:{pool}" if pool else stream for pool in (settings.pools or ("",))]
+        worker = cls(settings, metrics, service, streams, app)
+        if settings.redis_url is None:
+            raise ConfigurationError("WEFT_REDIS_URL is not set: name a broker, or use `weft up`, which starts one")
+        for number in range(settings.partitions):
+            # A connection per partition: in a Cluster each may live on another server.
+            transport = await connect(settings.redis_url)
+            worker._transports.append(transport)
+            keys = await open_namespace(transport, settings.namespace, settings.partitions)
+            worker._buses.append(EventBus(transport, keys[number]))
+        return worker
+
+    def consume(self, handler: Callable[[EventBus], Handler], abandoned: Callable[[], bool] | None = None) -> None:
+        """Make the consumers; `abandoned` says whether this process has lost too many threads to go on."""
+        if abandoned is not None:
+            self._worn_out = abandoned
+        for bus in self._buses:
+            self._consumers.append(
+                Consumer(
+                    bus,
+                    self._streams,
+                    handler(bus),
+                    self._metrics,
+                    service=self._service,
+                    lease_seconds=self._settings.lease_seconds,
+                )
+            )
+
+    async def start(self) -> None:
+        for consumer in self._consumers:
+            await consumer.start()
+        await self._announce()
+        self._announcing.start()
+
+    async def run(self) -> None:
+        """Work until `stop`; ends by itself where too many threads were abandoned, to be started anew."""
+        runs = [asyncio.ensure_future(consumer.run()) for consumer in self._consumers]
+        watch = asyncio.ensure_future(self._watch_threads())
+        await asyncio.wait((*runs, watch), return_when=asyncio.FIRST_COMPLETED)
+        watch.cancel()
+
+    async def stop(self) -> None:
+        await self._announcing.stop()
+        await asyncio.gather(*(consumer.stop() for consumer in self._consumers))
+        for transport in self._transports:
+            await transport.close()
+
+    def ready(self) -> bool:
+        return all(consumer.ready() for consumer in self._consumers)
+
+    def progress(self) -> Health:
+        for consumer in self._consumers:
+            health = consumer.progress()
+            if not health.ok:
+                return health
+        return HEALTHY
+
+    async def _announce(self) -> None:
+        await announce(self._buses, self.app.manifest())
+
+    async def _watch_threads(self) -> None:
+        while not self._worn_out():  # noqa: ASYNC110  # threads end where no event can be set for it
+            await asyncio.sleep(1)
+        logger.error("too many functions passed their limit and still hold threads: ending to be started anew")

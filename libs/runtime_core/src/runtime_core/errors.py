@@ -1,0 +1,144 @@
+"""The errors of Weft, drawn as a tree.
+
+WeftError                     anything that Weft raises on purpose: one line that says what to do
+├── ConfigurationError        a setting, an app or a namespace that cannot work: refused at start
+├── InvalidInput              input that breaks the wire's or an agent's rules; names the field
+│   └── Rejected              a submit that was answered with `weft.task.rejected`
+├── BusError                  the broker could not be asked, or answered with an error
+│   ├── BusUnavailable        no connection; the call may or may not have happened
+│   └── ServerError           the server answered with an error text
+├── StoreUnavailable          the trajectory store could not be asked; the same call may be repeated
+├── Fenced                    this owner was declared dead: it must drop what it holds and take a new name
+├── LimitExceeded             a task, run or journal went over a limit that is named
+├── Divergence                a replay asked for another step than the journal holds
+├── StepError                 a step that the run waited for has failed (type and message are recorded)
+│   ├── ToolError             … a tool call
+│   ├── AgentError            … an agent that was asked
+│   ├── EngineError           … a compute step
+│   ├── HumanTimeout          … a question that nobody answered in time
+│   └── LocalStepError        … a `ctx.step`
+└── Outcome                   raised by user code to say how an attempt ends
+    ├── Retry                 try again, after a delay
+    └── Reject                do not try again: the run fails with this reason
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+
+class WeftError(Exception):
+    """Base of all errors that Weft raises on purpose."""
+
+
+class ConfigurationError(WeftError):
+    """A setting, an app or a namespace that cannot work. The message names it and the remedy."""
+
+
+class InvalidInput(WeftError):
+    """Input that breaks a rule of the wire or of an agent.
+
+    `field` names the offending attribute or data field, as in `data.conf.max_steps`.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class Rejected(InvalidInput):
+    """A submit that was answered with `weft.task.rejected`.
+
+    `retry_after_seconds` is set where the same submit may be accepted later (an overloaded namespace).
+    """
+
+    def __init__(self, field: str, message: str, retry_after_seconds: float | None = None, task_id: str = "") -> None:
+        super().__init__(field, message)
+        self.retry_after_seconds = retry_after_seconds
+        self.task_id = task_id
+
+
+class BusError(WeftError):
+    """The broker could not be asked, or answered with an error."""
+
+
+class BusUnavailable(BusError):
+    """There is no connection, or it broke before the reply: the call may or may not have happened."""
+
+
+class ServerError(BusError):
+    """The server answered with an error; `str(error)` is its text, as in `NOGROUP No such key …`."""
+
+
+class StoreUnavailable(WeftError):
+    """The trajectory store could not be asked, or refused. Writes are upserts: the same one may be repeated."""
+
+
+class Fenced(WeftError):
+    """This owner was declared dead by others: what it holds belongs to them now."""
+
+
+class LimitExceeded(WeftError):
+    """A task, run or journal went over a limit; the message names the limit and its value."""
+
+
+class Divergence(WeftError):
+    """A replay asked for another step than the journal holds; the message names both."""
+
+
+class StepError(WeftError):
+    """A step that the run waited for has failed.
+
+    `type` is the name of the original error's class, `message` its text. Live and replayed code sees the
+    same class with the same two values, since both come from the journal.
+    """
+
+    def __init__(self, type: str, message: str) -> None:
+        super().__init__(f"{type}: {message}" if type else message)
+        self.type = type
+        self.message = message
+
+
+class ToolError(StepError):
+    """A tool call has failed for good."""
+
+
+class AgentError(StepError):
+    """An agent that was asked has failed for good."""
+
+
+class EngineError(StepError):
+    """A compute step has failed for good."""
+
+
+class HumanTimeout(StepError):
+    """A question to a human passed its deadline without an answer or a default."""
+
+
+class LocalStepError(StepError):
+    """A function given to `ctx.step` raised."""
+
+
+class Outcome(WeftError):
+    """Raised by user code to say how this attempt ends."""
+
+
+class Retry(Outcome):
+    """Try this attempt again later, without counting against the limit of a broken handler's patience.
+
+    `after` is a delay in seconds or a timedelta; it waits on the broker, not in memory.
+    """
+
+    def __init__(self, after: float | timedelta = 0.0, reason: str = "asked for a retry") -> None:
+        super().__init__(reason)
+        self.after_seconds = after.total_seconds() if isinstance(after, timedelta) else float(after)
+        self.reason = reason
+
+
+class Reject(Outcome):
+    """Do not try again: the run ends failed with this reason."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason

@@ -1,0 +1,48 @@
+"""Ties a child process to its parent: when the parent dies, however it dies, the child is signalled.
+
+`tied(command, …)` is the command to start instead. It runs this file, which makes the tie and then becomes
+the command: same process, same id. A launcher and not a `preexec_fn`, since code between fork and exec can
+block for ever in a process that has threads.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+PR_SET_PDEATHSIG = 1
+NO_FILE = -1
+
+
+def tied(command: Sequence[str], signal_number: signal.Signals, name_in: int = NO_FILE) -> list[str]:
+    """The command, tied to this process. `name_in` is an inherited descriptor to write its process id to.
+
+    The tie follows the *thread* that starts the child: start children from the main thread.
+    Only Linux has such a tie; elsewhere the command runs untied.
+    """
+    launcher = [sys.executable, "-I", "-S", __file__]
+    return [*launcher, str(os.getpid()), str(int(signal_number)), str(name_in), *command]
+
+
+def become(parent: int, signal_number: int, name_in: int, command: list[str]) -> None:
+    """Makes the tie and becomes the command; returns only where it cannot, with an error."""
+    if sys.platform == "linux":
+        import ctypes  # only here: it costs a third of the launcher's time
+
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
+        if os.getppid() != parent:
+            # It died before the tie was made, so its death will not be signalled any more.
+            raise SystemExit(1)
+    if name_in != NO_FILE:
+        os.ftruncate(name_in, 0)
+        os.pwrite(name_in, str(os.getpid()).encode(), 0)
+    try:
+        os.execvp(command[0], command)  # noqa: S606  # becoming the command is the purpose
+    except OSError as error:
+        raise SystemExit(f"weft launcher: cannot start {command[0]}: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    become(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

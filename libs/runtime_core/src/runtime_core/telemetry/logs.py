@@ -1,0 +1,98 @@
+"""Log lines: text that a tired person can read, or one JSON object per line.
+
+Structured values go beside the message: `logger.info("committed", extra={"fields": {"task": task_id}})`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TextIO
+
+import msgspec
+
+GLYPHS = {
+    logging.DEBUG: "·",
+    logging.INFO: "✓",
+    logging.WARNING: "!",
+    logging.ERROR: "✗",
+    logging.CRITICAL: "✗",
+}
+
+
+def configure(service: str, level: str, format: str, stream: TextIO | None = None) -> None:
+    """Sends all logging to `stream` (standard error by default), in place of an earlier configuration.
+
+    `level` is `debug`, `info`, `warning` or `error`; `format` is `text` or `json`.
+    """
+    handler = _Handler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter(service) if format == "json" else TextFormatter(service))
+    root = logging.getLogger()
+    for old in [old for old in root.handlers if isinstance(old, _Handler)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """The handler that `configure` installs, and the only one that it replaces."""
+
+
+class TextFormatter(logging.Formatter):
+    """`12:03:04 agent-handler  ✓ message  key=value`, local time; a traceback follows, indented."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        line = f"{clock} {self._service}  {GLYPHS.get(record.levelno, '·')} {one_line(record.getMessage())}"
+        fields = _fields(record)
+        if fields:
+            line += "  " + " ".join(f"{name}={one_line(str(value))}" for name, value in fields.items())
+        traceback = _traceback(self, record)
+        if traceback:
+            line += "".join(f"\n    {part}" for part in traceback.splitlines())
+        return line
+
+
+class JsonFormatter(logging.Formatter):
+    """One object per line: `time` (RFC 3339), `level`, `service`, `logger`, `message`, then the fields."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, object] = {
+            "time": moment.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, value in _fields(record).items():
+            line.setdefault(name, value)
+        traceback = _traceback(self, record)
+        if traceback:
+            line["traceback"] = traceback
+        return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+def one_line(text: str) -> str:
+    """The text with its line breaks shown: what others wrote must not look like a line of ours."""
+    return text.replace("\r", "\\r").replace("\n", "\\n")
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, object]:
+    fields = getattr(record, "fields", None)
+    return fields if isinstance(fields, Mapping) else {}
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    return formatter.formatException(record.exc_info) if record.exc_info and record.exc_info[0] else ""

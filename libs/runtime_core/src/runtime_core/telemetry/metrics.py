@@ -1,0 +1,102 @@
+"""The metrics of one process, as objects of the Prometheus client on a registry of its own."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from runtime_core.telemetry import names
+from runtime_core.telemetry.names import MetricName
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Key = TypeVar("Key")
+Child = TypeVar("Child")
+
+
+class Children(dict[Key, Child], Generic[Key, Child]):
+    """Children of a metric by label value: the first use of a value makes one, later uses are a lookup.
+
+    `metrics.events_handled["completed"].inc()` costs a quarter of `labels(…).inc()`.
+    """
+
+    def __init__(self, make: Callable[[Key], Child]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key: Key) -> Child:
+        child = self[key] = self._make(key)
+        return child
+
+
+class Metrics:
+    """What a service counts and measures. One object per process; nothing is shared between two.
+
+    Durations are in seconds. `heartbeat_age.set_function(…)` keeps it right at every scrape.
+    """
+
+    def __init__(self, registry: CollectorRegistry, service: str) -> None:
+        # A switch of the whole library. The series that it removes double the size of a scrape.
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library gives it no types
+        self.registry = registry
+        self.service = service
+
+        def counter(name: MetricName) -> Counter:
+            return Counter(name.name, name.help, name.labels, registry=registry)
+
+        def gauge(name: MetricName) -> Gauge:
+            return Gauge(name.name, name.help, name.labels, registry=registry)
+
+        def histogram(name: MetricName) -> Histogram:
+            return Histogram(name.name, name.help, name.labels, registry=registry, buckets=names.SECONDS_BUCKETS)
+
+        handled, dead = counter(names.EVENTS_HANDLED), counter(names.DEAD_LETTERS)
+        self.events_handled: Children[str, Counter] = Children(lambda outcome: handled.labels(service, outcome))
+        self.dead_letters: Children[str, Counter] = Children(lambda reason: dead.labels(service, reason))
+        self.handler_seconds = histogram(names.HANDLER_SECONDS).labels(service)
+        self.commit_seconds = histogram(names.COMMIT_SECONDS).labels(service)
+        self.retries = counter(names.RETRIES).labels(service)
+        self.fenced_commits = counter(names.FENCED_COMMITS).labels(service)
+        self.duplicates_suppressed = counter(names.DUPLICATES_SUPPRESSED).labels(service)
+        self.adopted_deliveries = counter(names.ADOPTED_DELIVERIES).labels(service)
+        self.in_flight = gauge(names.IN_FLIGHT).labels(service)
+        self.heartbeat_age = gauge(names.HEARTBEAT_AGE).labels(service)
+        self.loop_lag = gauge(names.LOOP_LAG).labels(service)
+
+        lag, pending = gauge(names.STREAM_LAG), gauge(names.STREAM_PENDING)
+        oldest, due = gauge(names.STREAM_OLDEST_PENDING), gauge(names.TIMERS_DUE)
+        self.stream_lag: Children[tuple[str, str], Gauge] = Children(lambda key: lag.labels(*key))
+        """By (stream, group), as are the next two."""
+        self.stream_pending: Children[tuple[str, str], Gauge] = Children(lambda key: pending.labels(*key))
+        self.stream_oldest_pending: Children[tuple[str, str], Gauge] = Children(lambda key: oldest.labels(*key))
+        self.timers_due: Children[str, Gauge] = Children(lambda partition: due.labels(partition))
+        ended = counter(names.TASKS_ENDED)
+        self.tasks_ended: Children[str, Counter] = Children(lambda status: ended.labels(status))
+
+        self.task_seconds = histogram(names.TASK_SECONDS)
+
+        gauge(names.BUILD_INFO).labels(service, _version(), platform.python_version()).set(1)
+        ProcessCollector(registry=registry)
+
+    def exposition(self) -> bytes:
+        """Everything in Prometheus' text format; its media type is `CONTENT_TYPE`."""
+        return generate_latest(self.registry)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("weft")
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree that is not installed
+        return "unknown"

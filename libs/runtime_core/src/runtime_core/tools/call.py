@@ -1,0 +1,171 @@
+"""One call of a tool: what the function is told of it, and how a call is run under its limit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, Future
+
+from runtime_core.encoding import encode
+
+
+class ToolContext:
+    """What a tool is told of the call that it serves. May be used from the tool's thread."""
+
+    __slots__ = (
+        "_cancelled",
+        "_loop",
+        "_on_progress",
+        "attempt",
+        "deadline",
+        "idempotency_key",
+        "run_id",
+        "task_id",
+    )
+
+    def __init__(
+        self,
+        *,
+        task_id: str,
+        run_id: str,
+        attempt: int = 1,
+        idempotency_key: str = "",
+        deadline: float | None = None,
+        on_progress: Callable[[bytes], None] | None = None,
+    ) -> None:
+        self.task_id = task_id
+        self.run_id = run_id
+        """The id of this call's run: the same in every attempt."""
+        self.attempt = attempt
+        """From 1."""
+        self.idempotency_key = idempotency_key or run_id
+        """The same in every attempt of this call: pass it to what must not happen twice."""
+        self.deadline = deadline
+        """Epoch seconds after which nobody wants the result; None: there is no such time."""
+        self._on_progress = on_progress
+        self._cancelled = False
+        try:
+            self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:  # made outside a loop, as in a test of a plain function
+            self._loop = None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the result is no longer wanted. An async tool is cancelled as well; a plain one should look."""
+        return self._cancelled
+
+    def cancel(self) -> None:
+        """Say that the result is no longer wanted. Called by who runs the tool."""
+        self._cancelled = True  # one assignment: safe to read from any thread
+
+    def progress(self, value: object) -> None:
+        """Show the client how far the call is: any value that JSON can hold. Not kept in the record."""
+        report = self._on_progress
+        if report is None:
+            return
+        data = encode(value, "progress")
+        if self._loop is None or _running_loop() is self._loop:
+            report(data)
+        else:
+            self._loop.call_soon_threadsafe(report, data)
+
+
+class AbandonedThreads:
+    """Counts plain functions that passed their limit and still hold a thread: Python cannot stop them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = 0
+        self._total = 0
+
+    @property
+    def running(self) -> int:
+        """Threads that are lost to the pool now."""
+        return self._running
+
+    @property
+    def total(self) -> int:
+        """All that were ever abandoned, those that have ended since included."""
+        return self._total
+
+    def add(self, work: Future[object]) -> None:
+        """Count this call until it ends."""
+        with self._lock:
+            self._running += 1
+            self._total += 1
+        work.add_done_callback(self._ended)
+
+    def _ended(self, work: Future[object]) -> None:
+        with self._lock:
+            self._running -= 1
+
+
+async def run_limited(
+    what: str,
+    timeout_seconds: float,
+    call: Callable[[], Coroutine[object, object, object]],
+) -> object:
+    """Await `call()`, at most this long. Raises TimeoutError that names `what` and the limit.
+
+    An end that would reach the caller as something else is made an error of the call: `sys.exit()` would end
+    the service, and a cancellation from within looks like one from outside.
+    """
+    try:
+        async with asyncio.timeout(timeout_seconds) as limit:
+            return await call()
+    except TimeoutError:
+        if limit.expired():
+            raise TimeoutError(f"{what} passed its limit of {timeout_seconds:g} s") from None
+        raise
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise RuntimeError(f"{what} ended with CancelledError, though nobody cancelled it") from None
+    except SystemExit as error:
+        raise RuntimeError(f"{what} called sys.exit({error.code!r})") from None
+
+
+async def run_in_thread(
+    what: str,
+    timeout_seconds: float,
+    function: Callable[[], object],
+    threads: Executor,
+    abandoned: AbandonedThreads,
+    on_abandon: Callable[[], None],
+) -> object:
+    """Run a plain function in `threads`, at most this long (the wait for a free thread included).
+
+    A function that passes the limit, or whose call is cancelled, goes on in its thread: `on_abandon` is called
+    so that it can hear of it, and it is counted in `abandoned` until it ends.
+    """
+    work = threads.submit(contextvars.copy_context().run, _guarded, what, function)
+    try:
+        return await run_limited(what, timeout_seconds, functools.partial(_await, work))
+    finally:
+        if not work.done() and not work.cancel():
+            on_abandon()
+            abandoned.add(work)
+
+
+async def _await(work: Future[object]) -> object:
+    return await asyncio.wrap_future(work)
+
+
+def _guarded(what: str, function: Callable[[], object]) -> object:
+    try:
+        return function()
+    except StopIteration as error:  # a future cannot carry it: the call would never end
+        raise RuntimeError(f"{what} raised StopIteration") from error
+    except SystemExit as error:  # it would end the loop that waits
+        raise RuntimeError(f"{what} called sys.exit({error.code!r})") from None
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

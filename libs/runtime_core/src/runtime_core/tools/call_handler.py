@@ -1,0 +1,139 @@
+"""Handles a delivery of a tool call: run the tool, commit its result, or decide what follows from its failure."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from concurrent.futures import Executor
+
+import msgspec
+
+from runtime_core.app import App
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.consumer.attempt import failed_from, give_up, log_retry
+from runtime_core.consumer.decision import RetryAt, decide, reason_of
+from runtime_core.consumer.effects import Failed
+from runtime_core.telemetry.metrics import Metrics
+from runtime_core.tools.call import AbandonedThreads, ToolContext
+from runtime_core.tools.tool import Tool
+from runtime_core.trajectory.steps import ENCODER, Step, StepError
+
+logger = logging.getLogger(__name__)
+
+# How long a call of a tool that this app lacks waits for a handler that has it (a rolling deploy, a wrong pool).
+LACKING_SECONDS = 1.0
+
+
+class _Context(msgspec.Struct):
+    """What a call's context may say; anything else in it is for others."""
+
+    deadline: float | None = None
+
+
+_CONTEXT = msgspec.json.Decoder(_Context)
+_NO_CONTEXT = _Context()
+
+
+class CallHandler:
+    """Runs tools of one app for the deliveries of one consumer."""
+
+    def __init__(
+        self, bus: EventBus, app: App, threads: Executor, abandoned: AbandonedThreads, metrics: Metrics
+    ) -> None:
+        self._bus = bus
+        self._tools = app.tools
+        self._threads = threads
+        self._abandoned = abandoned
+        self._metrics = metrics
+
+    async def handle(self, delivery: Delivery) -> None:
+        tool = self._tools.get(delivery.name)
+        if tool is None:
+            await self._hand_on(delivery)
+            return
+        started = time.time() * 1000
+        if not tool.repeatable and not await self._mark_started(delivery, started):
+            return
+        context = ToolContext(
+            task_id=delivery.task,
+            run_id=delivery.run,
+            attempt=delivery.attempt,
+            idempotency_key=f"{delivery.task}/{delivery.run}",
+            deadline=(_CONTEXT.decode(delivery.context) if delivery.context else _NO_CONTEXT).deadline,
+        )
+        try:
+            output = await tool.call(delivery.data, context, self._threads, self._abandoned)
+        except Exception as error:
+            await self._fail(delivery, tool, failed_from(error, repeatable=tool.repeatable), started)
+            return
+        ended = time.time() * 1000
+        step = _step(delivery, "completed", started, ended, self._bus.owner)
+        step.output = msgspec.Raw(output)
+        committed = await self._bus.commit_call(delivery, b"K", int(ended), output, ENCODER.encode([step]), 1)
+        if not committed:
+            self._metrics.duplicates_suppressed.inc()
+        if not tool.repeatable:
+            await self._bus.forget_started(delivery)
+
+    def forget(self) -> None:
+        """Nothing is kept between calls."""
+
+    def stop_task(self, task: str) -> None:
+        """The consumer cancels what runs; nothing else is kept."""
+
+    async def _mark_started(self, delivery: Delivery, now: float) -> bool:
+        if await self._bus.mark_started(delivery):
+            return True
+        error = StepError(
+            "UnknownOutcome",
+            f"the tool {delivery.name} may not be repeated, and the process that had started it died: "
+            "find out whether it took effect",
+            at=now,
+        )
+        await self._end(delivery, error, now, b"E")
+        return False
+
+    async def _hand_on(self, delivery: Delivery) -> None:
+        """A handler that lacks a name hands the call back without counting, unless no app has it."""
+        if await self._bus.knows_tool(delivery.name):
+            await self._bus.retry(delivery, int(LACKING_SECONDS * 1000), b"", counts=False)
+            return
+        now = time.time() * 1000
+        error = StepError("UnknownName", f"no tool is named {delivery.name}", at=now)
+        await give_up(
+            self._bus, self._metrics, delivery, "unknown_name", error, _step(delivery, "failed", now, now, "")
+        )
+
+    async def _fail(self, delivery: Delivery, tool: Tool, failed: Failed, started: float) -> None:
+        now = time.time() * 1000
+        error = StepError(failed.type, failed.message, failed.traceback, now)
+        decision = decide(delivery.attempt, tool.retry, failed, random.random)
+        if isinstance(decision, RetryAt):
+            self._metrics.retries.inc()
+            log_retry(delivery, error, decision.delay_seconds)
+            await self._bus.retry(delivery, int(decision.delay_seconds * 1000), ENCODER.encode(error))
+        elif failed.rejected:
+            await self._end(delivery, error, started, b"E")
+        else:
+            step = _step(delivery, "failed", started, now, self._bus.owner)
+            await give_up(self._bus, self._metrics, delivery, reason_of(decision), error, step)
+
+    async def _end(self, delivery: Delivery, error: StepError, started: float, status: bytes) -> None:
+        """Answer the waiting run with an error that is no defect: nothing is kept as a dead letter."""
+        now = time.time() * 1000
+        step = _step(delivery, "failed", started, now, self._bus.owner)
+        step.error = error
+        payload = ENCODER.encode({"type": error.type, "message": error.message})
+        await self._bus.commit_call(delivery, status, int(now), payload, ENCODER.encode([step]), 1)
+
+
+def _step(delivery: Delivery, status: str, started: float, ended: float, owner: str) -> Step:
+    step = Step(delivery.run, "tool", delivery.name, status, started, ended)
+    step.attempt = delivery.attempt
+    step.input = msgspec.Raw(delivery.data)
+    step.owner = owner
+    if delivery.errors:
+        step.errors = msgspec.json.decode(delivery.errors, type=list[StepError])
+    return step

@@ -1,0 +1,177 @@
+"""Between record entries and rows of the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import msgspec
+from sqlalchemy import Row
+
+from runtime_core.errors import InvalidInput
+from runtime_core.trajectory.place import place
+from runtime_core.trajectory.steps import ENCODER, STEPS, Step, StepError, TaskEnd
+
+TASK_MAX = 500
+"""Bytes of a task id; see PLACE_MAX."""
+
+Value: TypeAlias = str | int | float | bytes | None
+
+_NUL = "\0"
+_NUL_SHOWN = "␀"
+_ERROR = msgspec.json.Decoder(StepError)
+_ERRORS = msgspec.json.Decoder(list[StepError])
+_USAGE = msgspec.json.Decoder(dict[str, float])
+
+
+@dataclass(slots=True)
+class RecordEntry:
+    """One entry of a record stream."""
+
+    entry_id: str
+    """The stream's entry id, as in `1731240000000-3`."""
+    task: str
+    steps: bytes
+    """JSON array of Step; may be empty."""
+    end: TaskEnd | None
+    """Set where the entry's commit ended the task."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """What a batch of record entries writes; each row is in the order of its table's columns."""
+
+    steps: list[tuple[Value, ...]] = field(default_factory=list)
+    tasks: list[tuple[Value, ...]] = field(default_factory=list)
+    unreadable: list[tuple[Value, ...]] = field(default_factory=list)
+
+
+def entry_order(entry_id: str) -> tuple[int, int]:
+    """Return what entry ids compare by: milliseconds, then sequence number."""
+    milliseconds, _, sequence = entry_id.partition("-")
+    try:
+        return int(milliseconds), int(sequence or 0)
+    except ValueError:
+        raise InvalidInput("entry_id", f"{entry_id!r} is not a stream entry id, as in 1731240000000-0") from None
+
+
+def storable(text: str) -> str:
+    """Return `text` as both databases can hold it: PostgreSQL refuses NUL, so NUL is stored as ␀."""
+    return text.replace(_NUL, _NUL_SHOWN) if _NUL in text else text
+
+
+def rows_of(namespace: str, partition: int, entries: Sequence[RecordEntry]) -> Rows:
+    """Decode a batch. An entry whose steps cannot be read is kept whole as an unreadable row.
+
+    Bad bytes from one worker must not stop the record of all others, and must not vanish either.
+    """
+    rows = Rows()
+    for entry in entries:
+        task = storable(entry.task)
+        try:
+            _check_task(task)
+            # The end counts even where the steps cannot be read: the task then shows as not complete.
+            if entry.end is not None:
+                rows.tasks.append(_end_row(namespace, task, entry.end))
+            if entry.steps:
+                rows.steps += _step_rows(namespace, task, entry.steps)
+        except (msgspec.MsgspecError, ValueError, RecursionError, InvalidInput) as error:
+            reason = storable(str(error))
+            rows.unreadable.append((namespace, partition, entry.entry_id, task[:TASK_MAX], reason, entry.steps))
+    return rows
+
+
+def _check_task(task: str) -> None:
+    if len(task) * 4 > TASK_MAX and len(task.encode("utf-8", "surrogatepass")) > TASK_MAX:
+        raise InvalidInput("task", f"the task id is longer than {TASK_MAX} bytes; submit with a shorter one")
+
+
+def _step_rows(namespace: str, task: str, steps: bytes) -> list[tuple[Value, ...]]:
+    encode = ENCODER.encode
+    rows: list[tuple[Value, ...]] = []
+    for step in STEPS.decode(steps):
+        attempt = step.attempt
+        if not 0 <= attempt < 2**31:
+            raise InvalidInput("attempt", f"{attempt} is not between 0 and 2147483647")
+        given, returned = step.input, step.output
+        rows.append(
+            (
+                namespace,
+                task,
+                place(step.run, step.step),
+                attempt,
+                step.run,
+                step.step,
+                step.kind,
+                step.name,
+                step.status,
+                step.started,
+                step.ended,
+                step.key,
+                # Raw JSON is skipped over, not checked, so it may hold bytes that are not UTF-8.
+                str(given, "utf-8", "replace") if given else None,
+                str(returned, "utf-8", "replace") if returned else None,
+                encode(step.error).decode() if step.error is not None else None,
+                encode(step.errors).decode() if step.errors else None,
+                encode(step.usage).decode() if step.usage else None,
+                step.cause,
+                step.owner,
+            )
+        )
+    if b"\\u0000" in steps:
+        return [tuple(storable(v) if isinstance(v, str) else v for v in row) for row in rows]
+    return rows
+
+
+def _end_row(namespace: str, task: str, end: TaskEnd) -> tuple[Value, ...]:
+    return (
+        namespace,
+        task,
+        storable(end.status),
+        storable(end.agent),
+        end.steps,
+        end.created,
+        end.ended,
+        ENCODER.encode(end.error).decode() if end.error is not None else None,
+        storable(end.session),
+    )
+
+
+# As above: the columns are read by name.
+def step_of(row: Row[Any]) -> Step:
+    """Return the step that a row of the table of steps holds."""
+    return Step(
+        run=row.run,
+        kind=row.kind,
+        name=row.name,
+        status=row.status,
+        started=row.started,
+        ended=row.ended,
+        step=row.step,
+        attempt=row.attempt,
+        key=row.key,
+        input=msgspec.Raw(row.input.encode() if row.input else b""),
+        output=msgspec.Raw(row.output.encode() if row.output else b""),
+        error=_ERROR.decode(row.error) if row.error else None,
+        errors=_ERRORS.decode(row.errors) if row.errors else [],
+        usage=_USAGE.decode(row.usage) if row.usage else {},
+        cause=row.cause,
+        owner=row.owner,
+    )
+
+
+# The values of a row have the types of their columns, which a sequence cannot say.
+def end_of(row: Sequence[Any]) -> TaskEnd:
+    """Return the task end that a row of the table of tasks holds, its columns in the table's order."""
+    _namespace, task, status, agent, steps, created, ended, error, session = row
+    return TaskEnd(
+        task=task,
+        status=status,
+        agent=agent,
+        steps=steps,
+        created=created,
+        ended=ended,
+        error=_ERROR.decode(error) if error else None,
+        session=session,
+    )

@@ -1,0 +1,42 @@
+"""The write statements, made from the tables so that each column is named once."""
+
+from __future__ import annotations
+
+from sqlalchemy import Table
+from sqlalchemy.dialects import postgresql, sqlite
+
+
+def sqlite_upsert(table: Table) -> str:
+    """Return an upsert whose `?` parameters are in the order of the table's columns."""
+    insert = sqlite.insert(table)
+    update = {name: insert.excluded[name] for name in _values(table)}
+    statement = insert.on_conflict_do_update(index_elements=_keys(table), set_=update)
+    return str(statement.compile(dialect=sqlite.dialect(paramstyle="qmark")))
+
+
+def postgres_upsert(table: Table) -> str:
+    """Return an upsert whose `$1`, `$2`, … are arrays, one per column of the table and in their order.
+
+    One statement for a whole batch saves a protocol message per row. A key must not stand in it twice.
+    """
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # its constructor has no annotations
+    quote = dialect.identifier_preparer.quote
+    arrays = ", ".join(
+        f"${number}::{column.type.compile(dialect).partition(' COLLATE')[0]}[]"
+        for number, column in enumerate(table.columns, 1)
+    )
+    columns = ", ".join(quote(column.name) for column in table.columns)
+    update = ", ".join(f"{quote(name)} = excluded.{quote(name)}" for name in _values(table))
+    # Names from the tables' definition only; values travel as parameters.
+    return (
+        f"INSERT INTO {table.name} ({columns}) SELECT * FROM unnest({arrays}) "  # noqa: S608 (as said above)
+        f"ON CONFLICT ({', '.join(map(quote, _keys(table)))}) DO UPDATE SET {update}"
+    )
+
+
+def _keys(table: Table) -> list[str]:
+    return [column.name for column in table.primary_key]
+
+
+def _values(table: Table) -> list[str]:
+    return [column.name for column in table.columns if not column.primary_key]

@@ -1,0 +1,70 @@
+"""What one step of a trajectory holds, as it travels on the record stream."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class StepError(msgspec.Struct, omit_defaults=True):
+    """Why a step failed: class name, text and, where there was one, the traceback."""
+
+    type: str
+    message: str
+    traceback: str = ""
+    at: float = 0.0
+    """Epoch milliseconds."""
+
+
+class Step(msgspec.Struct, omit_defaults=True):
+    """One step: an agent's run, a tool call, an engine step, or a step inside a run.
+
+    The key of a step is (task, run, step, attempt). A run's own row has `step == ""`. Run ids are paths:
+    the task's first run is `r`; the run that step `2.0.1` of run `r` started is `r/2.0.1`.
+    """
+
+    run: str
+    kind: str
+    """`agent`, `tool`, `engine`, `step`, `model`, `human`, `timer`, `emit` or `send`."""
+    name: str
+    status: str
+    """`completed`, `failed` or `cancelled`."""
+    started: float
+    """Epoch milliseconds."""
+    ended: float
+    """Epoch milliseconds."""
+    step: str = ""
+    attempt: int = 1
+    key: str = ""
+    """The instance key of an agent, where the user gave one."""
+    input: msgspec.Raw = msgspec.Raw(b"")
+    """JSON, as it was given."""
+    output: msgspec.Raw = msgspec.Raw(b"")
+    """JSON, as it was returned."""
+    error: StepError | None = None
+    errors: list[StepError] = []
+    """Errors of earlier attempts, oldest first."""
+    usage: dict[str, float] = {}
+    cause: str = ""
+    """Id of the event that caused it, where it is not the parent's step."""
+    owner: str = ""
+    """The process that did it."""
+
+
+class TaskEnd(msgspec.Struct):
+    """What the commit that ends a task says of it on the record stream."""
+
+    task: str
+    status: str
+    agent: str
+    steps: int
+    """How many rows the trajectory of this task holds when it is complete."""
+    created: float
+    """Epoch milliseconds."""
+    ended: float
+    """Epoch milliseconds."""
+    error: StepError | None = None
+    session: str = ""
+
+
+STEPS = msgspec.json.Decoder(list[Step])
+ENCODER = msgspec.json.Encoder()

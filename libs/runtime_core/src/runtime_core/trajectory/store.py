@@ -1,0 +1,209 @@
+"""The trajectory store: the record of each task's steps, in SQLite or PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Self
+
+from sqlalchemy import ColumnElement, and_, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from runtime_core.errors import InvalidInput
+from runtime_core.trajectory import tables
+from runtime_core.trajectory.address import SqliteAddress, parse
+from runtime_core.trajectory.database import open_postgres, open_sqlite
+from runtime_core.trajectory.failures import translated
+from runtime_core.trajectory.postgres_writer import PostgresWriter
+from runtime_core.trajectory.recorded import StoredStep, TaskTrajectory, Unreadable
+from runtime_core.trajectory.rows import RecordEntry, end_of, step_of, storable
+from runtime_core.trajectory.sqlite_writer import SqliteWriter
+from runtime_core.trajectory.steps import TaskEnd
+from runtime_core.trajectory.writer import NO_ENTRY, Batch, Writer
+
+__all__ = ["RecordEntry", "StoredStep", "TaskTrajectory", "TrajectoryStore", "Unreadable"]
+
+_PAGE_ROWS_MAX = 1_000
+_PAGE_BYTES = 4_000_000
+_TASKS_PER_QUERY = 200
+
+
+class TrajectoryStore:
+    """Steps and ends of tasks, by namespace. Safe to use from many tasks of one event loop."""
+
+    def __init__(self, engine: AsyncEngine, writer: Writer) -> None:
+        self._engine = engine
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, url: str) -> Self:
+        """Open `sqlite:///path` or `postgresql://user:password@host/database`, and make its tables.
+
+        Several processes may open one store at once. ConfigurationError where the URL, the driver or the
+        tables' version is wrong; StoreUnavailable where the database cannot be reached.
+        """
+        address = parse(url)
+        if isinstance(address, SqliteAddress):
+            return cls(await open_sqlite(address), SqliteWriter(address.path))
+        engine = await open_postgres(address)
+        return cls(engine, PostgresWriter(engine))
+
+    async def cursor(self, namespace: str, partition: int) -> str:
+        """Return the id of the last record entry written, `0-0` at first."""
+        cursors = tables.CURSORS.c
+        query = select(cursors.entry).where(cursors.namespace == namespace, cursors.partition == partition)
+        with translated("the cursor was not read"):
+            async with self._engine.connect() as connection:
+                return (await connection.execute(query)).scalar_one_or_none() or NO_ENTRY
+
+    async def write(self, namespace: str, partition: int, epoch: int, entries: Sequence[RecordEntry]) -> None:
+        """Write entries, oldest first, and move the cursor to the last of them, in one transaction.
+
+        Rows are upserts: writing a batch again changes nothing. The cursor never moves back. Fenced, with
+        nothing written, where a higher epoch has written this partition; an empty batch takes the fence
+        for `epoch`. An entry whose steps cannot be read is kept (see `unreadable`) and stops nothing.
+        """
+        await self._writer.write(Batch(namespace, partition, epoch, entries))
+
+    async def task(self, namespace: str, task: str) -> TaskTrajectory | None:
+        """Return what is recorded of a task; None where nothing is."""
+        task = storable(task)
+        steps, tasks = tables.STEPS.c, tables.TASKS.c
+        read_steps = (
+            select(tables.STEPS)
+            .where(steps.namespace == namespace, steps.task == task)
+            .order_by(steps.place, steps.attempt)
+        )
+        read_end = select(tables.TASKS).where(tasks.namespace == namespace, tasks.task == task)
+        with translated("the task was not read"):
+            async with self._engine.connect() as connection:
+                # The end first: a commit between the two reads can then only add steps.
+                end = (await connection.execute(read_end)).one_or_none()
+                rows = (await connection.execute(read_steps)).all()
+        if end is None and not rows:
+            return None
+        return TaskTrajectory(namespace, task, end_of(end) if end is not None else None, [step_of(row) for row in rows])
+
+    async def tasks(
+        self,
+        namespace: str,
+        *,
+        status: str | None = None,
+        agent: str | None = None,
+        limit: int = 50,
+        before: str | None = None,
+    ) -> list[TaskEnd]:
+        """Return ended tasks, the latest end first.
+
+        `before` is the id of a task, the last one of the page before: only older ones are returned.
+        """
+        tasks = tables.TASKS.c
+        query = select(tables.TASKS).where(tasks.namespace == namespace)
+        if status is not None:
+            query = query.where(tasks.status == status)
+        if agent is not None:
+            query = query.where(tasks.agent == agent)
+        query = query.order_by(tasks.ended.desc(), tasks.task.desc()).limit(limit)
+        with translated("the tasks were not read"):
+            async with self._engine.connect() as connection:
+                if before is not None:
+                    read = select(tasks.ended, tasks.task).where(
+                        tasks.namespace == namespace, tasks.task == storable(before)
+                    )
+                    last = (await connection.execute(read)).one_or_none()
+                    if last is None:
+                        raise InvalidInput("before", f"no ended task {before!r}; start again without it")
+                    query = query.where(tuple_(tasks.ended, tasks.task) < tuple_(last.ended, last.task))
+                return [end_of(row) for row in (await connection.execute(query)).all()]
+
+    async def steps(
+        self,
+        namespace: str,
+        *,
+        tasks: Sequence[str] | None = None,
+        status: str | None = None,
+        agent: str | None = None,
+        since: datetime | None = None,
+    ) -> AsyncIterator[StoredStep]:
+        """Yield steps by task, each task's in their order.
+
+        `status`, `agent` and `since` (when the task ended, with a time zone) leave out tasks that have not
+        ended. Read in pages, each a query of its own: memory stays flat, no transaction stays open, and
+        what is written meanwhile may or may not be seen.
+        """
+        ends = tables.TASKS.c
+        wanted: list[ColumnElement[bool]] = []
+        if status is not None:
+            wanted.append(ends.status == status)
+        if agent is not None:
+            wanted.append(ends.agent == agent)
+        if since is not None:
+            if since.tzinfo is None:
+                raise InvalidInput("since", "has no time zone; give one, as in 2026-11-01T00:00:00+00:00")
+            wanted.append(ends.ended >= since.timestamp() * 1_000)
+        if tasks is None:
+            async for stored in self._pages(namespace, wanted):
+                yield stored
+            return
+        names = sorted({storable(task) for task in tasks})
+        for first in range(0, len(names), _TASKS_PER_QUERY):
+            chosen = tables.STEPS.c.task.in_(names[first : first + _TASKS_PER_QUERY])
+            async for stored in self._pages(namespace, [chosen, *wanted]):
+                yield stored
+
+    async def _pages(self, namespace: str, wanted: Sequence[ColumnElement[bool]]) -> AsyncIterator[StoredStep]:
+        steps, ends = tables.STEPS.c, tables.TASKS.c
+        joined = tables.STEPS.outerjoin(tables.TASKS, and_(ends.namespace == steps.namespace, ends.task == steps.task))
+        # Labels keep the steps' columns readable by name where both tables have the same.
+        end_columns = [column.label(f"end_{column.name}") for column in ends]
+        query = (
+            select(tables.STEPS, *end_columns)
+            .select_from(joined)
+            .where(steps.namespace == namespace, *wanted)
+            .order_by(steps.task, steps.place, steps.attempt)
+        )
+        place = tuple_(steps.task, steps.place, steps.attempt)
+        rows_wanted = _PAGE_ROWS_MAX // 10
+        page = query
+        while True:
+            with translated("the steps were not read"):
+                async with self._engine.connect() as connection:
+                    rows = (await connection.execute(page.limit(rows_wanted))).all()
+            size = 1
+            for row in rows:
+                size += len(row.input or "") + len(row.output or "")
+                end = end_of(row[-len(end_columns) :]) if row.end_task is not None else None
+                yield StoredStep(row.task, end, step_of(row))
+            if len(rows) < rows_wanted:
+                return
+            last = rows[-1]
+            page = query.where(place > tuple_(last.task, last.place, last.attempt))
+            rows_wanted = max(10, min(_PAGE_ROWS_MAX, len(rows) * _PAGE_BYTES // size))
+
+    async def unreadable(self, namespace: str, *, limit: int = 50) -> list[Unreadable]:
+        """Return entries whose steps could not be read, oldest partition and entry first."""
+        table = tables.UNREADABLE
+        query = (
+            select(table.c.partition, table.c.entry, table.c.task, table.c.reason, table.c.steps)
+            .where(table.c.namespace == namespace)
+            .order_by(table.c.partition, table.c.entry)
+            .limit(limit)
+        )
+        with translated("the unreadable entries were not read"):
+            async with self._engine.connect() as connection:
+                return [Unreadable(*row) for row in (await connection.execute(query)).all()]
+
+    async def delete(self, namespace: str, task: str) -> int:
+        """Erase all that is recorded of a task; return how many rows that were."""
+        erased = 0
+        with translated("the task was not deleted"):
+            async with self._engine.begin() as connection:
+                for table in (tables.STEPS, tables.TASKS, tables.UNREADABLE):
+                    chosen = (table.c.namespace == namespace) & (table.c.task == storable(task))
+                    erased += (await connection.execute(table.delete().where(chosen))).rowcount
+        return erased
+
+    async def close(self) -> None:
+        """Wait for a write that is under way and let go of the database. May be called again."""
+        await self._writer.close()
+        await self._engine.dispose()

@@ -1,0 +1,305 @@
+"""A task's trajectory as a tree of runs: text for a terminal, dicts for JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+import msgspec
+
+from runtime_core.trajectory.place import place
+from runtime_core.trajectory.recorded import TaskTrajectory
+from runtime_core.trajectory.steps import Step, StepError
+
+PREVIEW = 48
+"""Characters of an input or output that a line shows."""
+_DECODED_MAX = 4_096
+_ERROR_MAX = 120
+_GLYPHS = {
+    "agent": "◆",
+    "tool": "▸",
+    "engine": "▲",
+    "step": "·",
+    "model": "○",
+    "human": "?",
+    "timer": "~",
+    "emit": "»",
+    "send": "→",
+}
+_OTHER_GLYPH = "-"
+
+
+class ErrorDict(TypedDict):
+    """A step's error; `at` in epoch milliseconds, 0 where unknown."""
+
+    type: str
+    message: str
+    traceback: str
+    at: float
+
+
+class NodeDict(TypedDict):
+    """A run or a step; times in epoch milliseconds. `recorded` is false where only its children are known."""
+
+    run: str
+    step: str
+    kind: str
+    name: str
+    key: str
+    status: str
+    attempts: int
+    started: float
+    ended: float
+    input: object
+    output: object
+    error: ErrorDict | None
+    errors: list[ErrorDict]
+    usage: dict[str, float]
+    cause: str
+    owner: str
+    recorded: bool
+    children: list[NodeDict]
+
+
+class TreeDict(TypedDict):
+    """A task; times in epoch milliseconds. What its end would say is None while that is not recorded."""
+
+    namespace: str
+    task: str
+    complete: bool
+    steps: int
+    expected_steps: int | None
+    status: str | None
+    agent: str | None
+    session: str | None
+    created: float | None
+    ended: float | None
+    error: ErrorDict | None
+    runs: list[NodeDict]
+
+
+@dataclass(slots=True)
+class _Node:
+    """The attempts at one (run, step), and what they started."""
+
+    run: str
+    step: str
+    attempts: list[Step] = field(default_factory=list)
+    children: list[_Node] = field(default_factory=list)
+
+    @property
+    def last(self) -> Step | None:
+        return self.attempts[-1] if self.attempts else None
+
+
+def render(trajectory: TaskTrajectory) -> str:
+    """Return the run tree as lines: kind, name, status, duration, attempts, input, output, error; a total."""
+    lines = [_head(trajectory)]
+    for indent, branch, node in _walk(_roots(trajectory)):
+        lines.append(f"{indent}{branch}{_line(node)}")
+    lines.append(_total(trajectory))
+    return "\n".join(lines)
+
+
+def to_tree(trajectory: TaskTrajectory) -> TreeDict:
+    """Return the run tree as plain dicts, with inputs and outputs decoded."""
+    end = trajectory.end
+    roots = _roots(trajectory)
+    made: list[NodeDict] = []
+    pending = [(node, made) for node in reversed(roots)]
+    while pending:
+        node, siblings = pending.pop()
+        as_dict = _node_dict(node)
+        siblings.append(as_dict)
+        pending += [(child, as_dict["children"]) for child in reversed(node.children)]
+    return {
+        "namespace": trajectory.namespace,
+        "task": trajectory.task,
+        "complete": trajectory.complete,
+        "steps": len(trajectory.steps),
+        "expected_steps": end.steps if end else None,
+        "status": end.status if end else None,
+        "agent": end.agent if end else None,
+        "session": end.session if end else None,
+        "created": end.created if end else None,
+        "ended": end.ended if end else None,
+        "error": _error_dict(end.error) if end and end.error else None,
+        "runs": made,
+    }
+
+
+def _roots(trajectory: TaskTrajectory) -> list[_Node]:
+    """Link steps below their run, and a run below the step or the run that started it."""
+    nodes: dict[tuple[str, str], _Node] = {}
+    for step in trajectory.steps:
+        nodes.setdefault((step.run, step.step), _Node(step.run, step.step)).attempts.append(step)
+    # A run that is not recorded yet still has its place, so that its steps are not shown as another's.
+    for recorded, _ in list(nodes):
+        run = recorded
+        while run:
+            if (run, "") not in nodes:
+                nodes[run, ""] = _Node(run, "")
+            run = run.rpartition("/")[0]
+    roots: list[_Node] = []
+    for node in nodes.values():
+        parent, _, started_by = node.run.rpartition("/")
+        if node.step:
+            nodes[node.run, ""].children.append(node)
+        elif parent:
+            (nodes.get((parent, started_by)) or nodes[parent, ""]).children.append(node)
+        else:
+            roots.append(node)
+    for node in nodes.values():
+        node.children.sort(key=_position)
+    return sorted(roots, key=_position)
+
+
+def _position(node: _Node) -> str:
+    """Return what siblings sort by: the path of the step, or of the step that started the run."""
+    return place("", node.step or node.run.rpartition("/")[2])
+
+
+def _walk(roots: list[_Node]) -> Iterator[tuple[str, str, _Node]]:
+    # A stack, because runs may nest deeper than Python's calls.
+    pending = [("", node, at == len(roots) - 1) for at, node in enumerate(roots)][::-1]
+    while pending:
+        indent, node, is_last = pending.pop()
+        yield indent, "└─ " if is_last else "├─ ", node
+        below = indent + ("   " if is_last else "│  ")
+        last = len(node.children) - 1
+        pending += [(below, child, at == last) for at, child in enumerate(node.children)][::-1]
+
+
+def _head(trajectory: TaskTrajectory) -> str:
+    end = trajectory.end
+    if end is None:
+        return f"task {_plain(trajectory.task)}"
+    session = f"  session {_plain(end.session)}" if end.session else ""
+    return f"task {_plain(trajectory.task)}  {_plain(end.agent)}  {_plain(end.status)}{session}"
+
+
+def _line(node: _Node) -> str:
+    step = node.last
+    if step is None:
+        return f"{_OTHER_GLYPH} {_plain(node.run)}  not recorded"
+    parts = [f"{_GLYPHS.get(step.kind, _OTHER_GLYPH)} {_plain(step.kind)} {_plain(step.name)}"]
+    if step.key:
+        parts[0] += f"/{_plain(step.key)}"
+    parts += [_plain(step.status), duration(step.ended - step.started)]
+    if step.attempt > 1:
+        parts.append(f"{step.attempt} attempts")
+    given, returned = _preview(step.input), _preview(step.output)
+    if given or returned:
+        parts.append(" → ".join(text for text in (given, returned) if text))
+    if step.error is not None:
+        parts.append(f"✗ {_error_line(step.error)}")
+    return "  ".join(parts)
+
+
+def _total(trajectory: TaskTrajectory) -> str:
+    end, steps = trajectory.end, trajectory.steps
+    if end is not None:
+        text = f"{_plain(end.status)} in {duration(end.ended - end.created)}"
+        if end.error is not None:
+            text += f" with {_error_line(end.error)}"
+    elif steps:
+        text = f"{duration(max(s.ended for s in steps) - min(s.started for s in steps))} so far"
+    else:
+        text = "nothing recorded"
+    kinds = ", ".join(f"{count} {_plain(kind)}" for kind, count in Counter(s.kind for s in steps).most_common())
+    text += f": {len(steps)} {'step' if len(steps) == 1 else 'steps'}" + (f" ({kinds})" if kinds else "")
+    if trajectory.complete:
+        return text
+    missing = f"{len(steps)} of {end.steps} steps are recorded" if end else "the task's end is not recorded"
+    return f"{text}\nnot complete: {missing}"
+
+
+def duration(milliseconds: float) -> str:
+    """Return a time span for people, as in `12.3 ms`, `3.42 s`, `2 min 05 s`, `3 h 02 min`."""
+    # The limits are where rounding would show 1000.0 ms or 60.00 s. Clocks that were set back show as zero.
+    if milliseconds < 999.95:
+        return f"{max(milliseconds, 0.0):.1f} ms"
+    seconds = milliseconds / 1_000
+    if seconds < 59.995:
+        return f"{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min"
+
+
+def _preview(raw: msgspec.Raw) -> str:
+    data = bytes(raw)
+    if not data:
+        return ""
+    text = ""
+    if len(data) <= _DECODED_MAX:
+        # Decoded and encoded again: without the sender's line breaks and escapes.
+        try:
+            text = msgspec.json.encode(msgspec.json.decode(data)).decode()
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+            text = ""
+    return _cut(_plain(text or data[:_DECODED_MAX].decode("utf-8", "replace")), PREVIEW)
+
+
+def _error_line(error: StepError) -> str:
+    first = (error.message.splitlines() or [""])[0]
+    return _cut(_plain(f"{error.type}: {first}" if first else error.type), _ERROR_MAX)
+
+
+def _plain(text: str) -> str:
+    """Return `text` on one line, without the control characters by which it could drive the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else " " if char.isspace() else "�" for char in text)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _node_dict(node: _Node) -> NodeDict:
+    step = node.last
+    recorded = step is not None
+    if step is None:
+        step = Step(run=node.run, kind="", name="", status="", started=0.0, ended=0.0)
+    errors = step.errors or [earlier.error for earlier in node.attempts[:-1] if earlier.error is not None]
+    return {
+        "run": node.run,
+        "step": node.step,
+        "kind": step.kind,
+        "name": step.name,
+        "key": step.key,
+        "status": step.status,
+        "attempts": step.attempt if recorded else 0,
+        "started": step.started,
+        "ended": step.ended,
+        "input": decoded(step.input),
+        "output": decoded(step.output),
+        "error": _error_dict(step.error) if step.error else None,
+        "errors": [_error_dict(error) for error in errors],
+        "usage": step.usage,
+        "cause": step.cause,
+        "owner": step.owner,
+        "recorded": recorded,
+        "children": [],
+    }
+
+
+def _error_dict(error: StepError) -> ErrorDict:
+    return {"type": error.type, "message": error.message, "traceback": error.traceback, "at": error.at}
+
+
+def decoded(raw: msgspec.Raw) -> object:
+    """Return what JSON says; None where there is none, the text itself where it cannot be decoded."""
+    data = bytes(raw)
+    if not data:
+        return None
+    try:
+        value: object = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return data.decode("utf-8", "replace")
+    return value

@@ -1,0 +1,6 @@
+"""Admits tasks in order, relays answers, trims and sweeps. One replica leads at a time; the others stand by.
+
+1. `admitter`     `weft:tasks` → a started task, or a rejection and a dead letter
+2. `relay`        answers on their way to a `replyto` outside their partition
+3. `housekeeper`  trims the record, sweeps the index, watches the broker's memory, measures lag
+"""

@@ -1,0 +1,222 @@
+"""Admits what any language has appended to the ingress stream, in stream order.
+
+One admitter at a time: it carries its epoch, and a newer one fences it. An entry is acknowledged and deleted only
+after its task was started, or its rejection was kept; each step may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import cast
+
+import msgspec
+
+from runtime_core import submission
+from runtime_core.admission import Admission
+from runtime_core.bus.delivery import pairs
+from runtime_core.bus.event_bus import EventBus, NotYet
+from runtime_core.bus.keys import STATE_MANAGER, ingress
+from runtime_core.bus.transport import Argument, Reply, Transport
+from runtime_core.envelope import Envelope, parse, reply_address, to_fields
+from runtime_core.errors import BusUnavailable, InvalidInput, Rejected, ServerError
+from runtime_core.progress import ProgressWatch
+from runtime_core.submission import Submission
+from runtime_core.telemetry.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+BLOCK_MS = 500
+BATCH = 200
+ENDED = ("completed", "failed", "cancelled")
+WAIT_SECONDS = 0.2
+"""How long an entry that cannot be admitted yet waits before the next look; those behind it wait with it."""
+
+
+class Admitter:
+    """Reads `<namespace>:tasks` for one epoch."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        admission: Admission,
+        home: EventBus,
+        namespace: str,
+        metrics: Metrics,
+        watch: ProgressWatch,
+    ) -> None:
+        self._transport = transport
+        self._admission = admission
+        self._home = home
+        self._namespace = namespace
+        self._key = ingress(namespace)
+        self._metrics = metrics
+        self._watch = watch
+        self._lines: dict[str, bytes] = {}
+
+    async def run(self, epoch: str) -> None:
+        """Admit until cancelled. Raises Fenced where another leads by now."""
+        consumer = f"admitter-{epoch}"
+        # What an earlier admitter had taken comes first: the order of the stream is the order of admission.
+        cursor = "0-0"
+        while True:
+            try:
+                if cursor != ">":
+                    entries = await self._left_behind(consumer, cursor)
+                    if not entries:
+                        cursor = ">"
+                        continue
+                    cursor = entries[-1][0].decode()
+                else:
+                    entries = await self._read(consumer)
+            except BusUnavailable:
+                await asyncio.sleep(0.1)
+                cursor = "0-0"
+                continue
+            self._watch.waiting(bool(entries))
+            for entry, fields in entries:
+                await self._admit_or_reject(epoch, entry, fields)
+                self._watch.progressed()
+            self._watch.waiting(False)
+
+    async def _read(self, consumer: str) -> list[tuple[bytes, list[bytes]]]:
+        try:
+            reply = await self._transport.blocking(
+                "XREADGROUP", "GROUP", STATE_MANAGER, consumer, "COUNT", BATCH, "BLOCK", BLOCK_MS,
+                "STREAMS", self._key, ">",
+            )  # fmt: skip
+        except ServerError as error:
+            if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
+                raise
+            await self._home.make_group(self._key, STATE_MANAGER)
+            return []
+        return pairs(cast(list[list[Reply]], reply)[0][1]) if reply else []
+
+    async def _left_behind(self, consumer: str, after: str) -> list[tuple[bytes, list[bytes]]]:
+        """Entries that were read and not admitted, by whomever, oldest first."""
+        await self._home.make_group(self._key, STATE_MANAGER)
+        start = "-" if after == "0-0" else f"({after}"
+        call = self._home.transport.call
+        listed = cast(list[list[Reply]], await call("XPENDING", self._key, STATE_MANAGER, start, "+", BATCH))
+        if not listed:
+            return []
+        ids = [cast(bytes, item[0]) for item in listed]
+        claimed = await call("XCLAIM", self._key, STATE_MANAGER, consumer, 0, *ids)
+        found = pairs(claimed)
+        if not found:
+            await call("XACK", self._key, STATE_MANAGER, *ids)
+        return found
+
+    async def _admit_or_reject(self, epoch: str, entry: bytes, fields: list[bytes]) -> None:
+        """Admit one entry; whatever is wrong with it is answered and kept, and stops nothing."""
+        while True:
+            try:
+                await self._one(epoch, entry, fields)
+                break
+            except NotYet:
+                await asyncio.sleep(WAIT_SECONDS)
+            except InvalidInput as error:
+                await self._reject(entry, fields, error)
+                break
+        call = self._home.transport.call
+        await call("XACK", self._key, STATE_MANAGER, entry)
+        await call("XDEL", self._key, entry)
+        self._metrics.events_handled["admitted"].inc()
+
+    async def _one(self, epoch: str, entry: bytes, fields: list[bytes]) -> None:
+        envelope = parse(entry.decode(), fields, self._namespace)
+        match envelope.type:
+            case submission.SUBMIT:
+                await self._submit(epoch, envelope)
+            case submission.CANCEL:
+                await self._cancel(submission.parse_cancel(envelope))
+            case submission.SIGNAL:
+                await self._signal(submission.parse_signal(envelope))
+            case other:
+                raise InvalidInput(
+                    "type",
+                    f"{other!r} is no command; known are {submission.SUBMIT}, {submission.CANCEL}, {submission.SIGNAL}",
+                )
+
+    async def _submit(self, epoch: str, envelope: Envelope) -> None:
+        wanted: Submission = submission.parse_submit(envelope)
+        submitted = await self._admission.admit(wanted, reply=wanted.replyto, epoch=epoch)
+        if not wanted.replyto:
+            return
+        if submitted.started or submitted.status not in ENDED:
+            await self._answer(wanted.replyto, submission.accepted(submitted.task, at_ms=_now(), cause=envelope.id))
+            return
+        bus = await self._admission.find(submitted.task)
+        final = await bus.transport.call("HGET", bus.keys.task(submitted.task), "out")
+        if final is None:
+            known = {"task_id": submitted.task, "status": submitted.status}
+            final = msgspec.json.encode(known)
+        await self._answer(
+            wanted.replyto,
+            submission.final(submitted.task, submitted.status, cast(bytes, final), at_ms=_now(), cause=envelope.id),
+        )
+
+    async def _cancel(self, wanted: submission.Cancellation) -> None:
+        bus = await self._admission.find(wanted.task_id)
+        answer = await bus.cancel(wanted.task_id, wanted.reason or "cancelled by its user")
+        if wanted.replyto and answer[0] == "unknown":
+            # A repeat is answered as well, so nothing is said of a task that is not known but this.
+            error = InvalidInput(
+                "data.task_id", f"no task {wanted.task_id!r} is known; a later submit of it is refused"
+            )
+            await self._answer(
+                wanted.replyto,
+                submission.rejected(
+                    wanted.event_id, error, at_ms=_now(), task_id=wanted.task_id, cause=wanted.event_id
+                ),
+            )
+
+    async def _signal(self, wanted: submission.Signal) -> None:
+        bus = await self._admission.find(wanted.task_id)
+        answer = await bus.signal(wanted.task_id, wanted.request_id, wanted.value_json)
+        match answer[0]:
+            case "unknown":
+                raise InvalidInput("data.task_id", f"no task {wanted.task_id!r} is known")
+            case "ended":
+                raise InvalidInput("data.task_id", f"the task {wanted.task_id!r} has ended ({answer[1]})")
+            case "answered":
+                raise InvalidInput("data.request_id", f"{wanted.request_id!r} was already answered")
+            case "no_request":
+                raise InvalidInput("data.request_id", f"the task has no open question {wanted.request_id!r}")
+
+    async def _reject(self, entry: bytes, fields: list[bytes], error: InvalidInput) -> None:
+        """Answer where there is a `replyto`, and keep the entry as a dead letter."""
+        reply_to = reply_address(fields, self._namespace)
+        task = error.task_id if isinstance(error, Rejected) else ""
+        fact = submission.rejected(entry.decode(), error, at_ms=_now(), task_id=task, cause=entry.decode())
+        letter: list[Argument] = [
+            "reason", "rejected", "stream", "tasks", "group", STATE_MANAGER, "entry", entry, "time", _now(),
+            "field", error.field, "error", msgspec.json.encode({"type": "Rejected", "message": str(error)}),
+            "errors", msgspec.json.encode([{"type": "Rejected", "message": str(error), "at": float(_now())}]),
+            *([] if not task else ["taskid", task]),
+        ]  # fmt: skip
+        # The fields as they came, so that the letter can be read, mended and sent again.
+        for at in range(0, len(fields) - 1, 2):
+            letter += [b"event:" + fields[at], fields[at + 1]]
+        await self._home.transport.call("XADD", self._home.keys.dead, "*", *letter)
+        if reply_to:
+            await self._answer(reply_to, fact)
+        self._metrics.dead_letters["rejected"].inc()
+        logger.warning("an entry of %s is rejected: %s", self._key, error)
+
+    async def _answer(self, reply_to: str, fact: Envelope) -> None:
+        """Append a fact to the user's stream; at least once. A key of another type costs that answer only."""
+        try:
+            await self._home.transport.call("XADD", reply_to, "*", *to_fields(fact))
+        except ServerError as error:
+            logger.warning("replyto %r cannot be written: %s", reply_to, error)
+            await self._home.transport.call(
+                "XADD", self._home.keys.dead, "*", "reason", "reply_not_writable", "stream", reply_to,
+                "group", STATE_MANAGER, "time", _now(), "error", msgspec.json.encode({"type": "ServerError", "message": str(error)}),
+                "errors", "[]", "d", fact.data,
+            )  # fmt: skip
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,121 @@
+"""Keeps a partition tidy: follows the record, trims it, sweeps the index, watches memory, measures lag."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import cast
+
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import GROUPS, STATE_MANAGER, group_of
+from runtime_core.bus.namespace import server_memory
+from runtime_core.bus.transport import Reply
+from runtime_core.errors import BusUnavailable, ServerError
+from runtime_core.telemetry.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_SECONDS = 0.5
+READ_AT_ONCE = 5000
+MEMORY_LIMIT = 0.8
+"""Of `maxmemory`: above it submits are answered with `overloaded`, while commits go on."""
+SWEEP = 500
+
+
+class Housekeeper:
+    """One partition's chores; run by the leader only."""
+
+    def __init__(self, bus: EventBus, metrics: Metrics, retention_seconds: float) -> None:
+        self._bus = bus
+        self._metrics = metrics
+        self._retention_ms = int(retention_seconds * 1000)
+        self._cursor = ""
+
+    async def run(self) -> None:
+        """Do the chores until cancelled; a broker that is away is waited for."""
+        while True:
+            try:
+                await self._follow_record()
+                await self._bus.trim_record()
+                await self._watch_memory()
+                await self._sweep_index()
+                await self._measure()
+            except BusUnavailable:
+                logger.info("the broker is away; chores wait")
+            await asyncio.sleep(INTERVAL_SECONDS)
+
+    async def _follow_record(self) -> None:
+        """Count the tasks that ended, and publish how far this group has come: trimming follows the slower one."""
+        call, keys = self._bus.transport.call, self._bus.keys
+        if not self._cursor:
+            self._cursor = await self._published_cursor()
+        while True:
+            reply = cast(
+                list[list[Reply]], await call("XRANGE", keys.record, f"({self._cursor}", "+", "COUNT", READ_AT_ONCE)
+            )
+            if not reply:
+                return
+            for entry in reply:
+                fields = cast(list[bytes], entry[1])
+                if len(fields) > 5 and fields[4] == b"e":
+                    status, _, _, created, ended, *_ = fields[5].decode().split("\n")
+                    self._metrics.tasks_ended[status].inc()
+                    self._metrics.task_seconds.observe(max(0.0, (float(ended) - float(created)) / 1000))
+            self._cursor = cast(bytes, reply[-1][0]).decode()
+            await self._bus.publish_cursor(STATE_MANAGER, self._cursor)
+
+    async def _published_cursor(self) -> str:
+        call, keys = self._bus.transport.call, self._bus.keys
+        try:
+            groups = cast(list[list[Reply]], await call("XINFO", "GROUPS", keys.record))
+        except ServerError:
+            await self._bus.make_groups(())
+            return "0-0"
+        for group in groups:
+            named = dict(zip(group[::2], group[1::2], strict=True))
+            if named[b"name"] == STATE_MANAGER.encode():
+                return cast(bytes, named[b"last-delivered-id"]).decode()
+        return "0-0"
+
+    async def _watch_memory(self) -> None:
+        memory = await server_memory(self._bus.transport)
+        limit, used = int(memory.get("maxmemory", 0)), int(memory.get("used_memory", 0))
+        over = limit > 0 and used > limit * MEMORY_LIMIT
+        text = f"the broker uses {used} of {limit} bytes of maxmemory" if over else ""
+        await self._bus.transport.call("HSET", self._bus.keys.meta, "overload", text)
+
+    async def _sweep_index(self) -> None:
+        """Forget tasks whose hash has expired; those that still run are looked at again a retention later."""
+        call, keys = self._bus.transport.call, self._bus.keys
+        before = time.time_ns() // 1_000_000 - self._retention_ms
+        old = cast(list[bytes], await call("ZRANGEBYSCORE", keys.index, "-inf", before, "LIMIT", 0, SWEEP))
+        for task in old:
+            if await call("EXISTS", keys.task(task.decode())):
+                await call("ZADD", keys.index, "XX", time.time_ns() // 1_000_000, task)
+            else:
+                await call("ZREM", keys.index, task)
+
+    async def _measure(self) -> None:
+        """Lag and pending of every work stream: what is on the stream is not done, so the lag is what is not pending."""
+        call, keys = self._bus.transport.call, self._bus.keys
+        streams = {name.decode() for name in cast(list[bytes], await call("HVALS", keys.agents))}
+        streams |= {name.decode() for name in cast(list[bytes], await call("HVALS", keys.tools))}
+        for stream in streams | set(GROUPS):
+            length = cast(int, await call("XLEN", keys.stream(stream)))
+            place = (stream, group_of(stream))
+            pending, oldest = 0, 0.0
+            try:
+                summary = cast(list[Reply], await call("XPENDING", keys.stream(stream), group_of(stream)))
+                pending = cast(int, summary[0])
+                if summary[1] is not None:
+                    oldest = max(0.0, time.time() - int(cast(bytes, summary[1]).split(b"-")[0]) / 1000)
+            except ServerError:
+                if length == 0:
+                    continue  # a stream that this namespace has no use for
+            self._metrics.stream_lag[place].set(max(0, length - pending))
+            self._metrics.stream_pending[place].set(pending)
+            self._metrics.stream_oldest_pending[place].set(oldest)
+        self._metrics.timers_due[str(keys.partition)].set(
+            cast(int, await call("ZCOUNT", keys.timers, "-inf", time.time_ns() // 1_000_000))
+        )

@@ -1,0 +1,73 @@
+"""The role: leads admission for the namespace, and relay and housekeeping for each partition."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from runtime_core.admission import Admission
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.transport import Transport
+from runtime_core.consumer.leader import Leader
+from runtime_core.progress import Health, ProgressWatch
+from runtime_core.settings import Settings
+from runtime_core.telemetry.metrics import Metrics
+from services.state_manager.admitter import Admitter
+from services.state_manager.housekeeper import Housekeeper
+from services.state_manager.relay import Relay
+
+SERVICE = "state-manager"
+
+
+class StateManager:
+    """One replica of the state-manager. `ingress` is a connection of its own for the blocking read."""
+
+    def __init__(self, buses: Sequence[EventBus], ingress: Transport, settings: Settings, metrics: Metrics) -> None:
+        self._buses = buses
+        self._ingress = ingress
+        self._settings = settings
+        self._metrics = metrics
+        self._stop = asyncio.Event()
+        self._watch = ProgressWatch(limit_seconds=max(30.0, 10 * settings.lease_seconds))
+        self._leaders = [
+            Leader(bus, "admit" if number == 0 else "keep", SERVICE, settings.lease_seconds, self._work_of(bus, number))
+            for number, bus in enumerate(buses)
+        ]
+
+    async def start(self) -> None:
+        for bus in self._buses:
+            await bus.make_groups(())
+        for leader in self._leaders:
+            await leader.start()
+
+    async def run(self) -> None:
+        await self._stop.wait()
+
+    async def stop(self) -> None:
+        self._stop.set()
+        for leader in self._leaders:
+            await leader.stop()
+        for transport in (self._ingress, *(bus.transport for bus in self._buses)):
+            await transport.close()
+
+    def ready(self) -> bool:
+        return all(leader.silent_seconds < self._settings.lease_seconds for leader in self._leaders)
+
+    def progress(self) -> Health:
+        return self._watch.health()
+
+    def _work_of(self, bus: EventBus, number: int) -> Callable[[int], Awaitable[None]]:
+        async def work(epoch: int) -> None:
+            relay = Relay(bus, self._metrics)
+            keeper = Housekeeper(bus, self._metrics, self._settings.retention_seconds)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(relay.run(), name="relay")
+                group.create_task(keeper.run(), name="housekeeper")
+                if number == 0:
+                    admission = Admission(self._buses)
+                    admitter = Admitter(
+                        self._ingress, admission, bus, self._settings.namespace, self._metrics, self._watch
+                    )
+                    group.create_task(admitter.run(str(epoch)), name="admitter")
+
+        return work

@@ -1,0 +1,29 @@
+"""Picks the implementations for a state-manager."""
+
+from __future__ import annotations
+
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.namespace import connect, open_namespace
+from runtime_core.errors import ConfigurationError
+from runtime_core.service import Role
+from runtime_core.settings import Settings
+from runtime_core.telemetry.metrics import Metrics
+from services.state_manager.manager import StateManager
+
+
+async def build(settings: Settings, metrics: Metrics) -> Role:
+    if settings.redis_url is None:
+        raise ConfigurationError("WEFT_REDIS_URL is not set: name a broker, or use `weft up`, which starts one")
+    limits = {
+        "retention": max(1, int(settings.retention_seconds)),
+        "dedupe_max": settings.dedupe_max,
+        "mailbox_max": settings.mailbox_max,
+        "stream_max": settings.stream_max,
+        "record_max": settings.record_max,
+    }
+    transports = [await connect(settings.redis_url) for _ in range(settings.partitions)]
+    buses = []
+    for transport, number in zip(transports, range(settings.partitions), strict=True):
+        keys = await open_namespace(transport, settings.namespace, settings.partitions, limits)
+        buses.append(EventBus(transport, keys[number]))
+    return StateManager(buses, await connect(settings.redis_url), settings, metrics)

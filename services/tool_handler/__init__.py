@@ -1,0 +1,1 @@
+"""Runs tools. Reads `tool` (group `tool-handler`); emits results and records by its commits."""

@@ -1,0 +1,30 @@
+"""Picks the implementations for a tool-handler."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.consumer.consumer import Handler
+from runtime_core.consumer.worker import Worker
+from runtime_core.service import Role
+from runtime_core.settings import Settings
+from runtime_core.telemetry.metrics import Metrics
+from runtime_core.tools.call import AbandonedThreads
+from runtime_core.tools.call_handler import CallHandler
+
+THREADS = 32
+"""Plain functions that run at once; async ones are bounded by what is in flight."""
+
+
+async def build(settings: Settings, metrics: Metrics) -> Role:
+    worker = await Worker.open(settings, metrics, service="tool-handler", stream="tool")
+    app = worker.app
+    threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tool")
+    abandoned = AbandonedThreads()
+
+    def handler(bus: EventBus) -> Handler:
+        return CallHandler(bus, app, threads, abandoned, metrics)
+
+    worker.consume(handler, abandoned=lambda: abandoned.running >= THREADS // 2)
+    return worker

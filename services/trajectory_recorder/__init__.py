@@ -1,0 +1,3 @@
+"""Writes each step of every task once. Reads `record` (group `trajectory-recorder`) by a cursor that is stored in the
+transaction that writes the rows. One replica is active per partition; the others stand by.
+"""

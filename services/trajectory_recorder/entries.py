@@ -1,0 +1,22 @@
+"""From an entry of the record stream to what the store writes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from runtime_core.trajectory.steps import StepError, TaskEnd
+from runtime_core.trajectory.store import RecordEntry
+
+_ERROR = msgspec.json.Decoder(StepError)
+
+
+def record_entry(entry: bytes, fields: list[bytes]) -> RecordEntry:
+    """Fields are `t` task, `d` steps (JSON array or empty), and for the commit that ended the task `e` (status,
+    agent, steps, created ms, ended ms, session; a line each) and `f` (the error object, or empty)."""
+    task = fields[1].decode()
+    if len(fields) < 6:
+        return RecordEntry(entry.decode(), task, fields[3], None)
+    status, agent, steps, created, ended, session = fields[5].decode().split("\n")
+    error = _ERROR.decode(fields[7]) if len(fields) > 7 and fields[7] else None
+    end = TaskEnd(task, status, agent, int(steps), float(created or 0), float(ended), error, session)
+    return RecordEntry(entry.decode(), task, fields[3], end)

@@ -1,0 +1,89 @@
+"""The role: leads the recording of each partition, and copies the record into the store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import TRAJECTORY_RECORDER
+from runtime_core.consumer.leader import Leader
+from runtime_core.errors import BusUnavailable
+from runtime_core.progress import Health, ProgressWatch
+from runtime_core.settings import Settings
+from runtime_core.telemetry.metrics import Metrics
+from runtime_core.trajectory.store import TrajectoryStore
+from services.trajectory_recorder.entries import record_entry
+
+logger = logging.getLogger(__name__)
+
+READ_AT_ONCE = 2000
+PAUSE_SECONDS = 0.02
+"""Entries that come in within one pause are written in one transaction."""
+
+
+class Recorder:
+    """One replica of the trajectory-recorder."""
+
+    def __init__(self, buses: Sequence[EventBus], store: TrajectoryStore, settings: Settings, metrics: Metrics) -> None:
+        self._buses = buses
+        self._store = store
+        self._namespace = settings.namespace
+        self._lease = settings.lease_seconds
+        self._metrics = metrics
+        self._stop = asyncio.Event()
+        self._watch = ProgressWatch(limit_seconds=max(30.0, 10 * settings.lease_seconds))
+        self._leaders = [self._leader(bus) for bus in buses]
+
+    async def start(self) -> None:
+        for bus, leader in zip(self._buses, self._leaders, strict=True):
+            await bus.make_groups(())
+            await leader.start()
+
+    async def run(self) -> None:
+        await self._stop.wait()
+
+    async def stop(self) -> None:
+        self._stop.set()
+        for leader in self._leaders:
+            await leader.stop()
+        await self._store.close()
+        for bus in self._buses:
+            await bus.transport.close()
+
+    def ready(self) -> bool:
+        return all(leader.silent_seconds < self._lease for leader in self._leaders)
+
+    def progress(self) -> Health:
+        return self._watch.health()
+
+    def _leader(self, bus: EventBus) -> Leader:
+        async def work(epoch: int) -> None:
+            await self._record(bus, epoch)
+
+        return Leader(bus, "record", TRAJECTORY_RECORDER, self._lease, work)
+
+    async def _record(self, bus: EventBus, epoch: int) -> None:
+        """Copy the record of one partition, under this epoch, until cancelled. Raises Fenced where another leads."""
+        partition = bus.keys.partition
+        cursor = await self._store.cursor(self._namespace, partition)
+        while True:
+            try:
+                entries = await bus.read_record(cursor, READ_AT_ONCE, 500)
+            except BusUnavailable:
+                await asyncio.sleep(0.1)
+                continue
+            if not entries:
+                self._watch.waiting(False)
+                continue
+            self._watch.waiting(True)
+            rows = [record_entry(entry, fields) for entry, fields in entries]
+            await self._store.write(self._namespace, partition, epoch, rows)
+            cursor = entries[-1][0].decode()
+            # After the rows are committed: what is published may be trimmed.
+            await bus.publish_cursor(TRAJECTORY_RECORDER, cursor)
+            self._watch.progressed()
+            self._metrics.events_handled["recorded"].inc(len(entries))
+            if len(entries) < READ_AT_ONCE:
+                await asyncio.sleep(PAUSE_SECONDS)

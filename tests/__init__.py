@@ -1,0 +1,1 @@
+"""The tests of Weft. `tests.servers` starts the real servers; `tests.architecture` guards the structure."""

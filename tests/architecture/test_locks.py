@@ -1,0 +1,56 @@
+"""The locks install what pyproject.toml asks for, from files whose content is known, from any registry."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.architecture.tree import ROOT
+
+LOCKS = ("dev.txt", "run.txt")
+
+
+def locked(name: str) -> dict[str, str]:
+    """Package → version of a lock."""
+    text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
+    return dict(re.findall(r"^([a-z0-9-]+)==([^\s;]+)", text, flags=re.MULTILINE))
+
+
+def asked_for(*, dev: bool) -> list[Requirement]:
+    """What pyproject.toml asks for, of the whole environment or of what running needs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    groups, extras = project["dependency-groups"], project["project"]["optional-dependencies"]
+    lines = [*project["project"]["dependencies"], *groups["build"]]
+    if dev:
+        lines += [line for line in groups["dev"] if isinstance(line, str)]
+        lines += [line for extra in extras.values() for line in extra]
+    return [Requirement(line) for line in lines]
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_holds_what_is_asked_for(name: str) -> None:
+    versions = locked(name)
+    wrong = [
+        str(requirement)
+        for requirement in asked_for(dev=name == "dev.txt")
+        if not requirement.specifier.contains(versions.get(canonicalize_name(requirement.name), "0"))
+    ]
+    assert wrong == [], f"requirements/{name} is out of date: run `make lock`"
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_has_a_hash_for_every_package_and_names_no_place(name: str) -> None:
+    text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
+    assert "://" not in text
+    entries = re.split(r"\n(?=\S)", text.strip())
+    assert [entry.split()[0] for entry in entries if "--hash=sha256:" not in entry] == []
+    assert len(entries) == len(locked(name))
+
+
+def test_running_needs_the_versions_that_were_tested() -> None:
+    tested = locked("dev.txt")
+    assert {name for name, version in locked("run.txt").items() if tested.get(name) != version} == set()

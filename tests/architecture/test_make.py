@@ -1,0 +1,85 @@
+"""The Makefile passes on what it is given, as it was typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.tree import ROOT
+
+TARGETS = [
+    "help",
+    "setup",
+    "lock",
+    "format",
+    "check",
+    "test",
+    "test-unit",
+    "run",
+    "bench",
+    "chaos",
+    "ci",
+    "clean",
+]
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Path:
+    """A copy of the Makefile beside an environment whose Python writes down its arguments."""
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nexec python3 -c 'import json, sys; print(json.dumps(sys.argv[1:]))' \"$@\"\n")
+    python.chmod(0o755)
+    (tmp_path / "requirements").mkdir()
+    for name in ("Makefile", "pyproject.toml", "requirements/dev.txt", "requirements/run.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    for stamp in (".setup", ".setup-run"):
+        (tmp_path / ".venv" / stamp).touch()
+    return tmp_path
+
+
+def make(door: Path, *arguments: str) -> str:
+    done = subprocess.run(["make", "-s", *arguments], cwd=door, capture_output=True, text=True, check=True, timeout=30)
+    return done.stdout
+
+
+def test_help_lists_every_target(door: Path) -> None:
+    listed = [line.split()[1] for line in make(door, "help").splitlines()]
+    assert listed == TARGETS
+
+
+@pytest.mark.parametrize(
+    "value", ["plain", "two words", 'it\'s "quoted"', "$HOME costs $5", "a;b|c & `d`", "#1 \\ *", "größe"]
+)
+def test_run_passes_topic_and_docs_as_they_were_typed(door: Path, value: str) -> None:
+    told = json.loads(make(door, "run", f"TOPIC={value}", f"DOCS={value}"))
+    assert told == ["-m", "examples.research_desk", "--docs", value, "--topic", value]
+
+
+def test_run_passes_nothing_when_nothing_is_given(door: Path) -> None:
+    assert json.loads(make(door, "run")) == ["-m", "examples.research_desk"]
+
+
+def test_a_second_setup_does_nothing(door: Path) -> None:
+    assert make(door, "setup") == ""
+
+
+def test_a_changed_lock_is_installed_again(door: Path) -> None:
+    stamp = door / ".venv" / ".setup"
+    # An explicit time: two files written within one tick of the clock are equally old to make.
+    os.utime(stamp, (1, 1))
+    assert '"--require-hashes"' in make(door, "setup")
+    assert stamp.stat().st_mtime > 1
+    assert make(door, "setup") == ""
+
+
+def test_ci_runs_the_tests_and_nothing_else() -> None:
+    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert lines[-1] == "exec make test"

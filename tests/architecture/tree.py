@@ -1,0 +1,71 @@
+"""What the architecture tests look at: the repository's own files, and what its modules import."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CORE = ROOT / "libs" / "runtime_core" / "src"
+
+_HIDDEN_OURS = {".ci", ".github"}
+_NOT_OURS = {"__pycache__", "dist", "node_modules", "results"}
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One module that is imported at one place, also inside functions and under TYPE_CHECKING."""
+
+    importer: str
+    imported: str
+    path: Path
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line} imports {self.imported}"
+
+
+def own_files() -> Iterator[Path]:
+    """The repository's files, without what tools and runs leave behind."""
+    for folder, names, files in os.walk(ROOT):
+        names[:] = [name for name in names if name in _HIDDEN_OURS or not (name.startswith(".") or name in _NOT_OURS)]
+        for name in files:
+            yield Path(folder, name)
+
+
+@cache
+def production_imports() -> tuple[Import, ...]:
+    """What the modules of runtime_core and of the services import."""
+    return tuple(
+        found
+        for base, folder in ((CORE, CORE / "runtime_core"), (ROOT, ROOT / "services"))
+        for path in sorted(folder.rglob("*.py"))
+        if "tests" not in path.relative_to(base).parts
+        for found in imports_of(path, base)
+    )
+
+
+def imports_of(path: Path, base: Path) -> Iterator[Import]:
+    """All imports of one file whose module name is relative to `base`."""
+    parts = path.relative_to(base).with_suffix("").parts
+    package = parts[:-1]
+    importer = ".".join(package if parts[-1] == "__init__" else parts)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(importer, alias.name, path, node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            source = ".".join((*above, *([node.module] if node.module else [])))
+            for alias in node.names:
+                # The name may be a module or a thing in one; both begin with the module's name.
+                yield Import(importer, f"{source}.{alias.name}", path, node.lineno)
+
+
+def within(module: str, *packages: str) -> bool:
+    """Whether the module is one of the packages or inside one."""
+    return any(module == package or module.startswith(f"{package}.") for package in packages)

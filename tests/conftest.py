@@ -1,0 +1,131 @@
+"""Fixtures that all tests share: real servers and fresh namespaces."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import pytest
+
+from tests.servers.matrix import MATRIX, VALKEY_9, Servers, make_server
+from tests.servers.process import Append, Server
+from tests.servers.unavailable import Unavailable
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class OwnServer(Protocol):
+    """Starts a server for one test."""
+
+    def __call__(
+        self, kind: str = VALKEY_9, *, append: Append | None = "everysec", options: Sequence[str] = ()
+    ) -> Server: ...
+
+
+@pytest.fixture(scope="session")
+def server_cache() -> Path:
+    """Where unpacked server programs are kept between test runs."""
+    return Path(os.environ.get("WEFT_TEST_CACHE") or ROOT / ".cache") / "servers"
+
+
+@pytest.fixture(scope="session")
+def wanted_servers() -> frozenset[str]:
+    """The names of the servers to test on: `WEFT_TEST_SERVERS`, separated by commas, or all of the matrix."""
+    names = (os.environ.get("WEFT_TEST_SERVERS") or ",".join(MATRIX)).split(",")
+    wanted = frozenset(name.strip() for name in names)
+    if unknown := wanted.difference(MATRIX):
+        pytest.exit(f"WEFT_TEST_SERVERS: unknown {', '.join(sorted(unknown))}; known are {', '.join(MATRIX)}", 4)
+    return wanted
+
+
+@pytest.fixture(scope="session")
+def shared_server(
+    server_cache: Path, wanted_servers: frozenset[str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Server]]:
+    """Gives the shared server of a kind, as in `shared_server("redis-7.0")`; use `namespace` on it."""
+    with Servers(server_cache, tmp_path_factory.mktemp("servers")) as servers:
+
+        def get(kind: str) -> Server:
+            skip_unless_wanted(kind, wanted_servers)
+            try:
+                return servers.get(kind)
+            except Unavailable as reason:
+                missing(kind, reason)
+
+        yield get
+
+
+@pytest.fixture(scope="session")
+def valkey(shared_server: Callable[[str], Server]) -> Server:
+    """The shared Valkey 9, for tests that leave it as it is."""
+    return shared_server(VALKEY_9)
+
+
+@pytest.fixture(params=MATRIX)
+def any_server(request: pytest.FixtureRequest, shared_server: Callable[[str], Server]) -> Server:
+    """Each server of the matrix in turn, shared: use `namespace`, change no settings, kill nothing."""
+    kind: str = request.param
+    return shared_server(kind)
+
+
+@pytest.fixture
+def own_server(server_cache: Path, wanted_servers: frozenset[str], tmp_path: Path) -> Iterator[OwnServer]:
+    """Starts servers for this test alone, as in `own_server("redis-7.0", append="always")`."""
+    with ExitStack() as stack:
+        count = 0
+
+        def start(kind: str = VALKEY_9, *, append: Append | None = "everysec", options: Sequence[str] = ()) -> Server:
+            nonlocal count
+            skip_unless_wanted(kind, wanted_servers)
+            count += 1
+            directory = tmp_path / f"server-{count}"
+            try:
+                server = make_server(kind, server_cache, directory, append=append, options=options)
+            except Unavailable as reason:
+                missing(kind, reason)
+            return stack.enter_context(server)
+
+        yield start
+
+
+@pytest.fixture
+def own_valkey(own_server: OwnServer) -> Server:
+    """A Valkey 9 for this test alone, which may kill, pause and restart it."""
+    return own_server()
+
+
+@pytest.fixture
+def namespace() -> str:
+    """A namespace that no other test uses, so that a shared server needs no flush."""
+    return f"w{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+def chaos_rounds() -> int:
+    """How often a chaos test repeats its scenario: few times by default, `WEFT_CHAOS_ROUNDS` times in a hunt."""
+    return int(os.environ.get("WEFT_CHAOS_ROUNDS") or 2)
+
+
+@pytest.fixture
+def chaos_seed() -> int:
+    """The seed of a chaos test, printed so that a failure can be repeated with `WEFT_CHAOS_SEED`."""
+    seed = int(os.environ.get("WEFT_CHAOS_SEED") or secrets.randbits(32))
+    print(f"WEFT_CHAOS_SEED={seed}")
+    return seed
+
+
+def skip_unless_wanted(kind: str, wanted: frozenset[str]) -> None:
+    if kind not in wanted:
+        pytest.skip(f"{kind} is not among WEFT_TEST_SERVERS")
+
+
+def missing(kind: str, reason: Unavailable) -> NoReturn:
+    """Skip on a laptop, with a line that is seen; fail in CI, where a skip would be a silent hole."""
+    message = f"NOT TESTED on {kind}: {reason}"
+    if os.environ.get("CI"):
+        pytest.fail(f"{message} (the variable CI is set, so this is a failure)")
+    pytest.skip(message)

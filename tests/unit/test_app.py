@@ -1,0 +1,597 @@
+"""What an app may declare, what is refused, and how agents read input and start."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from pydantic import BaseModel
+
+from runtime_core.agents.agent import Agent, handles
+from runtime_core.agents.definition import AgentDefinition
+from runtime_core.app import App, Functions
+from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.policy import RetryPolicy
+from runtime_core.tools.call import ToolContext
+
+if TYPE_CHECKING:
+    from runtime_core.agents.context import AgentContext
+    from runtime_core.agents.ports import Definition
+    from runtime_core.agents.ports import Functions as FunctionsPort
+
+
+class FakeContext:
+    """As much of a context as starting an agent needs."""
+
+    def __init__(self, state: dict[str, object] | None = None) -> None:
+        self.state = {} if state is None else state
+
+
+def context(state: dict[str, object] | None = None) -> AgentContext:
+    return cast("AgentContext", FakeContext(state))  # the real one needs a run
+
+
+async def run(agent: AgentDefinition, data: object, ctx: AgentContext | None = None) -> object:
+    value = agent.decode_input(json.dumps(data).encode())
+    return json.loads(agent.encode_output(await agent.start(ctx or context(), value)))
+
+
+class Facts(BaseModel):
+    topic: str
+    facts: list[str] = []
+
+
+@dataclass
+class Praise:
+    text: str
+
+
+# ---------------------------------------------------------------- the programming model
+
+
+async def test_the_documented_app_can_be_declared_checked_and_described() -> None:
+    app = App("desk", version="3")
+
+    @app.tool
+    async def search(query: str, ctx: ToolContext) -> list[dict[str, object]]:
+        return [{"query": query}]
+
+    @app.tool(name="slow", timeout_seconds=5, retry=RetryPolicy(attempts=2), repeatable=False, pool="gpu")
+    def slow_one(n: int) -> int:
+        return n
+
+    @app.engine_function
+    def rank(passages: list[dict[str, object]]) -> list[dict[str, object]]:
+        return passages[::-1]
+
+    @app.engine_function(name="rank-all", pool="big")
+    def rank_all() -> int:
+        return 1
+
+    @app.agent("researcher", retry=RetryPolicy(attempts=1), pool="p", timeout_seconds=9, tools=["search", slow_one])
+    async def researcher(ctx: AgentContext, topic: str) -> str:
+        return topic.upper()
+
+    class Writer(Agent):
+        """Writes."""
+
+        @handles(Facts)
+        async def on_facts(self, message: Facts, ctx: AgentContext) -> str:
+            return message.topic
+
+    app.add_agent("writer", Writer)
+    app.check()
+
+    assert list(app.tools) == ["search", "slow"]
+    assert list(app.engine_functions) == ["rank", "rank-all"]
+    assert list(app.agents) == ["researcher", "writer"]
+    slow, agent = app.tools["slow"], app.agents["researcher"]
+    assert (slow.timeout_seconds, slow.retry.attempts, slow.repeatable, slow.pool) == (5.0, 2, False, "gpu")
+    assert (agent.timeout_seconds, agent.retry.attempts, agent.pool) == (9.0, 1, "p")
+    # The decorators leave functions as they were.
+    assert slow_one(3) == 3
+    assert await researcher(context(), "a") == "A"
+    assert app.engine_functions["rank"].run(b'{"passages": [{"a": 1}, {}]}') == b'[{},{"a":1}]'
+    assert await run(agent, "redis") == "REDIS"
+    assert await run(app.agents["writer"], {"topic": "x"}) == "x"
+
+    manifest = app.manifest()
+    assert (manifest.app, manifest.version, manifest.format) == ("desk", "3", 1)
+    assert manifest.agents["researcher"].input == {"type": "string"}
+    assert manifest.agents["writer"].description == "Writes."
+    assert manifest.tools["slow"].repeatable is False
+    assert manifest.engine_functions["rank-all"].pool == "big"
+
+
+def test_what_is_declared_is_found_by_name_and_by_object() -> None:
+    app = App("test")
+
+    @app.tool(name="find")
+    def search() -> None: ...
+
+    @app.agent("worker")
+    async def work(ctx: AgentContext) -> None: ...
+
+    class Writer(Agent):
+        @handles(str)
+        async def on_text(self, message: str, ctx: AgentContext) -> None: ...
+
+    app.add_agent("writer", Writer)
+    functions = app.functions
+
+    assert functions.tool(search) is functions.tool("find") is app.tools["find"]
+    assert functions.agent(work) is app.agents["worker"]
+    assert functions.agent(Writer) is app.agents["writer"]
+    assert functions.tool("search") is None
+    assert functions.tool(work) is None
+    assert functions.tool([]) is None
+    assert functions.engine_function(search) is None
+
+
+def test_a_function_of_two_names_must_be_named_by_text() -> None:
+    app = App("test")
+
+    def search() -> None: ...
+
+    app.tool(name="a")(search)
+    app.tool(name="b")(search)
+
+    assert app.functions.tool("b") is app.tools["b"]
+    with pytest.raises(ConfigurationError, match=r"search is declared as 'a' and 'b': name it"):
+        app.functions.tool(search)
+
+
+def test_an_app_fits_what_a_run_asks_for() -> None:
+    functions: FunctionsPort = Functions()  # checked by the type checker
+    app = App("test")
+
+    @app.agent("a")
+    async def a(ctx: AgentContext) -> None: ...
+
+    definition: Definition = app.agents["a"]
+
+    assert functions.tool("x") is None
+    assert definition.name == "a"
+
+
+def test_included_apps_merge_and_a_shared_part_may_come_twice() -> None:
+    shared, left, right, main = App("shared"), App("left"), App("right"), App("main")
+
+    @shared.tool
+    def search() -> None: ...
+
+    left.include(shared)
+    right.include(shared)
+
+    @right.agent("worker", tools=[search])
+    async def work(ctx: AgentContext) -> None: ...
+
+    main.include(left)
+    main.include(right)
+    main.check()
+
+    assert main.tools["search"] is shared.tools["search"]
+    assert list(main.agents) == ["worker"]
+    assert list(left.agents) == []
+
+
+# ---------------------------------------------------------------- inputs of agents
+
+
+async def test_a_function_agent_takes_no_input_or_one_with_a_default() -> None:
+    app = App("test")
+
+    @app.agent("none")
+    async def none(ctx: AgentContext) -> str:
+        return "ran"
+
+    @app.agent("default")
+    async def default(ctx: AgentContext, facts: Facts = Facts(topic="standard")) -> str:  # noqa: B008  # never written
+        return facts.topic
+
+    app.check()
+
+    assert await run(app.agents["none"], None) == "ran"
+    with pytest.raises(InvalidInput, match=r"^input: agent 'none' takes no input: leave it out$"):
+        app.agents["none"].decode_input(b'"x"')
+    assert await run(app.agents["default"], None) == "standard"
+    assert await run(app.agents["default"], {"topic": "own"}) == "own"
+    schema = app.agents["default"].input_schema()
+    assert schema["anyOf"][1] == {"type": "null"}  # type: ignore[index]  # JSON
+
+
+@pytest.mark.parametrize(
+    ("data", "refusal"),
+    [
+        (b'{"topic": 5}', "input.topic: Input should be a valid string, got 5"),
+        (b'{"topic": "a", "facts": [1]}', "input.facts.0: Input should be a valid string, got 1"),
+        (b"{}", "input.topic: is missing"),
+        (b"nonsense", "input: Invalid JSON"),
+    ],
+)
+def test_wrong_input_is_refused_by_field(data: bytes, refusal: str) -> None:
+    app = App("test")
+
+    @app.agent("a")
+    async def a(ctx: AgentContext, facts: Facts) -> None: ...
+
+    with pytest.raises(InvalidInput) as refused:
+        app.agents["a"].decode_input(data)
+
+    assert str(refused.value).startswith(refusal)
+
+
+def test_output_that_json_cannot_hold_names_the_field() -> None:
+    app = App("test")
+
+    @app.agent("a")
+    async def a(ctx: AgentContext) -> None: ...
+
+    with pytest.raises(InvalidInput, match=r"^output: object cannot be written"):
+        app.agents["a"].encode_output(object())
+
+
+class Desk(Agent):
+    state = {"seen": [], "count": 0}  # noqa: RUF012  # what a new key starts with; never written
+
+    def __init__(self) -> None:
+        self.fresh = True
+
+    @handles(Facts)
+    async def on_facts(self, message: Facts, ctx: AgentContext) -> object:
+        assert self.fresh
+        self.fresh = False
+        seen = ctx.state["seen"]
+        seen.append(message.topic)
+        return seen
+
+    @handles(Praise)
+    @handles(str)
+    async def on_words(self, message: Praise | str, ctx: AgentContext) -> str:
+        return message if isinstance(message, str) else message.text
+
+
+async def test_a_class_agent_picks_the_handler_by_the_messages_type() -> None:
+    app = App("test")
+    app.add_agent("desk", Desk)
+    app.check()
+    desk = app.agents["desk"]
+
+    assert await run(desk, {"type": "Praise", "data": {"text": "good"}}) == "good"
+    assert await run(desk, {"type": "str", "data": "plain"}) == "plain"
+    assert await run(desk, json.loads(desk.encode_input(Praise("fine")))) == "fine"
+    for data, refusal in [
+        (
+            b'{"type": "Blame", "data": {}}',
+            "input.type: agent 'desk' handles no 'Blame': it handles Facts, str, Praise",
+        ),
+        (b'{"topic": "x"}', 'input: agent \'desk\' takes {"type": …, "data": …} with a type of Facts, str, Praise'),
+        (b'{"type": "Facts", "data": {}}', "input.data.topic: is missing"),
+        (b"[", "input: agent 'desk' takes"),
+    ]:
+        with pytest.raises(InvalidInput) as refused:
+            desk.decode_input(data)
+        assert str(refused.value).startswith(refusal)
+
+
+async def test_state_begins_with_the_classs_and_lives_in_the_context() -> None:
+    app = App("test")
+    app.add_agent("desk", Desk)
+    held: dict[str, object] = {"count": 7}
+    ctx = context(held)
+
+    assert await run(app.agents["desk"], {"type": "Facts", "data": {"topic": "a"}}, ctx) == ["a"]
+    assert await run(app.agents["desk"], {"type": "Facts", "data": {"topic": "b"}}, ctx) == ["a", "b"]
+
+    assert held == {"count": 7, "seen": ["a", "b"]}
+    assert Desk.state == {"seen": [], "count": 0}
+
+
+async def test_with_a_single_handler_the_data_may_come_alone_even_if_it_looks_tagged() -> None:
+    class Typed(BaseModel):
+        type: str
+        data: int
+
+    class One(Agent):
+        @handles(Typed)
+        async def on_it(self, message: Typed, ctx: AgentContext) -> list[object]:
+            return [message.type, message.data]
+
+    app = App("test")
+    app.add_agent("one", One)
+
+    assert await run(app.agents["one"], {"type": "x", "data": 3}) == ["x", 3]
+    assert await run(app.agents["one"], {"type": "Typed", "data": {"type": "y", "data": 4}}) == ["y", 4]
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def _duplicate_tool(app: App) -> None:
+    app.tool(name="it")(lambda: 1)
+    app.tool(name="it")(lambda: 2)
+
+
+def _duplicate_agent(app: App) -> None:
+    @app.agent("it")
+    async def a(ctx: AgentContext) -> None: ...
+
+    @app.agent("it")
+    async def b(ctx: AgentContext) -> None: ...
+
+
+def _duplicate_engine_function(app: App) -> None:
+    app.engine_function(name="it")(lambda: 1)
+    app.engine_function(name="it")(lambda: 2)
+
+
+def _duplicate_by_include(app: App) -> None:
+    other = App("other")
+    app.tool(name="it")(lambda: 1)
+    other.tool(name="it")(lambda: 2)
+    app.include(other)
+
+
+def _unannotated(app: App) -> None:
+    app.tool(name="it")(lambda query: query)
+
+
+def _method_in_class(app: App) -> None:
+    class Tools:
+        @app.tool
+        def it(self, query: str) -> None: ...
+
+
+def _variadic(app: App) -> None:
+    @app.tool
+    def it(*queries: str) -> None: ...
+
+
+def _keywords(app: App) -> None:
+    @app.engine_function
+    def it(**queries: str) -> None: ...
+
+
+def _position_only(app: App) -> None:
+    @app.tool
+    def it(query: str, /) -> None: ...
+
+
+def _not_callable(app: App) -> None:
+    app.tool("it")  # type: ignore[call-overload]  # wrong on purpose
+
+
+def _a_class(app: App) -> None:
+    app.tool(Facts)
+
+
+def _sync_agent(app: App) -> None:
+    app.agent("it")(lambda ctx: None)  # type: ignore[type-var]  # wrong on purpose
+
+
+def _agent_without_name(app: App) -> None:
+    async def it(ctx: AgentContext) -> None: ...
+
+    app.agent(it)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def _agent_without_context(app: App) -> None:
+    @app.agent("it")
+    async def it(topic: str) -> None: ...
+
+
+def _agent_of_two_inputs(app: App) -> None:
+    @app.agent("it")
+    async def it(ctx: AgentContext, topic: str, limit: int) -> None: ...
+
+
+def _agent_of_untyped_input(app: App) -> None:
+    @app.agent("it")
+    async def it(ctx: AgentContext, topic) -> None: ...  # type: ignore[no-untyped-def]  # wrong on purpose
+
+
+def _agent_that_yields(app: App) -> None:
+    @app.agent("it")
+    async def it(ctx: AgentContext):  # type: ignore[no-untyped-def]  # wrong on purpose
+        yield 1
+
+
+def _tool_that_yields(app: App) -> None:
+    @app.tool
+    def it():  # type: ignore[no-untyped-def]  # wrong on purpose
+        yield 1
+
+
+def _async_engine_function(app: App) -> None:
+    @app.engine_function
+    async def it() -> None: ...
+
+
+def _wrong_timeout(app: App) -> None:
+    app.tool(name="it", timeout_seconds=0)(lambda: 1)
+
+
+def _wrong_retry(app: App) -> None:
+    app.tool(name="it", retry=3)(lambda: 1)  # type: ignore[call-overload]  # wrong on purpose
+
+
+def _wrong_pool(app: App) -> None:
+    app.engine_function(name="it", pool="a:b")(lambda: 1)
+
+
+def _unnamed(app: App) -> None:
+    app.tool(lambda: 1)
+
+
+def _two_contexts(app: App) -> None:
+    @app.tool
+    def it(a: ToolContext, b: ToolContext) -> None: ...
+
+
+def _no_agent_class(app: App) -> None:
+    app.add_agent("it", Facts)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def _same_message_twice(app: App) -> None:
+    class It(Agent):
+        @handles(Facts)
+        async def one(self, message: Facts, ctx: AgentContext) -> None: ...
+
+        @handles(Facts)
+        async def two(self, message: Facts, ctx: AgentContext) -> None: ...
+
+    app.add_agent("it", It)
+
+
+def _sync_handler(app: App) -> None:
+    class It(Agent):
+        @handles(Facts)  # type: ignore[type-var]  # wrong on purpose
+        def one(self, message: Facts, ctx: AgentContext) -> None: ...
+
+    app.add_agent("it", It)
+
+
+def _handler_without_context(app: App) -> None:
+    class It(Agent):
+        @handles(Facts)
+        async def one(self, message: Facts) -> None: ...
+
+    app.add_agent("it", It)
+
+
+def _handles_nothing(app: App) -> None:
+    class It(Agent):
+        pass
+
+    app.add_agent("it", It)
+
+
+def _constructor_with_arguments(app: App) -> None:
+    class It(Agent):
+        def __init__(self, url: str) -> None: ...
+
+        @handles(Facts)
+        async def one(self, message: Facts, ctx: AgentContext) -> None: ...
+
+    app.add_agent("it", It)
+
+
+def _state_that_is_no_dict(app: App) -> None:
+    class It(Agent):
+        state = 3  # type: ignore[assignment]  # wrong on purpose
+
+        @handles(Facts)
+        async def one(self, message: Facts, ctx: AgentContext) -> None: ...
+
+    app.add_agent("it", It)
+
+
+def _unknown_tool(app: App) -> None:
+    app.tool(name="search")(lambda: 1)
+
+    @app.agent("it", tools=["serach"])
+    async def it(ctx: AgentContext) -> None: ...
+
+    app.check()
+
+
+def _tools_as_text(app: App) -> None:
+    app.agent("it", tools="search")(lambda ctx: None)  # type: ignore[type-var]  # wrong on purpose
+
+
+def _input_without_json(app: App) -> None:
+    @app.agent("it")
+    async def it(ctx: AgentContext, app: App) -> None: ...
+
+    app.check()
+
+
+def _includes_no_app(app: App) -> None:
+    app.include("other")  # type: ignore[arg-type]  # wrong on purpose
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (_duplicate_tool, r"^tool 'it' is declared twice, at \S*test_app\.py:\d+ and at \S*test_app\.py:\d+: give one"),
+        (_duplicate_agent, "^agent 'it' is declared twice, at "),
+        (_duplicate_engine_function, "^engine function 'it' is declared twice, at "),
+        (_duplicate_by_include, "^tool 'it' is declared twice, at "),
+        (_unannotated, r"^tool 'it' \(\S*test_app\.py:\d+\): argument 'query' has no type: write query: str"),
+        (_method_in_class, r"argument 'self' has no type: .* \(a method: declare it from an instance"),
+        (_variadic, r"^tool 'it' \(.*\) takes \*queries: name each argument"),
+        (_keywords, r"^engine function 'it' \(.*\) takes \*\*queries"),
+        (_position_only, r"takes 'query' by position only: remove the '/'"),
+        (_not_callable, r"^'it' \(.*test_app\.py:\d+\) cannot be a tool: give a function"),
+        (_a_class, r"cannot be a tool: give a function"),
+        (_sync_agent, r"^agent 'it' \(.*\) is not async: write async def"),
+        (_agent_without_name, r"needs a name: write @app\.agent\('name'\)"),
+        (_agent_without_context, r"^agent 'it' \(.*\) does not take ctx: AgentContext first"),
+        (_agent_of_two_inputs, r"^agent 'it' \(.*\) takes 2 inputs: take one"),
+        (_agent_of_untyped_input, r"^agent 'it' \(.*\): argument 'topic' has no type"),
+        (_agent_that_yields, r"is a generator: stream with await ctx\.emit"),
+        (_tool_that_yields, r"^tool 'it' \(.*\) is a generator: return a list"),
+        (_async_engine_function, r"^engine function 'it' \(.*\) is async: declare a plain function"),
+        (_wrong_timeout, r"^tool 'it' \(.*\) has timeout_seconds=0: give a number above 0"),
+        (_wrong_retry, r"^tool 'it' \(.*\) has retry=3: give a RetryPolicy"),
+        (_wrong_pool, r"^engine function 'it' \(.*\) has pool='a:b'"),
+        (_unnamed, r"^tool name '<lambda>' \(.*\) cannot be used"),
+        (_two_contexts, r"^tool 'it' \(.*\) takes a ToolContext twice, 'a' and 'b'"),
+        (_no_agent_class, r"^agent 'it' \(.*test_app\.py:\d+\): .* is not a subclass of Agent"),
+        (_same_message_twice, r"^agent 'it' \(.*\): one and two both handle Facts: keep one"),
+        (_sync_handler, r"^agent 'it', method 'one' \(.*\) is not async"),
+        (
+            _handler_without_context,
+            r"^agent 'it', method 'one' \(.*\) has other arguments: write async def one\(self, m",
+        ),
+        (_handles_nothing, r"^agent 'it' \(.*\) handles nothing: mark an async method of It"),
+        (_constructor_with_arguments, r"^agent 'it' \(.*\): It\(\) needs 'url'"),
+        (_state_that_is_no_dict, r"^agent 'it' \(.*\): It\.state is not a dict"),
+        (_unknown_tool, r"^agent 'it' \(.*\) names the unknown tool 'serach': did you mean search\?"),
+        (_tools_as_text, r"^agent 'it' \(.*\) has tools='search': give a list of names"),
+        (_input_without_json, r"^agent 'it', input 'app' \(.*\): a value of type App cannot be read from JSON"),
+        (_includes_no_app, r"cannot include 'other': give an App"),
+    ],
+)
+def test_wrong_declarations_are_refused_in_one_line_that_says_where(
+    declare: Callable[[App], None], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message) as refused:
+        declare(App("test"))
+
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["", "1a", "a b", "a/b", "a:b", "a~b", "a\n", "\x00", "ä", "a" * 129, "-a", None, 5])
+def test_names_that_would_break_keys_and_paths_are_refused(name: str) -> None:
+    async def it(ctx: AgentContext) -> None: ...
+
+    with pytest.raises(ConfigurationError) as refused:
+        App("test").agent(name)(it)
+
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["a", "_", "web-search.v2", "A_1", "a" * 128])
+def test_names_that_work(name: str) -> None:
+    async def it(ctx: AgentContext) -> None: ...
+
+    app = App("test")
+    app.agent(name)(it)
+
+    assert list(app.agents) == [name]
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), True, "60", None])
+def test_limits_that_are_none_are_refused(seconds: float) -> None:
+    with pytest.raises(ConfigurationError, match=r"timeout_seconds="):
+        App("test").engine_function(name="it", timeout_seconds=seconds)(lambda: 1)
+
+
+@pytest.mark.parametrize(("name", "version"), [("", "1"), ("a b", "1"), ("a", ""), (5, "1"), ("a", 1)])
+def test_an_apps_own_name_and_version_are_checked(name: str, version: str) -> None:
+    with pytest.raises(ConfigurationError):
+        App(name, version=version)

@@ -1,0 +1,153 @@
+"""The periodic loop and the watch over progress."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from runtime_core.background import Periodic
+from runtime_core.progress import ProgressWatch
+
+
+async def test_it_runs_at_once_and_again_after_the_interval() -> None:
+    calls = 0
+
+    async def count() -> None:
+        nonlocal calls
+        calls += 1
+
+    periodic = Periodic("count", 0.001, count)
+    periodic.start()
+    periodic.start()
+    async with asyncio.timeout(5):
+        await periodic.started.wait()
+        await periodic.ran(3)
+    await periodic.stop()
+    ended_at = calls
+    assert ended_at >= 3
+    assert not periodic.started.is_set()
+    await asyncio.sleep(0.02)
+    assert calls == ended_at, "it ran after its stop"
+
+
+async def test_a_trigger_does_not_wait_for_the_interval() -> None:
+    async def nothing() -> None:
+        pass
+
+    periodic = Periodic("rare", 3600, nothing)
+    periodic.start()
+    async with asyncio.timeout(5):
+        await periodic.ran()
+        periodic.trigger()
+        await periodic.ran()
+    await periodic.stop()
+
+
+async def test_a_trigger_during_a_call_makes_one_more_call() -> None:
+    inside, go_on = asyncio.Event(), asyncio.Event()
+    calls = 0
+
+    async def slow() -> None:
+        nonlocal calls
+        calls += 1
+        inside.set()
+        await go_on.wait()
+
+    periodic = Periodic("slow", 3600, slow)
+    periodic.start()
+    async with asyncio.timeout(5):
+        await inside.wait()
+        periodic.trigger()
+        periodic.trigger()
+        go_on.set()
+        await periodic.ran(2)
+    await periodic.stop()
+    assert calls == 2
+
+
+async def test_errors_are_reported_and_never_end_it() -> None:
+    errors: list[Exception] = []
+
+    async def broken() -> None:
+        raise ValueError("no")
+
+    periodic = Periodic("broken", 0.001, broken, errors.append)
+    periodic.start()
+    async with asyncio.timeout(5):
+        await periodic.ran(3)
+    await periodic.stop()
+    assert len(errors) >= 3
+
+
+async def test_errors_in_a_row_are_tried_less_and_less_often(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken() -> None:
+        raise ValueError("no")
+
+    periodic = Periodic("broken", 0, broken)
+    periodic.start()
+    async with asyncio.timeout(5):
+        await periodic.ran(3)
+    await periodic.stop()
+    waits = [record.getMessage().partition("next try in ")[2].partition(" s")[0] for record in caplog.records[:3]]
+    assert waits == ["0.02", "0.04", "0.08"]
+
+
+async def test_stop_ends_even_a_function_that_swallows_its_cancellation() -> None:
+    inside = asyncio.Event()
+
+    async def deaf() -> None:
+        inside.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return
+
+    periodic = Periodic("deaf", 0.001, deaf)
+    periodic.start()
+    async with asyncio.timeout(5):
+        await inside.wait()
+        periodic.trigger()
+        await periodic.stop()
+
+
+async def test_a_cancelled_stop_is_cancelled() -> None:
+    inside, release = asyncio.Event(), asyncio.Event()
+
+    async def slow_to_end() -> None:
+        inside.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await release.wait()
+
+    periodic = Periodic("slow to end", 1, slow_to_end)
+    periodic.start()
+    await inside.wait()
+    stop = asyncio.create_task(periodic.stop())
+    await asyncio.wait([stop], timeout=0.01)
+    stop.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stop
+    release.set()
+
+
+def test_only_work_that_waits_without_progress_is_unhealthy() -> None:
+    now = 100.0
+    watch = ProgressWatch(10.0, lambda: now)
+    now += 1000
+    assert watch.health().ok, "idle for long"
+    watch.waiting(True)
+    now += 10
+    assert watch.health().ok, "within the limit"
+    watch.waiting(True)
+    now += 0.5
+    health = watch.health()
+    assert not health.ok
+    assert health.reason == "work waits and nothing has progressed for 10.5 s (limit 10 s)"
+    watch.progressed()
+    assert watch.health().ok
+    now += 11
+    assert not watch.health().ok
+    watch.waiting(False)
+    assert watch.health().ok

@@ -1,0 +1,93 @@
+"""Derived names: fixed for ever, since other languages compute them too."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime_core.errors import InvalidInput
+from runtime_core.identifiers import (
+    child_run,
+    event_id,
+    fingerprint,
+    has_control,
+    idempotency_key,
+    instance_address,
+    is_task_id,
+    own_key,
+    partition_of,
+    step_digest,
+    task_id_of,
+)
+
+
+def test_the_partition_is_crc32_of_utf8() -> None:
+    # The check value of CRC-32 (IEEE 802.3) over "123456789" is 0xCBF43926.
+    assert partition_of("123456789", 2**32) == 0xCBF43926
+    assert partition_of("é", 1000) == 0x0E048D3E % 1000
+    assert partition_of("t-1", 1) == 0
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.integers(1, 512))
+def test_every_text_has_a_partition(text: str, count: int) -> None:
+    assert 0 <= partition_of(text, count) < count
+
+
+def test_a_text_that_utf8_cannot_hold_has_none() -> None:
+    with pytest.raises(InvalidInput, match="text"):
+        partition_of("\ud800", 4)
+
+
+@pytest.mark.parametrize("text", ["t-1", "7", "a" * 200, "1763690400000-0", "order.7_b@x+y=z"])
+def test_task_ids(text: str) -> None:
+    assert is_task_id(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a" * 201, "-a", ".a", "a b", "a/b", "a:b", "{a}", "a\n", "a\0", "é", "~a", "a~b", "a,b", "a\\b"],
+)
+def test_no_task_ids(text: str) -> None:
+    assert not is_task_id(text)
+
+
+@given(st.text(max_size=300), st.text(max_size=300))
+def test_a_derived_task_id_is_a_task_id(source: str, id: str) -> None:
+    assert is_task_id(task_id_of(source, id))
+    assert len(task_id_of(source, id)) == 32
+
+
+def test_derived_ids_tell_source_and_id_apart() -> None:
+    assert task_id_of("a", "bc") != task_id_of("ab", "c")
+    # printf 'shop\0order-7' | sha256sum | cut -c-32
+    assert task_id_of("shop", "order-7") == "c87e2d1168d4a1a2e44105c45477bf49"
+    assert fingerprint("shop", "order-7") == "c87e2d1168d4a1a2"
+
+
+def test_a_step_digest_depends_on_each_part() -> None:
+    base = step_digest("tool", "search", "k", b"{}")
+    assert len(base) == 8
+    assert base == step_digest("tool", "search", "k", b"{}")
+    others = {
+        step_digest("agent", "search", "k", b"{}"),
+        step_digest("tool", "searc", "hk", b"{}"),
+        step_digest("tool", "search", "", b"k{}"),
+        step_digest("tool", "search", "k", b"[]"),
+    }
+    assert len(others | {base}) == 5
+
+
+def test_names_of_runs_and_instances() -> None:
+    assert child_run("r", "2.0.1") == "r/2.0.1"
+    assert child_run("r/2", "1") == "r/2/1"
+    assert idempotency_key("t-1", "r/2") == "t-1/r/2"
+    assert instance_address("writer", "k") == "writer/k"
+    assert own_key("r/2") == "~r/2"
+    assert event_id("t-1", "r", 1, 7) == "t-1/r/1/7"
+
+
+def test_control_characters() -> None:
+    assert not has_control("plain é text \u2028")
+    for character in "\0\n\t\x1f\x7f\x9f":
+        assert has_control(f"a{character}b")

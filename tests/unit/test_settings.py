@@ -1,0 +1,163 @@
+"""Settings: defaults, every wrong value named in one line, and the way to child processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from runtime_core.errors import ConfigurationError
+from runtime_core.settings import Settings, without_password
+
+
+def test_an_empty_environment_gives_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Settings.from_environment({}) == Settings(
+        data_dir=tmp_path / ".weft",
+        trajectory_url=f"sqlite:///{tmp_path}/.weft/trajectory.db",
+        redis_url=None,
+        namespace="weft",
+        partitions=1,
+        metrics_host="127.0.0.1",
+        metrics_port=None,
+        lease_seconds=3.0,
+        retention_seconds=3600.0,
+        dedupe_max=1_000_000,
+        mailbox_max=10_000,
+        stream_max=100_000,
+        record_max=200_000,
+        pools=(),
+        durability="fast",
+        app=None,
+        instance=None,
+        log_level="info",
+        log_format="text",
+        shutdown_seconds=20.0,
+    )
+    assert not (tmp_path / ".weft").exists(), "reading settings must not write anything"
+
+
+def test_a_variable_set_to_nothing_counts_as_not_set() -> None:
+    empty = {f"WEFT_{field.name.upper()}": " " for field in dataclasses.fields(Settings)}
+    assert Settings.from_environment(empty) == Settings.from_environment({})
+
+
+def test_every_variable_is_read() -> None:
+    settings = Settings.from_environment(
+        {
+            "WEFT_REDIS_URL": "redis://:secret@broker:6379/0",
+            "WEFT_NAMESPACE": "team-a_1",
+            "WEFT_PARTITIONS": "16",
+            "WEFT_DATA_DIR": "/var/lib/weft",
+            "WEFT_TRAJECTORY_URL": "postgresql://u:p@db/weft",
+            "WEFT_METRICS_HOST": "0.0.0.0",
+            "WEFT_METRICS_PORT": "0",
+            "WEFT_LEASE_SECONDS": "1.5",
+            "WEFT_RETENTION_SECONDS": "60",
+            "WEFT_DEDUPE_MAX": "5",
+            "WEFT_MAILBOX_MAX": "6",
+            "WEFT_STREAM_MAX": "7",
+            "WEFT_RECORD_MAX": "8",
+            "WEFT_POOLS": "gpu, billing",
+            "WEFT_DURABILITY": "FSYNC",
+            "WEFT_APP": "desk.app:app",
+            "WEFT_INSTANCE": "agent-handler-2",
+            "WEFT_LOG_LEVEL": "debug",
+            "WEFT_LOG_FORMAT": "json",
+            "WEFT_SHUTDOWN_SECONDS": "0",
+        }
+    )
+    assert settings == Settings(
+        data_dir=Path("/var/lib/weft"),
+        trajectory_url="postgresql://u:p@db/weft",
+        redis_url="redis://:secret@broker:6379/0",
+        namespace="team-a_1",
+        partitions=16,
+        metrics_host="0.0.0.0",
+        metrics_port=0,
+        lease_seconds=1.5,
+        retention_seconds=60.0,
+        dedupe_max=5,
+        mailbox_max=6,
+        stream_max=7,
+        record_max=8,
+        pools=("gpu", "billing"),
+        durability="fsync",
+        app="desk.app:app",
+        instance="agent-handler-2",
+        log_level="debug",
+        log_format="json",
+        shutdown_seconds=0.0,
+    )
+    assert Settings.from_environment(settings.to_environment()) == settings
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "allowed"),
+    [
+        ("WEFT_NAMESPACE", "a b", "letters, digits"),
+        ("WEFT_NAMESPACE", "x" * 65, "1 to 64"),
+        ("WEFT_NAMESPACE", "{weft}", "letters, digits"),
+        ("WEFT_PARTITIONS", "0", "from 1 to 1024"),
+        ("WEFT_PARTITIONS", "two", "whole number"),
+        ("WEFT_PARTITIONS", "1_0", "whole number"),
+        ("WEFT_PARTITIONS", "٣", "whole number"),
+        ("WEFT_PARTITIONS", "9" * 10_000, "whole number"),
+        ("WEFT_METRICS_PORT", "65536", "from 0 to 65535"),
+        ("WEFT_METRICS_PORT", "-1", "from 0 to 65535"),
+        ("WEFT_LEASE_SECONDS", "0", "from 0.1"),
+        ("WEFT_LEASE_SECONDS", "nan", "seconds from"),
+        ("WEFT_LEASE_SECONDS", "3s", "seconds from"),
+        ("WEFT_RETENTION_SECONDS", "inf", "seconds from"),
+        ("WEFT_POOLS", "gpu,,cpu", "commas"),
+        ("WEFT_POOLS", "gpu,gpu", "different names"),
+        ("WEFT_DURABILITY", "safe", "fast or fsync or quorum"),
+        ("WEFT_LOG_FORMAT", "xml", "text or json"),
+        ("WEFT_REDIS_URL", "localhost:6379", "redis://"),
+        ("WEFT_TRAJECTORY_URL", "mysql://x", "postgresql://"),
+        ("WEFT_TRAJECTORY_URL", "sqlite://", "sqlite:///path"),
+    ],
+)
+def test_a_wrong_value_is_named_in_one_line(variable: str, value: str, allowed: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Settings.from_environment({variable: value})
+    message = str(caught.value)
+    assert message.startswith(f"{variable}='{value[:80]}")
+    assert allowed in message
+    assert "\n" not in message
+    assert len(message) < 250
+
+
+def test_no_message_shows_a_password() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Settings.from_environment({"WEFT_REDIS_URL": "http://user:s3cr:et@host"})
+    assert "s3cr" not in str(caught.value)
+    assert "et@" not in str(caught.value)
+    assert without_password("redis://:pa/ss@h:1/0") == "redis://:***@h:1/0"
+    assert without_password("redis://h:6379") == "redis://h:6379"
+
+
+def test_the_data_folder_is_made_with_its_parents(tmp_path: Path) -> None:
+    settings = Settings.from_environment({"WEFT_DATA_DIR": str(tmp_path / "a" / "b")})
+    assert settings.make_data_dir() == tmp_path / "a" / "b"
+    assert settings.make_data_dir().is_dir(), "a second call finds it made"
+
+
+@pytest.mark.parametrize("path", ["file", "file/below"])
+def test_a_data_folder_that_is_a_file_is_refused(tmp_path: Path, path: str) -> None:
+    (tmp_path / "file").write_text("")
+    settings = Settings.from_environment({"WEFT_DATA_DIR": str(tmp_path / path)})
+    with pytest.raises(ConfigurationError, match=r"^WEFT_DATA_DIR='.*file.*': not a directory; [^\n]*$"):
+        settings.make_data_dir()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_data_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    for path in (tmp_path, tmp_path / "below"):
+        settings = Settings.from_environment({"WEFT_DATA_DIR": str(path)})
+        with pytest.raises(ConfigurationError, match=r"^WEFT_DATA_DIR="):
+            settings.make_data_dir()
+    tmp_path.chmod(0o700)

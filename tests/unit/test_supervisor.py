@@ -1,0 +1,319 @@
+"""The supervisor: real child processes that live, die, refuse and hang."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime_core.command import supervisor as supervisor_module
+from runtime_core.command.supervisor import ChildSpec, Supervisor
+from runtime_core.command.up import child_specs
+from runtime_core.settings import Settings
+
+WAITS = "import signal, sys; print('here', flush=True); signal.signal(15, lambda *_: sys.exit(0)); signal.pause()"
+DEAF = "import signal; signal.signal(15, signal.SIG_IGN); print('here', flush=True); signal.pause(); signal.pause()"
+
+
+class Output(io.StringIO):
+    """Collects lines; `until` waits for one."""
+
+    def lines(self) -> list[str]:
+        return self.getvalue().splitlines()
+
+    async def until(self, pattern: str, times: int = 1) -> None:
+        await until(lambda: len(re.findall(pattern, self.getvalue())) >= times, lambda: self.getvalue())
+
+
+async def until(condition: Callable[[], bool], otherwise: Callable[[], object] = lambda: "") -> None:
+    end_at = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end_at, otherwise()
+        await asyncio.sleep(0.01)
+
+
+def child(name: str, code: str) -> ChildSpec:
+    return ChildSpec(name, [sys.executable, "-S", "-u", "-c", code], dict(os.environ))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def test_lines_are_shown_with_names_and_stop_is_clean() -> None:
+    output = Output()
+    code = WAITS + "; print('end')"
+    own = "print('12:03:04 worker-b  ✓ ready'); print('{\"time\":1}'); print('x' * 70000);"
+    supervisor = Supervisor([child("a", code), child("worker-b", own + WAITS)], output)
+    running = asyncio.create_task(supervisor.run())
+    await output.until("here", 2)
+    supervisor.stop()
+    assert await running == 0
+    lines = output.lines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d a         \| here", next(line for line in lines if " a " in line))
+    assert "12:03:04 worker-b  ✓ ready" in lines
+    assert '{"time":1}' in lines
+    assert sum(line.count("x") for line in lines) == 70000, "a very long line is shown in pieces"
+    assert supervisor.pids == {}
+
+
+async def test_names_are_coloured_only_when_asked() -> None:
+    for colour, shown in ((True, "\x1b[36ma\x1b[0m  | here"), (None, "a  | here")):
+        output = Output()
+        supervisor = Supervisor([child("a", WAITS)], output, colour=colour)
+        running = asyncio.create_task(supervisor.run())
+        await output.until("here")
+        supervisor.stop()
+        await running
+        assert output.lines()[0][9:] == shown
+
+
+async def test_a_killed_child_is_started_again_and_said_so() -> None:
+    output = Output()
+    supervisor = Supervisor([child("a", WAITS)], output)
+    running = asyncio.create_task(supervisor.run())
+    await output.until("here")
+    first = supervisor.pids["a"]
+    os.kill(first, signal.SIGKILL)
+    await output.until("here", 2)
+    assert supervisor.pids["a"] != first
+    supervisor.stop()
+    assert await running == 0
+    assert re.search(
+        r"a  ! ended by itself \(signal 9, SIGKILL\) after \d+\.\d s; starting it again in 0\.2 s", output.getvalue()
+    )
+
+
+async def test_the_pauses_grow_and_a_crash_is_never_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "FIRST_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(supervisor_module, "LONGEST_BACKOFF_SECONDS", 0.04)
+    output = Output()
+    spec = child("a", "raise SystemExit(1)")
+    supervisor = Supervisor([spec], output)
+    supervisor._children[0].backoff_seconds = 0.01
+    running = asyncio.create_task(supervisor.run())
+    await output.until("starting it again", 5)
+    supervisor.stop()
+    assert await running == 0
+    assert re.findall(r"again in ([\d.]+) s", output.getvalue())[:5] == ["0.01", "0.02", "0.04", "0.04", "0.04"]
+
+
+async def test_a_child_that_refuses_three_times_ends_them_all() -> None:
+    output = Output()
+    refuses = "import sys; print('weft b: WEFT_APP is not set', file=sys.stderr); sys.exit(1)"
+    supervisor = Supervisor([child("a", WAITS), child("b", refuses)], output)
+    async with asyncio.timeout(20):
+        assert await supervisor.run() == 1
+    assert supervisor.failure == "weft b: WEFT_APP is not set"
+    assert output.getvalue().count("WEFT_APP is not set") == 3
+    assert supervisor.pids == {}
+
+
+async def test_a_command_that_is_not_there_ends_them_all() -> None:
+    output = Output()
+    missing = ChildSpec("b", ["/nowhere/at-all"], dict(os.environ))
+    supervisor = Supervisor([child("a", WAITS), missing], output)
+    async with asyncio.timeout(20):
+        assert await supervisor.run() == 1
+    assert "/nowhere/at-all" in supervisor.failure
+
+
+async def test_a_child_that_does_not_stop_is_killed_with_what_it_started() -> None:
+    output = Output()
+    spawns = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {DEAF!r}]).pid, flush=True);"
+    supervisor = Supervisor([child("a", spawns + DEAF)], output, shutdown_seconds=0.1)
+    running = asyncio.create_task(supervisor.run())
+    await output.until("here", 2)
+    grandchild = int(output.lines()[0].rpartition(" ")[2])
+    supervisor.stop()
+    assert await running == 0
+    assert "did not end in time" in output.getvalue()
+    await until(lambda: not is_alive(grandchild))
+
+
+async def test_a_second_stop_kills_at_once() -> None:
+    output = Output()
+    supervisor = Supervisor([child("a", DEAF)], output, shutdown_seconds=3600)
+    running = asyncio.create_task(supervisor.run())
+    await output.until("here")
+    supervisor.stop()
+    supervisor.stop()
+    async with asyncio.timeout(10):
+        assert await running == 0
+
+
+async def test_a_grandchild_that_holds_the_output_does_not_hold_up_the_stop() -> None:
+    output = Output()
+    spawns = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(8)']);"
+    supervisor = Supervisor([child("a", spawns + WAITS)], output)
+    running = asyncio.create_task(supervisor.run())
+    await output.until("here")
+    supervisor.stop()
+    async with asyncio.timeout(5):
+        assert await running == 0
+
+
+async def test_a_cancelled_supervisor_leaves_no_child() -> None:
+    output = Output()
+    supervisor = Supervisor([child("a", DEAF)], output)
+    running = asyncio.create_task(supervisor.run())
+    await output.until("here")
+    pid = supervisor.pids["a"]
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await until(lambda: not is_alive(pid))
+
+
+def test_children_get_the_settings_and_ports_of_their_own() -> None:
+    settings = Settings.from_environment(
+        {"WEFT_REDIS_URL": "redis://h:1", "WEFT_METRICS_PORT": "9100", "WEFT_APP": "desk:app"}
+    )
+    specs = child_specs(settings, 2, ("agent_handler", "state_manager"))
+    assert [spec.name for spec in specs] == ["agent-handler-1", "agent-handler-2", "state-manager"]
+    assert [spec.env["WEFT_METRICS_PORT"] for spec in specs] == ["9100", "9101", "9102"]
+    assert [spec.argv[-1] for spec in specs] == ["services.agent_handler"] * 2 + ["services.state_manager"]
+    for spec in specs:
+        assert Settings.from_environment(spec.env).redis_url == "redis://h:1"
+        assert Settings.from_environment(spec.env).instance == spec.name
+    off = child_specs(Settings.from_environment({}), 1, ("tool_handler",))[0]
+    assert "WEFT_METRICS_PORT" not in off.env
+
+
+SERVICE = """
+from runtime_core.service import Health, serve
+import asyncio, os
+
+class Role:
+    def __init__(self, settings):
+        self.settings, self.stopped = settings, asyncio.Event()
+    async def start(self):
+        print("broker", self.settings.redis_url, flush=True)
+    async def run(self):
+        await self.stopped.wait()
+    async def stop(self):
+        self.stopped.set()
+    def ready(self):
+        return True
+    def progress(self):
+        return Health(True)
+
+async def build(settings, metrics):
+    return Role(settings)
+
+serve("{name}", build)
+"""
+UP = """
+import asyncio, os
+from runtime_core.command.up import up
+from runtime_core.settings import Settings
+raise SystemExit(asyncio.run(up(Settings.from_environment(os.environ), 1, ("agent_handler", "state_manager"))))
+"""
+
+
+@pytest.fixture
+def up_command(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Starts `up` with two small services; a folder `services` in the working directory must not matter."""
+    package = tmp_path / "path" / "services"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    for name in ("agent_handler", "state_manager"):
+        (package / f"{name}.py").write_text(SERVICE.replace("{name}", name.replace("_", "-")))
+    (tmp_path / "services").mkdir()
+    (tmp_path / "services" / "__init__.py").write_text("raise RuntimeError('the wrong services')")
+
+    def start(**variables: str) -> subprocess.Popen[str]:
+        given = {"WEFT_APP": "desk:app", "WEFT_DATA_DIR": "data", "PYTHONPATH": str(tmp_path / "path")}
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", UP],
+            cwd=tmp_path,
+            env={**os.environ, **given, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    return start
+
+
+def read_until_ready(up: subprocess.Popen[str], services: int = 2) -> list[str]:
+    assert up.stdout is not None
+    lines: list[str] = []
+    for line in up.stdout:
+        lines.append(line.rstrip("\n"))
+        if sum("✓ ready" in said for said in lines) == services:
+            return lines
+    raise AssertionError(lines)
+
+
+def pids_of(lines: list[str]) -> list[int]:
+    return [int(number) for line in lines for number in re.findall(r"ready .*\(process (\d+)\)", line)]
+
+
+def test_up_runs_all_and_ends_all(up_command: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    with up_command() as up:
+        lines = read_until_ready(up)
+        url = (tmp_path / "data" / "endpoint").read_text().strip()
+        assert f"  broker   {url}  (embedded)" in lines
+        assert f"  data     {tmp_path}/data" in lines
+        assert any(f"redis-cli -p {url.rpartition(':')[2]} XADD weft:tasks" in line for line in lines)
+        assert sum(line.endswith(f"| broker {url}") for line in lines) == 2
+
+        with up_command() as second:
+            said, _ = second.communicate(timeout=20)
+            assert second.returncode == 1
+            assert re.fullmatch(rf"weft up: .* is in use by process {up.pid}; .*\n", said)
+
+        up.send_signal(signal.SIGINT)
+        rest, _ = up.communicate(timeout=20)
+        assert up.returncode == 0, rest
+        assert rest.count("✓ stopped") == 2
+        assert not any(is_alive(pid) for pid in pids_of(lines))
+        assert not (tmp_path / "data" / "endpoint").exists()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ties a child to its parent")
+async def test_a_killed_up_leaves_nothing_behind(
+    up_command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    with up_command() as up:
+        lines = read_until_ready(up)
+        pids = [*pids_of(lines), int((tmp_path / "data" / "valkey" / "server.lock").read_text())]
+        assert len(pids) == 3
+        assert all(is_alive(pid) for pid in pids)
+        up.kill()
+        await until(lambda: not any(is_alive(pid) for pid in pids))
+    with up_command() as up:
+        read_until_ready(up)
+        up.terminate()
+        up.communicate(timeout=20)
+        assert up.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"WEFT_APP": ""}, "weft up: WEFT_APP is not set; .*WEFT_APP=package.module:app\n"),
+        ({"WEFT_DATA_DIR": "path/services/__init__.py"}, "weft up: WEFT_DATA_DIR=.*: not a directory; .*\n"),
+        ({"WEFT_REDIS_URL": "memory://"}, "weft up: WEFT_REDIS_URL: memory:// .*\n"),
+    ],
+)
+def test_up_refuses_what_cannot_work_in_one_line(
+    up_command: Callable[..., subprocess.Popen[str]], variables: dict[str, str], said: str
+) -> None:
+    with up_command(**variables) as up:
+        output, _ = up.communicate(timeout=20)
+        assert up.returncode == 1
+        assert re.fullmatch(said, output)

@@ -1,0 +1,163 @@
+"""The run tree of a task."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from runtime_core.trajectory.recorded import TaskTrajectory
+from runtime_core.trajectory.steps import Step, StepError, TaskEnd
+from runtime_core.trajectory.tree import duration, render, to_tree
+
+
+def step(
+    run: str, path: str = "", kind: str = "tool", name: str = "search", took: float = 1.0, **changes: object
+) -> Step:
+    plain = Step(run=run, step=path, kind=kind, name=name, status="completed", started=100.0, ended=100.0 + took)
+    return msgspec.structs.replace(plain, **changes)
+
+
+def trajectory(*steps: Step, end: TaskEnd | None = None) -> TaskTrajectory:
+    return TaskTrajectory("weft", "t-1", end, list(steps))
+
+
+def ended(steps: int, status: str = "completed", error: StepError | None = None, session: str = "") -> TaskEnd:
+    return TaskEnd("t-1", status, "researcher", steps, created=100.0, ended=3_520.0, error=error, session=session)
+
+
+RESEARCH = trajectory(
+    step("r", kind="agent", name="researcher", took=3_400, input=msgspec.Raw(b'"Redis  Streams"')),
+    step("r", "1", kind="model", name="small", took=812.35, output=msgspec.Raw(b'{ "plan":\n ["a", "b"] }')),
+    step("r", "10", kind="emit", name="emit"),
+    step(
+        "r/2.0",
+        attempt=2,
+        took=12.34,
+        input=msgspec.Raw(b'{"query":"a"}'),
+        errors=[StepError("OSError", "first try")],
+    ),
+    step("r/2.1", status="failed", error=StepError("ValueError", "no such\nsecond line")),
+    step("r/3", kind="agent", name="writer", key="7", took=90_000),
+    step("r/3", "1", kind="step", name="count"),
+    step("r/3/2", kind="engine", name="rank"),
+    end=ended(8, session="s-1"),
+)
+
+
+def test_a_tree_shows_runs_below_what_started_them() -> None:
+    assert render(RESEARCH).splitlines() == [
+        "task t-1  researcher  completed  session s-1",
+        '└─ ◆ agent researcher  completed  3.40 s  "Redis  Streams"',
+        '   ├─ ○ model small  completed  812.4 ms  {"plan":["a","b"]}',
+        '   ├─ ▸ tool search  completed  12.3 ms  2 attempts  {"query":"a"}',
+        "   ├─ ▸ tool search  failed  1.0 ms  ✗ ValueError: no such",
+        "   ├─ ◆ agent writer/7  completed  1 min 30 s",
+        "   │  ├─ · step count  completed  1.0 ms",
+        "   │  └─ ▲ engine rank  completed  1.0 ms",
+        "   └─ » emit emit  completed  1.0 ms",
+        "completed in 3.42 s: 8 steps (2 agent, 2 tool, 1 model, 1 emit, 1 step, 1 engine)",
+    ]
+
+
+def test_it_says_how_many_steps_are_missing() -> None:
+    lines = render(trajectory(step("r"), end=ended(3))).splitlines()
+    assert lines[-1] == "not complete: 1 of 3 steps are recorded"
+
+
+def test_it_says_that_a_task_has_not_ended() -> None:
+    lines = render(trajectory(step("r", took=20))).splitlines()
+    assert lines[0] == "task t-1"
+    assert lines[-2:] == ["20.0 ms so far: 1 step (1 tool)", "not complete: the task's end is not recorded"]
+
+
+def test_a_failed_task_shows_its_error() -> None:
+    failed = ended(1, "failed", StepError("ValueError", "no\nmore"))
+    assert "failed in 3.42 s with ValueError: no: 1 step" in render(trajectory(step("r"), end=failed))
+
+
+def test_a_run_that_is_not_recorded_keeps_its_place() -> None:
+    lines = render(trajectory(step("r"), step("r/1/2/3"), step("r/1/4", "1"))).splitlines()
+    assert lines[1:-2] == [
+        "└─ ▸ tool search  completed  1.0 ms",
+        "   └─ - r/1  not recorded",
+        "      ├─ - r/1/2  not recorded",
+        "      │  └─ ▸ tool search  completed  1.0 ms",
+        "      └─ - r/1/4  not recorded",
+        "         └─ ▸ tool search  completed  1.0 ms",
+    ]
+
+
+def test_attempts_of_a_step_share_a_line_and_the_last_one_speaks() -> None:
+    first = step("r", "1", status="failed", error=StepError("OSError", "first"))
+    found = trajectory(step("r"), first, step("r", "1", attempt=2))
+    assert [line for line in render(found).splitlines() if "2 attempts" in line] == [
+        "   └─ ▸ tool search  completed  1.0 ms  2 attempts"
+    ]
+    (root,) = to_tree(found)["runs"]
+    assert [error["message"] for error in root["children"][0]["errors"]] == ["first"]
+
+
+def test_recorded_text_cannot_drive_the_terminal() -> None:
+    evil = step(
+        "r",
+        name="\x1b[2J",
+        input=msgspec.Raw(b'"\\u001b]0;title\\u0007"'),
+        output=msgspec.Raw(b'"\xc2\x9b2J' + b"x" * 9_000 + b'"'),
+        error=StepError("E\r", "\x1b[31m"),
+    )
+    text = render(trajectory(evil))
+    assert text.replace("\n", "").isprintable()
+
+
+def test_long_inputs_are_cut() -> None:
+    (_, line, *_rest) = render(trajectory(step("r", input=msgspec.Raw(b'"' + b"x" * 100_000 + b'"')))).splitlines()
+    assert line.endswith("xxx…")
+    assert len(line) < 120
+
+
+def test_the_dicts_are_plain_json_with_decoded_values() -> None:
+    tree = json.loads(json.dumps(to_tree(RESEARCH)))
+    assert (tree["task"], tree["complete"], tree["expected_steps"], tree["status"]) == ("t-1", True, 8, "completed")
+    (root,) = tree["runs"]
+    assert root["input"] == "Redis  Streams"
+    assert [(child["run"], child["step"]) for child in root["children"]] == [
+        ("r", "1"),
+        ("r/2.0", ""),
+        ("r/2.1", ""),
+        ("r/3", ""),
+        ("r", "10"),
+    ]
+    assert root["children"][0]["output"] == {"plan": ["a", "b"]}
+    assert root["children"][1]["attempts"] == 2
+    assert root["children"][2]["error"]["type"] == "ValueError"
+    assert to_tree(trajectory(step("r/1")))["runs"][0]["recorded"] is False
+
+
+def test_runs_may_nest_deeper_than_python_s_calls() -> None:
+    runs = ["r" + "/1" * depth for depth in range(480)]
+    nested = trajectory(*(step(run) for run in runs))
+    assert render(nested).count("search") == len(runs)
+    depth, nodes = 0, to_tree(nested)["runs"]
+    while nodes:
+        depth, nodes = depth + 1, nodes[0]["children"]
+    assert depth == len(runs)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [
+        (-5, "0.0 ms"),
+        (0.04, "0.0 ms"),
+        (12.345, "12.3 ms"),
+        (999.99, "1.00 s"),
+        (3_420, "3.42 s"),
+        (59_999, "1 min 00 s"),
+        (125_000, "2 min 05 s"),
+        (3_599_900, "1 h 00 min"),
+        (10_920_000, "3 h 02 min"),
+    ],
+)
+def test_durations_are_for_people(milliseconds: float, text: str) -> None:
+    assert duration(milliseconds) == text
