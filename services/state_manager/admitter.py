@@ -19,11 +19,12 @@ from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus, NotYet
 from runtime_core.bus.keys import STATE_MANAGER, ingress
 from runtime_core.bus.transport import Argument, Reply, Transport
-from runtime_core.envelope import Envelope, parse, reply_address, to_fields
+from runtime_core.envelope import Envelope, parse, reply_address
 from runtime_core.errors import BusUnavailable, InvalidInput, Rejected, ServerError
 from runtime_core.progress import ProgressWatch
 from runtime_core.submission import Submission
 from runtime_core.telemetry.metrics import Metrics
+from services.state_manager.answers import Answers
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class Admitter:
         self._key = ingress(namespace)
         self._metrics = metrics
         self._watch = watch
-        self._lines: dict[str, bytes] = {}
+        self._answers = Answers(home, metrics)
 
     async def run(self, epoch: str) -> None:
         """Admit until cancelled. Raises Fenced where another leads by now."""
@@ -145,14 +146,16 @@ class Admitter:
         if not wanted.replyto:
             return
         if submitted.started or submitted.status not in ENDED:
-            await self._answer(wanted.replyto, submission.accepted(submitted.task, at_ms=_now(), cause=envelope.id))
+            await self._answers.send(
+                wanted.replyto, submission.accepted(submitted.task, at_ms=_now(), cause=envelope.id)
+            )
             return
         bus = await self._admission.find(submitted.task)
         final = await bus.transport.call("HGET", bus.keys.task(submitted.task), "out")
         if final is None:
             known = {"task_id": submitted.task, "status": submitted.status}
             final = msgspec.json.encode(known)
-        await self._answer(
+        await self._answers.send(
             wanted.replyto,
             submission.final(submitted.task, submitted.status, cast(bytes, final), at_ms=_now(), cause=envelope.id),
         )
@@ -165,7 +168,7 @@ class Admitter:
             error = InvalidInput(
                 "data.task_id", f"no task {wanted.task_id!r} is known; a later submit of it is refused"
             )
-            await self._answer(
+            await self._answers.send(
                 wanted.replyto,
                 submission.rejected(
                     wanted.event_id, error, at_ms=_now(), task_id=wanted.task_id, cause=wanted.event_id
@@ -201,21 +204,9 @@ class Admitter:
             letter += [b"event:" + fields[at], fields[at + 1]]
         await self._home.transport.call("XADD", self._home.keys.dead, "*", *letter)
         if reply_to:
-            await self._answer(reply_to, fact)
+            await self._answers.send(reply_to, fact)
         self._metrics.dead_letters["rejected"].inc()
         logger.warning("an entry of %s is rejected: %s", self._key, error)
-
-    async def _answer(self, reply_to: str, fact: Envelope) -> None:
-        """Append a fact to the user's stream; at least once. A key of another type costs that answer only."""
-        try:
-            await self._home.transport.call("XADD", reply_to, "*", *to_fields(fact))
-        except ServerError as error:
-            logger.warning("replyto %r cannot be written: %s", reply_to, error)
-            await self._home.transport.call(
-                "XADD", self._home.keys.dead, "*", "reason", "reply_not_writable", "stream", reply_to,
-                "group", STATE_MANAGER, "time", _now(), "error", msgspec.json.encode({"type": "ServerError", "message": str(error)}),
-                "errors", "[]", "d", fact.data,
-            )  # fmt: skip
 
 
 def _now() -> int:

@@ -21,6 +21,8 @@ READ_AT_ONCE = 5000
 MEMORY_LIMIT = 0.8
 """Of `maxmemory`: above it submits are answered with `overloaded`, while commits go on."""
 SWEEP = 500
+CLOCK_STEP_SECONDS = 3.0
+DEDUPE_MS = 24 * 3600 * 1000
 
 
 class Housekeeper:
@@ -31,6 +33,7 @@ class Housekeeper:
         self._metrics = metrics
         self._retention_ms = int(retention_seconds * 1000)
         self._cursor = ""
+        self._clock: tuple[float, float] | None = None
 
     async def run(self) -> None:
         """Do the chores until cancelled; a broker that is away is waited for."""
@@ -39,6 +42,8 @@ class Housekeeper:
                 await self._follow_record()
                 await self._bus.trim_record()
                 await self._watch_memory()
+                await self._watch_clock()
+                await self._forget_old_submits()
                 await self._sweep_index()
                 await self._measure()
             except BusUnavailable:
@@ -85,6 +90,35 @@ class Housekeeper:
         text = f"the broker uses {used} of {limit} bytes of maxmemory" if over else ""
         await self._bus.transport.call("HSET", self._bus.keys.meta, "overload", text)
 
+    async def _watch_clock(self) -> None:
+        """Undo a step of the server's clock by an offset that the timers are read with.
+
+        A step forward would fire every retry and deadline at once, one back would stop them.
+        """
+        call, keys = self._bus.transport.call, self._bus.keys
+        before = time.monotonic()
+        seconds, micros = cast(list[bytes], await call("TIME"))
+        after = time.monotonic()
+        server = int(seconds) + int(micros) / 1e6
+        if self._clock is not None and after - before < CLOCK_STEP_SECONDS / 2:
+            step = (server - self._clock[0]) - (after - self._clock[1])
+            if abs(step) > CLOCK_STEP_SECONDS:
+                await call("HINCRBY", keys.meta, "offset", -round(step * 1000))
+                logger.warning("the broker's clock stepped by %.1f s; timers go on as if it had not", step)
+        self._clock = (server, after)
+
+    async def _forget_old_submits(self) -> None:
+        """Keep the dedupe window within 24 hours."""
+        call, keys = self._bus.transport.call, self._bus.keys
+        oldest = cast(list[bytes], await call("LRANGE", keys.submits_in_order, 0, SWEEP - 1))
+        limit = time.time_ns() // 1_000_000 - DEDUPE_MS
+        for line in oldest:
+            created, _, submit = line.partition(b"\n")
+            if int(created) > limit:
+                return
+            await call("HDEL", keys.submits, submit)
+            await call("LREM", keys.submits_in_order, 1, line)
+
     async def _sweep_index(self) -> None:
         """Forget tasks whose hash has expired; those that still run are looked at again a retention later."""
         call, keys = self._bus.transport.call, self._bus.keys
@@ -97,7 +131,7 @@ class Housekeeper:
                 await call("ZREM", keys.index, task)
 
     async def _measure(self) -> None:
-        """Lag and pending of every work stream: what is on the stream is not done, so the lag is what is not pending."""
+        """Lag and pending of every work stream: all on it is work to do, so the lag is what is not pending."""
         call, keys = self._bus.transport.call, self._bus.keys
         streams = {name.decode() for name in cast(list[bytes], await call("HVALS", keys.agents))}
         streams |= {name.decode() for name in cast(list[bytes], await call("HVALS", keys.tools))}

@@ -25,5 +25,5 @@ async def build(settings: Settings, metrics: Metrics) -> Role:
     buses = []
     for transport, number in zip(transports, range(settings.partitions), strict=True):
         keys = await open_namespace(transport, settings.namespace, settings.partitions, limits)
-        buses.append(EventBus(transport, keys[number]))
+        buses.append(EventBus(transport, keys[number], durability=settings.durability))
     return StateManager(buses, await connect(settings.redis_url), settings, metrics)

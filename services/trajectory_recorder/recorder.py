@@ -67,9 +67,15 @@ class Recorder:
     async def _record(self, bus: EventBus, epoch: int) -> None:
         """Copy the record of one partition, under this epoch, until cancelled. Raises Fenced where another leads."""
         partition = bus.keys.partition
-        cursor = await self._store.cursor(self._namespace, partition)
+        # Take the fence first: from here on no older epoch can move the cursor that is read.
+        await self._store.write(self._namespace, partition, epoch, ())
+        cursor = await bus.within_record(await self._store.cursor(self._namespace, partition))
+        reconnects = bus.transport.reconnects
         while True:
             try:
+                if bus.transport.reconnects != reconnects:
+                    reconnects = bus.transport.reconnects
+                    cursor = await bus.within_record(cursor)
                 entries = await bus.read_record(cursor, READ_AT_ONCE, 500)
             except BusUnavailable:
                 await asyncio.sleep(0.1)

@@ -41,7 +41,7 @@ def raising(error: BaseException) -> Code:
     [
         (errors.Retry(after=timedelta(seconds=2)), ("Retry", "asked for a retry", True, 2.0, False, False)),
         (errors.Reject("not approved"), ("Reject", "not approved", False, None, True, False)),
-        (errors.ToolError("OSError", "gone"), ("OSError", "gone", False, None, False, False)),
+        (errors.ToolError("OSError", "gone"), ("OSError", "gone", False, None, True, False)),
         (errors.ConfigurationError("two names"), ("ConfigurationError", "two names", False, None, False, False)),
         (errors.InvalidInput("x", "wrong"), ("InvalidInput", "x: wrong", False, None, False, False)),
         (KeyError("k"), ("KeyError", "'k'", True, None, False, False)),
@@ -92,6 +92,27 @@ async def test_retry_and_reject_in_a_step_are_not_recorded() -> None:
         assert world.journal == {}
     assert isinstance(await world.play(code), Completed)
     assert list(world.journal) == ["1"]
+
+
+async def test_a_step_that_raised_retry_may_be_awaited_again() -> None:
+    attempts: list[int] = []
+
+    async def code(ctx: AgentContext, _: object) -> object:
+        async def body() -> int:
+            attempts.append(1)
+            if len(attempts) < 2:
+                raise errors.Retry
+            return len(attempts)
+
+        step = ctx.step(body)
+        try:
+            return await step
+        except errors.Retry:
+            return await step
+
+    result = await World().play(code)
+    assert isinstance(result, Completed)
+    assert result.output == b"2"
 
 
 async def test_retry_in_a_branch_ends_the_attempt_even_where_exceptions_are_results() -> None:
@@ -228,6 +249,21 @@ async def test_a_divergence_names_both_sides() -> None:
     result = await failed(code, world)
     assert 'tool search {"query":"b"}' in result.message
     assert "0badf00d" in result.message
+
+
+async def test_a_divergence_in_a_gather_starts_none_of_its_branches() -> None:
+    started = []
+
+    async def code(ctx: AgentContext, _: object) -> object:
+        async def branch() -> None:
+            started.append(True)
+
+        return await ctx.gather(ctx.tool("search"), branch(), ctx.gather(branch()))
+
+    world = World(journal={"1": pack("0badf00d", COMPLETED, 1, b"null")})
+    assert (await failed(code, world)).parked
+    gc.collect()
+    assert started == []
 
 
 async def test_the_order_of_a_dict_is_no_divergence() -> None:
@@ -652,6 +688,21 @@ async def test_a_dropped_run_leaves_no_trace(caplog: pytest.LogCaptureFixture) -
     assert ended == [False] * 6
     assert world.emitted == []
     assert caplog.records == []
+
+
+async def test_a_run_that_is_dropped_before_its_code_began() -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        raise AssertionError("started")
+
+    run = World().new_run(Program(code))
+    turn = asyncio.ensure_future(run.advance())
+    await asyncio.sleep(0)
+    turn.cancel()
+    await run.aclose()
+    gc.collect()  # a coroutine that was never awaited would warn here
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_drop_before_the_first_turn() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from runtime_core.agents.context import AgentContext
 from runtime_core.consumer.effects import Completed, Suspended
-from tests.unit.run_world import Code, Program, World
+from tests.unit.run_world import STARTED_MS, Code, Program, World
 
 
 async def suspended(world: World, code: Code) -> Suspended:
@@ -164,6 +164,85 @@ async def test_a_branch_that_awaits_something_else_keeps_the_turn_going() -> Non
     assert [call.name for call in (await turn).calls] == ["at once", "after"]
     assert world.run is not None
     await world.run.aclose()
+
+
+async def test_calls_are_in_program_order_and_not_in_that_of_the_waits() -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        async def first() -> object:
+            step = ctx.tool("made first")
+            for _ in range(5):
+                await asyncio.sleep(0)
+            return await step
+
+        async def second() -> object:
+            return await ctx.tool("waited for first")
+
+        return await ctx.gather(first(), second())
+
+    world = World()
+    assert [call.name for call in (await suspended(world, code)).calls] == ["made first", "waited for first"]
+    assert world.run is not None
+    await world.run.aclose()
+
+
+async def test_an_emit_that_is_awaited_twice_is_sent_once_and_counted() -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        emit, send = ctx.emit("x"), ctx.send("audit")
+        await emit
+        await emit
+        await send
+        await ctx.gather(emit, send)
+        return await ctx.tool("t")
+
+    world = World()
+    result = await suspended(world, code)
+    assert world.emitted == [("1", "x")]
+    assert len(result.sends) == 1
+    assert len(result.steps) == 2
+    assert world.run is not None
+    assert world.run.journal_length == len(world.journal) == 2
+    await world.run.aclose()
+
+
+async def test_now_is_the_time_of_the_latest_result_seen_and_never_goes_back() -> None:
+    def at(ctx: AgentContext) -> float:
+        return ctx.now().timestamp() - STARTED_MS / 1000
+
+    async def code(ctx: AgentContext, _: object) -> object:
+        async def helper() -> object:
+            await ctx.tool("c")
+            return at(ctx)
+
+        seen = [at(ctx)]
+        first, second = ctx.tool("a"), ctx.tool("b")
+        for step in (second, first):
+            await step
+            seen.append(at(ctx))
+        # The helper's time becomes that of the branch that waits for it.
+        return [*seen, *await ctx.gather(helper()), at(ctx)]
+
+    world = World()
+    program = Program(code)
+    for step in ("2", "1", "3.0.1"):
+        await suspended(world, code)
+        world.answer_one(step)
+    warm = await world.turn(program)
+    cold = await world.new_run(program).advance()
+    assert isinstance(warm, Completed)
+    assert isinstance(cold, Completed)
+    assert warm.output == cold.output == b"[0.0,1.0,2.0,3.0,3.0]"
+
+    # Step 2 was answered before step 1, so seeing it later does not turn the time back.
+    async def other_way(ctx: AgentContext, _: object) -> object:
+        first, second = ctx.tool("a"), ctx.tool("b")
+        await first
+        before = at(ctx)
+        await second
+        return [before, at(ctx)]
+
+    result = await world.new_run(Program(other_way)).advance()
+    assert isinstance(result, Completed)
+    assert result.output == b"[2.0,2.0]"
 
 
 async def test_sends_and_rows_belong_to_the_turn_that_made_them() -> None:

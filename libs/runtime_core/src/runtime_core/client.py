@@ -128,7 +128,7 @@ class Client:
         partitions = self._wanted_partitions or await _stored_partitions(transport, self._namespace)
         buses = []
         for keys in await open_namespace(transport, self._namespace, partitions):
-            bus = EventBus(transport, keys)
+            bus = EventBus(transport, keys, durability=os.environ.get("WEFT_DURABILITY") or "fast")
             buses.append(bus)
             self._partitions.append(
                 _Partition(bus, keys.reply(self._name), await self._open_transport(url, like=transport))
@@ -392,6 +392,7 @@ class TaskHandle:
                     await asyncio.sleep(0.1)
                     continue
                 if reply is None:
+                    cursor = await self._within_stream(cursor)
                     ended = await self._ended_without_stream(cursor)
                     if ended is not None:
                         yield ended
@@ -411,6 +412,18 @@ class TaskHandle:
 
     async def _want_stream(self) -> None:
         await self._partition.bus.call("watch", self.task_id)
+
+    async def _within_stream(self, cursor: str) -> str:
+        """The cursor, or the start where the stream never came that far: a broker that lost its last writes."""
+        bus = self._partition.bus
+        newest = cast(
+            list[Any], await bus.transport.call("XREVRANGE", bus.keys.out(self.task_id), "+", "-", "COUNT", 1)
+        )
+        if not newest:
+            return cursor
+        last = newest[0][0].decode()
+        ahead = tuple(map(int, cursor.split("-"))) > tuple(map(int, last.split("-")))
+        return "0-0" if ahead else cursor
 
     async def _ended_without_stream(self, cursor: str) -> StreamEvent | None:
         """The final event of a task whose stream is not there: nobody asked for it before the end, or it expired."""

@@ -197,17 +197,13 @@ class Flow:
                 wait.future.set_result(None)
 
     def _give_up(self, wait: Wait) -> None:
-        """Its branch goes on by an exception."""
+        """Its branch goes on by an exception, which ends the run: no other wait matters any more."""
         if wait not in self.waits:
             return
         del self.waits[wait]
         self.active += 1
         for step in wait.missing:
-            others = [other for other in self.waiting.get(step, ()) if other is not wait]
-            if others:
-                self.waiting[step] = others
-            else:
-                self.waiting.pop(step, None)
+            self.waiting.pop(step, None)
 
     def _inactive(self) -> None:
         self.active -= 1

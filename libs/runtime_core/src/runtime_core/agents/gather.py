@@ -81,13 +81,9 @@ class Gather:
         run = self.run
         run.flow.check_going()
         self._wait = wait
-        place = -1
-        try:
-            for place, part in enumerate(self._parts):
-                self._start_part(place, part, wait, branch)
-        except BaseException:
-            self.close(place + 1)
-            raise
+        for place, part in enumerate(self._parts):
+            self._start_part(place, part, wait, branch)
+        # Last: what a failure leaves unstarted is closed with the run.
         run.unawaited.pop(self.id, None)
 
     def _start_part(self, place: int, part: Awaitable[Any], wait: Wait, branch: Branch) -> None:  # Any: see parts
@@ -110,10 +106,10 @@ class Gather:
                 helper = Branch(f"{self.id}.{place}.", branch.now_ms)
                 self._tasks[place] = run.flow.help(_coroutine(part), helper, wait), helper
 
-    def close(self, first: int = 0) -> None:
-        """Close the coroutines that will not be started, from part `first` on: Python warns of them else."""
-        for part in self._parts[first:]:
-            if inspect.iscoroutine(part):
+    def close(self) -> None:
+        """Close the coroutines that will not be started any more: Python warns of them else."""
+        for part in self._parts:
+            if inspect.iscoroutine(part) and inspect.getcoroutinestate(part) == inspect.CORO_CREATED:
                 part.close()
 
     def _results(self, branch: Branch) -> list[Any]:  # Any: see `parts`

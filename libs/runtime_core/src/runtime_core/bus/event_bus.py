@@ -80,6 +80,8 @@ class RunFields:
     journal: dict[str, bytes]
     pending: dict[str, str]
     started_ms: int = 0
+    overrides: dict[str, bytes] = field(default_factory=dict)
+    """The instance's state from a step on, where a nested run has changed it."""
     unrecorded: list[str] = field(default_factory=list)
     """Journaled steps whose rows no commit has written to the record yet."""
 
@@ -95,10 +97,11 @@ class EventBus:
     `BusUnavailable`; those that write for a delivery raise `Fenced` where the owner was declared dead.
     """
 
-    def __init__(self, transport: Transport, keys: Keys, owner: str = "") -> None:
+    def __init__(self, transport: Transport, keys: Keys, owner: str = "", *, durability: str = "fast") -> None:
         self.transport = transport
         self.keys = keys
         self.owner = owner
+        self.durability = durability
         self._library = library()
         self._functions = self._library.functions
         self._base = keys.base.encode()
@@ -161,6 +164,7 @@ class EventBus:
         answer = [_text(item) for item in cast(list[Reply], reply)]
         match answer[0]:
             case "started":
+                await self._make_durable()
                 return Submitted(answer[1], "accepted", True)
             case "known":
                 return Submitted(answer[1], answer[2], False)
@@ -171,6 +175,21 @@ class EventBus:
             case "fenced":
                 raise Fenced("another admitter leads")
         raise Rejected(answer[1], answer[2], task_id=new.task)
+
+    async def _make_durable(self) -> None:
+        """Wait until the submit is on disk (`fsync`) or on a replica (`quorum`), as far as the server can say.
+
+        Raises Rejected where it is not within two seconds: the task runs, and the same submit may be repeated.
+        """
+        if self.durability == "fast":
+            return
+        if self.durability == "fsync":
+            reply = await self.transport.call("WAITAOF", 1, 0, 2000)
+            done = cast(list[int], reply)[0] >= 1
+        else:
+            done = cast(int, await self.transport.call("WAIT", 1, 2000)) >= 1
+        if not done:
+            raise Rejected("durability", f"the submit is not {self.durability}-durable yet; submit it again", 1.0)
 
     async def cancel(self, task: str, reason: str) -> list[str]:
         """`cancelled`, `ended` + status, or `unknown` (then a later submit of this id is refused)."""
@@ -291,6 +310,8 @@ class EventBus:
                 fields.unrecorded = value.decode().split()
             elif name == "h":
                 fields.started_ms = int(value.split(b"\n")[4] or 0)
+            elif name.startswith("o:"):
+                fields.overrides[name[2:]] = value
             elif name.startswith("j:"):
                 fields.journal[name[2:]] = value
             else:
@@ -368,6 +389,12 @@ class EventBus:
             delivery.attempt,
             data,
         )
+        self._fence(reply)
+        return reply == b"OK"
+
+    async def progress(self, delivery: Delivery, data: bytes) -> bool:
+        """Show the client how far a call is (JSON); False where nobody waits for it any more."""
+        reply = await self.call("progress", self.owner, delivery.task, delivery.run, delivery.attempt, data)
         self._fence(reply)
         return reply == b"OK"
 
@@ -505,6 +532,21 @@ class EventBus:
         )
         return pairs(cast(list[list[Reply]], reply)[0][1]) if reply else []
 
+    async def within_record(self, cursor: str) -> str:
+        """The cursor, or `0-0` where the stream has never come that far: a broker that lost its last writes, or all.
+
+        Reading again from the start repeats rows, which changes nothing; going on from a cursor ahead of the stream
+        would miss what is written next.
+        """
+        try:
+            info = cast(list[Reply], await self.transport.call("XINFO", "STREAM", self.keys.record))
+        except ServerError as error:
+            if not await self.repair(error):
+                raise
+            return "0-0"
+        last = cast(bytes, dict(zip(info[::2], info[1::2], strict=True))[b"last-generated-id"]).decode()
+        return cursor if _position(cursor) <= _position(last) else "0-0"
+
     async def publish_cursor(self, group: str, cursor: str) -> None:
         """Tell the broker how far a group of the record stream has come; trimming follows it."""
         try:
@@ -527,6 +569,11 @@ class EventBus:
     def _fence(self, reply: Reply) -> None:
         if reply == b"FENCED":
             raise Fenced(f"{self.owner} was declared dead")
+
+
+def _position(entry: str) -> tuple[int, int]:
+    ms, _, sequence = entry.partition("-")
+    return int(ms), int(sequence or 0)
 
 
 def _text(item: Reply) -> str:

@@ -82,6 +82,16 @@ class Keys:
         return self.base + "manifests"
 
     @property
+    def submits(self) -> str:
+        """Submits of the dedupe window by source and id: a hash."""
+        return self.base + "seen"
+
+    @property
+    def submits_in_order(self) -> str:
+        """The same, oldest first: a list of creation time, source and id."""
+        return self.base + "seenq"
+
+    @property
     def places(self) -> str:
         """Partitions of tasks that live elsewhere than their id says: a hash."""
         return self.base + "places"

@@ -26,6 +26,7 @@ FUNCTIONS = {
     "leave": True,
     "load": True,
     "mark_started": True,
+    "progress": True,
     "promote": True,
     "record": True,
     "redrive": False,

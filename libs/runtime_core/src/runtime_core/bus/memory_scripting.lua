@@ -133,7 +133,7 @@ local base = setmetatable({}, {__index = function(_, name)
   error("Script attempted to access nonexistent global variable '" .. tostring(name) .. "'", 2)
 end})
 for _, name in ipairs({'assert', 'collectgarbage', 'coroutine', 'error', 'gcinfo', 'getmetatable', 'ipairs', 'next', 'pairs',
-  'rawequal', 'rawget', 'rawset', 'select', 'setmetatable', 'tonumber', 'tostring', 'type', 'unpack',
+  'rawequal', 'rawget', 'select', 'setmetatable', 'tonumber', 'tostring', 'type', 'unpack',
   'xpcall', '_VERSION'}) do
   base[name] = _G[name]
 end
@@ -146,6 +146,10 @@ local function caught(ok, raised, ...)
   return ok, raised, ...
 end
 function base.pcall(...) return caught(pcall(...)) end
+function base.rawset(into, key, value)
+  if getmetatable(into) == false then refuse_write() end
+  return rawset(into, key, value)
+end
 base.redis = read_only(redis)
 base.server = base.redis
 

@@ -79,7 +79,7 @@ class Group:
         self.pending: dict[int, Pending] = {}
 
     def consumer(self, name: bytes, now_ms: int) -> Consumer:
-        """The consumer of this name, created if it is new; it was seen now."""
+        """The consumer of this name, made if it is new (7.0 waits for its first entry); it was seen now."""
         consumer = self.consumers.get(name)
         if consumer is None:
             consumer = self.consumers[name] = Consumer(name, now_ms)

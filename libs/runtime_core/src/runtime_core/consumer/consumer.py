@@ -139,6 +139,7 @@ class Consumer:
         while True:
             await self._room.wait()
             self._in_read = True
+            owner = self._bus.owner
             try:
                 taken, malformed = await self._bus.read(
                     self._streams, min(READ_AT_ONCE, self._limit - len(self._held)), BLOCK_MS
@@ -159,7 +160,8 @@ class Consumer:
                 self._in_read = False
             backoff = 0.05
             self._connected = True
-            self._take(taken, malformed)
+            if owner == self._bus.owner:
+                self._take(taken, malformed)
 
     def _take(self, deliveries: Sequence[Delivery], malformed: Sequence[tuple[str, bytes, str]] = ()) -> None:
         loop = asyncio.get_running_loop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
@@ -47,6 +48,7 @@ class CallHandler:
         self._threads = threads
         self._abandoned = abandoned
         self._metrics = metrics
+        self._reports: set[asyncio.Task[bool]] = set()
 
     async def handle(self, delivery: Delivery) -> None:
         tool = self._tools.get(delivery.name)
@@ -62,6 +64,7 @@ class CallHandler:
             attempt=delivery.attempt,
             idempotency_key=f"{delivery.task}/{delivery.run}",
             deadline=(_CONTEXT.decode(delivery.context) if delivery.context else _NO_CONTEXT).deadline,
+            on_progress=lambda value: self._report(delivery, value),
         )
         try:
             output = await tool.call(delivery.data, context, self._threads, self._abandoned)
@@ -82,6 +85,17 @@ class CallHandler:
 
     def stop_task(self, task: str) -> None:
         """The consumer cancels what runs; nothing else is kept."""
+
+    def _report(self, delivery: Delivery, value: bytes) -> None:
+        """Send progress without holding up the tool; what cannot be sent is not worth failing for."""
+        sending = asyncio.get_running_loop().create_task(self._bus.progress(delivery, value))
+        self._reports.add(sending)
+        sending.add_done_callback(self._reported)
+
+    def _reported(self, sending: asyncio.Task[bool]) -> None:
+        self._reports.discard(sending)
+        if not sending.cancelled() and sending.exception() is not None:
+            logger.info("progress was not sent: %s", sending.exception())
 
     async def _mark_started(self, delivery: Delivery, now: float) -> bool:
         if await self._bus.mark_started(delivery):

@@ -26,6 +26,7 @@ local function commit_call(keys, args)
   local value = string.sub(missing, 1, 8) .. args[6] .. args[7] .. args[8]
   settle(base, args[2], args[3])
   redis.call('HDEL', rk, field)
+  turn = keep_override(rk, h, turn or '0', step)
   local ready = false
   if cur == 'held' then
     ready = wait == '!'
@@ -33,7 +34,7 @@ local function commit_call(keys, args)
   end
   local steps = text(tonumber(v[2] or '0') + tonumber(args[10]))
   if ready then
-    local next_cur = resume(base, task, parent, h, turn or '0', step, value)
+    local next_cur = resume(base, task, parent, h, turn, step, value)
     if rk == key then
       redis.call('HSET', key, 'j:' .. step, value, 'cur', next_cur, 'steps', steps, 'status', 'running')
     else

@@ -49,6 +49,9 @@ local function commit_turn(keys, args)
       local busy = redis.call('HGET', base .. 'inst:' .. inst, 'busy')
       if busy and string.find(busy, '\n', 1, true) then
         redis.call('HSET', base .. 'inst:' .. inst, 'ws', args[12])
+        local below = string.match(busy, '([^\n]*)\n[^\n]*$')
+        local below_task, below_run = string.match(below, '^(.*)|([^|]*)$')
+        redis.call('HSET', run_key(base, below_task, below_run), 'ov', args[12])
       else
         redis.call('HSET', base .. 'inst:' .. inst, 'state', args[12])
       end

@@ -14,9 +14,7 @@ local function emit(keys, args)
   if redis.call('HSETNX', rk, 'j:' .. args[5], args[6]) == 0 then return 'DONE' end
   redis.call('HSET', rk, 'w', (r[2] or '') .. args[5] .. '\n')
   local seq = redis.call('HINCRBY', key, 'seq', 1)
-  local name = string.sub(args[8], 1, 1) == '"' and 'text' or 'value'
-  publish_out(base, task, 'weft.output.delta', '{"task_id":' .. quote(task) .. ',"run_id":' .. quote(run) ..
-    ',"attempt":' .. args[7] .. ',"seq":' .. seq .. ',"' .. name .. '":' .. args[8] .. '}')
+  publish_delta(base, task, run, args[7], seq, args[8])
   if not string.find(v[2] or '', 'o', 1, true) then redis.call('HSET', key, 'fl', (v[2] or '') .. 'o') end
   return 'OK'
 end

@@ -16,7 +16,7 @@ local function load(keys, args)
     local field = all[i]
     if field == 'cur' then reply[1] = all[i + 1] end
     local prefix = string.sub(field, 1, 2)
-    if prefix == 'm:' or prefix == 'j:' or field == 'd' or field == 'u' or field == 'h' or field == 'w' then
+    if prefix == 'm:' or prefix == 'j:' or prefix == 'o:' or field == 'd' or field == 'u' or field == 'h' or field == 'w' then
       reply[#reply + 1] = field
       reply[#reply + 1] = all[i + 1]
     end

@@ -4,5 +4,8 @@
 local function mark_started(keys, args)
   local base = keys[1]
   if not redis.call('ZSCORE', base .. 'alive', args[1]) then return redis.status_reply('FENCED') end
-  return redis.call('HSETNX', base .. 'started', args[2] .. '/' .. args[3], args[1])
+  local field = args[2] .. '/' .. args[3]
+  if redis.call('HSETNX', base .. 'started', field, args[1]) == 1 then return 1 end
+  -- The same owner again: the reply of its first call was lost.
+  return redis.call('HGET', base .. 'started', field) == args[1] and 1 or 0
 end

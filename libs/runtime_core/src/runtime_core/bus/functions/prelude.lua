@@ -8,6 +8,7 @@
 --   m:<step>   a step without a result: digest (8), kind (1), wait      j:<step>  its result: digest (8), status (1), ms (13), payload
 --   w          journaled steps whose rows no commit has written to the record yet
 --   q:<step>   a question, as it was asked
+--   ov, o:<step>  the instance's state after a nested run: not yet tied to a step, and from this step on
 --   g<n>       how many steps of a group still lack a result          k:<run>   a child run; the value is its instance, if it has one
 -- A key's instance lives in `inst:<agent>/<key>`: busy (stack of task|run, newest last), state, ws (state in mid-run).
 
@@ -208,6 +209,18 @@ local function resume(base, task, run, h, turn, step, value)
   return append_resume(base, task, run, h, turn, step, value)
 end
 
+-- A nested run has changed the instance's state: the run below sees the change from the step on whose result came
+-- after it, live and replayed. Returns the turn for the resume: one that no warm run has, so that it is replayed.
+local function keep_override(rk, h, turn, step)
+  local _, _, key = target_of(h)
+  if key == '' then return turn end
+  local override = redis.call('HGET', rk, 'ov')
+  if not override then return turn end
+  redis.call('HSET', rk, 'o:' .. step, override)
+  redis.call('HDEL', rk, 'ov')
+  return '-1'
+end
+
 -- Writes a step's result and, where that lets a branch of the run go on, appends one resume.
 -- Returns false where the step is not missing (any more): nothing was written.
 local function answer(base, task, run, step, status, ms, payload)
@@ -218,11 +231,12 @@ local function answer(base, task, run, step, status, ms, payload)
   local wait = string.sub(v[1], 10)
   local value = string.sub(v[1], 1, 8) .. status .. ms .. payload
   redis.call('HDEL', rk, field)
+  local turn = keep_override(rk, v[3], v[4] or '0', step)
   if v[2] == 'held' then
     local ready = wait == '!'
     if not ready and wait ~= '0' then ready = redis.call('HINCRBY', rk, wait, -1) <= 0 end
     if ready then
-      redis.call('HSET', rk, 'j:' .. step, value, 'cur', resume(base, task, run, v[3], v[4] or '0', step, value))
+      redis.call('HSET', rk, 'j:' .. step, value, 'cur', resume(base, task, run, v[3], turn, step, value))
       return true
     end
   end
@@ -262,6 +276,12 @@ local function publish_out(base, task, kind, data, retention)
   local key = base .. 'out:' .. task
   redis.call('XADD', key, '*', 'type', kind, 'source', 'weft', 'taskid', task, 'data', data)
   if retention then redis.call('EXPIRE', key, retention) end
+end
+
+local function publish_delta(base, task, run, attempt, seq, value)
+  local name = string.sub(value, 1, 1) == '"' and 'text' or 'value'
+  publish_out(base, task, 'weft.output.delta', '{"task_id":' .. quote(task) .. ',"run_id":' .. quote(run) ..
+    ',"attempt":' .. attempt .. ',"seq":' .. seq .. ',"' .. name .. '":' .. value .. '}')
 end
 
 -- Ends a task: final event, reply, record, expiry. `result` is JSON: the output, or the error object.

@@ -46,13 +46,15 @@ local function submit(keys, args)
     return {'rejected', 'task_id', 'the task ' .. task .. ' was cancelled before it was submitted'}
   end
 
-  local queued = redis.call('RPUSH', base .. 'seenq', seen_key)
-  redis.call('HSET', base .. 'seen', seen_key, task .. '\n' .. args[4])
-  if queued > tonumber(meta[3] or '1000000') then
-    for _, old in ipairs(redis.call('LPOP', base .. 'seenq', 2)) do redis.call('HDEL', base .. 'seen', old) end
-  end
   local entry = deliver(base, task, 'r', stream, args[5], args[6], args[7], args[9])
   local created = string.find(entry, '-', 1, true) and ms_of(entry) or text(now_ms(base))
+  -- The dedupe window: the newest `dedupe_max` submits of the last 24 hours (the housekeeper forgets older ones).
+  redis.call('HSET', base .. 'seen', seen_key, task .. '\n' .. args[4])
+  if redis.call('RPUSH', base .. 'seenq', created .. '\n' .. seen_key) > tonumber(meta[3] or '1000000') then
+    for _, old in ipairs(redis.call('LPOP', base .. 'seenq', 2)) do
+      redis.call('HDEL', base .. 'seen', string.match(old, '^%d+\n(.*)$'))
+    end
+  end
   local h = stream .. '\n' .. args[5] .. '\n' .. args[6] .. '\n' .. args[8] .. '\n' .. created .. '\n' .. args[11] ..
     '\n' .. args[3] .. '\n' .. args[2] .. '\n' .. args[4] .. '\n' .. args[10]
   if args[9] ~= '' then

@@ -1,0 +1,17 @@
+-- Appends a call's progress to the task's output. It is not journaled: a call that is repeated reports again, with a
+-- higher attempt.
+-- KEYS 1 base · ARGV 1 owner · 2 task · 3 run (the call's own) · 4 attempt · 5 value (JSON)
+-- RETURNS 'OK' · 'DONE' where the result is in or the task is over · 'FENCED'
+local function progress(keys, args)
+  local base, task, run = keys[1], args[2], args[3]
+  if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
+  local parent, step = parent_of(run)
+  local key = base .. 'task:' .. task
+  local v = redis.call('HMGET', key, 'status', 'fl')
+  if not v[1] or ENDED[v[1]] then return 'DONE' end
+  if redis.call('HEXISTS', run_key(base, task, parent), 'm:' .. step) == 0 then return 'DONE' end
+  redis.call('XLEN', base .. 'out:' .. task)
+  redis.call('HSET', key, 'fl', flag(v[2] or '', 'o'))
+  publish_delta(base, task, run, args[4], redis.call('HINCRBY', key, 'seq', 1), args[5])
+  return 'OK'
+end

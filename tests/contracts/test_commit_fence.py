@@ -1,0 +1,141 @@
+"""A commit takes effect once: only while the instance's or run's `cur` is its entry, only from a living owner."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.errors import Fenced
+from tests.contracts.broker import Broker, answer, ask, bury, complete, fail, send, suspend
+
+
+async def test_a_turn_takes_effect_whole(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", key="k", reply=broker.keys.reply("c"))
+    await broker.call("XADD", broker.keys.reply("c"), "*", "seen", "1")
+    turn = await broker.take(bus)
+    assert await complete(bus, turn, send("note"), output=b'"yes"', state=b'{"n":1}', record=b'[["row"]]')
+    final = await broker.final("t")
+    assert (final["status"], final["output"], final["steps"]) == ("completed", "yes", 1)
+    assert await broker.hash("inst:writer/k") == {"state": '{"n":1}'}
+    answers = await broker.entries("reply:c")
+    assert [entry["t"] for entry in answers[1:]] == ["t"]
+    record = await broker.entries("record")
+    assert [(entry["t"], entry["d"]) for entry in record] == [("t", '[["row"]]')]
+    note = await broker.take(bus)
+    assert (note.task, note.name, note.data) == ("note", "editor", b'"note"')
+    assert await complete(bus, note)
+    await broker.idle()
+
+
+async def test_a_commit_repeated_changes_nothing(broker: Broker, bus: EventBus) -> None:
+    """Hole 44: the reply of a commit was lost, and the client sends it again."""
+    await broker.submit(bus, "t", key="k")
+    turn = await broker.take(bus)
+    assert await suspend(bus, turn, ask("1"), send("note", step="2"))
+    before = await broker.snapshot()
+    assert not await suspend(bus, turn, ask("1"), send("note", step="2"))
+    assert await broker.snapshot() == before
+
+
+async def test_an_end_repeated_changes_nothing(broker: Broker, bus: EventBus) -> None:
+    """Hole 44, for the commit that ends a task: its instance may be another task's by then."""
+    await broker.submit(bus, "t", key="k")
+    await broker.submit(bus, "u", key="k")
+    turn = await broker.take(bus)
+    assert await complete(bus, turn, send("note"), state=b"1")
+    before = await broker.snapshot()
+    assert not await complete(bus, turn, send("note"), state=b"2")
+    assert await broker.snapshot() == before
+
+
+async def test_a_result_repeated_changes_nothing(broker: Broker, bus: EventBus) -> None:
+    """Holes 22 and 44: only the commit that removes a step from the missing set writes its result and counts."""
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1", wait="g1"), ask("2", wait="g1"))
+    call = await broker.take(bus, "tool")
+    assert await answer(bus, call)
+    before = await broker.snapshot()
+    assert not await answer(bus, call, b'"other"')
+    assert await broker.snapshot() == before
+
+
+async def test_state_is_written_only_by_the_end_of_a_run(broker: Broker, bus: EventBus) -> None:
+    """Hole 1: a run that waits shows no state; a replay starts from the state the run began with."""
+    await broker.submit(bus, "first", key="k")
+    assert await complete(bus, await broker.take(bus), state=b'{"n":1}')
+    await broker.submit(bus, "second", key="k")
+    turn = await broker.take(bus)
+    assert await suspend(bus, turn, ask("1"), state=b'{"n":2}')
+    instance = await broker.hash("inst:writer/k")
+    assert instance["state"] == '{"n":1}'
+    assert await answer(bus, await broker.take(bus, "tool"))
+    resumed = await broker.take(bus)
+    loaded = await bus.load(resumed)
+    assert loaded is not None
+    assert loaded.state == b'{"n":1}'
+    assert await complete(bus, resumed, state=b'{"n":3}')
+    assert await broker.hash("inst:writer/k") == {"state": '{"n":3}'}
+    await broker.idle()
+
+
+async def test_a_failed_run_writes_no_state(broker: Broker, bus: EventBus) -> None:
+    """Hole 1: what a failed run did to its state goes with it, also what it had shown in mid-run."""
+    await broker.submit(bus, "first", key="k")
+    await complete(bus, await broker.take(bus), state=b'{"n":1}')
+    await broker.submit(bus, "second", key="k")
+    await suspend(bus, await broker.take(bus), ask("1"), state=b'{"n":2}')
+    await answer(bus, await broker.take(bus, "tool"))
+    assert await fail(bus, await broker.take(bus))
+    assert await broker.hash("inst:writer/k") == {"state": '{"n":1}'}
+    await broker.idle()
+
+
+async def test_a_dead_owner_commits_nothing(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """A stopped process wakes up after it was declared dead: refused, and its work is another's."""
+    await broker.submit(bus, "t", key="k")
+    turn = await broker.take(bus)
+    await broker.silence(bus)
+    before = await broker.snapshot()
+    with pytest.raises(Fenced):
+        await complete(bus, turn, send("note"), state=b"1")
+    with pytest.raises(Fenced):
+        await suspend(bus, turn, ask("1"))
+    with pytest.raises(Fenced):
+        await bus.retry(turn, 0, b"")
+    with pytest.raises(Fenced):
+        await bury(bus, turn)
+    assert await broker.snapshot() == before
+    adopted = await other.adopt("agent", 10, False)
+    assert [delivery.entry for delivery in adopted.deliveries] == [turn.entry]
+    assert await complete(other, adopted.deliveries[0])
+    await broker.idle()
+
+
+async def test_a_dead_owner_answers_nothing(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1"))
+    call = await broker.take(bus, "tool")
+    await broker.silence(bus)
+    before = await broker.snapshot()
+    with pytest.raises(Fenced):
+        await answer(bus, call)
+    assert await broker.snapshot() == before
+    assert await answer(other, (await other.adopt("tool", 10, False)).deliveries[0])
+    assert await complete(other, await broker.take(other))
+    await broker.idle()
+
+
+async def test_of_two_who_hold_an_entry_one_takes_effect(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """Both owners live and both hold the entry (a group that was lost): the first commit counts, for each kind."""
+    await broker.submit(bus, "t")
+    first = await broker.take(bus)
+    await broker.lose_group()
+    second = await broker.take(other)
+    assert first.entry == second.entry
+    assert await suspend(bus, first, ask("1"))
+    before = await broker.snapshot()
+    assert not await suspend(other, second, ask("1"))
+    assert not await complete(other, second, state=b"1")
+    assert not await other.retry(second, 0, b"")
+    assert not await bury(other, second)
+    assert await broker.snapshot() == before

@@ -1,0 +1,277 @@
+"""The four services as real processes, which a test may kill, pause and restart.
+
+async with Fleet(server.url, namespace, tmp_path, replicas=2) as fleet:
+    fleet.kill("agent-handler-1")               # the fleet starts it again
+    …                                           # at the end each process must stop cleanly
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+ROOT = Path(__file__).resolve().parent.parent
+TIED = Path(__file__).parent / "servers" / "tied.py"
+SERVICES = ("agent-handler", "tool-handler", "state-manager", "trajectory-recorder")
+APP = "tests.fleet_app:app"
+READY_SECONDS = 30.0
+"""How long a service may take until it reads, on a machine that is busy with other tests."""
+CLEAN_SECONDS = 25.0
+WATCH_SECONDS = 0.05
+READY = re.compile(r"ready in [\d.]+ s \(process (\d+)\)")
+DEFECTS = ("Traceback", "that nobody expected", "the handler itself failed", "was never retrieved", "was never awaited")
+"""What no log may hold, whatever was killed: an error that the code did not foresee."""
+
+
+class FleetError(AssertionError):
+    """A process of the fleet did something that no test asked for; the message holds the end of its log."""
+
+
+@dataclass
+class Member:
+    """One replica of a service."""
+
+    name: str
+    """As in `agent-handler-1`: the service and a number from 1."""
+    service: str
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    paused: bool = False
+    killed: bool = False
+    """Whether the test has killed it, so that its end is no surprise."""
+    starts: int = 0
+    ended_with: list[int] = field(default_factory=list)
+    """Exit statuses so far; negative ones are signals."""
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, f"{self.name} is not running"
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def ready(self) -> bool:
+        """Whether the process that runs now has said that it is ready."""
+        return self.process is not None and str(self.process.pid) in READY.findall(self.text())
+
+
+class Fleet:
+    """Replicas of the services on one server and namespace. Processes that end are started again, as by a supervisor.
+
+    Use it in the main thread: on Linux the processes end with the thread that started them.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        namespace: str,
+        folder: Path,
+        *,
+        replicas: int | Mapping[str, int] = 1,
+        lease_seconds: float = 1.0,
+        app: str = APP,
+        environ: Mapping[str, str] | None = None,
+        may_die: bool = False,
+    ) -> None:
+        """`replicas` is a number for all services, or one by service (others then run not at all).
+
+        `may_die` says that processes may end by themselves, as where an app kills its own process.
+        """
+        self.url = url
+        self.namespace = namespace
+        self.folder = folder
+        self.lease_seconds = lease_seconds
+        self.trajectory_url = f"sqlite:///{folder / 'trajectory.db'}"
+        self._may_die = may_die
+        counts = dict.fromkeys(SERVICES, replicas) if isinstance(replicas, int) else replicas
+        self.members = {
+            f"{service}-{number}": Member(f"{service}-{number}", service, folder / f"{service}-{number}.log")
+            for service, count in counts.items()
+            for number in range(1, count + 1)
+        }
+        self._environ = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("WEFT_")},
+            "WEFT_REDIS_URL": url,
+            "WEFT_NAMESPACE": namespace,
+            "WEFT_APP": app,
+            "WEFT_LEASE_SECONDS": f"{lease_seconds:g}",
+            "WEFT_DATA_DIR": str(folder),
+            "WEFT_TRAJECTORY_URL": self.trajectory_url,
+            "PYTHONPATH": str(ROOT),
+            **(environ or {}),
+        }
+        self._supervisor: asyncio.Task[None] | None = None
+        self._surprises: list[str] = []
+
+    async def __aenter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            for member in self.members.values():
+                self._start(member)
+            await self.ready()
+        except BaseException:
+            self._end()
+            raise
+        self._supervisor = asyncio.create_task(self._supervise(), name="supervise the fleet")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                await self.stop()
+                self.check()
+            else:
+                print(self.logs())
+        finally:
+            await self._stop_supervising()
+            self._end()
+
+    # -- what a test does to it --------------------------------------------------------------------------------
+
+    def names(self, *services: str) -> list[str]:
+        """The replicas of these services, or of all."""
+        return [name for name, member in self.members.items() if not services or member.service in services]
+
+    def kill(self, name: str) -> None:
+        """SIGKILL. The fleet starts it again."""
+        member = self.members[name]
+        if member.running:
+            member.killed = True
+            member.paused = False
+            os.kill(member.pid, signal.SIGKILL)
+
+    def pause(self, name: str) -> None:
+        """SIGSTOP: it holds what it holds, its connections stay open, and it is silent."""
+        member = self.members[name]
+        if member.running:
+            member.paused = True
+            os.kill(member.pid, signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        """SIGCONT, where it is paused still."""
+        member = self.members[name]
+        if member.paused and member.running:
+            os.kill(member.pid, signal.SIGCONT)
+        member.paused = False
+
+    async def ready(self, names: Iterable[str] | None = None, seconds: float = READY_SECONDS) -> None:
+        """Wait until these replicas, or all, read. Raises FleetError with the log of one that does not."""
+        waited = [self.members[name] for name in (self.members if names is None else names)]
+        deadline = time.monotonic() + seconds
+        for member in waited:
+            while not member.ready():
+                if self._supervisor is None and not member.running:
+                    raise FleetError(f"{member.name} ended at its start; its log: {member.text()}")
+                if time.monotonic() > deadline:
+                    raise FleetError(f"{member.name} did not read within {seconds:g} s; its log: {member.text()}")
+                await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        """SIGTERM to all: each must end with status 0. Raises FleetError for one that does not."""
+        for name in self.members:
+            self.resume(name)
+        await self._stop_supervising()
+        for member in self.members.values():
+            if member.running:
+                os.kill(member.pid, signal.SIGTERM)
+        deadline = time.monotonic() + CLEAN_SECONDS
+        for member in self.members.values():
+            while member.running:
+                if time.monotonic() > deadline:
+                    raise FleetError(f"{member.name} did not stop; its log: {member.text()[-4000:]}")
+                await asyncio.sleep(0.02)
+            status = member.process.returncode if member.process is not None else 0
+            stopped_at_start = status == -signal.SIGTERM and not member.ready()
+            if status != 0 and not member.killed and not stopped_at_start:
+                raise FleetError(f"{member.name} stopped with status {status}; its log: {member.text()[-4000:]}")
+
+    async def restart(self) -> None:
+        """Stop all cleanly and start all again: what waits must outlive every process."""
+        await self.stop()
+        for member in self.members.values():
+            member.killed = False
+            self._start(member)
+        await self.ready()
+        self._supervisor = asyncio.create_task(self._supervise(), name="supervise the fleet")
+
+    # -- what a test asks of it --------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise FleetError for ends that nobody asked for, and for errors in a log that the code did not foresee."""
+        if self._surprises:
+            raise FleetError("; ".join(self._surprises))
+        for member in self.members.values():
+            text = member.text()
+            for defect in DEFECTS:
+                if defect in text:
+                    at = text.index(defect)
+                    raise FleetError(f"{member.name} logged an error: {text[max(0, at - 500) : at + 3000]}")
+
+    def logs(self, size: int = 4000) -> str:
+        """The end of every log."""
+        return "\n".join(f"=== {member.name}\n{member.text()[-size:]}" for member in self.members.values())
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _start(self, member: Member) -> None:
+        member.starts += 1
+        module = f"services.{member.service.replace('-', '_')}"
+        with member.log.open("ab") as log:
+            member.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(TIED), str(os.getpid()), sys.executable, "-m", module],
+                cwd=ROOT,
+                env={**self._environ, "WEFT_INSTANCE": member.name},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    async def _supervise(self) -> None:
+        while True:
+            for member in self.members.values():
+                if member.process is not None and member.process.poll() is not None:
+                    status = member.process.returncode
+                    member.ended_with.append(status)
+                    if not member.killed and not self._may_die:
+                        self._surprises.append(f"{member.name} ended with {status}: {member.text()[-2000:]}")
+                    member.killed = False
+                    self._start(member)
+            await asyncio.sleep(WATCH_SECONDS)
+
+    async def _stop_supervising(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.wait((self._supervisor,))
+            self._supervisor = None
+
+    def _end(self) -> None:
+        for member in self.members.values():
+            if member.process is not None and member.process.poll() is None:
+                member.process.kill()
+                member.process.wait()
+
+
+async def until(check: Callable[[], Awaitable[object]], seconds: float, what: str) -> None:
+    """Wait until `check` gives something true. Raises AssertionError with `what` after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not await check():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        await asyncio.sleep(0.02)

@@ -1,0 +1,168 @@
+"""The app that the tests of the services run: work that goes well, and work that goes wrong in every way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+
+from runtime_core.agents.agent import Agent, handles
+from runtime_core.agents.context import AgentContext
+from runtime_core.app import App
+from runtime_core.errors import ToolError
+from runtime_core.policy import RetryPolicy
+from runtime_core.tools.call import ToolContext
+
+app = App("fleet")
+
+QUICK = RetryPolicy(attempts=3, base_seconds=0.05, factor=2.0, max_seconds=0.2)
+PATIENT = RetryPolicy(attempts=3, base_seconds=0.3, factor=2.0, max_seconds=2.0, jitter=0.0)
+
+
+def note(path: str, line: str) -> None:
+    """Append a line in one write: an effect on the world that a kill can repeat but not undo."""
+    with open(path, "ab", buffering=0) as file:
+        file.write(f"{line}\n".encode())
+
+
+@app.tool
+def effect(path: str, name: str, ctx: ToolContext) -> str:
+    """An external effect, known by its idempotency key."""
+    note(path, f"{name} {ctx.idempotency_key}")
+    return name
+
+
+@app.tool(retry=QUICK)
+async def slow(seconds: float) -> float:
+    await asyncio.sleep(seconds)
+    return seconds
+
+
+@app.tool(retry=PATIENT)
+def raises(path: str, ctx: ToolContext) -> None:
+    note(path, f"{ctx.attempt} {time.time():.3f}")
+    raise ValueError(f"attempt {ctx.attempt} went wrong")
+
+
+@app.tool(retry=QUICK, timeout_seconds=0.3)
+async def hangs() -> None:
+    await asyncio.sleep(600)
+
+
+@app.tool(retry=QUICK)
+def unspeakable() -> object:
+    """Returns what JSON cannot hold."""
+    return object()
+
+
+@app.tool
+def dies(path: str) -> None:
+    """Ends its process at every try."""
+    note(path, str(os.getpid()))
+    os._exit(3)
+
+
+@app.agent("echo")
+async def echo(ctx: AgentContext, value: object) -> object:
+    return value
+
+
+@app.agent("strict")
+async def strict(ctx: AgentContext, number: int) -> int:
+    return number
+
+
+@app.agent("use", retry=QUICK)
+async def use(ctx: AgentContext, wanted: dict[str, object]) -> object:
+    """Call one tool with the arguments given."""
+    arguments = wanted.get("arguments", {})
+    assert isinstance(arguments, dict)
+    return await ctx.tool(str(wanted["tool"]), **arguments)
+
+
+@app.agent("copes")
+async def copes(ctx: AgentContext, wanted: dict[str, object]) -> str:
+    """As `use`, but goes on where the tool has failed for good."""
+    arguments = wanted.get("arguments", {})
+    assert isinstance(arguments, dict)
+    try:
+        await ctx.tool(str(wanted["tool"]), **arguments)
+    except ToolError as error:
+        return f"{error.type}: {error.message}"
+    return "no error"
+
+
+@app.agent("agent-raises", retry=QUICK)
+async def agent_raises(ctx: AgentContext, value: object) -> object:
+    raise ValueError(f"attempt {ctx.attempt} went wrong")
+
+
+@app.agent("agent-hangs", retry=QUICK, timeout_seconds=0.3)
+async def agent_hangs(ctx: AgentContext, value: object) -> object:
+    await asyncio.Event().wait()
+    return value
+
+
+@app.agent("agent-unspeakable", retry=QUICK)
+async def agent_unspeakable(ctx: AgentContext, value: object) -> object:
+    return object()
+
+
+@app.agent("agent-dies")
+async def agent_dies(ctx: AgentContext, path: str) -> None:
+    note(path, str(os.getpid()))
+    os._exit(3)
+
+
+@app.agent("asks")
+async def asks(ctx: AgentContext, prompt: str) -> object:
+    return {"answer": await ctx.human(prompt, data={"n": 1})}
+
+
+@app.agent("naps")
+async def naps(ctx: AgentContext, seconds: float) -> str:
+    await ctx.sleep(seconds)
+    return "rested"
+
+
+@app.agent("writes")
+async def writes(ctx: AgentContext, path: str) -> str:
+    return str(await ctx.tool("effect", path=path, name="sub"))
+
+
+@app.agent("journey")
+async def journey(ctx: AgentContext, path: str) -> list[str]:
+    """Three tools at once, then another agent that uses a tool, then the answer."""
+    found = await ctx.gather(*(ctx.tool("effect", path=path, name=f"part{number}") for number in range(3)))
+    last = await ctx.agent("writes", path)
+    return [*(str(each) for each in found), str(last)]
+
+
+@dataclass
+class Add:
+    """One message of a sender, numbered from 0."""
+
+    sender: str
+    number: int
+    path: str
+
+
+class Ledger(Agent):
+    """Keeps what came in, in order, and notes when it begins and ends with a message."""
+
+    @handles(Add)
+    async def on_add(self, message: Add, ctx: AgentContext) -> int:
+        await ctx.step(note, message.path, f"begin {message.sender} {message.number}", name="begin")
+        seen: list[list[object]] = ctx.state.setdefault("seen", [])
+        seen.append([message.sender, message.number])
+        await ctx.tool("slow", seconds=0)
+        await ctx.step(note, message.path, f"end {message.sender} {message.number}", name="end")
+        return len(seen)
+
+    @handles(str)
+    async def on_text(self, message: str, ctx: AgentContext) -> object:
+        return ctx.state.get("seen", [])
+
+
+app.add_agent("ledger", Ledger)
