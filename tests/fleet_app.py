@@ -27,9 +27,10 @@ def note(path: str, line: str) -> None:
 
 
 @app.tool
-def effect(path: str, name: str, ctx: ToolContext) -> str:
-    """An external effect, known by its idempotency key."""
+async def effect(path: str, name: str, ctx: ToolContext, seconds: float = 0.0) -> str:
+    """An external effect, known by its idempotency key; a kill while it lasts makes it happen again."""
     note(path, f"{name} {ctx.idempotency_key}")
+    await asyncio.sleep(seconds)
     return name
 
 
@@ -128,13 +129,15 @@ async def naps(ctx: AgentContext, seconds: float) -> str:
 
 @app.agent("writes")
 async def writes(ctx: AgentContext, path: str) -> str:
-    return str(await ctx.tool("effect", path=path, name="sub"))
+    return str(await ctx.tool("effect", path=path, name="sub", seconds=0.1))
 
 
 @app.agent("journey")
 async def journey(ctx: AgentContext, path: str) -> list[str]:
     """Three tools at once, then another agent that uses a tool, then the answer."""
-    found = await ctx.gather(*(ctx.tool("effect", path=path, name=f"part{number}") for number in range(3)))
+    found = await ctx.gather(
+        *(ctx.tool("effect", path=path, name=f"part{number}", seconds=0.1 * number) for number in range(3))
+    )
     last = await ctx.agent("writes", path)
     return [*(str(each) for each in found), str(last)]
 

@@ -60,9 +60,15 @@ class Recorder:
 
     def _leader(self, bus: EventBus) -> Leader:
         async def work(epoch: int) -> None:
-            await self._record(bus, epoch)
+            # A broker that was flushed counts its epochs anew, while the store remembers: lead again, above it.
+            stored = await self._store.epoch(self._namespace, bus.keys.partition)
+            if epoch < stored:
+                leader.floor = stored
+            else:
+                await self._record(bus, epoch)
 
-        return Leader(bus, "record", TRAJECTORY_RECORDER, self._lease, work)
+        leader = Leader(bus, "record", TRAJECTORY_RECORDER, self._lease, work)
+        return leader
 
     async def _record(self, bus: EventBus, epoch: int) -> None:
         """Copy the record of one partition, under this epoch, until cancelled. Raises Fenced where another leads."""

@@ -45,6 +45,21 @@ class Broker:
     buses: list[EventBus] = field(default_factory=list)
     transports: list[Transport] = field(default_factory=list)
 
+    async def prepare(self) -> None:
+        """Make the groups and make the agents and tools known."""
+        await EventBus(self.admin, self.keys).make_groups(["agent", "tool"])
+        for key, stream, names in ((self.keys.agents, "agent", AGENTS), (self.keys.tools, "tool", TOOLS)):
+            for name in names:
+                await self.call("HSET", key, name, stream)
+
+    def elsewhere(self, namespace: str) -> Broker:
+        """The same server in another namespace, over the same connection."""
+
+        async def connect() -> Transport:
+            return self.admin
+
+        return Broker(self.kind, Keys(namespace, 0), connect, self.admin)
+
     # -- owners ------------------------------------------------------------------------------------------------
 
     async def owner(self, service: str = "handler") -> EventBus:
@@ -128,9 +143,10 @@ class Broker:
                 groups = cast(list[list[Reply]], await self.call("XINFO", "GROUPS", key))
                 pending = []
                 for group in groups:
-                    listed = cast(list[list[Reply]], await self.call("XPENDING", key, group[1] or b"", "-", "+", 1000))
+                    name = cast(bytes, group[1])
+                    listed = cast(list[list[Reply]], await self.call("XPENDING", key, name, "-", "+", 1000))
                     # Without the idle time, which passes by itself.
-                    pending.append((group[1], [(item[0], item[1], item[3]) for item in listed]))
+                    pending.append((name, [(item[0], item[1], item[3]) for item in listed]))
                 return kind, await self.call("XRANGE", key, "-", "+"), pending
         return kind
 

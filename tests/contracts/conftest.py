@@ -12,7 +12,7 @@ from runtime_core.bus.keys import Keys
 from runtime_core.bus.memory_server import MemoryServer, MemoryTransport
 from runtime_core.bus.resp import RespTransport
 from runtime_core.bus.transport import Transport
-from tests.contracts.broker import AGENTS, TOOLS, Broker, Connect
+from tests.contracts.broker import Broker, Connect
 from tests.servers.matrix import MATRIX
 from tests.servers.process import Server
 
@@ -42,10 +42,7 @@ async def open_broker(kind: str, namespace: str, connect: Connect) -> Broker:
     """A partition with its groups made and its agents and tools known."""
     admin = await connect()
     broker = Broker(kind, Keys(namespace, 0), connect, admin, transports=[admin])
-    await EventBus(admin, broker.keys).make_groups(["agent", "tool"])
-    for key, stream, names in ((broker.keys.agents, "agent", AGENTS), (broker.keys.tools, "tool", TOOLS)):
-        for name in names:
-            await admin.call("HSET", key, name, stream)
+    await broker.prepare()
     return broker
 
 

@@ -522,7 +522,9 @@ def shown(task: str, raw: dict[bytes, bytes]) -> dict[str, Any]:  # Any: JSON
     if waits:
         view["waits_for"] = sorted(waits, key=lambda wait: wait["step"])
     questions = [
-        msgspec.json.decode(value) for name, value in raw.items() if name.startswith(b"q:") and b"m:" + name[2:] in raw
+        msgspec.json.decode(value[13:])
+        for name, value in raw.items()
+        if name.startswith(b"q:") and b"m:" + name[2:] in raw
     ]
     if questions:
         view["questions"] = questions

@@ -6,6 +6,7 @@ import traceback
 
 from runtime_core.consumer.effects import Failed
 from runtime_core.errors import (
+    AgentError,
     ConfigurationError,
     Divergence,
     InvalidInput,
@@ -13,6 +14,7 @@ from runtime_core.errors import (
     Reject,
     Retry,
     StepError,
+    ToolError,
     WeftError,
 )
 
@@ -33,7 +35,8 @@ def failure_of(error: BaseException) -> Failed:
         case StepError():
             kind = error.type or type(error).__name__
             # The step's own delivery is the dead letter: a second one of the run that waited says no more.
-            return Failed(kind, clean(error.message), traceback=text_of(error), retryable=False, rejected=True)
+            kept = isinstance(error, ToolError | AgentError)
+            return Failed(kind, clean(error.message), text_of(error), retryable=False, rejected=kept)
         case Divergence():
             return Failed("Divergence", clean(str(error)), retryable=False, parked=True)
         case InvalidInput() | LimitExceeded() | ConfigurationError():

@@ -52,8 +52,10 @@ class Run:
 
     `input` is JSON; `state` is a JSON object or empty. `started_ms` is when the run began, in epoch
     milliseconds: the same at each replay. `journal` maps step ids to journal values, `pending` step ids that
-    were asked for and have no result to their digests. `unrecorded` names journaled steps whose trajectory
-    rows no commit has written (the process died in between): their rows are made from the journal.
+    were asked for and have no result to their digests.
+    `unrecorded` names journaled steps whose trajectory rows no commit has written (the process died in between):
+    their rows are made from the journal. `overrides` maps a step to the instance's state from its result on, where
+    a nested run has changed it.
     `threads` runs sync functions; None: the loop's own pool.
     """
 
@@ -76,6 +78,7 @@ class Run:
         chain: tuple[str, ...] = (),
         meta: Meta = _NO_META,
         unrecorded: Collection[str] = (),
+        overrides: Mapping[str, bytes] | None = None,
         threads: Executor | None = None,
     ) -> None:
         self.definition = definition
@@ -97,6 +100,7 @@ class Run:
         self.sends: list[Send] = []
         self.steps_taken = 0
         self.unawaited: dict[str, Step[Any] | Gather] = {}  # Any: steps of all result types
+        self._overrides = dict(overrides or {})
         self._input = input
         self._started_ms = started_ms
         self._root: asyncio.Task[object] | None = None
@@ -295,6 +299,8 @@ class Run:
         if self.journal.digest(step.id) != step.digest:
             raise self.diverged(step)
         self.rows.replayed(step, value)
+        if self._overrides and (changed := self._overrides.pop(step.id, None)) is not None:
+            self.state.replace(changed)
         return value
 
     def found(self, step: Step[Any]) -> bytes:  # Any: steps of all result types

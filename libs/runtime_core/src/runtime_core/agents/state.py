@@ -36,6 +36,14 @@ class State:
             self._at_start = self._reported = encode(decoded, "state")
         return self._value
 
+    def replace(self, state: bytes) -> None:
+        """Take over what a nested run has made of the state. The dict stays the same object: code may hold it."""
+        value = self.value()
+        decoded = from_json(state)
+        value.clear()
+        if isinstance(decoded, dict):
+            value.update(decoded)
+
     def changed(self) -> bytes | None:
         """JSON of the state where it differs from the run's start. Raises InvalidInput, field `state`."""
         if self._value is None:

@@ -92,6 +92,7 @@ class TurnHandler:
         self._metrics = metrics
         self._warm: OrderedDict[tuple[str, str], _Warm] = OrderedDict()
         self._warm_limit = warm_runs
+        self._running: dict[str, set[Run]] = {}
 
     async def handle(self, delivery: Delivery) -> None:
         definition = self._agents.get(delivery.name)
@@ -103,6 +104,8 @@ class TurnHandler:
             # The run or its task is over: settling acknowledges the entry and frees the instance.
             await self._bus.retry(delivery, 0, b"")
             return
+        running = self._running.setdefault(delivery.task, set())
+        running.add(warm.run)
         try:
             result = await warm.run.advance()
             await warm.port.flush()
@@ -113,6 +116,10 @@ class TurnHandler:
         except BaseException:
             warm.run.drop()
             raise
+        finally:
+            running.discard(warm.run)
+            if not running:
+                self._running.pop(delivery.task, None)
         match result:
             case Suspended():
                 await self._suspend(delivery, definition, warm, result)
@@ -128,6 +135,8 @@ class TurnHandler:
             self._warm.popitem()[1].run.drop()
 
     def stop_task(self, task: str) -> None:
+        for run in self._running.get(task, ()):
+            run.cancel("the task was cancelled or ended early")
         for place in [place for place in self._warm if place[0] == task]:
             self._warm.pop(place).run.drop()
 
@@ -182,7 +191,6 @@ class TurnHandler:
         if fields is None or fields.cur != delivery.entry.decode() or fields.status not in _LIVE:
             return None
         port = TurnPort(self._bus, delivery)
-        nested = delivery.kind == "start" and fields.working_state
         run = Run(
             definition=definition,
             task_id=delivery.task,
@@ -193,11 +201,12 @@ class TurnHandler:
             started_ms=fields.started_ms,
             journal=fields.journal,
             pending=fields.pending,
-            state=fields.working_state if nested else fields.state,
+            state=fields.state,
             port=port,
             owner=self._bus.owner,
             meta=_meta(delivery.context or fields.context),
             unrecorded=fields.unrecorded,
+            overrides=fields.overrides,
             functions=self._app.functions,
         )
         return _Warm(run, port, fields.turn, fields.started_ms, fields.data)

@@ -71,15 +71,17 @@ class RunFields:
 
     cur: str
     status: str
+    """The task's."""
     context: bytes
     state: bytes
-    working_state: bytes
+    """The instance's, as it was when the run began."""
     header: str
-    data: bytes
-    turn: int
-    journal: dict[str, bytes]
-    pending: dict[str, str]
+    """The task's."""
+    data: bytes = b""
+    turn: int = 0
     started_ms: int = 0
+    journal: dict[str, bytes] = field(default_factory=dict)
+    pending: dict[str, str] = field(default_factory=dict)
     overrides: dict[str, bytes] = field(default_factory=dict)
     """The instance's state from a step on, where a nested run has changed it."""
     unrecorded: list[str] = field(default_factory=list)
@@ -289,18 +291,9 @@ class EventBus:
         if not reply:
             return None
         fields = RunFields(
-            reply[0].decode(),
-            reply[1].decode(),
-            reply[2],
-            reply[3],
-            reply[4],
-            reply[5].decode(),
-            b"",
-            0,
-            {},
-            {},
+            cur=reply[0].decode(), status=reply[1].decode(), context=reply[2], state=reply[3], header=reply[4].decode()
         )
-        for at in range(6, len(reply), 2):
+        for at in range(5, len(reply), 2):
             name, value = reply[at].decode(), reply[at + 1]
             if name == "d":
                 fields.data = value
@@ -509,9 +502,9 @@ class EventBus:
             handed += [delivery.stream, delivery.entry]
         await self.call("leave", self.owner, *handed)
 
-    async def lead(self, role: str) -> int:
-        """The epoch under which this owner leads a role, or 0 where another does."""
-        return cast(int, await self.call("lead", role, self.owner))
+    async def lead(self, role: str, floor: int = 0) -> int:
+        """The epoch under which this owner leads a role, above `floor`, or 0 where another leads."""
+        return cast(int, await self.call("lead", role, self.owner, floor))
 
     # -- timers, record, letters -------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 BLOCK_MS = 500
 PROMOTE_SECONDS = 0.1
 READ_AT_ONCE = 200
+DEFECT_ATTEMPTS = 20
 
 
 class Handler(Protocol):
@@ -117,6 +118,8 @@ class Consumer:
                 task.cancel()
             if self._loops:
                 await asyncio.wait(self._loops)
+        # Waits that are kept warm end here, and not by the closing of the loop, which takes each for a defect.
+        self._handler.forget()
         with contextlib.suppress(BusError, Fenced, TimeoutError):
             async with asyncio.timeout(2):
                 unknown = [
@@ -206,14 +209,21 @@ class Consumer:
             self._unreconciled = True
         except Exception:
             outcome = "defect"
-            logger.exception("the handler itself failed on %r; the delivery is tried again", delivery)
+            logger.exception("the handler itself failed on %r", delivery)
             with contextlib.suppress(Fenced, BusError):
-                await self._bus.retry(delivery, 1000, b"")
+                await self._after_defect(delivery)
         finally:
             self._let_go(place, delivery)
         self._metrics.events_handled[outcome].inc()
         self._metrics.handler_seconds.observe(time.perf_counter() - started)
         self._watch.progressed()
+
+    async def _after_defect(self, delivery: Delivery) -> None:
+        """An error of Weft's own code: tried again now and then (a new release may mend it), but not for ever."""
+        if delivery.attempt < DEFECT_ATTEMPTS:
+            await self._bus.retry(delivery, 1000, b"")
+        else:
+            await self._bury(delivery.stream, delivery.entry, "the handler itself failed on it each time", "defect")
 
     def _let_go(self, place: tuple[str, bytes], delivery: Delivery) -> None:
         self._held.pop(place, None)
@@ -231,13 +241,13 @@ class Consumer:
             self._room.set()
         self._metrics.in_flight.set(len(self._held))
 
-    async def _bury(self, stream: str, entry: bytes, why: str) -> None:
-        error = StepError("Malformed", why)
+    async def _bury(self, stream: str, entry: bytes, why: str, reason: str = "malformed") -> None:
+        error = StepError(reason.capitalize(), why, at=time.time() * 1000)
         await self._bus.dead_letter(
-            stream, entry, "malformed", ENCODER.encode([error]), int(time.time() * 1000), ENCODER.encode(error)
+            stream, entry, reason, ENCODER.encode([error]), int(time.time() * 1000), ENCODER.encode(error)
         )
-        self._metrics.dead_letters["malformed"].inc()
-        logger.warning("an entry of %s is no work and is kept as a dead letter: %s", stream, why)
+        self._metrics.dead_letters[reason].inc()
+        logger.warning("an entry of %s is kept as a dead letter (%s): %s", stream, reason, why)
 
     # -- keeping -----------------------------------------------------------------------------------------------
 

@@ -30,6 +30,8 @@ class Leader:
         self._working: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
         self.epoch = 0
+        self.floor = 0
+        """The highest epoch that `work` has seen elsewhere: the next one is above it."""
 
     @property
     def silent_seconds(self) -> float:
@@ -55,7 +57,7 @@ class Leader:
         while True:
             try:
                 await self._owner.beat()
-                epoch = await self._bus.lead(self._role)
+                epoch = await self._bus.lead(self._role, self.floor)
             except Fenced:
                 logger.warning("declared dead after a silence; coming back under a new name")
                 await self._end_work()

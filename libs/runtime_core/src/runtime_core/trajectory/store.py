@@ -56,6 +56,14 @@ class TrajectoryStore:
             async with self._engine.connect() as connection:
                 return (await connection.execute(query)).scalar_one_or_none() or NO_ENTRY
 
+    async def epoch(self, namespace: str, partition: int) -> int:
+        """Return the highest epoch that has written this partition, 0 at first."""
+        cursors = tables.CURSORS.c
+        query = select(cursors.epoch).where(cursors.namespace == namespace, cursors.partition == partition)
+        with translated("the epoch was not read"):
+            async with self._engine.connect() as connection:
+                return (await connection.execute(query)).scalar_one_or_none() or 0
+
     async def write(self, namespace: str, partition: int, epoch: int, entries: Sequence[RecordEntry]) -> None:
         """Write entries, oldest first, and move the cursor to the last of them, in one transaction.
 

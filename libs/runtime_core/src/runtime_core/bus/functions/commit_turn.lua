@@ -120,7 +120,8 @@ local function commit_turn(keys, args)
       elseif kind == 'a' then
         local ck = run_key(base, task, child)
         local cur_child = deliver(base, task, child, target, name, call_key, data, context)
-        redis.call('HSET', ck, 'cur', cur_child, 'h', target .. '\n' .. name .. '\n' .. call_key .. '\n\n' .. args[8] .. '\n0', 'd', data, 'x', context)
+        redis.call('HSET', ck, 'cur', cur_child, 'h', target .. '\n' .. name .. '\n' .. call_key .. '\n\n' ..
+          (string.find(cur_child, '-', 1, true) and ms_of(cur_child) or args[8]) .. '\n0', 'd', data, 'x', context)
         redis.call('HSET', key, 'k:' .. child, call_key ~= '' and (name .. '/' .. call_key) or '')
         flags = flag(flags, 'c')
         missing(step, digest, kind, wait)
@@ -137,7 +138,7 @@ local function commit_turn(keys, args)
       local step = args[at + 1]
       local member = 's|' .. task .. '|' .. run .. '|' .. step
       add_timer(base, task, member, now_ms(base) + tonumber(args[at + 4]))
-      redis.call('HSET', base .. 'delayed', member, args[at + 5] .. args[at + 6])
+      redis.call('HSET', base .. 'delayed', member, args[at + 5] .. args[8] .. args[at + 6])
       flags = flag(flags, 'z')
       missing(step, args[at + 2], 'i', args[at + 3])
     elseif letter == 'q' then
@@ -147,13 +148,13 @@ local function commit_turn(keys, args)
       if args[at + 5] ~= '' then
         local member = 's|' .. task .. '|' .. run .. '|' .. step
         add_timer(base, task, member, now_ms(base) + tonumber(args[at + 5]))
-        local late = 'E' .. error_json('HumanTimeout', 'nobody answered in time')
-        if args[at + 6] ~= '' then late = 'K' .. args[at + 6] end
+        local late = 'E' .. args[8] .. error_json('HumanTimeout', 'nobody answered in time')
+        if args[at + 6] ~= '' then late = 'K' .. args[8] .. args[at + 6] end
         redis.call('HSET', base .. 'delayed', member, late)
         flags = flag(flags, 'z')
       end
       set[#set + 1] = 'q:' .. step
-      set[#set + 1] = args[at + 4]
+      set[#set + 1] = args[8] .. args[at + 4]
       missing(step, args[at + 2], 'h', args[at + 3])
     elseif letter == 's' then
       local target = redis.call('HGET', base .. 'agents', args[at + 2])

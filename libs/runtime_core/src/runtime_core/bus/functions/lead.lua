@@ -1,12 +1,15 @@
 -- Takes or keeps the lead of a role. A new leader gets a higher epoch, and every write of the role carries it.
--- KEYS 1 base · ARGV 1 role · 2 owner · RETURNS the epoch, or 0 where another, living owner leads
+-- `floor` is the highest epoch that was seen elsewhere: a broker that lost its memory starts above it.
+-- KEYS 1 base · ARGV 1 role · 2 owner · 3 floor · RETURNS the epoch, or 0 where another, living owner leads
 local function lead(keys, args)
   local base, key = keys[1], keys[1] .. 'leader:' .. args[1]
   if not redis.call('ZSCORE', base .. 'alive', args[2]) then return 0 end
   local v = redis.call('HMGET', key, 'owner', 'epoch')
-  if v[1] == args[2] then return tonumber(v[2]) end
-  if v[1] and redis.call('ZSCORE', base .. 'alive', v[1]) then return 0 end
-  local epoch = tonumber(v[2] or '0') + 1
+  local epoch = tonumber(v[2] or '0')
+  local floor = tonumber(args[3])
+  if v[1] == args[2] and epoch > floor then return epoch end
+  if v[1] and v[1] ~= args[2] and redis.call('ZSCORE', base .. 'alive', v[1]) then return 0 end
+  epoch = math.max(epoch, floor) + 1
   redis.call('HSET', key, 'owner', args[2], 'epoch', text(epoch))
   return epoch
 end

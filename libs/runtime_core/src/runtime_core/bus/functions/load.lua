@@ -1,17 +1,17 @@
 -- What a replay needs of a run, in one reading: its fields without those of other runs, and its instance's state.
 -- KEYS 1 base · ARGV 1 task · 2 run · 3 instance or '' · 4 entry
--- RETURNS {cur, status, task's context, state, state in mid-run, task's header, field, value …} or nothing where the run is no more
+-- RETURNS {cur, status, task's context, state as it was when the run began, task's header, field, value …} or nothing where the run is no more
 local function load(keys, args)
   local base, task, run = keys[1], args[1], args[2]
-  local all = redis.call('HGETALL', run_key(base, task, run))
+  local rk = run_key(base, task, run)
+  local all = redis.call('HGETALL', rk)
   if #all == 0 then return {} end
   local v = redis.call('HMGET', base .. 'task:' .. task, 'status', 'x', 'h')
-  local state, ws = '', ''
+  local state = ''
   if args[3] ~= '' then
-    local s = redis.call('HMGET', base .. 'inst:' .. args[3], 'state', 'ws')
-    state, ws = s[1] or '', s[2] or ''
+    state = redis.call('HGET', rk, 's0') or redis.call('HGET', base .. 'inst:' .. args[3], 'state') or ''
   end
-  local reply = {'', v[1] or '', v[2] or '', state, ws, v[3] or ''}
+  local reply = {'', v[1] or '', v[2] or '', state, v[3] or ''}
   for i = 1, #all, 2 do
     local field = all[i]
     if field == 'cur' then reply[1] = all[i + 1] end

@@ -7,7 +7,8 @@
 --   d          the input        u   number of turns committed        fl  flags: o out stream, c child runs, z timers, l dead letters
 --   m:<step>   a step without a result: digest (8), kind (1), wait      j:<step>  its result: digest (8), status (1), ms (13), payload
 --   w          journaled steps whose rows no commit has written to the record yet
---   q:<step>   a question, as it was asked
+--   q:<step>   a question: when it was asked (ms) and its event's data
+--   s0         the instance's state as it was when this (nested) run began
 --   ov, o:<step>  the instance's state after a nested run: not yet tied to a step, and from this step on
 --   g<n>       how many steps of a group still lack a result          k:<run>   a child run; the value is its instance, if it has one
 -- A key's instance lives in `inst:<agent>/<key>`: busy (stack of task|run, newest last), state, ws (state in mid-run).
@@ -100,6 +101,12 @@ local function start_stored(base, inst, task, run, busy)
   return entry
 end
 
+-- A nested run begins with the state that the run below it has made so far, and is replayed from there.
+local function keep_snapshot(base, inst, task, run)
+  local s = redis.call('HMGET', base .. 'inst:' .. inst, 'ws', 'state')
+  redis.call('HSET', run_key(base, task, run), 's0', s[1] or s[2] or '')
+end
+
 local function startable(base, ref)
   local task, run = string.match(ref, '^(.*)|([^|]*)$')
   local status = redis.call('HGET', base .. 'task:' .. task, 'status')
@@ -117,6 +124,7 @@ local function start_nested(base, inst, busy)
     if not ref then return false end
     local task, run = startable(base, ref)
     if task then
+      keep_snapshot(base, inst, task, run)
       start_stored(base, inst, task, run, busy)
       return true
     end
@@ -189,6 +197,7 @@ local function deliver(base, task, run, stream, agent, key, data, context)
       local top_task, top_run = string.match(top, '^(.*)|([^|]*)$')
       if redis.call('HGET', run_key(base, top_task, top_run), 'cur') == 'held' then
         redis.call('HSET', ik, 'busy', busy .. '\n' .. ref)
+        keep_snapshot(base, inst, task, run)
         return append_start(base, task, run, stream, agent, key, data, context)
       end
       redis.call('RPUSH', base .. 'nest:' .. inst, ref)
@@ -242,6 +251,18 @@ local function answer(base, task, run, step, status, ms, payload)
   end
   redis.call('HSET', rk, 'j:' .. step, value)
   return true
+end
+
+-- The record's row of a step that the broker itself answered: a sleep, or a question.
+local function record_answer(base, task, run, step, asked, ended, status, payload)
+  local question = redis.call('HGET', run_key(base, task, run), 'q:' .. step)
+  local row = '[{"run":' .. quote(run) .. ',"kind":"' .. (question and 'human' or 'timer') .. '","name":"' ..
+    (question and 'human' or 'sleep') .. '","status":"' .. (status == 'K' and 'completed' or 'failed') ..
+    '","started":' .. asked .. ',"ended":' .. ended .. ',"step":' .. quote(step) ..
+    (question and (',"input":' .. string.sub(question, 14)) or '') ..
+    (status == 'K' and ',"output":' or ',"error":') .. payload .. '}]'
+  redis.call('HINCRBY', base .. 'task:' .. task, 'steps', 1)
+  redis.call('XADD', base .. 'record', '*', 't', task, 'd', row)
 end
 
 local function stop_running(base, task, ms)

@@ -43,7 +43,10 @@ local function promote(keys, args)
       local status = redis.call('HGET', key, 'status')
       if status then redis.call('HDEL', key, 'z:' .. member) end
       if value and status and not ENDED[status] then
-        answer(base, task, run, step, string.sub(value, 1, 1), text(now), string.sub(value, 2))
+        local status_letter, asked, payload = string.sub(value, 1, 1), string.sub(value, 2, 14), string.sub(value, 15)
+        if answer(base, task, run, step, status_letter, text(now), payload) then
+          record_answer(base, task, run, step, asked, text(now), status_letter, payload)
+        end
       end
     elseif kind == 'd' then
       local key = base .. 'task:' .. rest

@@ -20,6 +20,9 @@ local function signal(keys, args)
     redis.call('HDEL', base .. 'delayed', member)
     redis.call('HDEL', base .. 'task:' .. task, 'z:' .. member)
   end
-  answer(base, task, run, step, 'K', text(now_ms(base)), args[3])
+  local now = text(now_ms(base))
+  if answer(base, task, run, step, 'K', now, args[3]) then
+    record_answer(base, task, run, step, string.sub(v[2], 1, 13), now, 'K', args[3])
+  end
   return {'ok'}
 end

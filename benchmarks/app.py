@@ -1,0 +1,66 @@
+"""The app that is measured."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from benchmarks.question import found
+from runtime_core.agents.context import AgentContext
+from runtime_core.app import App
+
+RELEASE = "release"
+"""The file that lets go of everything that is held."""
+POLL_SECONDS = 0.02
+
+app = App("benchmarks")
+
+
+@app.tool
+async def look_up(text: str) -> str:
+    return found(text)
+
+
+@app.agent("asker")
+async def asker(ctx: AgentContext, text: str) -> str:
+    """The measured task: ask an agent, it calls a tool, the tool answers, the agent answers."""
+    return str(await ctx.tool(look_up, text=text))
+
+
+@app.agent("sleeper")
+async def sleeper(ctx: AgentContext, text: str) -> str:
+    await ctx.sleep(24 * 3600)
+    return text
+
+
+@app.agent("doubter")
+async def doubter(ctx: AgentContext, text: str) -> str:
+    return str(await ctx.human(text))
+
+
+@app.tool
+async def hold(folder: str, name: str) -> bool:
+    """Hold the delivery until the release file is there; True at once for whoever comes second.
+
+    The first one leaves a file `<name>.<process id>`, which tells who held the delivery.
+    """
+    place = Path(folder)
+    if any(place.glob(f"{name}.*")):
+        return True
+    (place / f"{name}.{os.getpid()}").touch()
+    while not (place / RELEASE).exists():  # noqa: ASYNC110  # the one who releases is another process
+        await asyncio.sleep(POLL_SECONDS)
+    return False
+
+
+@app.agent("tool_holder")
+async def tool_holder(ctx: AgentContext, text: list[str]) -> bool:
+    """A tool-handler holds a delivery. The input is folder and name."""
+    return bool(await ctx.tool(hold, folder=text[0], name=text[1]))
+
+
+@app.agent("agent_holder")
+async def agent_holder(ctx: AgentContext, text: list[str]) -> bool:
+    """An agent-handler holds a delivery. The input is folder and name."""
+    return bool(await ctx.step(hold, text[0], text[1]))

@@ -1,0 +1,32 @@
+"""Medians, percentiles and tables. The standard library is enough for all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The value that `percent` of the values do not pass. `ordered` ascends and is not empty."""
+    place = -(-len(ordered) * percent // 100) - 1
+    return ordered[max(0, min(len(ordered) - 1, int(place)))]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table in Markdown, columns aligned: the first to the left, the others to the right."""
+    cells = [[shown(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines = []
+    for row in (cells[0], rule, *cells[1:]):
+        first, rest = row[0].ljust(widths[0]), [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append(f"| {' | '.join((first, *rest))} |")
+    return "\n".join(lines)
+
+
+def shown(value: object) -> str:
+    """A number as a person reads it: 3 digits that matter, thousands apart; anything else as text."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

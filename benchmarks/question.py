@@ -1,0 +1,20 @@
+"""What is asked, and the only right answer: both of about 300 bytes, and no two alike."""
+
+from __future__ import annotations
+
+FILLER = "Streams keep what was said until somebody has acted on it, and say who is about to. " * 4
+LENGTH = 300
+FOUND = "found: "
+
+
+def question(number: int) -> str:
+    return f"{number:09d} {FILLER}"[:LENGTH]
+
+
+def found(text: str) -> str:
+    """What the tool answers, in every system that is measured."""
+    return FOUND + text
+
+
+def answer(number: int) -> str:
+    return found(question(number))

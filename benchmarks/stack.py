@@ -1,0 +1,95 @@
+"""Broker and services, each a process of its own, on a fresh folder."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from benchmarks.child import ROOT, Child, cpu_seconds
+from runtime_core.embedded import EmbeddedServer
+
+SERVICES = ("agent_handler", "tool_handler", "state_manager", "trajectory_recorder")
+BROKER = "broker"
+
+
+class Stack:
+    """What `started` has started."""
+
+    def __init__(self, folder: Path, broker: EmbeddedServer, settings: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.services: dict[str, Child] = {}
+        self._broker = broker
+        self._environ = {
+            "WEFT_APP": "benchmarks.app:app",
+            "WEFT_LOG_LEVEL": "warning",
+            **settings,
+            "WEFT_DATA_DIR": str(folder),
+            "WEFT_REDIS_URL": broker.url,
+        }
+
+    @property
+    def url(self) -> str:
+        return self._broker.url
+
+    @property
+    def trajectories(self) -> Path:
+        """The store, a SQLite file."""
+        return self.folder / "trajectory.db"
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """What each process has used so far, by name."""
+        assert self._broker.pid is not None
+        used = {name: service.cpu_seconds() for name, service in self.services.items()}
+        return {**used, BROKER: cpu_seconds(self._broker.pid)}
+
+    async def start_service(self, service: str, name: str = "", *, profile: Path | None = None) -> Child:
+        """Start one more; `profile` is the file for what cProfile saw of it."""
+        run = [f"services.{service}"] if profile is None else ["benchmarks.profiled_service", service, str(profile)]
+        child = await self._start(name or service, run)
+        self.services[child.name] = child
+        return child
+
+    async def start_client(self, profile: Path | None = None) -> Child:
+        """Start a driver on Weft's client and wait until it is ready for orders."""
+        client = await self._start("client", ["benchmarks.client_process", *([str(profile)] if profile else [])])
+        await client.ready()
+        return client
+
+    async def _start(self, name: str, run: list[str]) -> Child:
+        return await Child.start(name, [sys.executable, "-m", *run], self._environ, self.folder / f"{name}.log")
+
+
+@contextlib.asynccontextmanager
+async def started(
+    settings: Mapping[str, str] | None = None, *, but: tuple[str, ...] = (), profiled: Mapping[str, Path] | None = None
+) -> AsyncIterator[Stack]:
+    """Everything that Weft needs, one replica of each service, stopped and removed at the end.
+
+    `settings` are variables of the environment, `but` names services to leave out, `profiled` those to run under a
+    profiler. Where the block fails the services are killed, and the error is the block's own.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="weft-bench-"))
+    broker = EmbeddedServer(folder)
+    await broker.start()
+    stack = Stack(folder, broker, settings or {})
+    try:
+        for service in SERVICES:
+            if service not in but:
+                await stack.start_service(service, profile=(profiled or {}).get(service))
+        yield stack
+        for service in list(stack.services.values()):
+            await service.stop()
+    finally:
+        for service in stack.services.values():
+            await service.kill()
+        await broker.stop()
+        shutil.rmtree(folder)
+
+
+def where(path: Path) -> str:
+    """A path as it is shown: seen from the repository, where it is in it."""
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)

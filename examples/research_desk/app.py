@@ -1,0 +1,97 @@
+"""The desk's app: a researcher, who has shards of the documents searched and ranked, and a writer."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from examples.research_desk.documents import Documents, find_documents, read_document
+from examples.research_desk.passages import split
+from examples.research_desk.ranking import Finding, Ranking, find, topic_words
+from examples.research_desk.ranking import rank as rank_findings
+from examples.research_desk.report import Citation, Report, cite, sections
+from runtime_core import AgentContext, App, Reject
+
+SHARDS = 6
+"""Searches that run at once; each shard of the documents is one tool call."""
+
+app = App("research-desk", version="1")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the researcher is asked for."""
+
+    topic: str
+    folder: str
+    """Absolute: the tools read the files there."""
+    suffixes: tuple[str, ...] = ()
+    """Only files that end so; empty: all that hold text."""
+    pause_seconds: float = 0.0
+    """How much longer each search takes, to watch the desk at work, or to kill something meanwhile."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the writer is asked to write about."""
+
+    topic: str
+    ranking: Ranking
+
+
+@app.tool
+def list_documents(folder: str, suffixes: list[str]) -> Documents:
+    """The documents of a folder."""
+    return find_documents(Path(folder), suffixes)
+
+
+@app.tool
+async def search(folder: str, paths: list[str], words: list[str], pause_seconds: float = 0.0) -> Finding:
+    """The passages of these documents that hold some of the words."""
+    await asyncio.sleep(pause_seconds)
+    # Documents are read one by one, in a thread: another call goes on meanwhile.
+    return await asyncio.to_thread(find, words, ((path, split(read_document(Path(folder, path)))) for path in paths))
+
+
+@app.engine_function
+def rank(words: list[str], findings: list[Finding]) -> Ranking:
+    """The best passages of all shards."""
+    return rank_findings(words, findings)
+
+
+@app.agent("researcher")
+async def researcher(ctx: AgentContext, job: Job) -> Report:
+    words = topic_words(job.topic)
+    if not words:
+        raise Reject(f"the topic {job.topic!r} holds no word to look for")
+    documents = await ctx.tool(list_documents, folder=job.folder, suffixes=job.suffixes)
+    paths: list[str] = documents["paths"]
+    if not paths:
+        raise Reject(f"there are no text documents in {job.folder}")
+    shards = [paths[first::SHARDS] for first in range(min(SHARDS, len(paths)))]
+    await ctx.emit({"documents": len(paths), "skipped": documents["skipped"], "more": documents["more"],
+                    "shards": len(shards)})  # fmt: skip
+
+    async def searched(number: int, shard: list[str]) -> dict[str, object]:
+        found: dict[str, object] = await ctx.tool(
+            search, folder=job.folder, paths=shard, words=words, pause_seconds=job.pause_seconds
+        )
+        await ctx.emit({"shard": number, "documents": found["documents"], "passages": found["passages"],
+                        "holding": found["holding"]})  # fmt: skip
+        return found
+
+    findings = await ctx.gather(*(searched(number, shard) for number, shard in enumerate(shards, start=1)))
+    best = await ctx.engine("local").call(rank, words=words, findings=findings)
+    report: Report = await ctx.agent(writer, {"topic": job.topic, "ranking": best})
+    return report
+
+
+@app.agent("writer")
+async def writer(ctx: AgentContext, facts: Facts) -> Report:
+    citations: list[Citation] = cite(facts.topic, facts.ranking)
+    text = ""
+    for section in sections(facts.topic, facts.ranking, citations):
+        await ctx.emit(section)
+        text += section
+    return Report(facts.topic, text, citations)

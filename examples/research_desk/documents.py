@@ -1,0 +1,81 @@
+"""Which files of a folder are documents: regular files with text, in an order that is always the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+FILES_MAX = 2_000
+"""Documents that are searched at most; the first of the folder, in order."""
+BYTES_MAX = 2_000_000
+"""A larger file is not a document that somebody wrote."""
+LOOK_BYTES = 8_192
+NOT_DOCUMENTS = frozenset({"__pycache__", "node_modules", "dist", "build", "venv", "site-packages"})
+
+
+@dataclass(frozen=True)
+class Documents:
+    """What a folder holds."""
+
+    paths: list[str]
+    """Relative to the folder, with `/`, in order."""
+    skipped: int
+    """Files that are binary, empty, too large, or cannot be read."""
+    more: bool
+    """Whether there are more than FILES_MAX."""
+
+
+def find_documents(folder: Path, suffixes: Sequence[str] = ()) -> Documents:
+    """The documents below `folder`, hidden files and folders left out; with `suffixes`, only such files."""
+    paths: list[str] = []
+    skipped = 0
+    for path in _files(folder):
+        if suffixes and path.suffix.lower() not in suffixes:
+            continue
+        if not _is_text(path):
+            skipped += 1
+            continue
+        if len(paths) == FILES_MAX:
+            return Documents(paths, skipped, True)
+        paths.append(path.relative_to(folder).as_posix())
+    return Documents(paths, skipped, False)
+
+
+def read_document(path: Path) -> list[str]:
+    """The document's lines, without their ends. None of them where it cannot be read any more."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig", errors="replace")
+    except OSError:
+        return []
+    # Not splitlines: it also splits at form feeds and the like, and editors would count other lines.
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in NOT_DOCUMENTS)
+        for name in sorted(files):
+            if not name.startswith("."):
+                yield Path(place, name)
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        # A name that is no UTF-8 cannot be written as JSON, nor shown.
+        str(path).encode()
+        if not path.is_file() or not 0 < path.stat().st_size <= BYTES_MAX:
+            return False
+        with path.open("rb") as file:
+            start = file.read(LOOK_BYTES)
+    except (OSError, UnicodeEncodeError):
+        return False
+    if b"\0" in start:
+        return False
+    try:
+        start.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # The cut may go through the middle of a character.
+        return error.start > len(start) - 4 and len(start) == LOOK_BYTES
+    return True

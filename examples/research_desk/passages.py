@@ -1,0 +1,65 @@
+"""Splits a document into passages: paragraphs, each with the heading above it and the numbers of its lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+LINES_MAX = 12
+"""A longer block (a table, a listing, a file without empty lines) is cut into passages of so many lines."""
+LINE_MAX = 400
+"""Characters of a line that are looked at."""
+
+_HEADING = re.compile(r"#{1,6}\s+(?P<title>.*\S)\s*#*\s*")
+_UNDERLINE = re.compile(r"(=|-|~|\^|\*|\+)\1{2,}\s*")
+
+
+@dataclass
+class Passage:
+    """Some lines of a document that belong together."""
+
+    heading: str
+    """The heading above it; empty where there is none."""
+    first: int
+    """The number of its first line, from 1."""
+    lines: list[str] = field(default_factory=list)
+
+
+def split(lines: Sequence[str]) -> Iterator[Passage]:
+    """The passages of a document, in order. A heading begins the passage that follows it."""
+    passage = Passage("", 1)
+    in_heading = False
+    for number, raw in enumerate(lines, start=1):
+        line = raw[:LINE_MAX]
+        title = _title(line, lines[number] if number < len(lines) else "")
+        if title:
+            if passage.lines:
+                yield passage
+            passage, in_heading = Passage(title, number, [line]), True
+        elif not line.strip():
+            # The empty line below a heading does not part it from its paragraph.
+            if passage.lines and not in_heading:
+                yield passage
+                passage = Passage(passage.heading, number + 1)
+            elif passage.lines:
+                passage.lines.append(line)
+        else:
+            if len(passage.lines) == LINES_MAX:
+                yield passage
+                passage = Passage(passage.heading, number)
+            if not passage.lines:
+                passage.first = number
+            passage.lines.append(line)
+            in_heading = in_heading and _UNDERLINE.fullmatch(line) is not None
+    if any(line.strip() for line in passage.lines):
+        yield passage
+
+
+def _title(line: str, following: str) -> str:
+    """The heading that this line is, by its `#` or by the rule below it; else empty."""
+    match = _HEADING.fullmatch(line)
+    if match is not None:
+        return match["title"]
+    underlined = _UNDERLINE.fullmatch(following) is not None and len(following.strip()) >= len(line.strip()) > 0
+    return line.strip() if underlined and _UNDERLINE.fullmatch(line) is None else ""

@@ -1,0 +1,154 @@
+"""Writes the report: the best passages as quotes, each with the file and the line that it comes from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from examples.research_desk.ranking import Ranked, Ranking, places, topic_words
+
+QUOTE_MAX = 280
+IN_SHORT = 3
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[^\sa-z])|(?<=[。！？])")
+_OWN_BLOCK = re.compile(r"\s*([-*+>|]|#{1,6}\s|\d+[.)]\s|```|~~~|$)")
+_MARKER = re.compile(r"\s*([-*+>]\s+|#{1,6}\s+|\d+[.)]\s+|\|\s*)*")
+
+
+@dataclass(frozen=True)
+class Citation:
+    """A quote and where it stands. The line holds at least one word of the topic."""
+
+    number: int
+    file: str
+    line: int
+    quote: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the desk answers: the text (Markdown), and its citations as data."""
+
+    topic: str
+    text: str
+    citations: list[Citation]
+
+
+def cite(topic: str, ranking: Ranking) -> list[Citation]:
+    """The best sentence of each of the best passages, numbered by file and best first."""
+    weights = dict(zip(topic_words(topic), ranking.weights, strict=True))
+    chosen = [(passage.file, *_best_sentence(passage, weights)) for passage in ranking.best]
+    files = list(dict.fromkeys(file for file, _, _ in chosen))
+    chosen.sort(key=lambda one: files.index(one[0]))
+    return [Citation(number, *one) for number, one in enumerate(chosen, start=1)]
+
+
+def sections(topic: str, ranking: Ranking, citations: Sequence[Citation]) -> Iterator[str]:
+    """The parts of the report, in order; together they are its text."""
+    searched = f"{_count(ranking.passages, 'passage')} of {_count(ranking.documents, 'document')}"
+    if not citations:
+        yield f"# {topic}\n\nNothing found: {searched} were searched, and none speaks of it.\n"
+        return
+    files = list(dict.fromkeys(one.file for one in citations))
+    yield (
+        f"# {topic}\n\n{searched} were searched. "
+        f"Quoted are the {len(citations)} best of {_count(ranking.matching, 'match', 'matches')}, "
+        f"from {_count(len(files), 'document')}.{_absent(topic, ranking)}\n"
+    )
+    by_rank = {(one.file, one.line): one for one in citations}
+    first = list(dict.fromkeys(by_rank[file, _first(citations, file).line] for file in files))[:IN_SHORT]
+    yield "\n## In short\n\n" + "".join(f"- {one.quote} [{one.number}]\n" for one in first)
+    for file in files:
+        quotes = "".join(f"- {one.quote} [{one.number}]\n" for one in citations if one.file == file)
+        yield f"\n## {file}\n\n{quotes}"
+    yield "\n## Sources\n\n" + "".join(f"[{one.number}] {one.place}\n" for one in citations)
+
+
+def _first(citations: Sequence[Citation], file: str) -> Citation:
+    return next(one for one in citations if one.file == file)
+
+
+def _absent(topic: str, ranking: Ranking) -> str:
+    absent = [word for word, count in zip(topic_words(topic), ranking.holding, strict=True) if not count]
+    return f" No passage has: {', '.join(absent)}." if absent else ""
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def _best_sentence(passage: Ranked, weights: dict[str, float]) -> tuple[int, str]:
+    """The line and the text of the sentence that says most; one in the heading only where no other has a word."""
+    best = (0.0, passage.first, passage.lines[0])
+    heading = (0.0, passage.first, passage.lines[0])
+    for text, starts in _sentences(passage):
+        at_line: dict[int, set[str]] = {}
+        for stem, start in places(text):
+            if stem in weights:
+                line = max((begin, number) for begin, number in starts if begin <= start)[1]
+                at_line.setdefault(line, set()).add(stem)
+        if not at_line:
+            continue
+        said = set().union(*at_line.values())
+        worth = sum(weights[stem] for stem in said)
+        # Of a sentence over several lines, the one with the most of it.
+        line = min(at_line, key=lambda number: (-sum(weights[stem] for stem in at_line[number]), number))
+        found = (worth, line, _cut(text, next(begin for begin, number in starts if number == line)))
+        if _is_heading(passage, line):
+            heading = max(heading, found, key=lambda one: one[0])
+        else:
+            best = max(best, found, key=lambda one: one[0])
+    _, line, quote = best if best[0] else heading
+    return line, quote
+
+
+def _sentences(passage: Ranked) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+    """Each sentence, on one line, with the places in it where a line of the document begins, and its number."""
+    for block in _blocks(passage):
+        text, starts = "", []
+        for number, line in block:
+            text += " " if text else ""
+            starts.append((len(text), number))
+            text += _MARKER.sub("", line, count=1).strip().rstrip("|").rstrip()
+        begin = 0
+        for end in [*(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]:
+            sentence = text[begin:end].strip()
+            if sentence:
+                within = [(max(0, start - begin), number) for start, number in starts if start < end]
+                # A line that begins before the sentence and has no part in it is one of the earlier ones.
+                earlier = [one for one in within if one[0] == 0]
+                yield sentence, [*earlier[-1:], *(one for one in within if one[0] > 0)]
+            begin = end
+
+
+def _blocks(passage: Ranked) -> Iterator[list[tuple[int, str]]]:
+    """The passage's lines with their numbers; list items, table rows and headings by themselves."""
+    block: list[tuple[int, str]] = []
+    for number, line in enumerate(passage.lines, start=passage.first):
+        if block and (_OWN_BLOCK.match(line) or _is_heading(passage, number - 1)):
+            yield block
+            block = []
+        if line.strip():
+            block.append((number, line))
+    if block:
+        yield block
+
+
+def _is_heading(passage: Ranked, line: int) -> bool:
+    if line != passage.first or not passage.heading:
+        return False
+    return _MARKER.sub("", passage.lines[0], count=1).strip().rstrip("#").rstrip() == passage.heading
+
+
+def _cut(text: str, line_start: int) -> str:
+    """At most QUOTE_MAX characters, with the cited line in them."""
+    if len(text) <= QUOTE_MAX:
+        return text
+    begin = 0 if line_start < QUOTE_MAX // 2 else line_start
+    part = text[begin : begin + QUOTE_MAX].rstrip()
+    return ("…" if begin else "") + part + ("…" if begin + QUOTE_MAX < len(text) else "")

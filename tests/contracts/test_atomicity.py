@@ -1,0 +1,483 @@
+"""A function that meets an error has changed nothing (hole 8): functions on the broker are isolated, not rolled back.
+
+Each case is run once as it should be; then once more for every key that exists before or after it and every key with a
+fixed name, with a value of the wrong type in that key's place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from itertools import count
+
+import pytest
+
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.errors import BusError, WeftError
+from tests.contracts.broker import (
+    DIGEST,
+    LEASE_MS,
+    Broker,
+    again,
+    answer,
+    ask,
+    bury,
+    complete,
+    fail,
+    nap,
+    question,
+    send,
+    suspend,
+)
+
+Act = Callable[[], Awaitable[object]]
+
+
+@dataclass(slots=True)
+class Stage:
+    """What a case sets up: a partition and two living owners."""
+
+    broker: Broker
+    bus: EventBus
+    other: EventBus
+
+
+Case = Callable[[Stage], Awaitable[Act]]
+CASES: dict[str, Case] = {}
+
+
+def case(function: Case) -> Case:
+    CASES[function.__name__] = function
+    return function
+
+
+async def busy(stage: Stage, *, streamed: bool = True) -> None:
+    """A keyed instance whose event is in flight, with another waiting in its mailbox."""
+    broker, bus = stage.broker, stage.bus
+    reply = broker.keys.reply("c")
+    await broker.call("XADD", reply, "*", "seen", "1")
+    await broker.submit(bus, "t", key="k", reply=reply, streamed=streamed, timeout_ms=90_000)
+    await broker.submit(bus, "next", key="k", reply="elsewhere")
+
+
+@case
+async def submit_to_an_idle_instance(stage: Stage) -> Act:
+    return lambda: stage.broker.submit(stage.bus, "t", key="k", timeout_ms=1000, context=b"{}", streamed=True)
+
+
+@case
+async def submit_to_a_busy_instance(stage: Stage) -> Act:
+    await busy(stage)
+    return lambda: stage.broker.submit(stage.bus, "third", key="k")
+
+
+@case
+async def submit_without_a_key(stage: Stage) -> Act:
+    return lambda: stage.broker.submit(stage.bus, "t", timeout_ms=1000)
+
+
+@case
+async def submit_over_the_dedupe_limit(stage: Stage) -> Act:
+    await stage.broker.call("HSET", stage.broker.keys.meta, "dedupe_max", 1)
+    await stage.broker.submit(stage.bus, "first")
+    return lambda: stage.broker.submit(stage.bus, "t")
+
+
+@case
+async def submit_of_an_admitter(stage: Stage) -> Act:
+    epoch = await stage.bus.lead("admit")
+    return lambda: stage.broker.submit(stage.bus, "t", epoch=str(epoch))
+
+
+@case
+async def a_turn_that_waits_for_everything(stage: Stage) -> Act:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    parts = [
+        ask("1", wait="g1"),
+        ask("2", "editor", stream="agent", wait="g1", context=b"{}"),
+        ask("3", "editor", stream="?agent", key="e", wait="g1"),
+        ask("4", "writer", stream="agent", key="k", wait="g1"),
+        ask("5", "search", stream="?tool", wait="0"),
+        ask("6", "nobody", stream="?tool", wait="0"),
+        nap("7", 1000, wait="g1"),
+        question("8", wait="g1", timeout_ms=1000),
+        send("note", key="e", step="9"),
+        send("memo", step="10"),
+    ]
+    return lambda: suspend(stage.bus, turn, *parts, state=b"{}", record=b"[]", steps=3)
+
+
+@case
+async def a_turn_that_meets_a_result_it_had_not_seen(stage: Stage) -> Act:
+    await busy(stage)
+    await suspend(stage.bus, await stage.broker.take(stage.bus), ask("1"), ask("2"))
+    await answer(stage.bus, await stage.broker.take(stage.bus, "tool"))
+    turn = await stage.broker.take(stage.bus)
+    await answer(stage.bus, await stage.broker.take(stage.bus, "tool"))
+    return lambda: suspend(stage.bus, turn, again("2"), state=b"{}", record=b"[]", steps=1)
+
+
+@case
+async def a_turn_that_ends_its_task(stage: Stage) -> Act:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    return lambda: complete(stage.bus, turn, send("note", key="e"), send("memo"), state=b"{}")
+
+
+@case
+async def a_turn_that_ends_a_task_answered_elsewhere(stage: Stage) -> Act:
+    await busy(stage)
+    await complete(stage.bus, await stage.broker.take(stage.bus))
+    turn = await stage.broker.take(stage.bus)
+    return lambda: complete(stage.bus, turn, state=b"{}")
+
+
+@case
+async def a_turn_that_fails_its_task(stage: Stage) -> Act:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    return lambda: fail(stage.bus, turn)
+
+
+async def asked(stage: Stage) -> None:
+    """A task that waits for a keyed agent's answer; that agent has mail."""
+    await busy(stage)
+    await stage.broker.submit(stage.bus, "mine", agent="desk", key="d")
+    turn = await stage.broker.take(stage.bus)
+    parts = [ask("1", "editor", stream="agent", key="e"), ask("2"), nap("3", 60_000)]
+    await suspend(stage.bus, turn, *parts)
+    await stage.broker.submit(stage.bus, "mail", agent="editor", key="e")
+
+
+@case
+async def a_child_that_ends(stage: Stage) -> Act:
+    await asked(stage)
+    await stage.broker.take(stage.bus)
+    child = await stage.broker.take(stage.bus)
+    assert child.run == "r/1"
+    return lambda: complete(stage.bus, child, send("note", agent="desk", key="d"), state=b"{}")
+
+
+@case
+async def a_child_that_fails(stage: Stage) -> Act:
+    await asked(stage)
+    await stage.broker.take(stage.bus)
+    child = await stage.broker.take(stage.bus)
+    return lambda: fail(stage.bus, child)
+
+
+@case
+async def a_nested_call_that_ends(stage: Stage) -> Act:
+    await busy(stage)
+    await suspend(stage.bus, await stage.broker.take(stage.bus), ask("1", "writer", stream="agent", key="k"), ask("2"))
+    await answer(stage.bus, await stage.broker.take(stage.bus, "tool"))
+    nested = await stage.broker.take(stage.bus)
+    return lambda: complete(stage.bus, nested, state=b"{}")
+
+
+@case
+async def a_parent_that_ends_before_its_children(stage: Stage) -> Act:
+    await asked(stage)
+    await stage.broker.take(stage.bus)
+    child = await stage.broker.take(stage.bus)
+    await suspend(stage.bus, child, ask("1"))
+    await answer(stage.bus, await stage.broker.take(stage.bus, "tool"))
+    turn = await stage.broker.take(stage.bus)
+    return lambda: complete(stage.bus, turn)
+
+
+@case
+async def a_commit_that_comes_too_late(stage: Stage) -> Act:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    await stage.bus.cancel("t", "no more")
+    return lambda: complete(stage.bus, turn)
+
+
+@case
+async def a_result_that_wakes_the_run(stage: Stage) -> Act:
+    await asked(stage)
+    call = await stage.broker.take(stage.bus, "tool")
+    return lambda: answer(stage.bus, call)
+
+
+@case
+async def a_result_that_wakes_a_child(stage: Stage) -> Act:
+    await asked(stage)
+    await stage.broker.take(stage.bus, "tool")
+    await stage.broker.take(stage.bus)
+    await suspend(stage.bus, await stage.broker.take(stage.bus), ask("1", wait="g1"))
+    call = await stage.broker.take(stage.bus, "tool")
+    return lambda: answer(stage.bus, call)
+
+
+@case
+async def a_result_that_comes_too_late(stage: Stage) -> Act:
+    await asked(stage)
+    call = await stage.broker.take(stage.bus, "tool")
+    await stage.bus.cancel("t", "no more")
+    return lambda: answer(stage.bus, call)
+
+
+@case
+async def retry_of_a_turn(stage: Stage) -> Act:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    return lambda: stage.bus.retry(turn, 100, b"{}")
+
+
+@case
+async def retry_of_a_child(stage: Stage) -> Act:
+    await asked(stage)
+    await stage.broker.take(stage.bus)
+    child = await stage.broker.take(stage.bus)
+    return lambda: stage.bus.retry(child, 100, b"{}")
+
+
+@case
+async def retry_of_a_call(stage: Stage) -> Act:
+    await asked(stage)
+    call = await stage.broker.take(stage.bus, "tool")
+    return lambda: stage.bus.retry(call, 100, b"{}")
+
+
+@case
+async def retry_that_comes_too_late(stage: Stage) -> Act:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    await stage.bus.cancel("t", "no more")
+    return lambda: stage.bus.retry(turn, 100, b"{}")
+
+
+@case
+async def dead_letter_of_a_task(stage: Stage) -> Act:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    return lambda: bury(stage.bus, turn)
+
+
+@case
+async def dead_letter_of_a_child(stage: Stage) -> Act:
+    await asked(stage)
+    await stage.broker.take(stage.bus)
+    child = await stage.broker.take(stage.bus)
+    return lambda: bury(stage.bus, child)
+
+
+@case
+async def dead_letter_of_a_call(stage: Stage) -> Act:
+    await asked(stage)
+    call = await stage.broker.take(stage.bus, "tool")
+    return lambda: bury(stage.bus, call)
+
+
+@case
+async def dead_letter_that_parks(stage: Stage) -> Act:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    return lambda: bury(stage.bus, turn, "diverged")
+
+
+@case
+async def dead_letter_of_foreign_work(stage: Stage) -> Act:
+    await stage.broker.call("XADD", stage.broker.keys.stream("agent"), "*", "what", "ever")
+    _, malformed = await stage.bus.read(["agent"], 1, 5)
+    stream, entry, _ = malformed[0]
+    return lambda: stage.bus.dead_letter(stream, entry, "malformed", b"[]", 1, b"{}")
+
+
+@case
+async def promote_retries(stage: Stage) -> Act:
+    await asked(stage)
+    await stage.bus.retry(await stage.broker.take(stage.bus), 100, b"{}")
+    await stage.bus.retry(await stage.broker.take(stage.bus), 100, b"{}")
+    await stage.bus.retry(await stage.broker.take(stage.bus, "tool"), 100, b"{}")
+    await stage.broker.pass_time(200)
+    return lambda: stage.bus.promote()
+
+
+@case
+async def promote_a_nap_and_a_question(stage: Stage) -> Act:
+    await busy(stage)
+    parts = [nap("1", 100, wait="g1"), question("2", wait="g1", timeout_ms=100)]
+    await suspend(stage.bus, await stage.broker.take(stage.bus), *parts)
+    await stage.broker.pass_time(200)
+    return lambda: stage.bus.promote()
+
+
+@case
+async def promote_the_end_of_a_task(stage: Stage) -> Act:
+    await busy(stage)
+    await suspend(stage.bus, await stage.broker.take(stage.bus), ask("1", "editor", stream="agent", key="e"))
+    await suspend(stage.bus, await stage.broker.take(stage.bus), ask("1"))
+    await stage.broker.pass_time(100_000)
+    return lambda: stage.bus.promote()
+
+
+@case
+async def cancel_of_a_waiting_task(stage: Stage) -> Act:
+    await busy(stage)
+    await suspend(
+        stage.bus, await stage.broker.take(stage.bus), ask("1", "editor", stream="agent", key="e"), nap("2", 9)
+    )
+    await suspend(stage.bus, await stage.broker.take(stage.bus), ask("1"))
+    return lambda: stage.bus.cancel("t", "no more")
+
+
+@case
+async def cancel_of_an_unknown_task(stage: Stage) -> Act:
+    return lambda: stage.bus.cancel("t", "no more")
+
+
+@case
+async def signal(stage: Stage) -> Act:
+    await busy(stage)
+    await suspend(stage.bus, await stage.broker.take(stage.bus), question("1", timeout_ms=1000))
+    return lambda: stage.bus.signal("t", "r:1", b"true")
+
+
+@case
+async def record(stage: Stage) -> Act:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    return lambda: stage.bus.record(turn, "1", DIGEST.encode() + b"K1700000000000null")
+
+
+@case
+async def emit(stage: Stage) -> Act:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    return lambda: stage.bus.emit(turn, "1", DIGEST.encode() + b"K1700000000000null", b'"text"')
+
+
+@case
+async def redrive_of_a_call(stage: Stage) -> Act:
+    await asked(stage)
+    await bury(stage.bus, await stage.broker.take(stage.bus, "tool"))
+    letter = (await stage.broker.entries("dead"))[0]["id"]
+    return lambda: stage.bus.redrive(letter, False)
+
+
+@case
+async def redrive_of_an_ended_task(stage: Stage) -> Act:
+    await busy(stage)
+    await bury(stage.bus, await stage.broker.take(stage.bus))
+    letter = (await stage.broker.entries("dead"))[0]["id"]
+    return lambda: stage.bus.redrive(letter, True, b'"mended"')
+
+
+@case
+async def drop_letter(stage: Stage) -> Act:
+    await busy(stage)
+    await bury(stage.bus, await stage.broker.take(stage.bus))
+    letter = (await stage.broker.entries("dead"))[0]["id"]
+    return lambda: stage.bus.drop_letter(letter)
+
+
+@case
+async def erase(stage: Stage) -> Act:
+    await busy(stage)
+    await bury(stage.bus, await stage.broker.take(stage.bus))
+    return lambda: stage.bus.erase("t")
+
+
+@case
+async def beat(stage: Stage) -> Act:
+    return lambda: stage.bus.beat(LEASE_MS, False, "1")
+
+
+@case
+async def lead(stage: Stage) -> Act:
+    return lambda: stage.bus.lead("admit")
+
+
+@case
+async def leave(stage: Stage) -> Act:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    return lambda: stage.bus.leave([turn])
+
+
+@case
+async def adopt(stage: Stage) -> Act:
+    await busy(stage)
+    await stage.broker.take(stage.other)
+    await stage.broker.silence(stage.other)
+    return lambda: stage.bus.adopt("agent", 10, False)
+
+
+@case
+async def adopt_a_quarantined_entry(stage: Stage) -> Act:
+    await busy(stage)
+    await stage.broker.take(stage.other)
+    key = stage.broker.keys.stream("agent")
+    entry = (await stage.broker.entries("agent"))[0]["id"]
+    await stage.broker.call("XCLAIM", key, "agent-handler", stage.other.owner, 0, entry, "RETRYCOUNT", 9)
+    await stage.broker.silence(stage.other)
+    return lambda: stage.bus.adopt("agent", 10, True)
+
+
+@case
+async def mark_started(stage: Stage) -> Act:
+    await asked(stage)
+    call = await stage.broker.take(stage.bus, "tool")
+    return lambda: stage.bus.mark_started(call)
+
+
+@case
+async def trim(stage: Stage) -> Act:
+    await busy(stage)
+    await complete(stage.bus, await stage.broker.take(stage.bus))
+    last = (await stage.broker.entries("record"))[-1]["id"]
+    for group in ("state-manager", "trajectory-recorder"):
+        await stage.bus.publish_cursor(group, last)
+    return lambda: stage.bus.trim_record()
+
+
+@case
+async def watch(stage: Stage) -> Act:
+    await busy(stage, streamed=False)
+    return lambda: stage.bus.call("watch", "t")
+
+
+FIXED = (
+    "agent", "agents", "alive", "dead", "delayed", "index", "letters", "meta", "quarantine", "record", "replies", "seen",
+    "seenq", "started", "stopped", "timers", "tool", "tools", "leader:admit", "mail:writer/k", "nest:writer/k",
+    "mail:editor/e", "nest:editor/e", "inst:writer/k", "inst:editor/e", "out:t", "task:t", "reply:c", "run:t/r/1",
+)  # fmt: skip
+
+
+async def set_stage(broker: Broker, build: Case, namespace: str) -> tuple[Broker, Act]:
+    place = broker.elsewhere(namespace)
+    await place.prepare()
+    stage = Stage(place, await place.owner(), await place.owner())
+    return place, await build(stage)
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_an_error_leaves_everything_as_it_was(broker: Broker, namespace: str, name: str) -> None:
+    numbers = count()
+    place, act = await set_stage(broker, CASES[name], f"{namespace}.{next(numbers)}")
+    names = {key[len(place.keys.base) :] for key in await place.snapshot()} | set(FIXED)
+    before = await place.snapshot()
+    await act()
+    after = await place.snapshot()
+    assert name in {"a_result_that_comes_too_late"} or after != before, "the case itself must change something"
+    names |= {key[len(place.keys.base) :] for key in after}
+    broken: dict[str, list[str]] = {}
+    for wrong in sorted(names):
+        place, act = await set_stage(broker, CASES[name], f"{namespace}.{next(numbers)}")
+        key = place.keys.base + wrong
+        await place.call("DEL", key)
+        await place.call("SET", key, "of the wrong type")
+        before = await place.snapshot()
+        try:
+            await act()
+        except WeftError as error:
+            assert isinstance(error, BusError), f"{wrong}: {error!r}"
+            after = await place.snapshot()
+            changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+            if changed:
+                broken[wrong] = [key[len(place.keys.base) :] for key in changed]
+    assert not broken, "\n".join(f"{wrong} of the wrong type: changed {changed}" for wrong, changed in broken.items())

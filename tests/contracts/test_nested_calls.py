@@ -1,0 +1,139 @@
+"""A asks B asks A (hole 4): a request whose chain waits for its target's run is a nested turn, not a deadlock."""
+
+from __future__ import annotations
+
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.event_bus import EventBus
+from tests.contracts.broker import Broker, again, answer, ask, bury, complete, suspend
+
+
+def ask_writer(step: str, *, wait: str = "!") -> list[bytes | str | int | float]:
+    return ask(step, "writer", stream="agent", key="k", wait=wait)
+
+
+async def asked_editor(broker: Broker, bus: EventBus) -> Delivery:
+    """writer/k has asked the editor, whose turn this is; `mail` waits for writer/k."""
+    await broker.submit(bus, "t", key="k")
+    await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    await broker.submit(bus, "mail", key="k")
+    editor = await broker.take(bus)
+    assert editor.run == "r/1"
+    return editor
+
+
+async def finish(broker: Broker, bus: EventBus) -> None:
+    """The rest of `asked_editor`: the editor, the writer, then its mail."""
+    for task, run in (("t", "r/1"), ("t", "r"), ("mail", "r")):
+        turn = await broker.take(bus)
+        assert (turn.task, turn.run) == (task, run)
+        await broker.nothing(bus)
+        assert await complete(bus, turn)
+    await broker.idle()
+
+
+async def test_a_call_back_is_delivered_at_once(broker: Broker, bus: EventBus) -> None:
+    await suspend(bus, await asked_editor(broker, bus), ask_writer("1"))
+    nested = await broker.take(bus)
+    assert (nested.run, nested.instance) == ("r/1/1", "writer/k")
+    assert (await broker.hash("inst:writer/k"))["busy"] == "t|r\nt|r/1/1"
+    await broker.nothing(bus)
+    assert await complete(bus, nested)
+    assert (await broker.hash("inst:writer/k"))["busy"] == "t|r"
+    assert await broker.mailbox("writer/k") == ["mail|r"]
+    await finish(broker, bus)
+
+
+async def test_an_agent_may_ask_itself(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", key="k")
+    await suspend(bus, await broker.take(bus), ask_writer("1"))
+    nested = await broker.take(bus)
+    assert nested.run == "r/1"
+    await complete(bus, nested)
+    await complete(bus, await broker.take(bus))
+    await broker.idle()
+
+
+async def test_two_nested_calls_run_one_after_the_other(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", key="k")
+    await suspend(bus, await broker.take(bus), ask_writer("1", wait="g1"), ask_writer("2", wait="g1"))
+    for run in ("r/1", "r/2", "r"):
+        turn = await broker.take(bus)
+        assert turn.run == run
+        await broker.nothing(bus)
+        await complete(bus, turn)
+    await broker.idle()
+
+
+async def test_a_nested_call_waits_while_its_instance_runs(broker: Broker, bus: EventBus) -> None:
+    """Never two turns at once: the holder is in the middle of a turn when its callee calls back."""
+    await broker.submit(bus, "t", key="k")
+    await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"), ask("2"))
+    editor = await broker.take(bus)
+    await answer(bus, await broker.take(bus, "tool"))
+    holder = await broker.take(bus)
+    assert (holder.run, holder.kind) == ("r", "resume")
+    await suspend(bus, editor, ask_writer("1"))
+    await broker.nothing(bus)
+    await suspend(bus, holder, again("1"))
+    nested = await broker.take(bus)
+    assert nested.run == "r/1/1"
+    await broker.nothing(bus)
+    for turn in (nested, await _next(broker, bus, nested), None):
+        if turn is None:
+            assert await complete(bus, await broker.take(bus))
+    await broker.idle()
+
+
+async def _next(broker: Broker, bus: EventBus, nested: Delivery) -> Delivery:
+    await complete(bus, nested)
+    editor = await broker.take(bus)
+    assert editor.run == "r/1"
+    await complete(bus, editor)
+    return editor
+
+
+async def test_the_holder_is_not_resumed_beside_a_nested_turn(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", key="k")
+    await suspend(bus, await broker.take(bus), ask_writer("1"), ask("2"))
+    nested = await broker.take(bus)
+    await answer(bus, await broker.take(bus, "tool"))
+    await broker.nothing(bus)
+    assert (await broker.task("t"))["cur"] == "pend"
+    assert await complete(bus, nested)
+    resumed = await broker.take(bus)
+    assert (resumed.run, resumed.kind) == ("r", "resume")
+    await broker.nothing(bus)
+    await complete(bus, resumed)
+    await broker.idle()
+
+
+async def test_a_nested_turn_sees_and_writes_the_holders_state(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", key="k")
+    await suspend(bus, await broker.take(bus), ask_writer("1"), state=b'{"n":1}')
+    nested = await broker.take(bus)
+    seen = await bus.load(nested)
+    assert seen is not None
+    assert (seen.working_state, seen.state) == (b'{"n":1}', b"")
+    await complete(bus, nested, state=b'{"n":2}')
+    resumed = await broker.take(bus)
+    seen = await bus.load(resumed)
+    assert seen is not None
+    assert (seen.working_state, seen.state) == (b'{"n":2}', b""), "state is written by the end of the run that holds"
+    await complete(bus, resumed, state=b'{"n":3}')
+    assert await broker.hash("inst:writer/k") == {"state": '{"n":3}'}
+    await broker.idle()
+
+
+async def test_a_dead_nested_call_lets_its_holder_go_on(broker: Broker, bus: EventBus) -> None:
+    await suspend(bus, await asked_editor(broker, bus), ask_writer("1"))
+    assert await bury(bus, await broker.take(bus))
+    await finish(broker, bus)
+
+
+async def test_a_request_of_another_task_is_not_nested(broker: Broker, bus: EventBus) -> None:
+    """Only the chain counts: another task's request waits in the mailbox, though its agents are the same."""
+    await suspend(bus, await asked_editor(broker, bus), ask("1"))
+    await broker.submit(bus, "u", agent="editor")
+    await suspend(bus, await broker.take(bus), ask_writer("1"))
+    await broker.nothing(bus)
+    assert await broker.mailbox("writer/k") == ["mail|r", "u|r/1"]

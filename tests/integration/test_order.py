@@ -1,0 +1,57 @@
+"""Messages of one sender to one agent instance are handled in order and one at a time, by any number of replicas."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from runtime_core.client import Client, TaskHandle
+from tests.fleet import Fleet
+from tests.servers.process import Server
+
+pytestmark = pytest.mark.timeout(120)
+
+SENDERS = ("ann", "ben", "cem", "dea")
+EACH = 250
+
+
+async def test_a_thousand_messages_of_four_senders_to_one_instance(
+    valkey: Server, namespace: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "notes"
+    replicas = {"agent-handler": 3, "tool-handler": 1, "state-manager": 1}
+    async with (
+        Fleet(valkey.url, namespace, tmp_path, replicas=replicas),
+        Client.connect(valkey.url, namespace=namespace) as client,
+    ):
+
+        async def send(sender: str) -> list[TaskHandle]:
+            """One after the other, without waiting for what becomes of them."""
+            return [
+                await client.submit(
+                    "ledger",
+                    {"type": "Add", "data": {"sender": sender, "number": number, "path": str(path)}},
+                    key="shared",
+                )
+                for number in range(EACH)
+            ]
+
+        handles = await asyncio.gather(*(send(sender) for sender in SENDERS))
+        counts = [[(await handle.result(timeout=90)).value() for handle in of_sender] for of_sender in handles]
+        asked = await client.submit("ledger", {"type": "str", "data": "all"}, key="shared")
+        state = (await asked.result(timeout=30)).value()
+
+    for of_sender in counts:
+        assert of_sender == sorted(of_sender)
+    assert sorted(count for of_sender in counts for count in of_sender) == list(range(1, len(SENDERS) * EACH + 1))
+    for sender in SENDERS:
+        assert [number for name, number in state if name == sender] == list(range(EACH))
+
+    lines = path.read_text().splitlines()
+    assert len(lines) == 2 * len(SENDERS) * EACH
+    for begin, end in zip(lines[::2], lines[1::2], strict=True):
+        assert begin.partition(" ")[0] == "begin"
+        assert end == begin.replace("begin", "end")
+    assert [line.split()[1:] for line in lines[::2]] == [[name, str(number)] for name, number in state]
