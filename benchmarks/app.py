@@ -49,7 +49,7 @@ async def hold(folder: str, name: str) -> bool:
     if any(place.glob(f"{name}.*")):
         return True
     (place / f"{name}.{os.getpid()}").touch()
-    while not (place / RELEASE).exists():  # noqa: ASYNC110  # the one who releases is another process
+    while not (place / RELEASE).exists():  # the one who releases is another process
         await asyncio.sleep(POLL_SECONDS)
     return False
 

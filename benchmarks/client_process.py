@@ -1,4 +1,7 @@
-"""The driver on Weft's client: `python -m benchmarks.client_process [file for a profile]`; the broker is WEFT_REDIS_URL."""
+"""The driver on Weft's client: `python -m benchmarks.client_process [file for a profile]`.
+
+The broker is the one that WEFT_REDIS_URL names.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     lines = []
     for row in (cells[0], rule, *cells[1:]):
-        first, rest = row[0].ljust(widths[0]), [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        first, rest = (
+            row[0].ljust(widths[0]),
+            [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)],
+        )
         lines.append(f"| {' | '.join((first, *rest))} |")
     return "\n".join(lines)
 

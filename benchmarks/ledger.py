@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
 
-from benchmarks.stack import Stack
+from benchmarks.stack import NAMESPACE, Stack
 from runtime_core.bus.keys import STATE_MANAGER, TRAJECTORY_RECORDER, Keys, group_of
 from runtime_core.bus.namespace import connect
 from runtime_core.bus.transport import Reply, Transport
@@ -19,7 +19,6 @@ SETTLE_SECONDS = 60.0
 POLL_SECONDS = 0.02
 STEPS = 2
 """Rows in the trajectory of one measured task: the agent's run and the tool's call."""
-NAMESPACE = "weft"
 
 
 class Broken(Exception):

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import cast
 
-from benchmarks.child import ROOT, Child, cpu_seconds
+from benchmarks.child import READY_SECONDS, ROOT, Child, cpu_seconds
+from runtime_core.bus.keys import Keys
+from runtime_core.bus.namespace import connect
+from runtime_core.bus.transport import Transport
 from runtime_core.embedded import EmbeddedServer
 
 SERVICES = ("agent_handler", "tool_handler", "state_manager", "trajectory_recorder")
 BROKER = "broker"
+NAMESPACE = "weft"
+POLL_SECONDS = 0.02
 
 
 class Stack:
@@ -59,6 +67,26 @@ class Stack:
         await client.ready()
         return client
 
+    async def until_alive(self) -> None:
+        """Wait until the broker knows every service. Raises RuntimeError with the end of a missing one's log."""
+        transport = await connect(self.url)
+        deadline = time.monotonic() + READY_SECONDS
+        try:
+            while missing := await self._missing(transport):
+                if time.monotonic() > deadline:
+                    raise RuntimeError(
+                        f"{missing[0].name} was not there within {READY_SECONDS:g} s: {missing[0].said()}"
+                    )
+                await asyncio.sleep(POLL_SECONDS)
+        finally:
+            await transport.close()
+
+    async def _missing(self, transport: Transport) -> list[Child]:
+        """An owner's name holds its process id."""
+        owners = cast(list[bytes], await transport.call("ZRANGE", Keys(NAMESPACE, 0).alive, 0, -1))
+        names = b" ".join(owners).decode()
+        return [child for child in self.services.values() if f".{child.pid}." not in names]
+
     async def _start(self, name: str, run: list[str]) -> Child:
         return await Child.start(name, [sys.executable, "-m", *run], self._environ, self.folder / f"{name}.log")
 
@@ -80,12 +108,13 @@ async def started(
         for service in SERVICES:
             if service not in but:
                 await stack.start_service(service, profile=(profiled or {}).get(service))
+        await stack.until_alive()
         yield stack
-        for service in list(stack.services.values()):
-            await service.stop()
+        for child in stack.services.values():
+            await child.stop()
     finally:
-        for service in stack.services.values():
-            await service.kill()
+        for child in stack.services.values():
+            await child.kill()
         await broker.stop()
         shutil.rmtree(folder)
 

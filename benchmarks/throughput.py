@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from benchmarks.child import Child
 from benchmarks.driver import Drive, Order
 from benchmarks.figures import table
 from benchmarks.ledger import ledger_of
+from benchmarks.machine import busy_seconds
 from benchmarks.stack import BROKER, SERVICES, started
 
 EVENTS = 4
@@ -30,6 +32,8 @@ class WeftRound:
     cpu_ms: dict[str, float]
     commands: dict[str, tuple[float, float]]
     """Command → calls per task, microseconds per call."""
+    others: float
+    """Cores that other programs of the machine kept busy meanwhile."""
 
 
 async def throughput(tasks: int, in_flight: int, rounds: int) -> dict[str, object]:
@@ -42,7 +46,8 @@ async def throughput(tasks: int, in_flight: int, rounds: int) -> dict[str, objec
         autogen.append(await autogen_round(python, tasks, in_flight))
         print(
             f"round {number} of {rounds}: Weft {weft[-1].drive.per_second:,.0f} tasks/s, "
-            f"AutoGen {autogen[-1].per_second:,.0f}, ratio {weft[-1].drive.per_second / autogen[-1].per_second:.2f}",
+            f"AutoGen {autogen[-1].per_second:,.0f}, ratio {weft[-1].drive.per_second / autogen[-1].per_second:.2f} "
+            f"(others kept {weft[-1].others:.2f} cores busy)",
             flush=True,
         )
     figures = summary(weft, autogen)
@@ -58,9 +63,11 @@ async def weft_round(tasks: int, in_flight: int) -> WeftRound:
             await client.order(Order(0, warm, in_flight))
             await ledger.until_recorded(warm)
             before, commands_before = stack.cpu_seconds(), await ledger.info("commandstats")
+            machine, began = busy_seconds(), time.perf_counter()
             done = await client.order(Order(warm, tasks, in_flight))
             await ledger.until_recorded(warm + tasks)
             after, commands_after = stack.cpu_seconds(), await ledger.info("commandstats")
+            machine, took = busy_seconds() - machine, time.perf_counter() - began
             await ledger.until_still()
             await ledger.check(warm + tasks)
             await client.stop()
@@ -68,13 +75,16 @@ async def weft_round(tasks: int, in_flight: int) -> WeftRound:
             await client.kill()
     used = {"client": done.cpu_seconds, **{name: after[name] - before[name] for name in after}}
     cpu_ms = {name: used[name] * 1e6 / tasks for name in PROCESSES}
-    return WeftRound(done, cpu_ms, _commands(commands_before, commands_after, tasks))
+    others = max(0.0, (machine - sum(used.values())) / took)
+    return WeftRound(done, cpu_ms, _commands(commands_before, commands_after, tasks), others)
 
 
 async def autogen_round(python: Path, tasks: int, in_flight: int) -> Drive:
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         log = Path(folder) / "autogen.log"
-        child = await Child.start("client of AutoGen", [str(python), "-m", "benchmarks.autogen_process", "uvloop"], {}, log)
+        child = await Child.start(
+            "client of AutoGen", [str(python), "-m", "benchmarks.autogen_process", "uvloop"], {}, log
+        )
         try:
             await child.ready()
             await child.order(Order(0, max(1, tasks // 10), in_flight))
@@ -105,17 +115,23 @@ def summary(weft: Sequence[WeftRound], autogen: Sequence[Drive]) -> dict[str, ob
         "autogen_cpu_ms_per_1000_tasks": median([one.cpu_seconds * 1e6 / one.tasks for one in autogen]),
         "broker_us_per_event": cpu[BROKER] / EVENTS,
         "broker_commands": weft[-1].commands,
+        "cores_busy_by_others": [one.others for one in weft],
     }
 
 
 def report(figures: dict[str, object], in_flight: int) -> str:
     cpu = figures["cpu_ms_per_1000_tasks"]
     commands = figures["broker_commands"]
-    assert isinstance(cpu, dict) and isinstance(commands, dict)
+    assert isinstance(cpu, dict)
+    assert isinstance(commands, dict)
     systems = table(
         (f"{in_flight} in flight", "tasks/s", "p50 ms", "p99 ms", "CPU ms per 1,000 tasks"),
         [
-            ("Weft", *(figures[f"weft_{name}"] for name in ("tasks_per_second", "p50_ms", "p99_ms")), sum(cpu.values())),
+            (
+                "Weft",
+                *(figures[f"weft_{name}"] for name in ("tasks_per_second", "p50_ms", "p99_ms")),
+                sum(cpu.values()),
+            ),
             (
                 "AutoGen, in memory",
                 *(figures[f"autogen_{name}"] for name in ("tasks_per_second", "p50_ms", "p99_ms")),

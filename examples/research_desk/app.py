@@ -65,20 +65,25 @@ async def researcher(ctx: AgentContext, job: Job) -> Report:
     words = topic_words(job.topic)
     if not words:
         raise Reject(f"the topic {job.topic!r} holds no word to look for")
-    documents = await ctx.tool(list_documents, folder=job.folder, suffixes=job.suffixes)
+    documents = await ctx.tool(list_documents, folder=job.folder, suffixes=list(job.suffixes))
     paths: list[str] = documents["paths"]
     if not paths:
         raise Reject(f"there are no text documents in {job.folder}")
     shards = [paths[first::SHARDS] for first in range(min(SHARDS, len(paths)))]
-    await ctx.emit({"documents": len(paths), "skipped": documents["skipped"], "more": documents["more"],
-                    "shards": len(shards)})  # fmt: skip
+    await ctx.emit(
+        {
+            "documents": len(paths),
+            "skipped": documents["skipped"],
+            "more": documents["more"],
+            "shards": len(shards),
+        }
+    )
 
     async def searched(number: int, shard: list[str]) -> dict[str, object]:
         found: dict[str, object] = await ctx.tool(
             search, folder=job.folder, paths=shard, words=words, pause_seconds=job.pause_seconds
         )
-        await ctx.emit({"shard": number, "documents": found["documents"], "passages": found["passages"],
-                        "holding": found["holding"]})  # fmt: skip
+        await ctx.emit({"shard": number, "passages": found["passages"], "matching": found["matching"]})
         return found
 
     findings = await ctx.gather(*(searched(number, shard) for number, shard in enumerate(shards, start=1)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ BYTES_MAX = 2_000_000
 """A larger file is not a document that somebody wrote."""
 LOOK_BYTES = 8_192
 NOT_DOCUMENTS = frozenset({"__pycache__", "node_modules", "dist", "build", "venv", "site-packages"})
+
+# What a terminal would obey.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
@@ -44,13 +48,13 @@ def find_documents(folder: Path, suffixes: Sequence[str] = ()) -> Documents:
 
 
 def read_document(path: Path) -> list[str]:
-    """The document's lines, without their ends. None of them where it cannot be read any more."""
+    """The document's lines, without their ends and control characters; none where it cannot be read any more."""
     try:
         text = path.read_bytes().decode("utf-8-sig", errors="replace")
     except OSError:
         return []
     # Not splitlines: it also splits at form feeds and the like, and editors would count other lines.
-    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return [_CONTROL.sub("�", line) for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 LINES_MAX = 12
 """A longer block (a table, a listing, a file without empty lines) is cut into passages of so many lines."""
-LINE_MAX = 400
-"""Characters of a line that are looked at."""
+LINE_MAX = 800
+"""Characters. A longer line (a paragraph without breaks, a minified file) is cut into passages of its own."""
+PASSAGE_MAX = 1_200
+"""Characters from which a passage takes no further line."""
 
 _HEADING = re.compile(r"#{1,6}\s+(?P<title>.*\S)\s*#*\s*")
 _UNDERLINE = re.compile(r"(=|-|~|\^|\*|\+)\1{2,}\s*")
@@ -30,8 +33,14 @@ def split(lines: Sequence[str]) -> Iterator[Passage]:
     """The passages of a document, in order. A heading begins the passage that follows it."""
     passage = Passage("", 1)
     in_heading = False
-    for number, raw in enumerate(lines, start=1):
-        line = raw[:LINE_MAX]
+    for number, line in enumerate(lines, start=1):
+        if len(line) > LINE_MAX:
+            if passage.lines:
+                yield passage
+            for piece in textwrap.wrap(line, LINE_MAX):
+                yield Passage(passage.heading, number, [piece])
+            passage, in_heading = Passage(passage.heading, number + 1), False
+            continue
         title = _title(line, lines[number] if number < len(lines) else "")
         if title:
             if passage.lines:
@@ -45,7 +54,7 @@ def split(lines: Sequence[str]) -> Iterator[Passage]:
             elif passage.lines:
                 passage.lines.append(line)
         else:
-            if len(passage.lines) == LINES_MAX:
+            if len(passage.lines) == LINES_MAX or sum(map(len, passage.lines)) > PASSAGE_MAX:
                 yield passage
                 passage = Passage(passage.heading, number)
             if not passage.lines:

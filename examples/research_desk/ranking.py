@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from examples.research_desk.passages import Passage
 
@@ -19,15 +19,15 @@ SATURATION, LENGTH_WEIGHT = 1.2, 0.75
 HEADING_WEIGHT, NEAR_WEIGHT = 0.6, 0.8
 
 STOP_WORDS = frozenset(
-    """a about after all an and any are as at be because been before but by can could did do does each for from had
-    has have how if in into is it its like may more most no not of on one only or other our out over own she should
-    so some such than that the their them then there these they this to too under until up very was we were what
-    when where which while who why will with would you your""".split()
+    "a about after all an and any are as at be because been before but by can could did do does each for from had has "
+    "have how if in into is it its like may more most no not of on one only or other our out over own she should so "
+    "some such than that the their them then there these they this to too under until up very was we were what when "
+    "where which while who why will with would you your".split(" ")  # noqa: SIM905  # a word per line is no better
 )
 # Scripts that are written without spaces have a word per character here.
 _WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]|[^\W_぀-ヿ㐀-鿿가-힯]+")
 _ENDINGS = ("ations", "ation", "ings", "ing", "edly", "ed", "ers", "er", "ies", "es", "ly", "s", "e", "y")
-_STEM_MIN = 4
+_STEM_MIN = 3
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class Finding:
 
     documents: int
     passages: int
+    matching: int
+    """Passages that hold at least one word of the topic."""
     length: int
     """Words in all passages."""
     holding: list[int]
@@ -78,7 +80,7 @@ class Ranking:
     documents: int
     passages: int
     matching: int
-    """Passages that hold at least one of the words; of large folders, those that were kept."""
+    """Passages that hold at least one word of the topic."""
     holding: list[int]
     """In how many passages each word of the topic is."""
     weights: list[float]
@@ -134,11 +136,11 @@ def find(words: Sequence[str], documents: Iterable[tuple[str, Iterable[Passage]]
                     _span(found, place),
                 )
             )
-    here = Finding(files, passages, length, holding, [])
+    here = Finding(files, passages, len(candidates), length, holding, [])
     weights = _weights(passages, holding)
     # Over these documents only: good enough to choose what the ranking over all of them looks at.
     order = sorted(candidates, key=lambda one: (-_score(one, weights, _mean(here)), one.file, one.first))
-    return Finding(files, passages, length, holding, order[:BEST_PER_SHARD])
+    return replace(here, candidates=order[:BEST_PER_SHARD])
 
 
 def rank(words: Sequence[str], findings: Sequence[Finding]) -> Ranking:
@@ -146,6 +148,7 @@ def rank(words: Sequence[str], findings: Sequence[Finding]) -> Ranking:
     whole = Finding(
         sum(one.documents for one in findings),
         sum(one.passages for one in findings),
+        sum(one.matching for one in findings),
         sum(one.length for one in findings),
         [sum(one.holding[at] for one in findings) for at in range(len(words))],
         [candidate for one in findings for candidate in one.candidates],
@@ -166,7 +169,7 @@ def rank(words: Sequence[str], findings: Sequence[Finding]) -> Ranking:
         if len(best) == BEST:
             break
     rounded = [round(weight, 6) for weight in weights]
-    return Ranking(whole.documents, whole.passages, len(whole.candidates), whole.holding, rounded, best)
+    return Ranking(whole.documents, whole.passages, whole.matching, whole.holding, rounded, best)
 
 
 def _raw_words(text: str) -> list[str]:

@@ -11,8 +11,9 @@ from examples.research_desk.ranking import Ranked, Ranking, places, topic_words
 QUOTE_MAX = 280
 IN_SHORT = 3
 
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[^\sa-z])|(?<=[。！？])")
-_OWN_BLOCK = re.compile(r"\s*([-*+>|]|#{1,6}\s|\d+[.)]\s|```|~~~|$)")
+_SENTENCE_END = re.compile("(?<=[.!?])\\s+(?=[^\\sa-z])|(?<=[\N{IDEOGRAPHIC FULL STOP}])")
+_OWN_BLOCK = re.compile(r" {4}|\t|\s*([-*+>|]|#{1,6}\s|\d+[.)]\s|```|~~~|$)")
+_FENCE = re.compile(r"\s*(```|~~~)")
 _MARKER = re.compile(r"\s*([-*+>]\s+|#{1,6}\s+|\d+[.)]\s+|\|\s*)*")
 
 
@@ -60,17 +61,15 @@ def sections(topic: str, ranking: Ranking, citations: Sequence[Citation]) -> Ite
         f"Quoted are the {len(citations)} best of {_count(ranking.matching, 'match', 'matches')}, "
         f"from {_count(len(files), 'document')}.{_absent(topic, ranking)}\n"
     )
-    by_rank = {(one.file, one.line): one for one in citations}
-    first = list(dict.fromkeys(by_rank[file, _first(citations, file).line] for file in files))[:IN_SHORT]
-    yield "\n## In short\n\n" + "".join(f"- {one.quote} [{one.number}]\n" for one in first)
-    for file in files:
-        quotes = "".join(f"- {one.quote} [{one.number}]\n" for one in citations if one.file == file)
-        yield f"\n## {file}\n\n{quotes}"
+    by_file = {file: [one for one in citations if one.file == file] for file in files}
+    yield "\n## In short\n\n" + _quotes([cited[0] for cited in by_file.values()][:IN_SHORT])
+    for file, cited in by_file.items():
+        yield f"\n## {file}\n\n{_quotes(cited)}"
     yield "\n## Sources\n\n" + "".join(f"[{one.number}] {one.place}\n" for one in citations)
 
 
-def _first(citations: Sequence[Citation], file: str) -> Citation:
-    return next(one for one in citations if one.file == file)
+def _quotes(citations: Sequence[Citation]) -> str:
+    return "".join(f"- {one.quote} [{one.number}]\n" for one in citations)
 
 
 def _absent(topic: str, ranking: Ranking) -> str:
@@ -117,12 +116,12 @@ def _sentences(passage: Ranked) -> Iterator[tuple[str, list[tuple[int, int]]]]:
             text += _MARKER.sub("", line, count=1).strip().rstrip("|").rstrip()
         begin = 0
         for end in [*(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]:
-            sentence = text[begin:end].strip()
+            sentence = text[begin:end].strip(" |")
             if sentence:
-                within = [(max(0, start - begin), number) for start, number in starts if start < end]
-                # A line that begins before the sentence and has no part in it is one of the earlier ones.
-                earlier = [one for one in within if one[0] == 0]
-                yield sentence, [*earlier[-1:], *(one for one in within if one[0] > 0)]
+                offset = text.index(sentence, begin)
+                # The line in which the sentence begins, and those that begin in it.
+                first = max(one for one in starts if one[0] <= offset)[1]
+                yield sentence, [(0, first), *((at - offset, line) for at, line in starts if offset < at < end)]
             begin = end
 
 
@@ -133,7 +132,7 @@ def _blocks(passage: Ranked) -> Iterator[list[tuple[int, str]]]:
         if block and (_OWN_BLOCK.match(line) or _is_heading(passage, number - 1)):
             yield block
             block = []
-        if line.strip():
+        if line.strip() and not _FENCE.match(line):
             block.append((number, line))
     if block:
         yield block
@@ -142,7 +141,7 @@ def _blocks(passage: Ranked) -> Iterator[list[tuple[int, str]]]:
 def _is_heading(passage: Ranked, line: int) -> bool:
     if line != passage.first or not passage.heading:
         return False
-    return _MARKER.sub("", passage.lines[0], count=1).strip().rstrip("#").rstrip() == passage.heading
+    return passage.lines[0].strip("# \t") == passage.heading.strip("# \t")
 
 
 def _cut(text: str, line_start: int) -> str:

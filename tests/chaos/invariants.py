@@ -101,8 +101,10 @@ async def held_of(port: int, namespace: str, tasks: Sequence[str]) -> str:
     async with Redis(port=port, protocol=2, socket_timeout=5) as redis:
         for task in tasks:
             lines.append(f"{task}: {await redis.hgetall(f'{base}task:{task}')}")
-            async for key in redis.scan_iter(match=f"{base}run:{task}/*", count=1000):
-                lines.append(f"{key!r}: {await redis.hgetall(key)}")
+            runs = [key async for key in redis.scan_iter(match=f"{base}run:{task}/*", count=1000)]
+            for key in runs:
+                held = await redis.hgetall(key)
+                lines.append(f"{key!r}: {held}")
         for stream in WORK:
             lines.append(f"{stream}: {await redis.xlen(base + stream)} {await redis.xinfo_groups(base + stream)}")
             lines.append(f"{stream}: {await redis.xinfo_consumers(base + stream, f'{stream}-handler')}")

@@ -30,10 +30,10 @@ from runtime_core.identifiers import fingerprint
 from runtime_core.submission import Conf, Submission, digest
 
 ENDED = ("completed", "failed", "cancelled")
+LOOK_SECONDS = 10.0
+LOOK_AT_ONCE = 1000
 REPLY_SECONDS = 600
 """How long the broker keeps a reply stream that its client has stopped reading."""
-LOOK_SECONDS = 5.0
-"""How often a waiting client looks at the task itself, should its reply have been lost."""
 
 
 class TaskFailed(WeftError):
@@ -214,15 +214,15 @@ class Client:
         admission = self._ready()
         partition = self._partitions[admission.partition_for(submission)]
         handle = TaskHandle(self, task, partition)
-        handle._expect()
+        expected = handle._expect()
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             submitted = await self._admit(admission, submission, partition.stream, stream, deadline)
         except BaseException:
-            handle._forget()
+            handle._forget(expected)
             raise
         if submitted != task:
-            handle._forget()
+            handle._forget(expected)
             handle = TaskHandle(self, submitted, partition)
         return handle
 
@@ -270,7 +270,7 @@ class Client:
 
     async def _read_replies(self, partition: _Partition) -> None:
         """Hand out the ends of tasks as they come; after a silence or a reconnect, look at the tasks themselves."""
-        keep_at = 0.0
+        keep_at, look_at = 0.0, time.monotonic() + LOOK_SECONDS
         while True:
             try:
                 if time.monotonic() > keep_at:
@@ -291,6 +291,9 @@ class Client:
             for entry, fields in entries:
                 partition.cursor = entry.decode()
                 self._hand_out(partition, fields[1].decode(), fields[3])
+            if time.monotonic() > look_at:
+                await self._look(partition)
+                look_at = time.monotonic() + LOOK_SECONDS
 
     async def _keep_stream(self, partition: _Partition) -> None:
         """The stream exists while its client lives: the bus writes only to a stream that is there."""
@@ -301,14 +304,18 @@ class Client:
             await call("XTRIM", partition.stream, "MINID", partition.cursor)
 
     async def _look(self, partition: _Partition) -> None:
-        for task in list(partition.waiting):
-            try:
-                async with asyncio.timeout(5):
-                    final = await partition.bus.transport.call("HGET", partition.bus.keys.task(task), "out")
-            except (BusError, TimeoutError):
-                return
-            if final is not None:
-                self._hand_out(partition, task, cast(bytes, final))
+        """Look at the tasks that are waited for: the answer of one may have been lost with a connection."""
+        bus = partition.bus
+        tasks = list(partition.waiting)[:LOOK_AT_ONCE]
+        looks = [bus.transport.call("HGET", bus.keys.task(task), "out") for task in tasks]
+        try:
+            async with asyncio.timeout(5):
+                for task, look in zip(tasks, looks, strict=True):
+                    final = await look
+                    if final is not None:
+                        self._hand_out(partition, task, cast(bytes, final))
+        except (BusError, TimeoutError):
+            return
 
     def _hand_out(self, partition: _Partition, task: str, final: bytes) -> None:
         for future in partition.waiting.pop(task, ()):
@@ -324,46 +331,49 @@ class TaskHandle:
         self.task_id = task_id
         self._partition = partition
         self._future: asyncio.Future[bytes] | None = None
+        self._final: bytes | None = None
 
     def __repr__(self) -> str:
         return f"<TaskHandle {self.task_id}>"
 
     def _expect(self) -> asyncio.Future[bytes]:
-        if self._future is None or self._future.cancelled():
-            self._future = asyncio.get_running_loop().create_future()
-            self._partition.waiting.setdefault(self.task_id, []).append(self._future)
-        return self._future
+        """A future of the end, which one caller may await and cancel."""
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._partition.waiting.setdefault(self.task_id, []).append(future)
+        self._future = future
+        return future
 
-    def _forget(self) -> None:
+    def _forget(self, future: asyncio.Future[bytes]) -> None:
         futures = self._partition.waiting.get(self.task_id, [])
-        if self._future in futures:
-            futures.remove(self._future)
+        if future in futures:
+            futures.remove(future)
             if not futures:
                 self._partition.waiting.pop(self.task_id, None)
-        self._future = None
 
     async def result(self, timeout: float | None = None) -> TaskResponse:
         """Wait for the end. Raises TimeoutError after `timeout` seconds; the task goes on.
 
         Raises InvalidInput (`task_id`) for a task that the broker does not know (any more).
         """
-        if self._future is None:
-            self._expect()
+        if self._final is not None:
+            return response_of(self._final)
+        future, self._future = self._future, None
+        if future is None:
+            future = self._expect()
+            self._future = None
             if not await self._look():
-                self._forget()
+                self._forget(future)
                 raise InvalidInput("task_id", f"no task {self.task_id!r} is known; it may be past its retention time")
-        future = self._expect()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not future.done():
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise TimeoutError(f"task {self.task_id} has not ended within {timeout:g} s; it goes on")
-            await asyncio.wait((future,), timeout=LOOK_SECONDS if left is None else min(left, LOOK_SECONDS))
-            if not future.done():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_SECONDS if left is None else max(0.01, min(left, LOOK_SECONDS))):
-                        await self._look()
-        return response_of(future.result())
+        # A reply that was lost is found by the reader, which looks at the tasks themselves now and then.
+        try:
+            async with asyncio.timeout(timeout):
+                self._final = await future
+        except TimeoutError:
+            raise TimeoutError(f"task {self.task_id} has not ended within {timeout:g} s; it goes on") from None
+        finally:
+            if self._final is None:
+                self._forget(future)
+        return response_of(self._final)
 
     async def _look(self) -> bool:
         """Take the answer from the task's own hash; False where there is no such task."""

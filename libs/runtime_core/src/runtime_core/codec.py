@@ -173,6 +173,8 @@ def _encode(value: object, encoder: msgspec.json.Encoder) -> bytes:
         raise InvalidInput("data", "is nested in itself or far too deep; send a flat value") from error
     except (TypeError, ValueError) as error:
         raise InvalidInput("data", f"cannot be JSON: {error}") from error
+    if type(value) is str:
+        return data  # nothing of what follows can be wrong with a text, and most inputs and outputs are one
     if _json_deeper_than(data, MAX_DEPTH):
         raise _too_deep(MAX_DEPTH)
     # The encoder writes NaN and infinities as `null`: without a `null` in the text there are none.

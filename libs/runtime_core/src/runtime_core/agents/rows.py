@@ -11,10 +11,9 @@ import msgspec
 from runtime_core.agents.journal import payload_of, status_of, time_of
 from runtime_core.agents.step import Step, recorded_error
 from runtime_core.consumer.effects import COMPLETED
+from runtime_core.trajectory.steps import NOTHING
 from runtime_core.trajectory.steps import Step as Row
 from runtime_core.trajectory.steps import StepError as RowError
-
-_EMPTY = msgspec.Raw(b"")
 
 
 class Rows:
@@ -56,8 +55,8 @@ class Rows:
                 step=step.id,
                 attempt=self._attempt,
                 key=step.key,
-                input=msgspec.Raw(input) if input else _EMPTY,
-                output=msgspec.Raw(output) if output else _EMPTY,
+                input=msgspec.Raw(input) if input else NOTHING,
+                output=msgspec.Raw(output) if output else NOTHING,
                 error=error,
                 owner=self._owner,
             )

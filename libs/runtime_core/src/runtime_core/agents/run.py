@@ -219,8 +219,10 @@ class Run:
             result.working_state = self.state.working_change()
         except Exception as error:
             return await self._ended_by(_for_good(error))
-        for kind in (result.calls, result.timers, result.questions):
-            pending.update((asked.step, asked.digest) for asked in kind)
+        for call in result.calls:
+            pending[call.step] = call.digest
+        for asked in (*result.timers, *result.questions):
+            pending[asked.step] = asked.digest
         result.sends, self.sends = self.sends, []
         result.steps = self.rows.take()
         return result

@@ -37,6 +37,10 @@ _ERRORS: dict[str, type[StepError]] = {
 }
 
 
+_CONTAINERS = (b"{", b"[")
+"""How JSON begins that may be written in more than one order."""
+
+
 class _RecordedError(msgspec.Struct):
     """The payload of a failed step."""
 
@@ -66,7 +70,7 @@ class Step(Generic[T]):
         self.key = key
         self.data = data
         """JSON of what it asks for."""
-        self.digest = step_digest(kind, name, key, canonical(data) if data else data)
+        self.digest = step_digest(kind, name, key, canonical(data) if data[:1] in _CONTAINERS else data)
         run.unawaited[self.id] = self
 
     def __await__(self) -> Generator[Any, None, T]:  # Any: what asyncio's futures yield to their task

@@ -86,6 +86,8 @@ class Consumer:
         await self._bus.make_groups(self._streams)
         await self._owner.enter()
         self._connected = True
+        # Read at each scrape: two writes for each delivery would be felt.
+        self._metrics.in_flight.set_function(lambda: len(self._held))
         self._metrics.heartbeat_age.set_function(lambda: self._owner.silent_seconds)
 
     async def run(self) -> None:
@@ -183,7 +185,6 @@ class Consumer:
         if self._held:
             self._empty.clear()
         self._watch.waiting(bool(self._held))
-        self._metrics.in_flight.set(len(self._held))
 
     async def _handle(self, place: tuple[str, bytes], delivery: Delivery) -> None:
         started = time.perf_counter()
@@ -239,7 +240,6 @@ class Consumer:
             self._watch.waiting(False)
         if not self._alone and len(self._held) < self._limit:
             self._room.set()
-        self._metrics.in_flight.set(len(self._held))
 
     async def _bury(self, stream: str, entry: bytes, why: str, reason: str = "malformed") -> None:
         error = StepError(reason.capitalize(), why, at=time.time() * 1000)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+NOTHING = msgspec.Raw(b"")
+"""No input or output. This very object is left out when a step is written; another empty one would break the JSON."""
+
 
 class StepError(msgspec.Struct, omit_defaults=True):
     """Why a step failed: class name, text and, where there was one, the traceback."""
@@ -36,9 +39,9 @@ class Step(msgspec.Struct, omit_defaults=True):
     attempt: int = 1
     key: str = ""
     """The instance key of an agent, where the user gave one."""
-    input: msgspec.Raw = msgspec.Raw(b"")
+    input: msgspec.Raw = NOTHING
     """JSON, as it was given."""
-    output: msgspec.Raw = msgspec.Raw(b"")
+    output: msgspec.Raw = NOTHING
     """JSON, as it was returned."""
     error: StepError | None = None
     errors: list[StepError] = []

@@ -172,11 +172,14 @@ local function release(base, inst, task, run)
       end
     end
   end
-  redis.call('HDEL', key, 'busy')
   if redis.call('LLEN', base .. 'mail:' .. inst) > 0 then
-    -- More than 50 ended tasks stood in the line: the next look goes on from here.
+    -- More than 50 ended tasks stood in the line: the next look goes on from here. Until then the instance is held by
+    -- nobody's run, so that no new event overtakes what is left of the line.
+    redis.call('HSET', key, 'busy', '|')
     redis.call('ZADD', base .. 'timers', 0, 'i|' .. inst)
+    return
   end
+  redis.call('HDEL', key, 'busy')
 end
 
 -- Delivers a run to its agent: at once, as a nested call, or through the instance's mailbox. The caller stores

@@ -58,10 +58,7 @@ local function promote(keys, args)
       end
     elseif kind == 'i' then
       -- Goes on with a mailbox whose head was all ended tasks.
-      if redis.call('LLEN', base .. 'mail:' .. rest) > 0 and not redis.call('HGET', base .. 'inst:' .. rest, 'busy') then
-        redis.call('HSET', base .. 'inst:' .. rest, 'busy', '|')
-        release(base, rest, '', '')
-      end
+      if redis.call('HGET', base .. 'inst:' .. rest, 'busy') == '|' then release(base, rest, '', '') end
     end
   end
   local next_due = redis.call('ZRANGE', timers, 0, 0, 'WITHSCORES')

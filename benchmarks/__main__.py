@@ -1,0 +1,59 @@
+"""`python -m benchmarks [command]`: measures, prints tables, keeps the figures in a file."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+
+from benchmarks.arguments import ALL, defaults, parse
+from benchmarks.growth import growth
+from benchmarks.latency import latency
+from benchmarks.ledger import Broken
+from benchmarks.machine import check
+from benchmarks.memory import memory
+from benchmarks.profiler import profile
+from benchmarks.recovery import recovery
+from benchmarks.results import write
+from benchmarks.stack import where
+from benchmarks.throughput import throughput
+
+Figures = dict[str, object]
+
+MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Awaitable[Figures]]] = {
+    "throughput": lambda given: throughput(given.tasks, given.in_flight, given.rounds),
+    "latency": lambda given: latency(given.tasks),
+    "recovery": lambda given: recovery(given.rounds),
+    "memory": lambda given: memory(given.tasks),
+    "growth": lambda given: growth(given.tasks, given.block, given.in_flight),
+}
+IN_ALL = ("throughput", "latency", "recovery", "memory")
+
+
+async def run(given: argparse.Namespace) -> None:
+    if given.command == "profile":
+        await profile(given.process, given.tasks, given.in_flight, given.lines, given.results)
+        return
+    wanted = {name: defaults(name) for name in IN_ALL} if given.command == ALL else {given.command: given}
+    figures: Figures = {}
+    for name, numbers in wanted.items():
+        print(f"== {name}", flush=True)
+        figures[name] = await MEASUREMENTS[name](numbers)
+    print(f"figures are in {where(write(given.results, figures))}")
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit status: 1 where a measurement says nothing, since the work was not done."""
+    given = parse(arguments)
+    check()
+    try:
+        asyncio.run(run(given))
+    except (Broken, RuntimeError, TimeoutError) as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

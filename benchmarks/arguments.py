@@ -1,0 +1,63 @@
+"""What can be measured, and how much of it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.profiler import CLIENT
+from benchmarks.results import FOLDER
+from benchmarks.stack import SERVICES
+
+ALL = "all"
+"""What is measured where nothing is named: everything but growth, in less than six minutes."""
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """`command` and its numbers. Ends the process with status 2 for what cannot be done."""
+    parser = argparse.ArgumentParser("python -m benchmarks", description="Measures Weft on this machine.")
+    parser.add_argument("--results", type=Path, default=FOLDER, help="folder for the figures (default: %(default)s)")
+    parser.set_defaults(command=ALL)
+    commands = parser.add_subparsers(title="what to measure (default: all but growth and profile)", metavar="")
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(command=name)
+        return added
+
+    def number(added: argparse.ArgumentParser, name: str, default: int, text: str) -> None:
+        added.add_argument(f"--{name}", type=_whole, default=default, help=f"{text} (default: {default})")
+
+    one = command("throughput", "tasks per second beside AutoGen in memory, in turn; CPU time by process")
+    number(one, "tasks", 12_000, "tasks of one round")
+    number(one, "in-flight", 64, "tasks that are under way at once")
+    number(one, "rounds", 3, "rounds of each system; medians are shown")
+    one = command("latency", "how long a task takes, one at a time")
+    number(one, "tasks", 2_000, "tasks")
+    one = command("growth", "tasks per second and the broker's memory, block by block")
+    number(one, "tasks", 200_000, "tasks in all")
+    number(one, "block", 10_000, "tasks of one block")
+    number(one, "in-flight", 64, "tasks that are under way at once")
+    one = command("recovery", "how long until another goes on with what a killed handler held")
+    number(one, "rounds", 2, "kills of each kind of handler")
+    one = command("memory", "bytes on the broker per finished and per waiting task")
+    number(one, "tasks", 10_000, "tasks of each kind")
+    one = command("profile", "the functions with the most time of their own in one process")
+    one.add_argument("process", choices=(*SERVICES, CLIENT))
+    number(one, "tasks", 6_000, "tasks")
+    number(one, "in-flight", 64, "tasks that are under way at once")
+    number(one, "lines", 40, "functions to show")
+    return parser.parse_args(arguments)
+
+
+def defaults(command: str) -> argparse.Namespace:
+    """The numbers of a command where none are given."""
+    return parse([command])
+
+
+def _whole(text: str) -> int:
+    value = int(text) if text.isascii() and text.isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return value

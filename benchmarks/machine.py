@@ -1,0 +1,54 @@
+"""Where and on what it was measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.child import ROOT
+from runtime_core.embedded import find_binary
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def commit() -> str:
+    """The commit that is checked out, with `-dirty` where files differ from it; empty outside of a repository."""
+    return _said("git", "-C", str(ROOT), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
+
+
+def machine() -> dict[str, object]:
+    """Processor, cores, memory and versions; nothing that says whose machine it is."""
+    model = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    version = re.search(r"v=(\S+)", _said(str(find_binary()), "--version"))
+    return {
+        "processor": model[1] if model else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "broker": f"Valkey {version[1]}" if version else "",
+    }
+
+
+def check() -> None:
+    """Raises SystemExit where CPU times cannot be read."""
+    if not sys.platform.startswith("linux"):
+        raise SystemExit("the benchmarks read CPU times from /proc: run them on Linux")
+
+
+def busy_seconds() -> float:
+    """CPU time that the whole machine has used so far, neighbours included."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]]
+    idle, waiting_for_disk = fields[3:5]
+    return (sum(fields) - idle - waiting_for_disk) / TICKS
+
+
+def _said(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""

@@ -1,0 +1,20 @@
+"""A service under cProfile: `python -m benchmarks.profiled_service agent_handler <file>`.
+
+The file is written when the service ends.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import importlib
+import sys
+
+from runtime_core.service import run_service
+
+if __name__ == "__main__":
+    service, path = sys.argv[1:]
+    build = importlib.import_module(f"services.{service}.wiring").build
+    profile = cProfile.Profile()
+    status = profile.runcall(run_service, service.replace("_", "-"), build)
+    profile.dump_stats(path)
+    sys.exit(status)

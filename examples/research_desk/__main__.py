@@ -1,0 +1,196 @@
+"""`python -m examples.research_desk [--docs FOLDER] [--topic TEXT]`: one task from its submit to its run tree."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from examples.research_desk.desk import APP, Desk, open_desk
+from examples.research_desk.documents import find_documents
+from examples.research_desk.ranking import topic_words
+from examples.research_desk.shown import Screen
+from runtime_core import Client
+from runtime_core.errors import ConfigurationError, WeftError
+from runtime_core.settings import Settings, without_password
+from runtime_core.telemetry import logs
+from runtime_core.trajectory.recorded import TaskTrajectory
+from runtime_core.trajectory.store import TrajectoryStore
+from runtime_core.trajectory.tree import render
+
+ROOT = Path(__file__).resolve().parents[2]
+OWN_SUFFIXES = (".md",)
+"""Of the project itself only its documentation is searched."""
+TOPIC = "What happens to a delivery when its consumer dies?"
+NAMESPACE = "research-desk"
+RECORDED_SECONDS = 10.0
+"""How long the recorder may take behind the end of the task."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line asked for."""
+
+    docs: Path
+    suffixes: tuple[str, ...]
+    topic: str
+    pause_seconds: float
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the job; returns the exit status: 0, 1 with one line on standard error, 2 for wrong usage."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows `?` for what it lacks
+    try:
+        wanted = _wanted(arguments)
+        return asyncio.run(_until_signalled(wanted))
+    except WeftError as error:
+        print(f"research_desk: {logs.one_line(str(error))}", file=sys.stderr, flush=True)
+        return 1
+    except BrokenPipeError:
+        # Whoever read the output has gone. Nothing more is written, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _wanted(arguments: Sequence[str] | None) -> Wanted:
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.research_desk",
+        description="Research a topic in a folder of text files and write a report with citations.",
+    )
+    parser.add_argument("--docs", metavar="FOLDER", help="what to search; the project's own documentation by default")
+    parser.add_argument("--topic", default=TOPIC, help=f"what to look for; by default: {TOPIC}")
+    parser.add_argument(
+        "--pause",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="how much longer each search takes, to watch the desk at work, or to kill a service meanwhile",
+    )
+    given = parser.parse_args(arguments)
+    if not 0 <= given.pause <= 50:
+        parser.error("--pause: seconds from 0 to 50")
+    topic = " ".join(given.topic.encode(errors="replace").decode().split())
+    if not topic_words(topic):
+        raise ConfigurationError(f"--topic {topic!r}: holds no word to look for")
+    docs = Path(os.path.abspath(Path(given.docs).expanduser() if given.docs else ROOT))
+    suffixes = () if given.docs else OWN_SUFFIXES
+    shown = str(docs).encode(errors="replace").decode()
+    if shown != str(docs):
+        raise ConfigurationError(f"--docs {shown}: the name is not UTF-8; rename the folder")
+    if not docs.is_dir():
+        problem = "is not a folder" if docs.exists() else "there is no such folder"
+        raise ConfigurationError(f"--docs {docs}: {problem}; name one that holds text files")
+    if not find_documents(docs, suffixes).paths:
+        raise ConfigurationError(f"--docs {docs}: holds no text files; name a folder with some (Markdown, txt, …)")
+    return Wanted(docs, suffixes, topic, given.pause)
+
+
+async def _until_signalled(wanted: Wanted) -> int:
+    """The job, or its orderly end where a signal comes first."""
+    job = asyncio.create_task(_run(wanted), name="job")
+    stopped_by: list[signal.Signals] = []
+
+    def stop(number: signal.Signals) -> None:
+        if not stopped_by:
+            stopped_by.append(number)
+            job.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        return await job
+    except asyncio.CancelledError:
+        if not stopped_by:
+            raise
+        print("stopped; what was accepted goes on at the next start", file=sys.stderr, flush=True)
+        return 128 + stopped_by[0]
+
+
+async def _run(wanted: Wanted) -> int:
+    settings = _settings()
+    logs.configure("research-desk", "warning", "text")
+    screen = Screen()
+    task_id = f"desk-{secrets.token_hex(4)}"
+    async with open_desk(settings) as desk:
+        _announce(screen, desk, wanted)
+        async with Client.connect(desk.url, namespace=settings.namespace) as client:
+            job = {
+                "topic": wanted.topic,
+                "folder": str(wanted.docs),
+                "suffixes": list(wanted.suffixes),
+                "pause_seconds": wanted.pause_seconds,
+            }
+            task = await client.submit("researcher", job, task_id=task_id, stream=True)
+            screen.step(f"task {task_id} is accepted: the services are ready")
+            async for event in task.stream():
+                screen.event(event)
+            response = await task.result(RECORDED_SECONDS)
+        response.value()  # a task that failed says why
+        screen.line()
+        screen.step("the task is completed; what it did, with timings:")
+        screen.line()
+        screen.line(render(await _recorded(settings, task_id)))
+    _how_to_look_further(screen, settings, task_id)
+    return 0
+
+
+def _settings() -> Settings:
+    settings = Settings.from_environment(os.environ)
+    if "WEFT_DATA_DIR" not in os.environ:
+        folder = settings.data_dir / "research_desk"
+        settings = replace(settings, data_dir=folder)
+        if "WEFT_TRAJECTORY_URL" not in os.environ:
+            settings = replace(settings, trajectory_url=f"sqlite:///{folder / 'trajectory.db'}")
+    if "WEFT_NAMESPACE" not in os.environ:
+        # On a shared broker: handlers of other apps would have to hand each event on.
+        settings = replace(settings, namespace=NAMESPACE)
+    return replace(settings, metrics_port=None)
+
+
+def _announce(screen: Screen, desk: Desk, wanted: Wanted) -> None:
+    screen.line("Research desk")
+    screen.line(f"  topic      {wanted.topic}")
+    screen.line(f"  documents  {wanted.docs}{' (*.md)' if wanted.suffixes else ''}")
+    screen.line(f"  broker     {without_password(desk.url)}")
+    screen.line(f"  services   {', '.join(desk.services)}; what they say is in {desk.log}")
+    screen.line()
+
+
+async def _recorded(settings: Settings, task_id: str) -> TaskTrajectory:
+    """The task's trajectory, once it is complete."""
+    store = await TrajectoryStore.open(settings.trajectory_url)
+    try:
+        give_up_at = time.monotonic() + RECORDED_SECONDS
+        while True:
+            found = await store.task(settings.namespace, task_id)
+            if found is not None and (found.complete or time.monotonic() > give_up_at):
+                return found
+            if time.monotonic() > give_up_at:
+                raise WeftError(f"the trajectory of {task_id} was not recorded; look at the services' log")
+            await asyncio.sleep(0.02)
+    finally:
+        await store.close()
+
+
+def _how_to_look_further(screen: Screen, settings: Settings, task_id: str) -> None:
+    up = f"WEFT_NAMESPACE={settings.namespace} WEFT_DATA_DIR='{settings.data_dir}'"
+    screen.line()
+    screen.line("To look further (after `export " + up + "`):")
+    screen.line(f"  weft trajectory show {task_id}       the tree above, from {settings.data_dir}")
+    screen.line(f"  weft up --app {APP}   the services again, and in another terminal:")
+    screen.line(f"  weft task show {task_id}             the task and its answer")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""The desk's processes: a broker where none was named, and the four services. They end with the desk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runtime_core.command.supervisor import Supervisor
+from runtime_core.command.up import SERVICES, child_specs
+from runtime_core.embedded import EmbeddedServer
+from runtime_core.errors import ConfigurationError
+from runtime_core.settings import Settings
+
+APP = "examples.research_desk.app:app"
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What runs, and where to look at it."""
+
+    url: str
+    """The broker."""
+    services: tuple[str, ...]
+    log: Path
+    """What the services say."""
+
+
+@contextlib.asynccontextmanager
+async def open_desk(settings: Settings) -> AsyncIterator[Desk]:
+    """Starts everything, and ends it all at the end. Raises ConfigurationError, one line, where that cannot work.
+
+    A service that dies meanwhile is started again; where they cannot work at all, what runs inside is cancelled
+    and the reason is raised.
+    """
+    folder = settings.make_data_dir()
+    log = folder / "services.log"
+    async with contextlib.AsyncExitStack() as stack:
+        url = settings.redis_url
+        if url is None:
+            server = EmbeddedServer(folder)
+            stack.push_async_callback(server.stop)
+            await server.start()
+            url = server.url
+            stack.push_async_callback(_cancelled, asyncio.create_task(server.keep(), name="keep the server"))
+        try:
+            output = stack.enter_context(log.open("w", encoding="utf-8"))
+        except OSError as error:
+            raise ConfigurationError(f"{log}: cannot be written ({error.strerror}); set WEFT_DATA_DIR") from None
+        specs = child_specs(replace(settings, redis_url=url, app=APP), 1, SERVICES)
+        supervisor = Supervisor(specs, output, shutdown_seconds=settings.shutdown_seconds)
+        services = asyncio.create_task(supervisor.run(), name="services")
+        stack.push_async_callback(_stopped, supervisor, services)
+        work = asyncio.current_task()
+        assert work is not None  # an async context is entered in a task
+
+        def gave_up(_: asyncio.Task[int]) -> None:
+            if supervisor.failure:
+                work.cancel()
+
+        services.add_done_callback(gave_up)
+        try:
+            yield Desk(url, tuple(spec.name for spec in specs), log)
+        except asyncio.CancelledError:
+            if not supervisor.failure:
+                raise
+            work.uncancel()
+            raise ConfigurationError(supervisor.failure) from None
+
+
+async def _stopped(supervisor: Supervisor, services: asyncio.Task[int]) -> None:
+    if not services.done():
+        supervisor.stop()
+    await asyncio.wait([services])
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])

@@ -1,0 +1,65 @@
+"""How commands print: JSON for programs, aligned lines for people."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+PREVIEW = 80
+
+
+def print_json(document: object) -> None:
+    """One document on one line."""
+    print(msgspec.json.encode(document, enc_hook=str).decode(), flush=True)
+
+
+def print_value(value: object) -> None:
+    """An answer: text as it is, everything else as JSON with indentation."""
+    text = value if isinstance(value, str) else msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    print(shown(text), flush=True)
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as they need to be; the last one has no limit."""
+    lines = [tuple(headers), *(tuple(plain(cell) for cell in row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def moment(milliseconds: float | None) -> str:
+    """A point in time, as this machine's clock shows it."""
+    if not milliseconds:
+        return "-"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(milliseconds / 1000))
+
+
+def preview(value: object, limit: int = PREVIEW) -> str:
+    """A value on one line."""
+    text = plain(value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode())
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def plain(text: str) -> str:
+    """On one line, without the control characters by which it could drive the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else " " if char.isspace() else "�" for char in text)
+
+
+def shown(text: str) -> str:
+    """As it came; for a terminal without control characters other than line breaks and tabs."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else "�" for char in text)
+
+
+def error_line(error: object) -> str:
+    """An error object (`type`, `message`) on one line."""
+    if not isinstance(error, dict):
+        return preview(error)
+    kind, message = str(error.get("type", "")), str(error.get("message", ""))
+    return preview(": ".join(part for part in (kind, message) if part), 200)

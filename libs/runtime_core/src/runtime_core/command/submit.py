@@ -1,0 +1,167 @@
+"""`weft submit`: starts a task and follows it to its end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from runtime_core.command.output import error_line, plain, preview, print_json, print_value, shown
+from runtime_core.command.values import typed
+
+if TYPE_CHECKING:
+    from runtime_core.client import StreamEvent, TaskHandle
+
+ADMISSION_SECONDS = 30.0
+"""How long to wait for the first agent-handler of a namespace that has just been started."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("submit")(submit)
+
+
+def submit(
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent to ask.")],
+    input: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[INPUT]",
+            help="Its input: JSON where it is an object, an array, a number or a quoted string, else text. "
+            "- reads standard input.",
+        ),
+    ] = None,
+    input_file: Annotated[
+        Path | None, typer.Option("--input-file", metavar="FILE", help="Read the input from a file instead.")
+    ] = None,
+    key: Annotated[
+        str, typer.Option("--key", metavar="KEY", help="Ask this instance of the agent, which keeps its state.")
+    ] = "",
+    task_id: Annotated[
+        str | None,
+        typer.Option("--task-id", metavar="ID", help="Your own id: submitted again, it names the same task."),
+    ] = None,
+    session: Annotated[str, typer.Option("--session", metavar="ID", help="The session that the task belongs to.")] = "",
+    max_steps: Annotated[
+        int | None, typer.Option("--max-steps", metavar="N", min=1, help="The task fails over so many steps.")
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", metavar="SECONDS", min=0.001, help="The task fails when it takes longer."),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the answer, or only print the id.")] = True,
+    stream: Annotated[bool, typer.Option("--stream", help="Print output as it comes, then the answer.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the end as JSON; with --stream every event, one per line.")
+    ] = False,
+) -> None:
+    """Start a task and wait for its answer. The status is 1 where the task fails; Ctrl-C leaves it running.
+
+    \b
+    Examples:
+      weft submit researcher "Redis Streams" --stream
+      weft submit ranker '{"top": 3}' --key team-7 --timeout 60
+      cat notes.txt | weft submit summarizer -
+    """
+    if input is not None and input_file is not None:
+        raise typer.BadParameter("give INPUT or --input-file, not both")
+    if stream and not wait:
+        raise typer.BadParameter("--stream waits for the output: it cannot go with --no-wait")
+    value = _input(input, input_file)
+
+    from runtime_core.command.connection import run
+
+    options = {"key": key, "task_id": task_id, "session_id": session, "max_steps": max_steps}
+    run(_submit(agent, value, {**options, "timeout_seconds": timeout}, wait, stream, as_json), None)
+
+
+def _input(text: str | None, file: Path | None) -> object:
+    if file is not None:
+        return typed(file.read_text("utf-8", "replace"))
+    if text == "-":
+        return typed(sys.stdin.read())
+    return None if text is None else typed(text)
+
+
+async def _submit(
+    agent: str,
+    value: object,
+    options: dict[str, Any],  # Any: keyword arguments of `Client.submit`
+    wait: bool,
+    stream: bool,
+    as_json: bool,
+) -> None:
+    from runtime_core.client import Client
+    from runtime_core.command.connection import broker_url, read_settings
+
+    settings = read_settings()
+    async with Client.connect(broker_url(settings), namespace=settings.namespace) as client:
+        task = await client.submit(agent, value, stream=wait, timeout=ADMISSION_SECONDS, **options)
+        if not wait:
+            if as_json:
+                print_json({"task_id": task.task_id})
+            else:
+                print(task.task_id)
+            return
+        try:
+            await _follow(task, stream, as_json)
+        except BaseException as end:
+            if not isinstance(end, typer.Exit | BrokenPipeError):
+                print(f"the task goes on: weft task show {task.task_id}", file=sys.stderr)
+            raise
+
+
+async def _follow(task: TaskHandle, stream: bool, as_json: bool) -> None:
+    """Print what was asked for until the task ends. Raises typer.Exit(1) where it did not complete."""
+    open_line = False
+    async for event in task.stream():
+        ended = event.type.startswith("weft.task.")
+        if as_json and (stream or ended):
+            document = {"entry_id": event.entry_id, "type": event.type, "data": event.data}
+            print_json(document if stream else event.data)
+        if event.type == "weft.output.delta" and stream and not as_json:
+            open_line = _print_delta(event)
+        elif event.type == "weft.human.requested":
+            _print_question(event.data, open_line)
+            open_line = False
+        elif ended:
+            if open_line:
+                print()
+            _end(event.data, as_json)
+            return
+
+
+def _print_delta(event: StreamEvent) -> bool:
+    """Text goes on where the last one ended; other values take lines. True where the line is not ended."""
+    if "text" in event.data:
+        text = shown(event.text)
+        print(text, end="", flush=True)
+        return not text.endswith("\n")
+    print_json(event.data.get("value"))
+    return False
+
+
+def _print_question(request: dict[str, Any], open_line: bool) -> None:  # Any: JSON
+    start = "\n" if open_line else ""
+    data = f"  {preview(request['data'])}" if request.get("data") is not None else ""
+    print(
+        f"{start}? {plain(str(request['prompt']))}{data}\n"
+        f"  answer it: weft task signal {request['task_id']} {request['request_id']} VALUE",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _end(final: dict[str, Any], as_json: bool) -> None:  # Any: JSON
+    if final["status"] == "completed":
+        if not as_json:
+            print_value(final.get("output"))
+        return
+    task = final["task_id"]
+    print(
+        f"weft submit: task {task} {final['status']}: {error_line(final.get('error'))}; see weft task show {task}",
+        file=sys.stderr,
+        flush=True,
+    )
+    raise typer.Exit(1)

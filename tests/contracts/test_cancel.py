@@ -1,0 +1,127 @@
+"""Cancel ends the task at once; work that comes in later is settled, and what it held is freed (holes 13, 14)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.errors import Rejected
+from tests.contracts.broker import LEASE_MS, Broker, answer, ask, bury, complete, fail, nap, send, suspend
+
+
+async def late_retry(bus: EventBus, turn: Delivery) -> bool:
+    return await bus.retry(turn, 0, b"{}")
+
+
+async def late_suspend(bus: EventBus, turn: Delivery) -> bool:
+    return await suspend(bus, turn, ask("1"), send("note"))
+
+
+async def late_complete(bus: EventBus, turn: Delivery) -> bool:
+    return await complete(bus, turn, send("note"), state=b"1")
+
+
+@pytest.mark.parametrize("late", [late_complete, late_suspend, late_retry, fail, bury])
+async def test_work_in_flight_is_settled_when_it_comes_in(
+    broker: Broker, bus: EventBus, late: Callable[[EventBus, Delivery], Awaitable[bool]]
+) -> None:
+    """Hole 13: a refused commit would hold its delivery and a shared instance for ever."""
+    await broker.submit(bus, "t", key="k")
+    await broker.submit(bus, "next", key="k")
+    turn = await broker.take(bus)
+    assert await bus.cancel("t", "no more") == ["cancelled"]
+    await broker.nothing(bus)
+    assert not await late(bus, turn)
+    following = await broker.take(bus)
+    assert following.task == "next"
+    assert (await broker.hash("inst:writer/k")) == {"busy": "next|r"}
+    assert await broker.status("note") == ""
+    await complete(bus, following)
+    await broker.idle()
+    assert (await broker.final("t"))["status"] == "cancelled"
+
+
+async def test_a_cancelled_call_is_settled_when_it_comes_in(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1"))
+    call = await broker.take(bus, "tool")
+    await bus.cancel("t", "no more")
+    assert not await answer(bus, call)
+    await broker.idle()
+
+
+async def test_a_suspended_run_is_freed_at_once(broker: Broker, bus: EventBus) -> None:
+    """Hole 13: with its children, their instances and its timers, in the same step."""
+    await broker.submit(bus, "t", key="k")
+    child = ask("1", "editor", stream="agent", key="e")
+    await suspend(bus, await broker.take(bus), child, nap("2", 60_000), ask("3", "desk", stream="agent"))
+    for turn in (await broker.take(bus), await broker.take(bus)):
+        await suspend(bus, turn, nap("1", 60_000))
+    await broker.submit(bus, "next", key="k")
+    await broker.submit(bus, "mail", agent="editor", key="e")
+    assert await bus.cancel("t", "no more") == ["cancelled"]
+    turns = {turn.task: turn for turn in (await broker.take(bus), await broker.take(bus))}
+    assert set(turns) == {"next", "mail"}
+    for turn in turns.values():
+        await complete(bus, turn)
+    await broker.idle()
+
+
+async def test_a_child_in_flight_keeps_its_instance_until_it_comes_in(broker: Broker, bus: EventBus) -> None:
+    """Two turns are never at once on one instance, also not after a cancel."""
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent", key="e"))
+    child = await broker.take(bus)
+    await broker.submit(bus, "mail", agent="editor", key="e")
+    await bus.cancel("t", "no more")
+    await broker.nothing(bus)
+    assert not await complete(bus, child, state=b"1")
+    turn = await broker.take(bus)
+    assert turn.task == "mail"
+    await complete(bus, turn)
+    await broker.idle()
+    assert "state" not in await broker.hash("inst:editor/e")
+
+
+async def test_what_a_late_turn_asks_for_is_not_started(broker: Broker, bus: EventBus) -> None:
+    """Hole 14a: the flag is looked at by the commit, not by a walk over the tree."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    await bus.cancel("t", "no more")
+    assert not await suspend(
+        bus, turn, ask("1"), ask("2", "editor", stream="agent"), send("note", step="3"), nap("4", 1)
+    )
+    await broker.idle()
+    assert await broker.status("note") == ""
+
+
+async def test_owners_hear_of_it_by_their_heartbeat(broker: Broker, bus: EventBus) -> None:
+    """Hole 14c: not by an event behind the work."""
+    since, stopped, _ = await bus.beat(LEASE_MS, False, "0")
+    assert stopped == []
+    await broker.submit(bus, "t")
+    await broker.take(bus)
+    await broker.pass_time(5)
+    await bus.cancel("t", "no more")
+    _, stopped, _ = await bus.beat(LEASE_MS, False, since)
+    assert stopped == ["t"]
+
+
+async def test_a_cancel_before_the_submit_is_remembered(broker: Broker, bus: EventBus) -> None:
+    """Hole 14d."""
+    assert await bus.cancel("t", "no more") == ["unknown"]
+    with pytest.raises(Rejected, match="task_id: the task t was cancelled"):
+        await broker.submit(bus, "t")
+    await broker.idle()
+    await broker.submit(bus, "u")
+
+
+async def test_a_cancel_of_an_ended_task_changes_nothing(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    await complete(bus, await broker.take(bus))
+    before = await broker.snapshot()
+    assert await bus.cancel("t", "no more") == ["ended", "completed"]
+    assert await broker.snapshot() == before

@@ -1,0 +1,170 @@
+"""A dead letter keeps the delivery whole and does, in one step, what a failing commit does (holes 6, 45, 46)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from runtime_core.bus.event_bus import EventBus
+from tests.contracts.broker import Broker, answer, ask, bury, complete, suspend
+
+
+async def test_the_letter_keeps_everything(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", key="k", context=b'{"tenant":"x"}')
+    await bus.retry(await broker.take(bus), 0, b'{"type":"First"}')
+    await broker.pass_time(1)
+    await bus.promote()
+    turn = await broker.take(bus)
+    assert await bury(bus, turn, "attempts", "second")
+    letter = (await broker.entries("dead"))[0]
+    assert json.loads(letter["error"]) == {"type": "Broken", "message": "second"}
+    assert [error["type"] for error in json.loads(letter["errors"])] == ["First", "Broken"]
+    shown = {
+        name: letter[name] for name in ("reason", "stream", "group", "entry", "taskid", "runid", "name", "attempt")
+    }
+    assert shown == {
+        "reason": "attempts", "stream": "agent", "group": "agent-handler", "entry": turn.entry.decode(), "taskid": "t",
+        "runid": "r", "name": "writer", "attempt": "2",
+    }  # fmt: skip
+    assert (letter["d"], letter["x"], letter["h"].split("\n")[6]) == ('"hi"', '{"tenant":"x"}', "2")
+
+
+async def test_the_task_ends_and_its_instance_is_free(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """By an owner that never ran the handler."""
+    reply = broker.keys.reply("c")
+    await broker.call("XADD", reply, "*", "seen", "1")
+    await broker.submit(bus, "t", key="k", reply=reply, streamed=True)
+    await broker.submit(bus, "next", key="k")
+    await broker.take(bus)
+    await broker.silence(bus)
+    assert await bury(other, (await other.adopt("agent", 1, False)).deliveries[0])
+    final = await broker.final("t")
+    assert (final["status"], final["error"]) == ("failed", {"type": "Broken", "message": "broken"})
+    assert [entry["t"] for entry in (await broker.entries("reply:c"))[1:]] == ["t"]
+    assert [entry["type"] for entry in await broker.entries("out:t")] == ["weft.task.failed"]
+    assert [entry["e"].split("\n")[0] for entry in await broker.entries("record")] == ["failed"]
+    turn = await broker.take(other)
+    assert turn.task == "next"
+    await complete(other, turn)
+    await broker.idle()
+
+
+async def test_a_dead_call_answers_its_waiting_step(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1", wait="g1"), ask("2", wait="g1"))
+    assert await bury(bus, await broker.take(bus, "tool"))
+    await broker.nothing(bus)
+    assert await answer(bus, await broker.take(bus, "tool"))
+    turn = await broker.take(bus)
+    loaded = await bus.load(turn)
+    assert loaded is not None
+    assert loaded.journal["1"][8:9] == b"E"
+    assert loaded.journal["1"][22:] == b'{"type": "Broken", "message": "broken"}'
+    assert loaded.journal["2"][8:9] == b"K"
+    assert await complete(bus, turn)
+    assert len(await broker.entries("dead")) == 1
+    await broker.idle()
+
+
+async def test_a_dead_child_answers_its_parent_and_frees_its_instance(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1", stream="agent", name="writer", key="k"))
+    await broker.submit(bus, "next", key="k")
+    assert await bury(bus, await broker.take(bus))
+    turns = {turn.task: turn for turn in (await broker.take(bus), await broker.take(bus))}
+    assert turns["t"].kind == "resume"
+    assert turns["t"].data[8:9] == b"E"
+    for turn in turns.values():
+        await complete(bus, turn)
+    await broker.idle()
+
+
+async def test_a_dead_letter_repeated_keeps_one(broker: Broker, bus: EventBus) -> None:
+    """Hole 44."""
+    await broker.submit(bus, "t", key="k")
+    turn = await broker.take(bus)
+    assert await bury(bus, turn)
+    before = await broker.snapshot()
+    assert not await bury(bus, turn)
+    assert await broker.snapshot() == before
+
+
+async def test_work_of_an_ended_task_leaves_no_letter(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", key="k")
+    await suspend(bus, await broker.take(bus), ask("1"))
+    call = await broker.take(bus, "tool")
+    await bus.cancel("t", "no more")
+    assert not await bury(bus, call)
+    assert await broker.entries("dead") == []
+    await broker.idle()
+
+
+FOREIGN = {
+    "no header": (["type", "job"], "not sent by the bus"),
+    "another format": (["h", "2\nstart\nt\nr\nwriter\n\n1\n0"], "format '2'"),
+    "a short header": (["h", "1\nstart"], "not a header of the bus"),
+    "a header of no numbers": (["h", "1\nstart\nt\nr\nwriter\n\nx\n0"], "not a header of the bus"),
+    "no text": (["h", b"\xff\xfe"], "not a header of the bus"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+async def test_a_foreign_entry_is_kept_and_stops_nothing(broker: Broker, bus: EventBus, kind: str) -> None:
+    """Hole 45: work streams are written by the bus's functions only."""
+    fields, why = FOREIGN[kind]
+    await broker.call("XADD", broker.keys.stream("agent"), "*", *fields, "more", "kept")
+    await broker.submit(bus, "t")
+    taken, malformed = await bus.read(["agent"], 10, 5)
+    assert [turn.task for turn in taken] == ["t"]
+    stream, entry, said = malformed[0]
+    assert why in said
+    assert await bus.dead_letter(stream, entry, "malformed", b"[]", 1, b'{"type":"Malformed"}')
+    raw = await broker.call("XRANGE", broker.keys.dead, "-", "+")
+    assert isinstance(raw, list)
+    assert b"kept" in str(raw).encode()
+    await complete(bus, taken[0])
+    await broker.idle()
+
+
+async def test_a_forged_header_takes_no_effect(broker: Broker, bus: EventBus) -> None:
+    """Hole 45: an entry that looks like the bus's own is fenced by the state, as any other."""
+    await broker.submit(bus, "t", key="k")
+    first = await broker.take(bus)
+    await broker.call(
+        "XADD", broker.keys.stream("agent"), "*", "h", "1\nstart\nt\nr\nwriter\nk\n1\n0", "d", b'"forged"'
+    )
+    forged = await broker.take(bus)
+    assert not await complete(bus, forged, output=b'"forged"', state=b"1")
+    assert (await broker.hash("inst:writer/k"))["busy"] == "t|r"
+    assert await complete(bus, first)
+    assert (await broker.final("t"))["output"] == "done"
+    await broker.idle()
+
+
+async def test_an_entry_cut_from_the_stream_can_still_be_committed(broker: Broker, bus: EventBus) -> None:
+    """Hole 46, as far as a holder lives: what fences is the state, not the entry."""
+    await broker.submit(bus, "t", key="k")
+    turn = await broker.take(bus)
+    await broker.call("XTRIM", broker.keys.stream("agent"), "MAXLEN", 0)
+    assert await complete(bus, turn)
+    assert await broker.status("t") == "completed"
+    await broker.idle()
+
+
+async def test_adopting_a_cut_entry_forgets_it(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """Hole 46: its delivery is not given to anybody, and does not stay pending for ever."""
+    await broker.submit(bus, "t")
+    await broker.submit(bus, "u")
+    await broker.take(bus)
+    await broker.take(bus)
+    entries = await broker.entries("agent")
+    await broker.call("XDEL", broker.keys.stream("agent"), entries[0]["id"])
+    await broker.silence(bus)
+    adopted = await other.adopt("agent", 10, False)
+    assert [delivery.task for delivery in adopted.deliveries] == ["u"]
+    assert await other.own_pending("agent") == {adopted.deliveries[0].entry: 2}
+    await complete(other, adopted.deliveries[0])
+    pending = await broker.call("XPENDING", broker.keys.stream("agent"), "agent-handler")
+    assert isinstance(pending, list)
+    assert pending[0] == 0

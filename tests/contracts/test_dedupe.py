@@ -1,0 +1,142 @@
+"""One submit starts one task, however often it is sent, as long as the window remembers it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from runtime_core.bus.event_bus import EventBus, Submitted
+from runtime_core.errors import Rejected
+from tests.contracts.broker import Broker, complete
+
+
+async def window(broker: Broker) -> tuple[int, int]:
+    """How many ids are remembered, and how many stand in the line to be forgotten."""
+    queued = await broker.call("LLEN", broker.keys.base + "seenq")
+    assert isinstance(queued, int)
+    return len(await broker.hash("seen")), queued
+
+
+async def test_an_equal_submit_starts_nothing(broker: Broker, bus: EventBus) -> None:
+    """Hole 29: the answer is the first one's task and its status then."""
+    assert await broker.submit(bus, "t") == Submitted("t", "accepted", True)
+    before = await broker.snapshot()
+    assert await broker.submit(bus, "t") == Submitted("t", "accepted", False)
+    assert await broker.snapshot() == before
+    assert await complete(bus, await broker.take(bus))
+    assert await broker.submit(bus, "t") == Submitted("t", "completed", False)
+    await broker.idle()
+
+
+async def test_an_equal_submit_may_name_another_task(broker: Broker, bus: EventBus) -> None:
+    """Hole 23: the pair of source and id decides, so a task id that was chosen anew starts nothing."""
+    await broker.submit(bus, "t")
+    again = await broker.submit(bus, "other", event_id="event-t", digest="digest-t")
+    assert again == Submitted("t", "accepted", False)
+    assert await broker.status("other") == ""
+
+
+async def test_the_same_id_with_other_content_is_rejected(broker: Broker, bus: EventBus) -> None:
+    """Hole 29: the field is the id, and nothing changes."""
+    await broker.submit(bus, "t")
+    before = await broker.snapshot()
+    with pytest.raises(Rejected, match="used before with other content") as error:
+        await broker.submit(bus, "u", event_id="event-t", digest="other")
+    assert error.value.field == "id"
+    assert await broker.snapshot() == before
+
+
+async def test_the_same_id_of_another_source_is_another_submit(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    assert (await broker.submit(bus, "u", event_id="event-t", source="elsewhere")).started
+
+
+async def test_the_same_task_from_another_event(broker: Broker, bus: EventBus) -> None:
+    """Hole 24: with equal content it is that task; with other content the field `task_id` is refused."""
+    await broker.submit(bus, "t")
+    equal = await broker.submit(bus, "t", event_id="e2", digest="digest-t")
+    assert equal == Submitted("t", "accepted", False)
+    before = await broker.snapshot()
+    with pytest.raises(Rejected, match="a task t with other content exists") as error:
+        await broker.submit(bus, "t", event_id="e3", digest="other")
+    assert error.value.field == "task_id"
+    assert await broker.snapshot() == before
+    assert len(await broker.entries("agent")) == 1
+
+
+@pytest.mark.parametrize("ends", ["completed", "cancelled"])
+async def test_the_window_outlives_the_task(broker: Broker, bus: EventBus, ends: str) -> None:
+    """Hole 29: the answer is known after the task's own fields have expired."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    if ends == "completed":
+        assert await complete(bus, turn)
+    else:
+        await bus.cancel("t", "not wanted")
+        assert not await complete(bus, turn)
+    ttl = await broker.call("TTL", broker.keys.task("t"))
+    assert isinstance(ttl, int)
+    assert ttl > 0
+    await broker.call("DEL", broker.keys.task("t"))
+    assert await broker.submit(bus, "t") == Submitted("t", ends, False)
+    with pytest.raises(Rejected):
+        await broker.submit(bus, "t", digest="other")
+    assert await broker.entries("agent") == []
+
+
+async def test_the_window_is_bounded(broker: Broker, bus: EventBus) -> None:
+    """Hole 29: the oldest ids are forgotten, the newest are not."""
+    await broker.call("HSET", broker.keys.meta, "dedupe_max", 4)
+    for number in range(12):
+        assert (await broker.submit(bus, f"t{number}")).started
+        seen, queued = await window(broker)
+        assert seen == queued <= 4
+    for number in (9, 10, 11):
+        assert not (await broker.submit(bus, f"t{number}")).started
+    with pytest.raises(Rejected):
+        await broker.submit(bus, "t11", digest="other")
+    # A forgotten id is new where the task is forgotten too.
+    assert (await broker.submit(bus, "fresh", event_id="event-t0", digest="other")).started
+
+
+async def test_a_lower_limit_shrinks_the_window(broker: Broker, bus: EventBus) -> None:
+    """Hole 29: bounded memory, also where the limit was lowered on a full window."""
+    for number in range(12):
+        await broker.submit(bus, f"t{number}")
+    await broker.call("HSET", broker.keys.meta, "dedupe_max", 4)
+    for number in range(12, 24):
+        await broker.submit(bus, f"t{number}")
+    seen, queued = await window(broker)
+    assert seen == queued <= 4
+
+
+async def test_a_rejected_submit_does_not_use_up_its_id(broker: Broker, bus: EventBus) -> None:
+    """Hole 29: the same event is accepted once what was wrong has been put right."""
+    before = await broker.snapshot()
+    with pytest.raises(Rejected, match="no agent is named poet") as error:
+        await broker.submit(bus, "t", "poet")
+    assert error.value.field == "data.agent"
+    await broker.call("HSET", broker.keys.meta, "overload", "the broker is full")
+    with pytest.raises(Rejected, match="the broker is full") as error:
+        await broker.submit(bus, "t")
+    assert error.value.retry_after_seconds
+    await broker.call("HDEL", broker.keys.meta, "overload")
+    assert await broker.snapshot() == before
+    assert await broker.submit(bus, "t") == Submitted("t", "accepted", True)
+
+
+async def test_before_the_first_manifest_a_submit_waits(broker: Broker, bus: EventBus) -> None:
+    """A handler that starts later than its clients rejects nothing; the id stays free."""
+    await broker.call("DEL", broker.keys.agents)
+    before = await broker.snapshot()
+    with pytest.raises(Rejected, match="no agent-handler has published"):
+        await broker.submit(bus, "t")
+    assert await broker.snapshot() == before
+
+
+async def test_two_clients_send_the_same_event_at_once(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """Hole 23: one starts the task, and both are told of it."""
+    answers = await asyncio.gather(*(broker.submit(owner, "t") for owner in (bus, other) * 5))
+    assert sorted(answer.started for answer in answers) == [False] * 9 + [True]
+    assert len(await broker.entries("agent")) == 1

@@ -1,0 +1,223 @@
+"""Who is alive: silence is counted on the broker, by beats; a dead owner may write nothing and never comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from runtime_core.bus.address import parse_address
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import Keys
+from runtime_core.bus.resp import RespTransport
+from runtime_core.consumer.consumer import Consumer
+from runtime_core.consumer.owner import Owner
+from runtime_core.errors import Fenced
+from runtime_core.telemetry.metrics import Metrics
+from tests.contracts.broker import DIGEST, LEASE_MS, Broker, answer, ask, bury, complete, suspend
+from tests.servers.process import Server
+
+HOUR_MS = 3_600_000
+VALUE = f"{DIGEST}K1700000000000true".encode()
+Write = Callable[[EventBus, Delivery, Delivery], Awaitable[object]]
+
+
+async def last_beat_was(broker: Broker, ms_ago: int) -> None:
+    await broker.call("HSET", broker.keys.meta, "beat_at", int(time.time() * 1000) - ms_ago)
+
+
+async def beat_clock(broker: Broker) -> int:
+    return int((await broker.hash("meta"))["beat_clock"])
+
+
+async def test_a_pause_of_the_broker_convicts_nobody(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """Hole 16: after an hour in which nobody could beat, the first one back is alone only for the moment."""
+    await last_beat_was(broker, HOUR_MS)
+    _, _, declared_dead = await bus.beat(LEASE_MS, False, "")
+    assert declared_dead == 0
+    assert await broker.alive(other)
+    await other.beat(LEASE_MS, False, "")
+
+
+async def test_many_pauses_convict_nobody_who_beats_between_them(
+    broker: Broker, bus: EventBus, other: EventBus
+) -> None:
+    """Hole 16: the server's clock jumps an hour ahead, again and again."""
+    for _ in range(20):
+        for owner in (bus, other):
+            await last_beat_was(broker, HOUR_MS)
+            assert (await owner.beat(LEASE_MS, False, ""))[2] == 0
+
+
+async def test_a_clock_that_jumps_back_does_not_turn_the_count_back(broker: Broker, bus: EventBus) -> None:
+    """Hole 16: otherwise an owner that fell silent would have its silence forgiven."""
+    before = await beat_clock(broker)
+    await last_beat_was(broker, -HOUR_MS)
+    await bus.beat(LEASE_MS, False, "")
+    assert await beat_clock(broker) >= before
+
+
+async def test_an_owner_that_falls_silent_is_declared_dead_once(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """Hole 17: the beat that passes the lease says so, and only that one."""
+    deaths = 0
+    for _ in range(20):
+        await last_beat_was(broker, LEASE_MS // 10)
+        deaths += (await bus.beat(LEASE_MS, False, ""))[2]
+    assert deaths == 1
+    assert not await broker.alive(other)
+    assert await broker.alive(bus)
+
+
+async def test_owners_that_are_killed_all_the_time_convict_together(broker: Broker, other: EventBus) -> None:
+    """Hole 16: no process lives for a lease, and yet the silence of the first is counted."""
+    for _ in range(20):
+        await last_beat_was(broker, LEASE_MS // 10)
+        await broker.owner()
+    assert not await broker.alive(other)
+
+
+async def test_a_dead_owner_cannot_beat_itself_back_to_life(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """Hole 18: a process that was stopped and goes on must hear of its death, and its name stays dead."""
+    await broker.silence(other)
+    with pytest.raises(Fenced, match="declared dead"):
+        await other.beat(LEASE_MS, False, "")
+    assert not await broker.alive(other)
+
+
+async def test_a_name_never_comes_back(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """Hole 18: a process that comes back is another owner, and does not hold what the first one held."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(other)
+    await broker.silence(other)
+    first = other.owner
+    await Owner(other, "handler", LEASE_MS / 1000).enter()
+    assert other.owner != first
+    assert await broker.alive(other)
+    assert await other.own_pending("agent") == {}
+    adopted = await bus.adopt("agent", 10, False)
+    assert [delivery.entry for delivery in adopted.deliveries] == [turn.entry]
+
+
+async def test_names_of_one_process_differ(broker: Broker) -> None:
+    """Hole 18: the name holds boot time and chance, so a restarted pod is not its predecessor."""
+    names = {(await broker.owner()).owner for _ in range(5)}
+    assert len(names) == 5
+
+
+async def test_a_beat_tells_of_tasks_that_were_cancelled_since(broker: Broker, bus: EventBus) -> None:
+    """Hole 14: running work hears of its cancel by the heartbeat."""
+    await broker.submit(bus, "t")
+    since, stopped, _ = await bus.beat(LEASE_MS, False, "")
+    assert stopped == []
+    await broker.call("HINCRBY", broker.keys.meta, "offset", 1000)
+    await bus.cancel("t", "not wanted")
+    _, stopped, _ = await bus.beat(LEASE_MS, False, since)
+    assert stopped == ["t"]
+
+
+WRITES: dict[str, Write] = {
+    "commit_turn, ends": lambda bus, turn, call: complete(bus, turn),
+    "commit_turn, waits": lambda bus, turn, call: suspend(bus, turn, ask("1")),
+    "commit_call": lambda bus, turn, call: answer(bus, call),
+    "record": lambda bus, turn, call: bus.record(turn, "1", VALUE),
+    "emit": lambda bus, turn, call: bus.emit(turn, "1", VALUE, b'"x"'),
+    "progress": lambda bus, turn, call: bus.progress(call, b'{"done":1}'),
+    "retry of a turn": lambda bus, turn, call: bus.retry(turn, 10, b""),
+    "retry of a call": lambda bus, turn, call: bus.retry(call, 10, b""),
+    "dead_letter of a turn": lambda bus, turn, call: bury(bus, turn),
+    "dead_letter of a call": lambda bus, turn, call: bury(bus, call),
+    "mark_started": lambda bus, turn, call: bus.mark_started(call),
+    "adopt": lambda bus, turn, call: bus.adopt("agent", 10, False),
+}
+
+
+@pytest.mark.parametrize("what", WRITES)
+async def test_a_dead_owner_writes_nothing(broker: Broker, bus: EventBus, other: EventBus, what: str) -> None:
+    """Hole 18: declaring an owner dead fences all that it holds at once, before anything is adopted."""
+    await broker.submit(bus, "waits")
+    assert await suspend(bus, await broker.take(bus), ask("1"))
+    call = await broker.take(other, "tool")
+    await broker.submit(bus, "runs")
+    turn = await broker.take(other)
+    await broker.silence(other)
+    before = await broker.snapshot()
+    with pytest.raises(Fenced):
+        await WRITES[what](other, turn, call)
+    assert await broker.snapshot() == before
+
+
+async def test_a_dead_owner_leads_nothing(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    assert await other.lead("admit") == 1
+    assert await bus.lead("admit") == 0
+    await broker.silence(other)
+    assert await bus.lead("admit") == 2
+    assert await other.lead("admit") == 0
+
+
+class HungLoop:
+    """A handler that blocks the loop it runs on, as synchronous code does."""
+
+    def __init__(self) -> None:
+        self.hangs = threading.Event()
+        self.released = threading.Event()
+
+    async def handle(self, delivery: Delivery) -> None:
+        self.hangs.set()
+        self.released.wait(30)
+
+    def forget(self) -> None:
+        pass
+
+    def stop_task(self, task: str) -> None:
+        pass
+
+
+async def test_a_loop_that_hangs_falls_silent(valkey: Server, namespace: str) -> None:
+    """Hole 17: the heartbeat runs on the loop of the handlers, so that a blocked one is taken for dead."""
+    lease = 0.3
+    keys = Keys(namespace, 0)
+    transport = RespTransport(parse_address(valkey.url))
+    await transport.connect(10)
+    witness = EventBus(transport, keys)
+    await Owner(witness, "witness", lease).enter()
+    await transport.call("HSET", keys.agents, "writer", "agent")
+    handler, stop, names = HungLoop(), threading.Event(), list[str]()
+
+    async def work() -> None:
+        own = RespTransport(parse_address(valkey.url))
+        bus = EventBus(own, keys)
+        metrics = Metrics(CollectorRegistry(), "test")
+        consumer = Consumer(bus, ["agent"], handler, metrics, service="hangs", lease_seconds=lease)
+        await consumer.start()
+        names.append(bus.owner)
+        running = asyncio.create_task(consumer.run())
+        while not stop.is_set():
+            await asyncio.sleep(0.01)
+        await consumer.stop()
+        running.cancel()
+        await own.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(work()))
+    thread.start()
+    try:
+        await witness.make_groups(["agent"])
+        await Broker("server", keys, None, transport).submit(witness, "t")  # type: ignore[arg-type]  # makes no clients
+        deadline = time.monotonic() + 20
+        dead = 0
+        while not dead:
+            assert time.monotonic() < deadline, "the hung owner is still alive"
+            dead = (await witness.beat(int(lease * 1000), False, ""))[2]
+            await asyncio.sleep(0.02)
+        assert handler.hangs.is_set()
+        assert await transport.call("ZSCORE", keys.alive, names[0]) is None
+        assert len((await witness.adopt("agent", 10, False)).deliveries) == 1
+    finally:
+        handler.released.set()
+        stop.set()
+        await asyncio.to_thread(thread.join, 20)
+        await transport.close()

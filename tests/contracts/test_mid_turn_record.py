@@ -1,0 +1,177 @@
+"""A step that is journaled in mid-turn: put if absent, only for the turn that runs, and recorded in the end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from runtime_core.bus import event_bus
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.errors import Fenced, LimitExceeded
+from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, suspend
+
+FIRST = f'{DIGEST}K1700000000000"first"'.encode()
+SECOND = f'{DIGEST}K1700000000001"second"'.encode()
+
+
+async def test_a_step_is_put_if_absent(broker: Broker, bus: EventBus) -> None:
+    """Hole 19: whoever comes second goes on with what the first has stored."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    assert await bus.record(turn, "1", FIRST) == FIRST
+    assert await bus.record(turn, "1", SECOND) == FIRST
+    loaded = await bus.load(turn)
+    assert loaded is not None
+    assert loaded.journal == {"1": FIRST}
+    assert loaded.unrecorded == ["1"]
+
+
+async def test_the_adopter_goes_on_with_what_the_dead_owner_stored(
+    broker: Broker, bus: EventBus, other: EventBus
+) -> None:
+    """Hole 19: a model call that was paid for is not paid for again, and the dead one cannot overwrite it."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(other)
+    assert await other.record(turn, "1", FIRST) == FIRST
+    await broker.silence(other)
+    (adopted,) = (await bus.adopt("agent", 10, False)).deliveries
+    loaded = await bus.load(adopted)
+    assert loaded is not None
+    assert loaded.journal == {"1": FIRST}
+    with pytest.raises(Fenced):
+        await other.record(turn, "2", SECOND)
+    assert await bus.record(adopted, "2", FIRST) == FIRST
+
+
+async def test_recording_acknowledges_and_extends_nothing(broker: Broker, bus: EventBus) -> None:
+    """Hole 19: the delivery stays this owner's, to be committed or adopted."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    await bus.record(turn, "1", FIRST)
+    assert await bus.own_pending("agent") == {turn.entry: 1}
+    assert [entry["id"] for entry in await broker.entries("agent")] == [turn.entry.decode()]
+
+
+async def test_a_turn_that_is_over_records_nothing(broker: Broker, bus: EventBus) -> None:
+    """Hole 19: the turn was committed, by this owner or another; its late step would be the next turn's."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    assert await suspend(bus, turn, ask("1"))
+    before = await broker.snapshot()
+    assert await bus.record(turn, "2", FIRST) is None
+    assert not await bus.emit(turn, "2", FIRST, b'"x"')
+    assert await broker.snapshot() == before
+
+
+async def test_a_task_that_is_over_records_nothing(broker: Broker, bus: EventBus) -> None:
+    """Holes 19 and 35."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    await bus.cancel("t", "not wanted")
+    before = await broker.snapshot()
+    assert await bus.record(turn, "1", FIRST) is None
+    assert not await bus.emit(turn, "1", FIRST, b'"x"')
+    assert await broker.snapshot() == before
+
+
+async def test_a_run_below_a_task_that_is_over_records_nothing(broker: Broker, bus: EventBus) -> None:
+    """Hole 35: the journal of a child run is another key, and goes with the task too."""
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    child = await broker.take(bus)
+    await bus.cancel("t", "not wanted")
+    before = await broker.snapshot()
+    assert await bus.record(child, "1", FIRST) is None
+    assert not await bus.emit(child, "1", FIRST, b'"x"')
+    assert await broker.snapshot() == before
+
+
+async def test_a_delta_is_published_once(broker: Broker, bus: EventBus) -> None:
+    """Hole 1: a turn that is repeated after a crash finds its delta in the journal."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    assert await bus.emit(turn, "1", FIRST, b'"hello"')
+    assert not await bus.emit(turn, "1", FIRST, b'"hello"')
+    assert await bus.emit(turn, "2", FIRST, b'{"n":1}')
+    deltas = [json.loads(entry["data"]) for entry in await broker.entries("out:t")]
+    assert [(delta["seq"], delta.get("text"), delta.get("value")) for delta in deltas] == [
+        (1, "hello", None),
+        (2, None, {"n": 1}),
+    ]
+
+
+async def test_a_journal_has_a_limit(broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hole 40: reading a journal at each turn must not grow without bound; the run ends by name."""
+    monkeypatch.setattr(event_bus, "JOURNAL_LIMIT", 12)
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+
+    async def fill() -> None:
+        for step in range(20):
+            await bus.record(turn, str(step), FIRST)
+
+    with pytest.raises(LimitExceeded, match="limit of 12 steps"):
+        await fill()
+    before = await broker.snapshot()
+    with pytest.raises(LimitExceeded):
+        await bus.record(turn, "30", FIRST)
+    assert await broker.snapshot() == before
+    assert await bus.record(turn, "0", SECOND) == FIRST
+    assert len(await broker.task("t")) <= 12
+
+
+async def test_steps_that_were_journaled_in_mid_turn_are_unrecorded_until_the_commit(
+    broker: Broker, bus: EventBus, other: EventBus
+) -> None:
+    """Hole 26: their rows go with the turn's commit, whoever commits it."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(other)
+    await other.record(turn, "1", FIRST)
+    await other.emit(turn, "2", FIRST, b'"x"')
+    await broker.silence(other)
+    (adopted,) = (await bus.adopt("agent", 10, False)).deliveries
+    loaded = await bus.load(adopted)
+    assert loaded is not None
+    assert loaded.unrecorded == ["1", "2"]
+    assert await suspend(bus, adopted, ask("3"), record=b'[["1"],["2"]]', steps=2)
+    assert await answer(bus, await broker.take(bus, "tool"))
+    resumed = await bus.load(await broker.take(bus))
+    assert resumed is not None
+    assert resumed.unrecorded == []
+    assert sorted(resumed.journal) == ["1", "2", "3"]
+
+
+async def test_the_record_holds_as_many_steps_as_the_final_event_counts(broker: Broker, bus: EventBus) -> None:
+    """Hole 26: turns with their local steps, calls, a child run and a dead letter, each once, in one stream."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    parts = (ask("1", wait="g1"), ask("2", wait="g1"), ask("3", "editor", stream="agent", wait="g1"))
+    assert await suspend(bus, turn, *parts, record=b'["model", "local"]', steps=2)
+    assert await bus.commit_call(await broker.take(bus, "tool"), b"K", 1, b"1", b'["call"]', 1)
+    dead = await broker.take(bus, "tool")
+    error = b'{"type":"Broken","message":"at last"}'
+    assert await bus.dead_letter("tool", dead.entry, "attempts", b"[]", 1, error, b'["dead"]', 1)
+    assert await complete(bus, await broker.take(bus), record=b'["child"]', steps=1)
+    assert await complete(bus, await broker.take(bus), record=b'["run"]', steps=1)
+    rows = [row for entry in await broker.entries("record") for row in json.loads(entry["d"])]
+    assert rows == ["model", "local", "call", "dead", "child", "run"]
+    final = await broker.final("t")
+    assert final["steps"] == len(rows)
+    assert final["status"] == "completed"
+    last = (await broker.entries("record"))[-1]
+    assert last["e"].split("\n")[:3] == ["completed", "writer", "6"]
+
+
+async def test_a_late_commit_records_nothing(broker: Broker, bus: EventBus) -> None:
+    """Hole 26: what did not take effect did not happen."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    assert await suspend(bus, turn, ask("1"), record=b'["a"]', steps=1)
+    call = await broker.take(bus, "tool")
+    assert await answer(bus, call)
+    before = await broker.entries("record")
+    assert not await answer(bus, call)
+    assert not await suspend(bus, turn, ask("1"), record=b'["a"]', steps=1)
+    assert not await bury(bus, call)
+    assert await broker.entries("record") == before

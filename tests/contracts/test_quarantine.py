@@ -1,0 +1,131 @@
+"""A count of deliveries does not convict (hole 12): only deaths of an entry that ran alone do."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime_core.bus.event_bus import CONDEMN_AFTER, QUARANTINE_AFTER, Adopted, EventBus
+from runtime_core.errors import Fenced
+from tests.contracts.broker import Broker, bury, complete
+
+
+async def die(broker: Broker, victim: EventBus) -> EventBus:
+    """The owner dies; another comes."""
+    successor = await broker.owner()
+    await broker.silence(victim)
+    return successor
+
+
+async def adopt_alone(owner: EventBus) -> Adopted:
+    """As a consumer does: what is not quarantined first, then with empty hands."""
+    adopted = await owner.adopt("agent", 10, False)
+    return await owner.adopt("agent", 1, True) if adopted.empty_hands else adopted
+
+
+async def test_an_entry_is_run_alone_and_then_condemned(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "poison", key="k")
+    await broker.submit(bus, "next", key="k")
+    await broker.take(bus)
+    owner = bus
+    for deliveries in range(2, QUARANTINE_AFTER + 1):
+        owner = await die(broker, owner)
+        adopted = await owner.adopt("agent", 10, False)
+        assert [(turn.deliveries, turn.quarantined) for turn in adopted.deliveries] == [(deliveries, False)]
+    for death in range(CONDEMN_AFTER):
+        owner = await die(broker, owner)
+        adopted = await owner.adopt("agent", 10, False)
+        assert adopted.deliveries == []
+        assert adopted.empty_hands
+        alone = await owner.adopt("agent", 1, True)
+        assert [turn.quarantined for turn in alone.deliveries] == [True], f"death {death}"
+        assert alone.condemned == []
+    owner = await die(broker, owner)
+    adopted = await adopt_alone(owner)
+    assert [turn.task for turn in adopted.condemned] == ["poison"]
+    assert await bury(owner, adopted.condemned[0], "poison")
+    await owner.leave_quarantine(adopted.condemned[0])
+    assert await broker.hash("quarantine") == {}
+    turn = await broker.take(owner)
+    assert turn.task == "next"
+    await complete(owner, turn)
+    await broker.idle()
+
+
+async def test_innocents_are_never_convicted(broker: Broker, bus: EventBus) -> None:
+    """However often the processes that have read them die: each comes to run alone, and ends well."""
+    tasks = [f"t{number}" for number in range(5)]
+    for task in tasks:
+        await broker.submit(bus, task)
+    taken, _ = await bus.read(["agent"], 10, 5)
+    owner, held = bus, len(taken)
+    while held:
+        owner = await die(broker, owner)
+        adopted = await owner.adopt("agent", 10, False)
+        assert adopted.condemned == []
+        if not adopted.empty_hands:
+            continue
+        alone = await owner.adopt("agent", 10, True)
+        assert alone.condemned == []
+        assert len(alone.deliveries) == 1, "one at a time"
+        assert await complete(owner, alone.deliveries[0])
+        await owner.leave_quarantine(alone.deliveries[0])
+        held -= 1
+    assert [await broker.status(task) for task in tasks] == ["completed"] * len(tasks)
+    assert await broker.hash("quarantine") == {}
+    await broker.idle()
+
+
+async def test_one_consumer_at_a_time_runs_the_quarantined(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    for task in ("a", "b"):
+        await broker.submit(bus, task)
+    await bus.read(["agent"], 10, 5)
+    for entry in await broker.entries("agent"):
+        key = broker.keys.stream("agent")
+        await broker.call("XCLAIM", key, "agent-handler", bus.owner, 0, entry["id"], "RETRYCOUNT", QUARANTINE_AFTER)
+    owner = await die(broker, bus)
+    assert (await owner.adopt("agent", 10, False)).empty_hands
+    assert (await other.adopt("agent", 10, False)).empty_hands is False, "another has its turn"
+    alone = await owner.adopt("agent", 1, True)
+    assert len(alone.deliveries) == 1
+    assert (await other.adopt("agent", 10, True)).deliveries == []
+    await complete(owner, alone.deliveries[0])
+    await owner.leave_quarantine(alone.deliveries[0])
+    assert (await other.adopt("agent", 10, False)).empty_hands
+    alone = await other.adopt("agent", 1, True)
+    assert len(alone.deliveries) == 1
+    await complete(other, alone.deliveries[0])
+    await broker.idle()
+
+
+async def test_what_was_handed_back_does_not_count(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """A rolling deploy: each replica reads, and stops before it has started anything."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    await bus.leave([turn])
+    for _ in range(2 * QUARANTINE_AFTER):
+        owner = await broker.owner()
+        adopted = await owner.adopt("agent", 10, False)
+        assert [(taken.deliveries, taken.quarantined) for taken in adopted.deliveries] == [(1, False)]
+        await owner.leave(adopted.deliveries)
+    assert await complete(other, (await other.adopt("agent", 10, False)).deliveries[0])
+    await broker.idle()
+
+
+async def test_a_retry_starts_a_new_count(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    await broker.submit(bus, "t")
+    await broker.take(bus)
+    await broker.silence(bus)
+    await other.retry((await other.adopt("agent", 1, False)).deliveries[0], 0, b"{}")
+    await broker.pass_time(1)
+    await other.promote()
+    await broker.take(other)
+    assert list((await other.own_pending("agent")).values()) == [1]
+
+
+async def test_a_dead_owner_adopts_nothing(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    await broker.submit(bus, "t")
+    await broker.take(bus)
+    await broker.silence(bus)
+    with pytest.raises(Fenced):
+        await bus.adopt("agent", 10, False)
+    assert len((await other.adopt("agent", 10, False)).deliveries) == 1

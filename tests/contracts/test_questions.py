@@ -1,0 +1,130 @@
+"""Questions to a human: of two answers, or an answer and the deadline, one counts, and one resume follows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from runtime_core.bus.event_bus import EventBus
+from tests.contracts.broker import Broker, again, ask, complete, question, suspend
+
+DEADLINE_MS = 60_000
+
+
+async def asked(broker: Broker, bus: EventBus, *parts: list[bytes | str | int | float]) -> None:
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), *parts)
+
+
+async def results(broker: Broker) -> dict[str, str]:
+    """The journal's results by step, without digest and time."""
+    return {name[2:]: value[8] + value[22:] for name, value in (await broker.task("t")).items() if name[:2] == "j:"}
+
+
+async def test_a_question_is_shown_and_answered(broker: Broker, bus: EventBus) -> None:
+    await asked(broker, bus, question("1"))
+    assert [entry["type"] for entry in await broker.entries("out:t")] == ["weft.human.requested"]
+    assert await bus.signal("t", "r:1", b"true") == ["ok"]
+    turn = await broker.take(bus)
+    assert (turn.kind, turn.step) == ("resume", "1")
+    assert await complete(bus, turn)
+    await broker.idle()
+
+
+async def test_the_second_of_two_answers_is_refused(broker: Broker, bus: EventBus) -> None:
+    """Hole 34: it changes nothing and wakes nobody."""
+    await asked(broker, bus, question("1", wait="0"), question("2"))
+    assert await bus.signal("t", "r:1", b'"yes"') == ["ok"]
+    before = await broker.snapshot()
+    assert await bus.signal("t", "r:1", b'"no"') == ["answered"]
+    assert await broker.snapshot() == before
+    assert await results(broker) == {"1": 'K"yes"'}
+
+
+async def test_two_answers_at_once(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """Hole 34."""
+    await asked(broker, bus, question("1", timeout_ms=DEADLINE_MS))
+    answers = await asyncio.gather(bus.signal("t", "r:1", b"1"), other.signal("t", "r:1", b"2"))
+    assert sorted(answer[0] for answer in answers) == ["answered", "ok"]
+    await broker.take(bus)
+    await broker.nothing(bus)
+
+
+async def test_an_answer_before_the_deadline_takes_it_away(broker: Broker, bus: EventBus) -> None:
+    """Hole 34: the timer is gone, and had it stayed it would find the step answered."""
+    await asked(broker, bus, question("1", timeout_ms=DEADLINE_MS, default=b'"no"'))
+    assert await bus.signal("t", "r:1", b'"yes"') == ["ok"]
+    assert await broker.call("ZCARD", broker.keys.timers) == 0
+    await broker.call("ZADD", broker.keys.timers, 0, "s|t|r|1")
+    await broker.call("HSET", broker.keys.base + "delayed", "s|t|r|1", 'K"no"')
+    await bus.promote()
+    assert await results(broker) == {"1": 'K"yes"'}
+    await broker.take(bus)
+    await broker.nothing(bus)
+
+
+@pytest.mark.parametrize(("default", "result"), [(b'"no"', 'K"no"'), (b"", "E")])
+async def test_an_answer_after_the_deadline_is_refused(
+    broker: Broker, bus: EventBus, default: bytes, result: str
+) -> None:
+    """Hole 34: the default, or the error, stands."""
+    await asked(broker, bus, question("1", timeout_ms=DEADLINE_MS, default=default))
+    await broker.pass_time(DEADLINE_MS)
+    await bus.promote()
+    before = await broker.snapshot()
+    assert await bus.signal("t", "r:1", b'"yes"') == ["answered"]
+    assert await broker.snapshot() == before
+    assert (await results(broker))["1"].startswith(result)
+    if not default:
+        error = json.loads((await results(broker))["1"][1:])
+        assert error["type"] == "HumanTimeout"
+
+
+async def test_answer_and_deadline_at_once(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """Hole 34: whichever comes first, there is one result and one resume."""
+    await asked(broker, bus, question("1", timeout_ms=DEADLINE_MS))
+    await broker.pass_time(DEADLINE_MS)
+    await asyncio.gather(other.promote(), bus.signal("t", "r:1", b"1"), other.promote())
+    assert len(await results(broker)) == 1
+    await broker.take(bus)
+    await broker.nothing(bus)
+
+
+async def test_an_answer_during_the_turn_is_not_missed(broker: Broker, bus: EventBus) -> None:
+    """Holes 21 and 34: the run is in flight for another step; its commit sees the answer."""
+    await asked(broker, bus, question("1"), ask("2"))
+    assert await bus.commit_call(await broker.take(bus, "tool"), b"K", 1_700_000_000_000, b"1", b"[]", 1)
+    turn = await broker.take(bus)
+    assert await bus.signal("t", "r:1", b"true") == ["ok"]
+    await broker.nothing(bus)
+    assert await suspend(bus, turn, again("1"))
+    assert (await broker.take(bus)).step == "1"
+
+
+async def test_answers_to_what_was_not_asked(broker: Broker, bus: EventBus) -> None:
+    """Holes 34 and 35: an unknown task, a step that is no question, a text that is no request, a task that is over."""
+    await asked(broker, bus, ask("1"), question("2"))
+    before = await broker.snapshot()
+    assert await bus.signal("nobody", "r:1", b"1") == ["unknown"]
+    assert await bus.signal("t", "r:1", b"1") == ["no_request"]
+    assert await bus.signal("t", "r:9", b"1") == ["no_request"]
+    assert await bus.signal("t", "what", b"1") == ["no_request"]
+    assert await broker.snapshot() == before
+    await bus.cancel("t", "not wanted")
+    before = await broker.snapshot()
+    assert (await bus.signal("t", "r:2", b"1"))[0] == "ended"
+    assert await broker.snapshot() == before
+
+
+async def test_a_question_of_a_child_run(broker: Broker, bus: EventBus) -> None:
+    """Hole 34: the request names the run, so that two runs may ask at the same place."""
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    assert await suspend(bus, await broker.take(bus), question("1"))
+    assert await bus.signal("t", "r:1", b"1") == ["no_request"]
+    assert await bus.signal("t", "r/1:1", b"1") == ["ok"]
+    assert await complete(bus, await broker.take(bus))
+    assert await complete(bus, await broker.take(bus))
+    await broker.idle()
