@@ -100,9 +100,9 @@ class Child:
             async with asyncio.timeout(seconds):
                 line = await self._process.stdout.readline()
         except TimeoutError:
-            line = b""
+            raise RuntimeError(f"{self.name} {otherwise} within {seconds:g} s: {self.said()}") from None
         if not line:
-            raise RuntimeError(f"{self.name} {otherwise} within {seconds:g} s: {self.said()}")
+            raise RuntimeError(f"{self.name} {otherwise} and ended: {self.said()}")
         return line
 
 

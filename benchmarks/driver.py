@@ -76,7 +76,13 @@ async def drive(ask: Ask, order: Order) -> Drive:
 
 
 async def serve(ask: Ask) -> None:
-    """Carry out orders until standard input ends."""
+    """Carry out orders until standard input ends. Ends the process with one line where an order fails."""
     print(json.dumps("ready"), flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
-        print(json.dumps(asdict(await drive(ask, Order(**json.loads(line))))), flush=True)
+        order = Order(**json.loads(line))
+        try:
+            done = await drive(ask, order)
+        except* Exception as failures:
+            # One of them says it all: they are of the same kind, one for each task under way.
+            raise SystemExit(f"{order} failed: {failures.exceptions[0]!r}") from None
+        print(json.dumps(asdict(done)), flush=True)

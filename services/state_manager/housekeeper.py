@@ -123,12 +123,18 @@ class Housekeeper:
         """Forget tasks whose hash has expired; those that still run are looked at again a retention later."""
         call, keys = self._bus.transport.call, self._bus.keys
         before = time.time_ns() // 1_000_000 - self._retention_ms
-        old = cast(list[bytes], await call("ZRANGEBYSCORE", keys.index, "-inf", before, "LIMIT", 0, SWEEP))
-        for task in old:
-            if await call("EXISTS", keys.task(task.decode())):
-                await call("ZADD", keys.index, "XX", time.time_ns() // 1_000_000, task)
-            else:
-                await call("ZREM", keys.index, task)
+        # All that is due, however much: a fixed share per interval would fall behind a high rate of tasks for good.
+        while old := cast(
+            list[bytes], await call("ZRANGEBYSCORE", keys.index, "-inf", f"({before}", "LIMIT", 0, SWEEP)
+        ):
+            there = await asyncio.gather(*(call("EXISTS", keys.task(task.decode())) for task in old))
+            gone = [task for task, exists in zip(old, there, strict=True) if not exists]
+            if gone:
+                await call("ZREM", keys.index, *gone)
+            now = time.time_ns() // 1_000_000
+            alive = [task for task, exists in zip(old, there, strict=True) if exists]
+            if alive:
+                await call("ZADD", keys.index, "XX", *(part for task in alive for part in (now, task)))
 
     async def _measure(self) -> None:
         """Lag and pending of every work stream: all on it is work to do, so the lag is what is not pending."""

@@ -1,36 +1,66 @@
-"""Relays final events to the `replyto` streams that users named: any key, any slot, at least once."""
+"""Carries what leaves a partition: final events to the streams that want them, questions to instances elsewhere.
+
+Each stream is emptied oldest first, and an entry goes when what it says has been done: at least once, and once for
+whoever recognises the id.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
+
+import msgspec
 
 from runtime_core import submission
 from runtime_core.bus.delivery import pairs
-from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.event_bus import EventBus, NewTask
 from runtime_core.bus.transport import Reply
-from runtime_core.errors import BusUnavailable
+from runtime_core.errors import BusUnavailable, Rejected
+from runtime_core.identifiers import fingerprint
 from runtime_core.telemetry.metrics import Metrics
 from services.state_manager.answers import Answers
 
+logger = logging.getLogger(__name__)
+
 IDLE_SECONDS = 0.02
+OVERLOADED_SECONDS = 0.5
 BATCH = 100
+
+Fields = dict[bytes, bytes]
+
+
+class _Final(msgspec.Struct):
+    """What of a final event's data becomes the result of a step."""
+
+    status: str
+    output: msgspec.Raw = msgspec.Raw(b"null")
+    error: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class Relay:
-    """Empties a partition's `replies` stream, oldest first; an entry goes when its answer is written."""
+    """One partition's relay; `buses` are all partitions."""
 
-    def __init__(self, bus: EventBus, metrics: Metrics) -> None:
+    def __init__(self, bus: EventBus, buses: Sequence[EventBus], metrics: Metrics) -> None:
         self._bus = bus
+        self._buses = buses
         self._answers = Answers(bus, metrics)
 
     async def run(self) -> None:
         """Relay until cancelled."""
-        call, keys = self._bus.transport.call, self._bus.keys
+        keys = self._bus.keys
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._empty(keys.replies, self._reply), name="replies")
+            if len(self._buses) > 1:
+                group.create_task(self._empty(keys.asks, self._ask), name="asks")
+
+    async def _empty(self, stream: str, carry: Callable[[Fields], Awaitable[None]]) -> None:
+        call = self._bus.transport.call
         while True:
             try:
-                entries = pairs(cast(list[Reply], await call("XRANGE", keys.replies, "-", "+", "COUNT", BATCH)))
+                entries = pairs(cast(list[Reply], await call("XRANGE", stream, "-", "+", "COUNT", BATCH)))
             except BusUnavailable:
                 await asyncio.sleep(0.1)
                 continue
@@ -38,17 +68,59 @@ class Relay:
                 await asyncio.sleep(IDLE_SECONDS)
                 continue
             for entry, fields in entries:
-                await self._one(dict(zip(fields[::2], fields[1::2], strict=True)))
-                await call("XDEL", keys.replies, entry)
+                await carry(dict(zip(fields[::2], fields[1::2], strict=True)))
+                await call("XDEL", stream, entry)
 
-    async def _one(self, fields: dict[bytes, bytes]) -> None:
-        task = fields[b"t"].decode()
-        fact = submission.final(
-            task,
-            fields[b"type"].decode().rpartition(".")[2],
-            fields[b"d"],
-            at_ms=time.time_ns() // 1_000_000,
-            cause=fields.get(b"id", b"").decode(),
-        )
+    async def _reply(self, fields: Fields) -> None:
+        task, to = fields[b"t"].decode(), fields[b"to"].decode()
+        if to.startswith("@"):
+            await self._answer_step(to, task, fields[b"d"])
+            return
+        status = fields[b"type"].decode().rpartition(".")[2]
+        cause = fields.get(b"id", b"").decode()
+        fact = submission.final(task, status, fields[b"d"], at_ms=time.time_ns() // 1_000_000, cause=cause)
         # A reply that cannot be written must not hold up those behind it.
-        await self._answers.send(fields[b"to"].decode(), fact)
+        await self._answers.send(to, fact)
+
+    async def _answer_step(self, to: str, there: str, final: bytes) -> None:
+        """The task that was started for a step elsewhere has ended: `@<partition>|<task>|<run>|<step>|<agent>`."""
+        partition, task, run, step, agent = to[1:].split("|")
+        end = msgspec.json.decode(final, type=_Final)
+        status, payload = (b"K", bytes(end.output)) if end.status == "completed" else (b"E", bytes(end.error))
+        await self._buses[int(partition)].answered(task, run, step, status, payload, agent, there)
+
+    async def _ask(self, fields: Fields) -> None:
+        partition, _, there = fields[b"place"].decode()[1:].partition(":")
+        bus = self._buses[int(partition)]
+        if b"cancel" in fields:
+            await bus.cancel(there, f"task {fields[b'cancel'].decode()}, which asked for it, has ended")
+            return
+        back, agent = fields[b"back"].decode(), fields[b"agent"].decode()
+        new = NewTask(
+            task=there,
+            source="weft",
+            event_id=there,
+            digest=fingerprint(there, agent),
+            agent=agent,
+            key=fields[b"key"].decode(),
+            data=fields[b"d"],
+            reply=f"@{self._bus.keys.partition}|{back}|{agent}" if back else "",
+            context=fields[b"x"],
+        )
+        while True:
+            try:
+                await bus.submit(new)
+                return
+            except Rejected as error:
+                if error.retry_after_seconds is None:
+                    await self._refuse(back, agent, there, error)
+                    return
+                # Those behind it wait with it: the order between two partitions is kept.
+                await asyncio.sleep(OVERLOADED_SECONDS)
+
+    async def _refuse(self, back: str, agent: str, there: str, error: Rejected) -> None:
+        logger.warning("agent %r in another partition cannot be asked: %s", agent, error)
+        if back:
+            task, run, step = back.split("|")
+            payload = msgspec.json.encode({"type": "Rejected", "message": str(error)})
+            await self._bus.answered(task, run, step, b"E", payload, agent, there)

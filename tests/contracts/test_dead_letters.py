@@ -100,11 +100,12 @@ async def test_work_of_an_ended_task_leaves_no_letter(broker: Broker, bus: Event
     await broker.idle()
 
 
-FOREIGN = {
+FOREIGN: dict[str, tuple[list[str | bytes], str]] = {
     "no header": (["type", "job"], "not sent by the bus"),
     "another format": (["h", "2\nstart\nt\nr\nwriter\n\n1\n0"], "format '2'"),
     "a short header": (["h", "1\nstart"], "not a header of the bus"),
     "a header of no numbers": (["h", "1\nstart\nt\nr\nwriter\n\nx\n0"], "not a header of the bus"),
+    "a call": (["h", "1\ncall\nt\nr\nsearch\n\n1\n0"], "'call' of 'r' on agent"),
     "no text": (["h", b"\xff\xfe"], "not a header of the bus"),
 }
 
@@ -124,6 +125,17 @@ async def test_a_foreign_entry_is_kept_and_stops_nothing(broker: Broker, bus: Ev
     assert isinstance(raw, list)
     assert b"kept" in str(raw).encode()
     await complete(bus, taken[0])
+    await broker.idle()
+
+
+async def test_a_foreign_call_is_kept_and_stops_nothing(broker: Broker, bus: EventBus) -> None:
+    """Hole 45: a call that names no run which waits for it."""
+    await broker.call("XADD", broker.keys.stream("tool"), "*", "h", "1\ncall\nt\nr\nsearch\n\n1\n0", "d", "{}")
+    taken, malformed = await bus.read(["tool"], 10, 5)
+    assert taken == []
+    stream, entry, _ = malformed[0]
+    assert await bus.dead_letter(stream, entry, "malformed", b"[]", 1, b"{}")
+    assert [letter["entry"] for letter in await broker.entries("dead")] == [entry.decode()]
     await broker.idle()
 
 

@@ -30,7 +30,7 @@ def test_every_named_metric_is_exposed_with_its_labels() -> None:
         gauge["weft:{0}:agent", "agent-handler"].set(1)
     shown = metrics.exposition().decode()
     declared = [value for value in vars(names).values() if isinstance(value, MetricName)]
-    assert len(declared) == 17
+    assert len(declared) == 18
     for name in declared:
         series = [line for line in shown.splitlines() if line.startswith(name.name)]
         assert series, f"{name.name} has no series"

@@ -222,7 +222,6 @@ class App:
         pool: str = "",
         timeout_seconds: float = 600.0,
         tools: Sequence[str | Callable[..., object]] = (),
-        interleave: bool = False,
     ) -> Callable[[AgentFunction], AgentFunction]:
         """Declare `async def f(ctx: AgentContext, input: T) -> R` as an agent; the input may be left out.
 
@@ -240,7 +239,6 @@ class App:
                 pool=pool,
                 timeout_seconds=timeout_seconds,
                 tools=tools,
-                interleave=interleave,
             )
             self.functions.agents.add(agent)
             return function
@@ -256,7 +254,6 @@ class App:
         pool: str = "",
         timeout_seconds: float = 600.0,
         tools: Sequence[str | Callable[..., object]] = (),
-        interleave: bool = False,
     ) -> None:
         """Declare a subclass of Agent, whose `@handles` methods take its messages, under a name."""
         definition = ClassAgent(
@@ -267,7 +264,6 @@ class App:
             pool=pool,
             timeout_seconds=timeout_seconds,
             tools=tools,
-            interleave=interleave,
         )
         self.functions.agents.add(definition)
 

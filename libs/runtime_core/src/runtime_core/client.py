@@ -34,6 +34,8 @@ LOOK_SECONDS = 10.0
 LOOK_AT_ONCE = 1000
 REPLY_SECONDS = 600
 """How long the broker keeps a reply stream that its client has stopped reading."""
+TRIM_EVERY = 1000
+"""How many replies are read before those on the broker are removed."""
 
 
 class TaskFailed(WeftError):
@@ -270,12 +272,12 @@ class Client:
 
     async def _read_replies(self, partition: _Partition) -> None:
         """Hand out the ends of tasks as they come; after a silence or a reconnect, look at the tasks themselves."""
-        keep_at, look_at = 0.0, time.monotonic() + LOOK_SECONDS
+        keep_at, look_at, read = 0.0, time.monotonic() + LOOK_SECONDS, 0
         while True:
             try:
-                if time.monotonic() > keep_at:
+                if time.monotonic() > keep_at or read >= TRIM_EVERY:
                     await self._keep_stream(partition)
-                    keep_at = time.monotonic() + REPLY_SECONDS / 10
+                    keep_at, read = time.monotonic() + REPLY_SECONDS / 10, 0
                 reply = await partition.reader.blocking(
                     "XREAD", "COUNT", 1000, "BLOCK", 2000, "STREAMS", partition.stream, partition.cursor
                 )
@@ -288,6 +290,7 @@ class Client:
                 await self._look(partition)
                 continue
             entries = cast(list[list[list[Any]]], reply)[0][1]  # Any: RESP2 shapes
+            read += len(entries)
             for entry, fields in entries:
                 partition.cursor = entry.decode()
                 self._hand_out(partition, fields[1].decode(), fields[3])

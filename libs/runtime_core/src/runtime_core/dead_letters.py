@@ -334,7 +334,9 @@ def _with_data(event: bytes, data: bytes) -> bytes:
     try:
         members = msgspec.json.decode(event, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise InvalidInput("data", f"the rejected event cannot be read ({error}), so nothing in it can be replaced")
+        raise InvalidInput(
+            "data", f"the rejected event cannot be read ({error}), so nothing in it can be replaced"
+        ) from None
     members.pop("data_base64", None)
     members.update(data=msgspec.Raw(data), datacontenttype=msgspec.Raw(b'"application/json"'))
     return msgspec.json.encode(members)

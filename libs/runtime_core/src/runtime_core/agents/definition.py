@@ -41,7 +41,7 @@ class AgentDefinition(ABC):
     """An agent by its name.
 
     `timeout_seconds` limits the running time of one turn, not the waits between turns; `tools` are those that it
-    may offer to a model; `interleave=True` gives up that an instance handles one event at a time.
+    may offer to a model.
     """
 
     def __init__(
@@ -54,7 +54,6 @@ class AgentDefinition(ABC):
         pool: str = "",
         timeout_seconds: float = 600.0,
         tools: Sequence[str | Callable[..., object]] = (),
-        interleave: bool = False,
         description: str = "",
     ) -> None:
         self.name = checked_name("agent", name, None, place)
@@ -67,7 +66,6 @@ class AgentDefinition(ABC):
         if isinstance(tools, str):
             raise ConfigurationError(f"{self.what} ({place}) has tools={tools!r}: give a list of names")
         self.tools = tuple(tools)
-        self.interleave = interleave
         self.description = description
 
     @abstractmethod
@@ -113,7 +111,6 @@ class FunctionAgent(AgentDefinition):
         pool: str = "",
         timeout_seconds: float = 600.0,
         tools: Sequence[str | Callable[..., object]] = (),
-        interleave: bool = False,
     ) -> None:
         """Raises ConfigurationError for what can be seen without evaluating the annotations."""
         super().__init__(
@@ -124,7 +121,6 @@ class FunctionAgent(AgentDefinition):
             pool=pool,
             timeout_seconds=timeout_seconds,
             tools=tools,
-            interleave=interleave,
             description=inspect.getdoc(function) or "",
         )
         if not callable(function) or inspect.isclass(function):
@@ -210,7 +206,6 @@ class ClassAgent(AgentDefinition):
         pool: str = "",
         timeout_seconds: float = 600.0,
         tools: Sequence[str | Callable[..., object]] = (),
-        interleave: bool = False,
     ) -> None:
         """Raises ConfigurationError for what can be seen without evaluating the annotations."""
         if not (inspect.isclass(agent) and issubclass(agent, Agent)):
@@ -223,7 +218,6 @@ class ClassAgent(AgentDefinition):
             pool=pool,
             timeout_seconds=timeout_seconds,
             tools=tools,
-            interleave=interleave,
             # A class without a docstring has its base's, which says nothing of it.
             description=inspect.cleandoc(agent.__doc__ or ""),
         )

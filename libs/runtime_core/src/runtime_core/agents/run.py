@@ -221,8 +221,10 @@ class Run:
             return await self._ended_by(_for_good(error))
         for call in result.calls:
             pending[call.step] = call.digest
-        for asked in (*result.timers, *result.questions):
-            pending[asked.step] = asked.digest
+        for timer in result.timers:
+            pending[timer.step] = timer.digest
+        for question in result.questions:
+            pending[question.step] = question.digest
         result.sends, self.sends = self.sends, []
         result.steps = self.rows.take()
         return result

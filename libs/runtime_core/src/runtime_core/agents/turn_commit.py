@@ -8,24 +8,28 @@ from runtime_core.app import App
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.transport import Argument
 from runtime_core.consumer.effects import Call, Completed, Suspended
-from runtime_core.identifiers import fingerprint
+from runtime_core.identifiers import fingerprint, instance_address, partition_of
 from runtime_core.trajectory.steps import Step, StepError
 
 
-def parts_of(result: Suspended | Completed, delivery: Delivery, app: App) -> tuple[list[Argument], int]:
+def parts_of(
+    result: Suspended | Completed, delivery: Delivery, app: App, partitions: int = 1
+) -> tuple[list[Argument], int]:
     """The parts of a commit (see `commit_turn.lua`) and how many there are."""
     parts: list[Argument] = []
     count = len(result.sends)
     # A message that nobody waits for goes first: two sends to one instance keep the order of the program.
     for send in result.sends:
         task = fingerprint(delivery.task, delivery.run, send.step, digits=32)
-        parts += ("s", task, send.agent, send.key, send.data, send.step, send.digest)
+        there = _elsewhere(send.agent, send.key, delivery.partition, partitions)
+        agent = send.agent if there is None else f"@{there}:{send.agent}"
+        parts += ("s", task, agent, send.key, send.data, send.step, send.digest)
     if isinstance(result, Completed):
         return parts, count
     for call in result.calls:
         parts += (
-            "c", _stream(call, app), call.step, call.name, call.key, call.digest, call.wait, call.data,
-            delivery.context,
+            "c", _stream(call, app, delivery, partitions), call.step, call.name, call.key, call.digest, call.wait,
+            call.data, delivery.context,
         )  # fmt: skip
     for timer in result.timers:
         parts += ("t", timer.step, timer.digest, timer.wait, timer.after_ms, timer.status, timer.payload)
@@ -49,8 +53,20 @@ def parts_of(result: Suspended | Completed, delivery: Delivery, app: App) -> tup
     return parts, count
 
 
-def _stream(call: Call, app: App) -> str:
+def _elsewhere(agent: str, key: str, here: int, partitions: int) -> int | None:
+    """The partition of an agent's instance, where that is another one."""
+    if not key or partitions == 1:
+        return None
+    there = partition_of(instance_address(agent, key), partitions)
+    return None if there == here else there
+
+
+def _stream(call: Call, app: App, delivery: Delivery, partitions: int) -> str:
     """The call's work stream; a name that this app lacks is looked up among all apps by the commit."""
+    if call.kind == "agent" and (
+        (there := _elsewhere(call.name, call.key, delivery.partition, partitions)) is not None
+    ):
+        return f"@{there}:{fingerprint(delivery.task, delivery.run, call.step, digits=32)}"
     if call.kind == "tool":
         known = app.tools.get(call.name) is not None
     elif call.kind == "agent":

@@ -85,13 +85,16 @@ class _Warm:
 class TurnHandler:
     """Runs agents of one app for the deliveries of one consumer. A run that waits stays warm while there is room."""
 
-    def __init__(self, bus: EventBus, app: App, metrics: Metrics, *, warm_runs: int = WARM_RUNS) -> None:
+    def __init__(
+        self, bus: EventBus, app: App, metrics: Metrics, *, partitions: int = 1, warm_runs: int = WARM_RUNS
+    ) -> None:
         self._bus = bus
         self._app = app
         self._agents = app.agents
         self._metrics = metrics
         self._warm: OrderedDict[tuple[str, str], _Warm] = OrderedDict()
         self._warm_limit = warm_runs
+        self._partitions = partitions
         self._running: dict[str, set[Run]] = {}
 
     async def handle(self, delivery: Delivery) -> None:
@@ -147,8 +150,9 @@ class TurnHandler:
         warm = self._warm.pop((delivery.task, delivery.run), None)
         if warm is not None:
             if delivery.kind == "resume" and warm.turn == delivery.turn and delivery.attempt == 1:
-                await self._bring_results(delivery, warm.run)
+                # First: a branch goes on as soon as it has its result, and what it emits is this delivery's.
                 warm.port.delivery = delivery
+                await self._bring_results(delivery, warm.run)
                 return warm
             warm.run.drop()
         if delivery.kind == "start" and delivery.deliveries == 1 and delivery.attempt == 1 and not delivery.key:
@@ -225,7 +229,7 @@ class TurnHandler:
     # -- ends of a turn ----------------------------------------------------------------------------------------
 
     async def _suspend(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm, result: Suspended) -> None:
-        parts, count = parts_of(result, delivery, self._app)
+        parts, count = parts_of(result, delivery, self._app, self._partitions)
         record = ENCODER.encode(result.steps) if result.steps else b""
         try:
             committed = await self._bus.commit_turn(
@@ -258,7 +262,7 @@ class TurnHandler:
         row.input = msgspec.Raw(warm.input)
         row.output = msgspec.Raw(result.output)
         steps = [row, *result.steps]
-        parts, count = parts_of(result, delivery, self._app)
+        parts, count = parts_of(result, delivery, self._app, self._partitions)
         committed = await self._bus.commit_turn(
             delivery, "c", now, ENCODER.encode(steps), len(steps), result.output, result.state or b"", parts, count
         )

@@ -46,6 +46,8 @@ class Delivery:
             raise InvalidInput("h", f"not a header of the bus: {error}") from None
         if version != FORMAT:
             raise InvalidInput("h", f"format {version!r}: this release reads {FORMAT}; update this service")
+        if (self.kind == "call") is self.stream.startswith("agent") or (self.kind == "call" and "/" not in self.run):
+            raise InvalidInput("h", f"not a header of the bus: {self.kind!r} of {self.run!r} on {self.stream}")
         for at in range(2, len(fields) - 1, 2):
             name = fields[at]
             if name == b"d":

@@ -547,6 +547,13 @@ class EventBus:
         except ServerError as error:
             if not await self.repair(error):
                 raise
+            await self.transport.call("XGROUP", "SETID", self.keys.record, group, cursor)
+
+    async def answered(
+        self, task: str, run: str, step: str, status: bytes, payload: bytes, agent: str, there: str
+    ) -> bool:
+        """Answer a step that was asked in another partition, where task `there` has ended; once."""
+        return await self.call("answered", task, run, step, status, payload, agent, there) == b"OK"
 
     async def redrive(self, letter: str, reopen: bool, data: bytes = b"") -> list[str]:
         """`ok` + task, `missing`, `ended` + task + status, or `gone` + task."""

@@ -63,6 +63,11 @@ class Keys:
         return self.base + "replies"
 
     @property
+    def asks(self) -> str:
+        """What instances in other partitions are asked, on its way to them: a stream."""
+        return self.base + "asks"
+
+    @property
     def index(self) -> str:
         """Task ids by creation time: a sorted set."""
         return self.base + "index"

@@ -14,6 +14,7 @@ from importlib.resources import files
 # May they run at maxmemory? What settles work must (it frees memory); what starts work must not.
 FUNCTIONS = {
     "adopt": True,
+    "answered": True,
     "beat": True,
     "cancel": True,
     "commit_call": True,
@@ -30,6 +31,7 @@ FUNCTIONS = {
     "promote": True,
     "record": True,
     "redrive": False,
+    "repair": True,
     "retry": True,
     "signal": False,
     "submit": False,

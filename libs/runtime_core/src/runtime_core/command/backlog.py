@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.keys import GROUPS, STATE_MANAGER, Keys, group_of, ingress
+from runtime_core.bus.keys import GROUPS, STATE_MANAGER, group_of, ingress
 from runtime_core.bus.transport import Reply
 from runtime_core.command.connection import Broker, pages
 from runtime_core.errors import ServerError
@@ -68,7 +68,7 @@ async def measure(opened: Broker) -> dict[str, Any]:  # Any: JSON
             # Engines that nobody uses have no stream; the two that every namespace has are always shown.
             streams += [one for one in found if one["backlog"] or one["consumers"] or name in ("agent", "tool")]
         records += await _record(bus, now)
-        async for mailboxes in pages(bus.transport, f"{_escaped(keys)}mail:*", "list"):
+        async for mailboxes in pages(bus.transport, f"{keys.base}mail:*", "list"):
             lengths = [call("LLEN", mailbox) for mailbox in mailboxes]
             totals["mailboxes"] += len(mailboxes)
             totals["mailbox_events"] += sum([cast(int, await length) for length in lengths])
@@ -125,8 +125,3 @@ async def _record(bus: EventBus, now: int) -> list[dict[str, Any]]:  # Any: JSON
             }
         )
     return rows
-
-
-def _escaped(keys: Keys) -> str:
-    """The base as a pattern: names may hold no characters that a pattern gives a meaning, braces have none."""
-    return keys.base

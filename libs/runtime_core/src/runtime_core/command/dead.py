@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,12 +25,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Reason = Annotated[str, typer.Option("--reason", metavar="REASON", help="Only letters with this reason.")]
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Only letters of this agent or tool.")]
 Task = Annotated[str, typer.Option("--task", metavar="ID", help="Only letters of this task.")]
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids that `weft dead list` shows.")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids that `weft dead list` shows.")]
 
 
 def group() -> typer.Typer:
     app = typer.Typer(
-        help="Dead letters: what failed for good, kept whole until you give it again or drop it.",
+        help="Look after what failed for good.",
         no_args_is_help=True,
         rich_markup_mode=None,
     )
@@ -51,7 +51,9 @@ def list_letters(
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="How many to list.")] = 50,
     as_json: Json = False,
 ) -> None:
-    """List dead letters, the newest first, or count them by error, name or reason.
+    """List dead letters, the newest first.
+
+    Or count them by error, name or reason.
 
     \b
     Examples:
@@ -65,14 +67,16 @@ def list_letters(
     if group_by is None:
         run(_list(selection, limit, as_json))
     else:
-        run(_counted(cast("By", group_by.value), selection, limit, as_json))
+        run(_counted(group_by.value, selection, limit, as_json))
 
 
 def show(
     letter_id: Annotated[str, typer.Argument(metavar="ID", help="An id that `weft dead list` shows.")],
     as_json: Json = False,
 ) -> None:
-    """Show all that is kept of a dead letter: the event, and every error with its traceback.
+    """Show all that is kept of a dead letter.
+
+    The event, and every error with its traceback.
 
     \b
     Example:
@@ -95,7 +99,9 @@ def redrive(
     task: Task = "",
     as_json: Json = False,
 ) -> None:
-    """Give dead letters to the consumer that failed, with their attempts counted anew.
+    """Give dead letters to their consumer again.
+
+    Attempts are counted anew. A task that has ended goes on with --reopen only.
 
     \b
     Examples:

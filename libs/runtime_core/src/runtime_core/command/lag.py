@@ -14,9 +14,9 @@ def register(app: typer.Typer) -> None:
 
 
 def lag(as_json: Annotated[bool, typer.Option("--json", help="Print JSON; ages are milliseconds.")] = False) -> None:
-    """Show how much work waits on each stream, who reads it, and how far the record is.
+    """Show how much work waits, and where.
 
-    BACKLOG is what nobody has taken yet, PENDING what a consumer has in hand.
+    For each stream who reads it, and how far the record is. BACKLOG is what nobody has taken yet, PENDING what a consumer has in hand.
 
     \b
     Example:

@@ -141,7 +141,9 @@ def up(
         ),
     ] = None,
 ) -> None:
-    """Run everything on this machine: a broker, unless WEFT_REDIS_URL names one, and all services, until Ctrl-C.
+    """Run everything on this machine.
+
+    A broker, unless WEFT_REDIS_URL names one, and all services, until Ctrl-C. What they say is shown line by line.
 
     \b
     Example:

@@ -27,7 +27,7 @@ def submit(
     input: Annotated[
         str | None,
         typer.Argument(
-            metavar="[INPUT]",
+            metavar="INPUT",
             help="Its input: JSON where it is an object, an array, a number or a quoted string, else text. "
             "- reads standard input.",
         ),
@@ -56,7 +56,9 @@ def submit(
         bool, typer.Option("--json", help="Print the end as JSON; with --stream every event, one per line.")
     ] = False,
 ) -> None:
-    """Start a task and wait for its answer. The status is 1 where the task fails; Ctrl-C leaves it running.
+    """Start a task and wait for its answer.
+
+    The status is 1 where the task fails. Ctrl-C leaves it running.
 
     \b
     Examples:

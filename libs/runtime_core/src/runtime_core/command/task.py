@@ -38,7 +38,7 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="The task's id.")]
 
 
 def group() -> typer.Typer:
-    app = typer.Typer(help="Tasks: list, look, cancel, answer, delete.", no_args_is_help=True, rich_markup_mode=None)
+    app = typer.Typer(help="List tasks, look, cancel, answer, delete.", no_args_is_help=True, rich_markup_mode=None)
     app.command("list")(list_tasks)
     app.command("show")(show)
     app.command("cancel")(cancel)
@@ -53,7 +53,9 @@ def list_tasks(
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="How many to list.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """List tasks, the newest first: those on the broker, then those that only the trajectory store still has.
+    """List tasks, the newest first.
+
+    Those on the broker, and those that only the trajectory store still has.
 
     \b
     Example:
@@ -65,7 +67,9 @@ def list_tasks(
 
 
 def show(task_id: Id, as_json: Json = False) -> None:
-    """Show a task: what it waits for, questions with how to answer them, its error, and its runs with their times.
+    """Show all that is known of a task.
+
+    What it waits for, its questions and how to answer them, its error, and its runs with their times.
 
     \b
     Example:
@@ -83,7 +87,9 @@ def cancel(
     ] = "cancelled by its user",
     as_json: Json = False,
 ) -> None:
-    """Cancel a task. It ends now; what it has running hears of it within a second or so.
+    """Cancel a task.
+
+    It ends now; what it has running hears of it within a second or so.
 
     \b
     Example:
@@ -102,7 +108,9 @@ def signal(
     ],
     as_json: Json = False,
 ) -> None:
-    """Answer a question that a task waits for. Of several answers the first one counts.
+    """Answer a question of a task.
+
+    Of several answers the first one counts.
 
     \b
     Example:
@@ -118,7 +126,9 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Erase an ended task for ever: from the broker, with its trajectory, output and dead letters.
+    """Erase an ended task for ever.
+
+    From the broker, with its trajectory, output and dead letters. Asks first where it is typed by hand.
 
     \b
     Example:

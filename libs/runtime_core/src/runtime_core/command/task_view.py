@@ -9,7 +9,6 @@ from typing import Any, cast
 import msgspec
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.transport import Reply
 from runtime_core.client import ENDED, shown
 
 _KINDS = {"t": "tool", "a": "agent", "r": "ray", "s": "spark", "i": "timer", "h": "human"}
@@ -96,7 +95,7 @@ def describe_wait(wait: Mapping[str, Any], now_ms: float) -> str:  # Any: JSON
 def _run_waits(run: str, fields: dict[bytes, bytes], retries: Mapping[str, _Retry]) -> list[dict[str, Any]]:
     """What the run itself waits for: its next attempt, or its instance."""
     cur = fields.get(b"cur", b"").decode()
-    header = fields.get(b"h", b"").decode().split("\n") + ["", "", ""]
+    header = [*fields.get(b"h", b"").decode().split("\n"), "", "", ""]
     name = f"{header[1]}/{header[2]}" if header[2] else header[1]
     if cur in _PLACES:
         return [{"run": run, "step": "", "kind": "agent", "name": name, "place": cur}]
@@ -166,5 +165,5 @@ async def _hash(bus: EventBus, key: str) -> dict[bytes, bytes]:
 
 
 async def _due(bus: EventBus, member: str) -> int | None:
-    score = cast(Reply, await bus.transport.call("ZSCORE", bus.keys.timers, member))
+    score = await bus.transport.call("ZSCORE", bus.keys.timers, member)
     return None if score is None else int(float(cast(bytes, score)))

@@ -25,7 +25,7 @@ class Format(enum.StrEnum):
 
 def group() -> typer.Typer:
     app = typer.Typer(
-        help="Trajectories: what tasks did, step by step, for audit and training.",
+        help="What tasks did, step by step.",
         no_args_is_help=True,
         rich_markup_mode=None,
     )
@@ -40,7 +40,9 @@ def show(
         False
     ),
 ) -> None:
-    """Show the runs and steps of a task as a tree, with their times, inputs, outputs and errors.
+    """Show the steps of a task as a tree.
+
+    With their times, inputs, outputs and errors. Works without the broker.
 
     \b
     Example:
@@ -70,7 +72,9 @@ def export(
         ),
     ] = "",
 ) -> None:
-    """Export steps, one row each with its task, ordered by task.
+    """Export steps for audit and training.
+
+    One row per step with its task, ordered by task. Works without the broker.
 
     \b
     Examples:

@@ -6,6 +6,7 @@
 --      11 output, error object or, for `w`, the state in mid-run ('' unchanged) · 12 new state or '' (for `c`)
 --      13 number of parts, then each part, its letter first:
 --        c stream step name key digest wait data context   ask a tool, an agent or an engine; stream `?agent`/`?tool`: by manifest
+--          stream `@<partition>:<task>`: an instance that lives elsewhere is asked by a task of its own there
 --        t step digest wait after_ms status payload        a timer that answers the step
 --        q step digest wait data timeout_ms ('' none) default ('' none)   a question; data is JSON for `weft.human.requested`
 --        s task agent key data step digest                 a message nobody waits for: a task of its own
@@ -38,10 +39,7 @@ local function commit_turn(keys, args)
     local at = 14
     for _ = 1, parts do
       if args[at] == 's' then
-        local target = redis.call('HGET', base .. 'agents', args[at + 2])
-        if target then
-          send_detached(base, args[at + 1], target, args[at + 2], args[at + 3], args[at + 4], task, run)
-        end
+        send_detached(base, args[at + 1], args[at + 2], args[at + 3], args[at + 4], task, run)
       end
       at = at + PART_SIZE[args[at]]
     end
@@ -73,7 +71,7 @@ local function commit_turn(keys, args)
     local size = PART_SIZE[letter]
     if not size or not args[at + size - 1] then return redis.error_reply('ERR weft: malformed part ' .. tostring(letter)) end
     if letter ~= 'a' then asked = asked + 1 end
-    if letter == 'c' and string.sub(args[at + 1], 1, 1) ~= '?' then redis.call('XLEN', base .. args[at + 1]) end
+    if letter == 'c' and string.find(args[at + 1], '^[a-z]') then redis.call('XLEN', base .. args[at + 1]) end
     at = at + size
   end
   local limit = tonumber(string.match(own_h, '^[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n(%d*)') or '0') or 0
@@ -107,24 +105,38 @@ local function commit_turn(keys, args)
       local target, step, name, call_key, digest, wait, data, context =
         args[at + 1], args[at + 2], args[at + 3], args[at + 4], args[at + 5], args[at + 6], args[at + 7], args[at + 8]
       local kind = string.sub(target, 1, 1)
-      if kind == '?' then
+      local child = run .. '/' .. step
+      if kind == '@' then
+        ask_elsewhere(base, target, name, call_key, data, context, task .. '|' .. run .. '|' .. step)
+        redis.call('HSET', key, 'k:' .. child, target)
+        flags = flag(flags, 'c')
+        missing(step, digest, 'a', wait)
+      elseif kind == '?' then
         kind = string.sub(target, 2, 2)
         target = redis.call('HGET', base .. (kind == 'a' and 'agents' or 'tools'), name)
       end
-      local child = run .. '/' .. step
-      if not target then
+      if kind == '@' then
+        target = nil -- asked above
+      elseif not target then
         local value = digest .. 'E' .. args[8] .. error_json('UnknownName', 'no ' .. (kind == 'a' and 'agent' or 'tool') .. ' is named ' .. name)
         set[#set + 1] = 'j:' .. step
         set[#set + 1] = value
         present(step, wait, value)
       elseif kind == 'a' then
         local ck = run_key(base, task, child)
-        local cur_child = deliver(base, task, child, target, name, call_key, data, context)
-        redis.call('HSET', ck, 'cur', cur_child, 'h', target .. '\n' .. name .. '\n' .. call_key .. '\n\n' ..
-          (string.find(cur_child, '-', 1, true) and ms_of(cur_child) or args[8]) .. '\n0', 'd', data, 'x', context)
-        redis.call('HSET', key, 'k:' .. child, call_key ~= '' and (name .. '/' .. call_key) or '')
-        flags = flag(flags, 'c')
-        missing(step, digest, kind, wait)
+        local cur_child = deliver(base, task, child, target, name, call_key, data, context, true)
+        if cur_child then
+          redis.call('HSET', ck, 'cur', cur_child, 'h', target .. '\n' .. name .. '\n' .. call_key .. '\n\n' ..
+            (string.find(cur_child, '-', 1, true) and ms_of(cur_child) or args[8]) .. '\n0', 'd', data, 'x', context)
+          redis.call('HSET', key, 'k:' .. child, call_key ~= '' and (name .. '/' .. call_key) or '')
+          flags = flag(flags, 'c')
+          missing(step, digest, kind, wait)
+        else
+          local value = digest .. 'E' .. args[8] .. mailbox_full(name, call_key)
+          set[#set + 1] = 'j:' .. step
+          set[#set + 1] = value
+          present(step, wait, value)
+        end
       else
         local header = '1\ncall\n' .. task .. '\n' .. child .. '\n' .. name .. '\n' .. call_key .. '\n1\n0'
         if context ~= '' then
@@ -157,10 +169,7 @@ local function commit_turn(keys, args)
       set[#set + 1] = args[8] .. args[at + 4]
       missing(step, args[at + 2], 'h', args[at + 3])
     elseif letter == 's' then
-      local target = redis.call('HGET', base .. 'agents', args[at + 2])
-      if target then
-        send_detached(base, args[at + 1], target, args[at + 2], args[at + 3], args[at + 4], task, run)
-      end
+      send_detached(base, args[at + 1], args[at + 2], args[at + 3], args[at + 4], task, run)
       set[#set + 1] = 'j:' .. args[at + 5]
       set[#set + 1] = args[at + 6] .. 'K' .. args[8] .. 'null'
     else

@@ -29,7 +29,8 @@ local function dead_letter(keys, args)
       letter[#letter + 1] = fields[i + 1]
     end
   end
-  if head[1] ~= '1' or not head[7] or not head[3] or head[3] == '' then
+  local is_turn = string.sub(stream, 1, 5) == 'agent'
+  if head[1] ~= '1' or not head[7] or head[3] == '' or not (is_turn or parent_of(head[4])) then
     settle(base, stream, entry)
     redis.call('XADD', base .. 'dead', '*', unpack(letter))
     return 'OK'
@@ -39,7 +40,6 @@ local function dead_letter(keys, args)
     letter[#letter + 1] = pair[1]
     letter[#letter + 1] = pair[2]
   end
-  local is_turn = string.sub(stream, 1, 5) == 'agent'
   local inst = (is_turn and instance_key ~= '') and (name .. '/' .. instance_key) or ''
   local key = base .. 'task:' .. task
   local v = redis.call('HMGET', key, 'status', 'h', 'steps', 'fl')
@@ -54,7 +54,10 @@ local function dead_letter(keys, args)
   end
   if not live then
     settle_late(base, stream, entry, inst, task, run)
-    return 'DONE'
+    if reason ~= 'malformed' then return 'DONE' end
+    -- The bus never sent it, so no commit can have handled it before.
+    redis.call('XADD', base .. 'dead', '*', unpack(letter))
+    return 'OK'
   end
   settle(base, stream, entry)
   local letter_id = redis.call('XADD', base .. 'dead', '*', unpack(letter))

@@ -58,6 +58,10 @@ local function error_json(kind, message)
   return '{"type":' .. quote(kind) .. ',"message":' .. quote(message) .. '}'
 end
 
+local function mailbox_full(agent, key)
+  return error_json('MailboxFull', 'the mailbox of ' .. agent .. '/' .. key .. ' is full')
+end
+
 -- Acknowledges and deletes: a work stream holds only work that is not done.
 local function settle(base, stream, entry)
   local key = base .. stream
@@ -183,8 +187,8 @@ local function release(base, inst, task, run)
 end
 
 -- Delivers a run to its agent: at once, as a nested call, or through the instance's mailbox. The caller stores
--- `cur` (the value returned) with the run's other fields.
-local function deliver(base, task, run, stream, agent, key, data, context)
+-- `cur` (the value returned) with the run's other fields. `bounded`: nil, and nothing written, where the mailbox is full.
+local function deliver(base, task, run, stream, agent, key, data, context, bounded)
   if key == '' then return append_start(base, task, run, stream, agent, key, data, context) end
   local inst = agent .. '/' .. key
   local ik = base .. 'inst:' .. inst
@@ -206,6 +210,10 @@ local function deliver(base, task, run, stream, agent, key, data, context)
       redis.call('RPUSH', base .. 'nest:' .. inst, ref)
       return 'nest'
     end
+  end
+  if bounded then
+    local waiting = redis.call('LLEN', base .. 'mail:' .. inst)
+    if waiting > 0 and waiting >= tonumber(redis.call('HGET', base .. 'meta', 'mailbox_max') or '10000') then return nil end
   end
   redis.call('RPUSH', base .. 'mail:' .. inst, ref)
   return 'mail'
@@ -274,12 +282,20 @@ local function stop_running(base, task, ms)
   redis.call('ZREMRANGEBYSCORE', key, '-inf', '(' .. text(tonumber(ms) - 600000))
 end
 
+-- Asks an instance that lives in another partition: the leader of this one starts a task there, in order, whose id
+-- makes a repeat start nothing; its end comes back as the step's result. `place` is `@<partition>:<task>`.
+local function ask_elsewhere(base, place, agent, key, data, context, back)
+  redis.call('XADD', base .. 'asks', '*', 'place', place, 'agent', agent, 'key', key, 'd', data, 'x', context, 'back', back)
+end
+
 -- Frees what an ended task holds: child runs, their instances, timers. Work in flight is freed by its own
 -- late commit or by its adopter, since two turns must never be at once on one instance.
 local function free_children(base, task, fields)
   for i = 1, #fields, 2 do
     local child = string.match(fields[i], '^k:(.*)$')
-    if child then
+    if child and string.sub(fields[i + 1], 1, 1) == '@' then
+      redis.call('XADD', base .. 'asks', '*', 'place', fields[i + 1], 'cancel', task)
+    elseif child then
       local rk = run_key(base, task, child)
       local cur = redis.call('HGET', rk, 'cur')
       redis.call('DEL', rk)
@@ -388,12 +404,24 @@ end
 
 -- A message that nobody waits for becomes a task of its own; its id derives from the step that sent it, so that
 -- a repeated commit starts nothing twice.
-local function send_detached(base, task, stream, agent, key, data, from_task, from_run)
+local function send_detached(base, task, agent, key, data, from_task, from_run)
+  if string.sub(agent, 1, 1) == '@' then
+    local place, name = string.match(agent, '^(@%d+):(.*)$')
+    ask_elsewhere(base, place .. ':' .. task, name, key, data, '', '')
+    return
+  end
+  local stream = redis.call('HGET', base .. 'agents', agent)
+  if not stream then return end
   local tk = base .. 'task:' .. task
   if redis.call('EXISTS', tk) == 1 then return end
-  local entry = deliver(base, task, 'r', stream, agent, key, data, '')
-  local created = string.find(entry, '-', 1, true) and ms_of(entry) or text(now_ms(base))
-  redis.call('HSET', tk, 'status', 'accepted', 'cur', entry, 'd', data, 'h', stream .. '\n' .. agent .. '\n' .. key .. '\n\n' ..
-    created .. '\n0\n' .. task .. '\n' .. from_task .. '/' .. from_run .. '\n\n')
+  local entry = deliver(base, task, 'r', stream, agent, key, data, '', true)
+  local created = entry and string.find(entry, '-', 1, true) and ms_of(entry) or text(now_ms(base))
+  local h = stream .. '\n' .. agent .. '\n' .. key .. '\n\n' .. created .. '\n0\n' .. task .. '\n' ..
+    from_task .. '/' .. from_run .. '\n\n'
   redis.call('ZADD', base .. 'index', created, task)
+  if entry then
+    redis.call('HSET', tk, 'status', 'accepted', 'cur', entry, 'd', data, 'h', h)
+  else
+    end_task(base, task, h, '', 'failed', mailbox_full(agent, key), '0', created, '[]', false, true)
+  end
 end

@@ -1,0 +1,71 @@
+"""`weft doctor`: is everything as it must be, and what to do where it is not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from runtime_core.command.output import plain, print_json
+
+if TYPE_CHECKING:
+    from runtime_core.command.checks import Finding, Wanted
+
+
+def register(app: typer.Typer) -> None:
+    app.command("doctor")(doctor)
+
+
+def doctor(
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Free what is stuck: lost work becomes dead letters, instances go on.")
+    ] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="Remove functions of other releases from the broker.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check that everything is as it must be.
+
+    The broker, the services and the trajectory store; what is wrong comes with a remedy. The status is then 1.
+
+    \b
+    Example:
+      weft doctor
+    """
+    from runtime_core.command.checks import Wanted
+    from runtime_core.command.connection import run
+
+    # Large namespaces take a while: each check may, not all together.
+    run(_doctor(Wanted(repair, clean), as_json), None)
+
+
+async def _doctor(wanted: Wanted, as_json: bool) -> None:
+    from runtime_core.command.checks import CHECKS, Finding
+    from runtime_core.command.connection import broker
+    from runtime_core.errors import ServerError
+
+    findings: list[Finding] = []
+    async with broker() as opened:
+        for check in CHECKS:
+            try:
+                async for finding in check(opened, wanted):
+                    findings.append(finding)
+                    if not as_json:
+                        _print(finding)
+            except ServerError as error:
+                name = check.__name__
+                findings.append(Finding(name, False, f"could not be checked: {error}", "is the user let to ask that?"))
+                if not as_json:
+                    _print(findings[-1])
+    wrong = [finding for finding in findings if not finding.ok]
+    if as_json:
+        print_json({"ok": not wrong, "checks": [finding.to_json() for finding in findings]})
+    else:
+        print(f"\n{len(wrong)} of {len(findings)} are wrong" if wrong else "\nall is well")
+    if wrong:
+        raise typer.Exit(1)
+
+
+def _print(finding: Finding) -> None:
+    print(f"{'✓' if finding.ok else '✗'} {finding.check}: {plain(finding.message)}", flush=True)
+    if finding.remedy:
+        print(f"    → {plain(finding.remedy)}", flush=True)

@@ -1,0 +1,152 @@
+"""What comes after the end changes nothing: no key is made again, no status goes back."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.event_bus import EventBus
+from tests.contracts.broker import DIGEST, Broker, Snapshot, answer, ask, bury, complete, fail, nap, question, suspend
+
+VALUE = f"{DIGEST}K1700000000000true".encode()
+
+
+@dataclass
+class Late:
+    """Deliveries of a task that is over, in hands that do not know it."""
+
+    turn: Delivery
+    """Of the task's first run."""
+    call: Delivery
+    """A tool call of the child run."""
+    child: Delivery
+    """A turn of a second child run."""
+
+
+Write = Callable[[EventBus, Late], Awaitable[object]]
+WRITES: dict[str, Write] = {
+    "a turn that ends": lambda bus, late: complete(bus, late.turn),
+    "a turn that fails": lambda bus, late: fail(bus, late.turn),
+    "a turn that waits": lambda bus, late: suspend(bus, late.turn, ask("9"), question("8"), nap("7", 10)),
+    "a child's turn that ends": lambda bus, late: complete(bus, late.child),
+    "a child's turn that waits": lambda bus, late: suspend(bus, late.child, ask("9"), nap("7", 10)),
+    "a result": lambda bus, late: answer(bus, late.call),
+    "a step in mid-turn": lambda bus, late: bus.record(late.turn, "9", VALUE),
+    "a child's step in mid-turn": lambda bus, late: bus.record(late.child, "9", VALUE),
+    "a delta": lambda bus, late: bus.emit(late.turn, "9", VALUE, b'"x"'),
+    "a child's delta": lambda bus, late: bus.emit(late.child, "9", VALUE, b'"x"'),
+    "progress": lambda bus, late: bus.progress(late.call, b'{"done":1}'),
+    "a retry of a turn": lambda bus, late: bus.retry(late.turn, 10, b""),
+    "a retry of a child's turn": lambda bus, late: bus.retry(late.child, 10, b""),
+    "a retry of a call": lambda bus, late: bus.retry(late.call, 10, b""),
+    "a dead letter of a turn": lambda bus, late: bury(bus, late.turn),
+    "a dead letter of a diverged turn": lambda bus, late: bury(bus, late.turn, "diverged"),
+    "a dead letter of a child's turn": lambda bus, late: bury(bus, late.child),
+    "a dead letter of a call": lambda bus, late: bury(bus, late.call),
+    "an answer": lambda bus, late: bus.signal("t", "r/3:1", b"1"),
+    "a watcher": lambda bus, late: bus.call("watch", "t"),
+    "timers": lambda bus, late: bus.promote(),
+}
+
+
+async def a_task_in_many_hands(broker: Broker, bus: EventBus) -> Late:
+    """A task with three child runs: one asked a tool, one is in flight, one asked a human and sleeps."""
+    await broker.submit(bus, "t", timeout_ms=60_000)
+    parts = [ask(step, "editor", stream="agent") for step in ("1", "2", "3")]
+    assert await suspend(bus, await broker.take(bus), *parts, nap("4", 0))
+    one, two, three = await broker.take(bus), await broker.take(bus), await broker.take(bus)
+    assert await suspend(bus, one, ask("1"))
+    assert await suspend(bus, three, question("1", timeout_ms=0), nap("2", 0))
+    await bus.call("promote", 1)
+    return Late(await broker.take(bus), await broker.take(bus, "tool"), two)
+
+
+def of_the_task(snapshot: Snapshot) -> Snapshot:
+    """Its own hash, its runs' and its output."""
+    return {key: value for key, value in snapshot.items() if "}:task:t" in key or "}:run:t/" in key or "}:out:t" in key}
+
+
+@pytest.mark.parametrize("what", WRITES)
+@pytest.mark.parametrize("expired", [False, True])
+async def test_a_task_that_is_over_stays_as_it_is(broker: Broker, bus: EventBus, what: str, expired: bool) -> None:
+    """Holes 27 and 35: with its fields still there, and after they have expired."""
+    late = await a_task_in_many_hands(broker, bus)
+    timers = await broker.call("ZRANGE", broker.keys.timers, 0, -1)
+    delayed = await broker.hash("delayed")
+    assert isinstance(timers, list)
+    assert len(timers) == 3
+    assert await bus.cancel("t", "not wanted") == ["cancelled"]
+    if expired:
+        await broker.call("DEL", broker.keys.task("t"), broker.keys.out("t"))
+    if what == "timers":
+        # As on a server that has lost the second in which the end took them away.
+        for name, value in delayed.items():
+            await broker.call("HSET", broker.keys.base + "delayed", name, value)
+        for member in timers:
+            assert isinstance(member, bytes)
+            await broker.call("ZADD", broker.keys.timers, 0, member)
+    before = of_the_task(await broker.snapshot())
+    dead = await broker.entries("dead")
+    await WRITES[what](bus, late)
+    assert of_the_task(await broker.snapshot()) == before
+    assert await broker.entries("dead") == dead
+
+
+@pytest.mark.parametrize("what", ["a turn that ends", "a result", "a retry of a turn", "a dead letter of a call"])
+async def test_late_work_is_settled(broker: Broker, bus: EventBus, what: str) -> None:
+    """Hole 13: late is not refused, it is acknowledged and dropped, or it would be delivered for ever."""
+    late = await a_task_in_many_hands(broker, bus)
+    await bus.cancel("t", "not wanted")
+    await WRITES[what](bus, late)
+    delivery = late.turn if "turn" in what else late.call
+    assert delivery.entry not in await bus.own_pending(delivery.stream)
+    assert delivery.entry.decode() not in [entry["id"] for entry in await broker.entries(delivery.stream)]
+
+
+async def test_an_end_is_final(broker: Broker, bus: EventBus) -> None:
+    """Hole 27: completed stays completed, whatever asks for another end."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    assert await complete(bus, turn)
+    before = await broker.snapshot()
+    assert await bus.cancel("t", "too late") == ["ended", "completed"]
+    assert not await fail(bus, turn)
+    assert not await suspend(bus, turn, ask("1"))
+    assert await broker.snapshot() == before
+
+
+async def test_statuses_go_forward(broker: Broker, bus: EventBus) -> None:
+    """Hole 27: each is written by the commit that makes it so."""
+    await broker.submit(bus, "t")
+    seen = [await broker.status("t")]
+    assert await suspend(bus, await broker.take(bus), ask("1"), ask("2"))
+    seen.append(await broker.status("t"))
+    assert await answer(bus, await broker.take(bus, "tool"))
+    seen.append(await broker.status("t"))
+    turn = await broker.take(bus)
+    assert await answer(bus, await broker.take(bus, "tool"))
+    assert await complete(bus, turn)
+    seen.append(await broker.status("t"))
+    assert seen == ["accepted", "waiting", "running", "completed"]
+
+
+async def test_what_is_repeated_after_a_lost_reply_changes_nothing(broker: Broker, bus: EventBus) -> None:
+    """Hole 44: the client sends again what it heard no answer of; the answer is `done`, and nothing moves."""
+    await broker.submit(bus, "t", key="k")
+    await broker.submit(bus, "next", key="k")
+    turn = await broker.take(bus)
+    assert await bus.retry(turn, 60_000, b'{"type":"A"}')
+    before = await broker.snapshot()
+    assert not await bus.retry(turn, 60_000, b'{"type":"A"}')
+    assert await broker.snapshot() == before
+    await broker.pass_time(60_000)
+    await bus.promote()
+    turn = await broker.take(bus)
+    assert await bury(bus, turn)
+    before = await broker.snapshot()
+    assert not await bury(bus, turn)
+    assert await broker.snapshot() == before
+    assert len(await broker.entries("dead")) == 1

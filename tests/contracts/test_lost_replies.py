@@ -1,0 +1,156 @@
+"""The server has done what it was asked, and the reply never came (holes 7 and 44)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from prometheus_client import CollectorRegistry
+
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.consumer.consumer import Consumer
+from runtime_core.telemetry.metrics import Metrics
+from tests.contracts.broker import DIGEST, Broker, ask, complete, suspend
+
+
+async def lose_read(broker: Broker, bus: EventBus, count: int = 10, stream: str = "agent") -> None:
+    """A read by this owner whose reply nobody has seen."""
+    group = {"agent": "agent-handler", "tool": "tool-handler"}[stream]
+    await broker.call(
+        "XREADGROUP", "GROUP", group, bus.owner, "COUNT", count, "STREAMS", broker.keys.stream(stream), ">"
+    )
+
+
+async def test_an_owner_finds_what_it_holds_without_knowing(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """Hole 7: it lives, so nobody adopts; only it can look."""
+    await broker.submit(bus, "t", key="k")
+    await broker.submit(bus, "u")
+    await lose_read(broker, bus)
+    await broker.nothing(bus)
+    assert (await other.adopt("agent", 10, False)).deliveries == []
+    pending = await bus.own_pending("agent")
+    assert list(pending.values()) == [1, 1]
+    assert await other.own_pending("agent") == {}
+    taken, malformed = await bus.reopen("agent", pending)
+    assert ([turn.task for turn in taken], malformed) == (["t", "u"], [])
+    for turn in taken:
+        assert await complete(bus, turn)
+    assert await bus.own_pending("agent") == {}
+    await broker.idle()
+
+
+async def test_a_long_list_is_found_whole(broker: Broker, bus: EventBus) -> None:
+    """More than one page, and entries that are gone or no work."""
+    for number in range(1105):
+        await broker.call("XADD", broker.keys.stream("agent"), f"{number + 1}-0", "foreign", "1")
+    await lose_read(broker, bus, 2000)
+    pending = await bus.own_pending("agent")
+    assert len(pending) == 1105
+    await broker.call("XDEL", broker.keys.stream("agent"), "1-0")
+    taken, malformed = await bus.reopen("agent", dict.fromkeys(list(pending)[:3], 1))
+    assert taken == []
+    assert [entry for _, entry, _ in malformed] == [b"2-0", b"3-0"]
+    assert len(await bus.own_pending("agent")) == 1104, "what is gone is acknowledged"
+
+
+class Worker:
+    """A handler that completes every turn."""
+
+    def __init__(self, bus: EventBus) -> None:
+        self._bus = bus
+        self.handled: asyncio.Queue[str] = asyncio.Queue()
+
+    async def handle(self, delivery: Delivery) -> None:
+        assert await complete(self._bus, delivery)
+        self.handled.put_nowait(delivery.task)
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+    def stop_task(self, task: str) -> None:
+        raise AssertionError("nobody cancels")
+
+
+async def test_a_consumer_looks_once_per_lease(broker: Broker) -> None:
+    """Hole 7, by the consumer itself: nothing tells it that a reply was lost."""
+    transport = await broker.connect()
+    broker.transports.append(transport)
+    bus = EventBus(transport, broker.keys)
+    worker = Worker(bus)
+    consumer = Consumer(bus, ["agent"], worker, Metrics(CollectorRegistry(), "test"), service="test", lease_seconds=0.6)
+    await consumer.start()
+    running = asyncio.create_task(consumer.run())
+    try:
+        await broker.submit(bus, "first")
+        assert await asyncio.wait_for(worker.handled.get(), 10) == "first"
+        # The owner's read may be on the server by now: what is appended would go there. So it is put into its hands
+        # without a read, as a claim whose reply was lost does.
+        await broker.call("XGROUP", "SETID", broker.keys.stream("agent"), "agent-handler", "9999999999999-0")
+        await broker.submit(bus, "lost")
+        entry = (await broker.entries("agent"))[0]["id"]
+        await broker.call("XCLAIM", broker.keys.stream("agent"), "agent-handler", bus.owner, 0, entry, "FORCE")
+        assert await asyncio.wait_for(worker.handled.get(), 10) == "lost"
+    finally:
+        await consumer.stop()
+        await running
+    await broker.idle()
+
+
+async def test_a_submit_repeated_starts_one_task(broker: Broker, bus: EventBus) -> None:
+    """Hole 44: its ids are taken before the first try."""
+    assert (await broker.submit(bus, "t", key="k")).started
+    before = await broker.snapshot()
+    repeated = await broker.submit(bus, "t", key="k")
+    assert (repeated.task, repeated.status, repeated.started) == ("t", "accepted", False)
+    assert await broker.snapshot() == before
+    await complete(bus, await broker.take(bus))
+    assert (await broker.submit(bus, "t", key="k")).status == "completed"
+    await broker.nothing(bus)
+
+
+async def test_a_mid_turn_record_repeated_answers_the_same(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    value = DIGEST.encode() + b"K1700000000000null"
+    assert await bus.record(turn, "1", value) == value
+    before = await broker.snapshot()
+    assert await bus.record(turn, "1", value) == value
+    assert await broker.snapshot() == before
+
+
+async def test_a_delta_repeated_is_written_once(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    value = DIGEST.encode() + b"K1700000000000null"
+    assert await bus.emit(turn, "1", value, b'"text"')
+    before = await broker.snapshot()
+    assert not await bus.emit(turn, "1", value, b'"text"')
+    assert await broker.snapshot() == before
+
+
+async def test_a_call_marked_started_is_still_the_same_owners(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1"))
+    call = await broker.take(bus, "tool")
+    assert await bus.mark_started(call)
+    assert await bus.mark_started(call), "its own mark, whose reply was lost"
+    assert not await other.mark_started(call), "another's: whether it ran is not known"
+
+
+async def test_leaving_twice_counts_once(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    await bus.leave([turn])
+    await bus.leave([turn])
+    adopted = await other.adopt("agent", 10, False)
+    assert [delivery.deliveries for delivery in adopted.deliveries] == [1]
+    assert await complete(other, adopted.deliveries[0])
+
+
+async def test_a_signal_repeated_says_that_it_was_answered(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ["q", "1", DIGEST, "!", b"{}", "", b""])
+    assert await bus.signal("t", "r:1", b"1") == ["ok"]
+    before = await broker.snapshot()
+    assert await bus.signal("t", "r:1", b"2") == ["answered"]
+    assert await broker.snapshot() == before

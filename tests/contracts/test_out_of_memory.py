@@ -1,0 +1,77 @@
+"""At `maxmemory` new work is refused, and what is open can still be ended, which frees memory (hole 9)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from runtime_core.errors import ServerError
+from tests.conftest import OwnServer
+from tests.contracts.broker import DIGEST, LEASE_MS, Broker, answer, ask, bury, complete, fail, nap, question, suspend
+from tests.contracts.conftest import close_broker, open_broker, server_clients
+from tests.servers.matrix import MATRIX
+
+
+@pytest.fixture(params=MATRIX)
+async def broker(request: pytest.FixtureRequest, own_server: OwnServer, namespace: str) -> AsyncIterator[Broker]:
+    """A server of the test's own: its memory is a setting of the whole server."""
+    kind: str = request.param
+    server = own_server(kind, append=None)
+    broker = await open_broker(kind, namespace, server_clients(server.url))
+    yield broker
+    await close_broker(broker)
+
+
+async def fill(broker: Broker) -> None:
+    """Less memory than is in use by now."""
+    await broker.call("CONFIG", "SET", "maxmemory", "1mb")
+    with pytest.raises(ServerError, match="OOM"):
+        await broker.call("SET", f"{broker.keys.namespace}:more", "x")
+
+
+async def test_new_work_is_refused_and_open_work_goes_on(broker: Broker) -> None:
+    bus, other = await broker.owner(), await broker.owner()
+    for task in ("waits", "ends", "fails", "again", "dies", "asks", "adopted", "cancelled", "sleeps"):
+        await broker.submit(bus, task, key=task)
+    turns = {}
+    for _ in range(9):
+        turn = await broker.take(bus)
+        turns[turn.task] = turn
+    await suspend(bus, turns["asks"], question("1"))
+    await suspend(bus, turns["sleeps"], nap("1", 100))
+    await broker.silence(bus)
+    adopted = {turn.task: turn for turn in (await other.adopt("agent", 10, False)).deliveries}
+    await fill(broker)
+
+    for refused in (broker.submit(other, "new"), other.signal("asks", "r:1", b"1"), other.redrive("1-1", False)):
+        with pytest.raises(ServerError, match="OOM"):
+            await refused
+    assert await broker.status("new") == ""
+    await other.beat(LEASE_MS, False, "")
+    assert await other.lead("admit") == 1
+    assert await suspend(other, adopted["waits"], ask("1"))
+    assert await answer(other, await broker.take(other, "tool"))
+    assert await other.retry(adopted["again"], 100, b"{}")
+    assert await complete(other, adopted["ends"], state=b"1")
+    assert await fail(other, adopted["fails"])
+    assert await bury(other, adopted["dies"])
+    assert await other.cancel("cancelled", "no more") == ["cancelled"]
+    assert not await complete(other, adopted["cancelled"])
+    value = DIGEST.encode() + b"K1700000000000null"
+    assert await other.record(adopted["adopted"], "1", value) == value
+    assert await other.emit(adopted["adopted"], "2", value, b'"text"')
+    assert await complete(other, adopted["adopted"])
+    await other.promote()
+    assert await complete(other, await broker.take(other))
+    last = (await broker.entries("record"))[-1]["id"]
+    for name in ("state-manager", "trajectory-recorder"):
+        await other.publish_cursor(name, last)
+    assert (await other.trim_record())[0] > 0
+    letter = (await broker.entries("dead"))[0]["id"]
+    assert await other.drop_letter(letter)
+    assert await other.erase("dies") == "OK"
+    await other.leave([])
+
+    await broker.call("CONFIG", "SET", "maxmemory", "0")
+    assert (await broker.submit(bus, "new")).started

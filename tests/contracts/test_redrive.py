@@ -1,0 +1,216 @@
+"""Dead letters that are driven again: only for somebody, once, through the mailbox, with attempts counted anew."""
+
+from __future__ import annotations
+
+from runtime_core.bus.event_bus import EventBus
+from tests.contracts.broker import Broker, answer, ask, bury, complete, fail, suspend
+
+
+async def letter(broker: Broker) -> str:
+    (entry,) = await broker.entries("dead")
+    return entry["id"]
+
+
+async def dead_call(broker: Broker, bus: EventBus) -> str:
+    """A task that failed because its only call was given up at its third attempt; the letter."""
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", data=b'{"q":"old"}'))
+    for _ in range(2):
+        assert await bus.retry(await broker.take(bus, "tool"), 0, b"")
+        await broker.pass_time(10)
+        await bus.promote()
+    call = await broker.take(bus, "tool")
+    assert call.attempt == 3
+    assert await bury(bus, call)
+    assert await fail(bus, await broker.take(bus))
+    assert await broker.status("t") == "failed"
+    return await letter(broker)
+
+
+async def test_redrive_of_an_ended_task_is_refused(broker: Broker, bus: EventBus) -> None:
+    """Hole 36: an external effect for nobody."""
+    found = await dead_call(broker, bus)
+    before = await broker.snapshot()
+    assert await bus.redrive(found, reopen=False) == ["ended", "t", "failed"]
+    assert await broker.snapshot() == before
+
+
+async def test_redrive_reopens_a_task_when_told(broker: Broker, bus: EventBus) -> None:
+    """Hole 36: the same run (so the same idempotency key), from its first attempt; then the task goes on."""
+    found = await dead_call(broker, bus)
+    assert await bus.redrive(found, reopen=True) == ["ok", "t"]
+    fields = await broker.task("t")
+    assert fields["status"] == "running"
+    assert "out" not in fields
+    call = await broker.take(bus, "tool")
+    assert (call.task, call.run, call.name, call.attempt) == ("t", "r/1", "search", 1)
+    assert call.data == b'{"q":"old"}'
+    assert await answer(bus, call, b'"at last"')
+    turn = await broker.take(bus)
+    loaded = await bus.load(turn)
+    assert loaded is not None
+    assert loaded.journal["1"].endswith(b'"at last"')
+    assert await complete(bus, turn)
+    assert (await broker.final("t"))["status"] == "completed"
+    await broker.idle()
+
+
+async def test_redrive_takes_the_letter(broker: Broker, bus: EventBus) -> None:
+    """Hole 36: a second redrive, at once or later, finds nothing."""
+    found = await dead_call(broker, bus)
+    assert await bus.redrive(found, reopen=True) == ["ok", "t"]
+    assert await broker.entries("dead") == []
+    before = await broker.snapshot()
+    assert await bus.redrive(found, reopen=True) == ["missing"]
+    assert await broker.snapshot() == before
+
+
+async def test_redrive_with_other_data(broker: Broker, bus: EventBus) -> None:
+    found = await dead_call(broker, bus)
+    assert await bus.redrive(found, reopen=True, data=b'{"q":"new"}') == ["ok", "t"]
+    assert (await broker.take(bus, "tool")).data == b'{"q":"new"}'
+
+
+async def test_a_letter_pins_its_journal(broker: Broker, bus: EventBus) -> None:
+    """Hole 36: it can be driven again after the retention time; once it is dropped, the task may expire."""
+    found = await dead_call(broker, bus)
+    assert await broker.call("TTL", broker.keys.task("t")) == -1
+    assert await bus.drop_letter(found)
+    ttl = await broker.call("TTL", broker.keys.task("t"))
+    assert isinstance(ttl, int)
+    assert ttl > 0
+    assert await broker.entries("dead") == []
+    assert not await bus.drop_letter(found)
+
+
+async def test_redrive_without_the_journal_is_refused(broker: Broker, bus: EventBus) -> None:
+    """Hole 36: reopening wants what the run had done; the letter stays."""
+    found = await dead_call(broker, bus)
+    await broker.call("DEL", broker.keys.task("t"))
+    before = await broker.snapshot()
+    assert await bus.redrive(found, reopen=True) == ["gone", "t"]
+    assert await broker.snapshot() == before
+
+
+async def test_redrive_of_a_call_that_has_a_result_is_refused(broker: Broker, bus: EventBus) -> None:
+    """Hole 36: its run had an answer since, by an earlier redrive of a copy."""
+    found = await dead_call(broker, bus)
+    fields = (await broker.entries("dead"))[0]
+    assert await bus.redrive(found, reopen=True) == ["ok", "t"]
+    assert await answer(bus, await broker.take(bus, "tool"))
+    flat = [item for name, value in fields.items() if name != "id" for item in (name, value)]
+    copy = await broker.call("XADD", broker.keys.dead, "*", *flat)
+    assert isinstance(copy, bytes)
+    before = await broker.snapshot()
+    assert await bus.redrive(copy.decode(), reopen=True) == ["gone", "t"]
+    assert await broker.snapshot() == before
+
+
+async def test_redrive_of_a_child_run_that_is_over_is_refused(broker: Broker, bus: EventBus) -> None:
+    """Hole 36: its parent was answered with the error and the run's journal is gone."""
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    assert await bury(bus, await broker.take(bus))
+    found = await letter(broker)
+    assert (await bus.redrive(found, reopen=False))[0] == "gone"
+    assert await complete(bus, await broker.take(bus))
+    assert (await bus.redrive(found, reopen=True))[0] == "gone"
+    assert await broker.status("t") == "completed"
+
+
+async def test_redrive_of_a_turn_joins_the_mailbox(broker: Broker, bus: EventBus) -> None:
+    """Hole 36: the instance serves others by now, so the reopened run waits for its turn."""
+    await broker.submit(bus, "t", key="k")
+    assert await bury(bus, await broker.take(bus))
+    await broker.submit(bus, "other", key="k")
+    running = await broker.take(bus)
+    assert await bus.redrive(await letter(broker), reopen=True) == ["ok", "t"]
+    await broker.nothing(bus)
+    assert await broker.mailbox("writer/k") == ["t|r"]
+    assert await complete(bus, running)
+    turn = await broker.take(bus)
+    assert (turn.task, turn.attempt) == ("t", 1)
+    assert await complete(bus, turn)
+    assert (await broker.final("t"))["status"] == "completed"
+    await broker.idle()
+
+
+async def test_redrive_of_a_turn_without_a_key(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    assert await bury(bus, await broker.take(bus))
+    assert await bus.redrive(await letter(broker), reopen=True) == ["ok", "t"]
+    turn = await broker.take(bus)
+    assert await complete(bus, turn)
+    await broker.idle()
+
+
+async def test_a_letter_of_no_work_cannot_be_driven(broker: Broker, bus: EventBus) -> None:
+    """Hole 45: it has no task."""
+    await broker.call("XADD", broker.keys.stream("agent"), "*", "some", "thing")
+    _, malformed = await bus.read(["agent"], 1, 5)
+    ((stream, entry, _),) = malformed
+    assert await bus.dead_letter(stream, entry, "malformed", b"[]", 1, b'{"type":"Malformed","message":"x"}')
+    before = await broker.snapshot()
+    assert (await bus.redrive(await letter(broker), reopen=True))[0] == "gone"
+    assert await broker.snapshot() == before
+
+
+async def test_a_diverged_run_is_parked(broker: Broker, bus: EventBus) -> None:
+    """Hole 37: the task does not fail and the instance stays the run's; after a fix it goes on where it was."""
+    await broker.submit(bus, "t", key="k")
+    await broker.submit(bus, "next", key="k")
+    assert await suspend(bus, await broker.take(bus), ask("1"))
+    assert await answer(bus, await broker.take(bus, "tool"))
+    turn = await broker.take(bus)
+    assert await bury(bus, turn, reason="diverged")
+    fields = await broker.task("t")
+    assert fields["status"] not in ("failed", "completed", "cancelled")
+    assert fields["cur"] == "park"
+    assert "j:1" in fields
+    await broker.nothing(bus)
+    assert not await complete(bus, turn)
+    assert (await broker.task("t"))["cur"] == "park"
+    assert await bus.redrive(await letter(broker), reopen=False) == ["ok", "t"]
+    again = await broker.take(bus)
+    assert (again.kind, again.step, again.attempt) == ("resume", "1", 1)
+    loaded = await bus.load(again)
+    assert loaded is not None
+    assert list(loaded.journal) == ["1"]
+    assert await complete(bus, again)
+    assert (await broker.final("t"))["status"] == "completed"
+    assert (await broker.take(bus)).task == "next"
+
+
+async def test_a_parked_run_is_driven_once(broker: Broker, bus: EventBus) -> None:
+    """Holes 36 and 37."""
+    await broker.submit(bus, "t")
+    assert await bury(bus, await broker.take(bus), reason="diverged")
+    found = await letter(broker)
+    assert await bus.redrive(found, reopen=False) == ["ok", "t"]
+    assert await bus.redrive(found, reopen=False) == ["missing"]
+    await broker.take(bus)
+    await broker.nothing(bus)
+
+
+async def test_cancel_of_a_parked_run_frees_its_instance(broker: Broker, bus: EventBus) -> None:
+    """Holes 13 and 37: nobody fixes it, and the others go on."""
+    await broker.submit(bus, "t", key="k")
+    await broker.submit(bus, "next", key="k")
+    assert await bury(bus, await broker.take(bus), reason="diverged")
+    assert await bus.cancel("t", "not wanted") == ["cancelled"]
+    assert (await broker.take(bus)).task == "next"
+    assert await bus.redrive(await letter(broker), reopen=False) == ["ended", "t", "cancelled"]
+
+
+async def test_a_parked_child_run_goes_on(broker: Broker, bus: EventBus) -> None:
+    """Hole 37: its parent keeps waiting, and gets the answer in the end."""
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    assert await bury(bus, await broker.take(bus), reason="diverged")
+    assert await broker.status("t") == "waiting"
+    assert await bus.redrive(await letter(broker), reopen=False) == ["ok", "t"]
+    assert await complete(bus, await broker.take(bus), output=b'"child"')
+    turn = await broker.take(bus)
+    assert turn.data.endswith(b'"child"')
+    assert await complete(bus, turn)
+    assert (await broker.final("t"))["status"] == "completed"

