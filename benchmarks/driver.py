@@ -82,7 +82,7 @@ async def serve(ask: Ask) -> None:
         order = Order(**json.loads(line))
         try:
             done = await drive(ask, order)
-        except* Exception as failures:
+        except ExceptionGroup as failures:
             # One of them says it all: they are of the same kind, one for each task under way.
             raise SystemExit(f"{order} failed: {failures.exceptions[0]!r}") from None
         print(json.dumps(asdict(done)), flush=True)

@@ -16,7 +16,7 @@ import msgspec
 from runtime_core import submission
 from runtime_core.admission import Admission
 from runtime_core.bus.delivery import pairs
-from runtime_core.bus.event_bus import EventBus, NotYet
+from runtime_core.bus.event_bus import EventBus, NotYet, make_group
 from runtime_core.bus.keys import STATE_MANAGER, ingress
 from runtime_core.bus.transport import Argument, Reply, Transport
 from runtime_core.envelope import Envelope, parse, reply_address
@@ -54,7 +54,7 @@ class Admitter:
         self._key = ingress(namespace)
         self._metrics = metrics
         self._watch = watch
-        self._answers = Answers(home, metrics)
+        self._answers = Answers(transport, home, metrics)
 
     async def run(self, epoch: str) -> None:
         """Admit until cancelled. Raises Fenced where another leads by now."""
@@ -90,15 +90,15 @@ class Admitter:
         except ServerError as error:
             if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
                 raise
-            await self._home.make_group(self._key, STATE_MANAGER)
+            await make_group(self._transport, self._key, STATE_MANAGER)
             return []
         return pairs(cast(list[list[Reply]], reply)[0][1]) if reply else []
 
     async def _left_behind(self, consumer: str, after: str) -> list[tuple[bytes, list[bytes]]]:
         """Entries that were read and not admitted, by whomever, oldest first."""
-        await self._home.make_group(self._key, STATE_MANAGER)
+        await make_group(self._transport, self._key, STATE_MANAGER)
         start = "-" if after == "0-0" else f"({after}"
-        call = self._home.transport.call
+        call = self._transport.call
         listed = cast(list[list[Reply]], await call("XPENDING", self._key, STATE_MANAGER, start, "+", BATCH))
         if not listed:
             return []
@@ -120,7 +120,7 @@ class Admitter:
             except InvalidInput as error:
                 await self._reject(entry, fields, error)
                 break
-        call = self._home.transport.call
+        call = self._transport.call
         await call("XACK", self._key, STATE_MANAGER, entry)
         await call("XDEL", self._key, entry)
         self._metrics.events_handled["admitted"].inc()

@@ -58,7 +58,7 @@ class StateManager:
 
     def _work_of(self, bus: EventBus, number: int) -> Callable[[int], Awaitable[None]]:
         async def work(epoch: int) -> None:
-            relay = Relay(bus, self._buses, self._metrics)
+            relay = Relay(bus, self._buses, self._ingress, self._metrics)
             keeper = Housekeeper(bus, self._metrics, self._settings.retention_seconds)
             async with asyncio.TaskGroup() as group:
                 group.create_task(relay.run(), name="relay")

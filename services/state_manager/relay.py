@@ -17,7 +17,7 @@ import msgspec
 from runtime_core import submission
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus, NewTask
-from runtime_core.bus.transport import Reply
+from runtime_core.bus.transport import Reply, Transport
 from runtime_core.errors import BusUnavailable, Rejected
 from runtime_core.identifiers import fingerprint
 from runtime_core.telemetry.metrics import Metrics
@@ -41,12 +41,12 @@ class _Final(msgspec.Struct):
 
 
 class Relay:
-    """One partition's relay; `buses` are all partitions."""
+    """One partition's relay; `buses` are all partitions, `edge` is a connection for users' own keys."""
 
-    def __init__(self, bus: EventBus, buses: Sequence[EventBus], metrics: Metrics) -> None:
+    def __init__(self, bus: EventBus, buses: Sequence[EventBus], edge: Transport, metrics: Metrics) -> None:
         self._bus = bus
         self._buses = buses
-        self._answers = Answers(bus, metrics)
+        self._answers = Answers(edge, bus, metrics)
 
     async def run(self) -> None:
         """Relay until cancelled."""

@@ -211,8 +211,8 @@ def test_a_service_that_is_killed_in_the_middle_changes_nothing(docs: Path, data
 def test_it_uses_the_broker_that_is_named_under_a_namespace_of_its_own(
     docs: Path, data_dir: Path, valkey: Server, namespace: str
 ) -> None:
-    variables = {"WEFT_REDIS_URL": valkey.url, "WEFT_NAMESPACE": namespace}
-    done = run(data_dir, "--docs", str(docs), "--topic", TOPIC, **variables)
+    arguments = ("--docs", str(docs), "--topic", TOPIC)
+    done = run(data_dir, *arguments, WEFT_REDIS_URL=valkey.url, WEFT_NAMESPACE=namespace)
     assert (done.returncode, done.stderr) == (0, "")
     assert CITED in report_of(done.stdout)
     assert not (data_dir / "valkey").exists()

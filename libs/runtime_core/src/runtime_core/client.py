@@ -126,17 +126,18 @@ class Client:
     async def open(self) -> None:
         """Connect. Raises ConfigurationError where no broker answers."""
         url = self._url or os.environ.get("WEFT_REDIS_URL") or _embedded_url()
-        transport = await self._open_transport(url)
-        partitions = self._wanted_partitions or await _stored_partitions(transport, self._namespace)
+        first = await self._open_transport(url)
+        partitions = self._wanted_partitions or await _stored_partitions(first, self._namespace)
         buses = []
-        for keys in await open_namespace(transport, self._namespace, partitions):
+        for keys in await open_namespace(first, self._namespace, partitions):
+            # One for each partition: in a Cluster each may live on another server.
+            transport = first if partitions == 1 else await self._open_transport(url, like=first)
             bus = EventBus(transport, keys, durability=os.environ.get("WEFT_DURABILITY") or "fast")
             buses.append(bus)
             self._partitions.append(
                 _Partition(bus, keys.reply(self._name), await self._open_transport(url, like=transport))
             )
         self._admission = Admission(buses)
-        self._transport = transport
         for partition in self._partitions:
             partition.task = asyncio.create_task(self._read_replies(partition), name="replies")
 

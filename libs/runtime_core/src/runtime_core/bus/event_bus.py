@@ -146,11 +146,7 @@ class EventBus:
             await self.make_group(key, group)
 
     async def make_group(self, key: str, group: str) -> None:
-        try:
-            await self.transport.call("XGROUP", "CREATE", key, group, "0", "MKSTREAM")
-        except ServerError as error:
-            if not str(error).startswith("BUSYGROUP"):
-                raise
+        await make_group(self.transport, key, group)
 
     # -- publish -----------------------------------------------------------------------------------------------
 
@@ -569,6 +565,15 @@ class EventBus:
     def _fence(self, reply: Reply) -> None:
         if reply == b"FENCED":
             raise Fenced(f"{self.owner} was declared dead")
+
+
+async def make_group(transport: Transport, key: str, group: str) -> None:
+    """Make a group where it is missing, from 0, and its stream with it."""
+    try:
+        await transport.call("XGROUP", "CREATE", key, group, "0", "MKSTREAM")
+    except ServerError as error:
+        if not str(error).startswith("BUSYGROUP"):
+            raise
 
 
 def _position(entry: str) -> tuple[int, int]:

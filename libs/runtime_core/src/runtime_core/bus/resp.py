@@ -95,9 +95,11 @@ class _Connection(asyncio.Protocol):
 class RespTransport:
     """One client of a server: a connection for calls, and one for blocking reads, both kept up."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, *, silence_seconds: float = SILENCE_SECONDS) -> None:
         self._address = address
-        self._current = address
+        self._silence_seconds = silence_seconds
+        # In a Cluster calls and reads may be about other keys: each goes where it is sent.
+        self._current = self._reads_at = address
         self._loop = asyncio.get_running_loop()
         self._connection: _Connection | None = None
         self._unsent: list[_Call] = []
@@ -140,21 +142,26 @@ class RespTransport:
         if connection is None or connection.lost.done():
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
-                    connection = self._blocking = await self._open()
+                    connection = self._blocking = await self._open(self._reads_at)
             except (OSError, TimeoutError, ServerError) as error:
-                raise BusUnavailable(f"no answer from {self._current}: {_reason(error)}") from error
+                unreachable, self._reads_at = self._reads_at, self._address
+                raise BusUnavailable(f"no answer from {unreachable}: {_reason(error)}") from error
         future: asyncio.Future[Reply] = self._loop.create_future()
         connection.send([_Call(_pack(args), future)])
         try:
-            await asyncio.wait((future, connection.lost), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                (future, connection.lost), timeout=self._patience(args), return_when=asyncio.FIRST_COMPLETED
+            )
             if future.done():
                 return future.result()
+            connection.abort()
         except BaseException:
             # A reader that is cancelled must not leave a command behind whose entries nobody takes.
             connection.abort()
             raise
         self._blocking = None
-        raise BusUnavailable(f"the connection to {self._current} broke during a read")
+        self._reads_at = self._followed(connection.moved)
+        raise BusUnavailable(f"the connection to {self._reads_at} broke during a read")
 
     def interrupt(self) -> None:
         """Break the blocking read that waits, if there is one (used by a stop)."""
@@ -195,7 +202,7 @@ class RespTransport:
         while not self._closed:
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
-                    connection = await self._open()
+                    connection = await self._open(self._current)
             except (OSError, TimeoutError, ServerError) as error:
                 self._last_error = error
                 self._current = self._address
@@ -212,25 +219,31 @@ class RespTransport:
             self._unsent[:0] = [call for call in connection.waiting if not call.future.done()]
             connection.waiting.clear()
             connection.abort()
-            self._follow(connection.moved)
+            self._current = self._followed(connection.moved)
 
     async def _watch(self, connection: _Connection) -> None:
         """Return when the connection is lost, or silent for too long while calls wait."""
         while not connection.lost.done():
-            await asyncio.wait((connection.lost,), timeout=SILENCE_SECONDS / 4)
-            if connection.waiting and self._loop.time() - connection.heard_at > SILENCE_SECONDS:
+            await asyncio.wait((connection.lost,), timeout=self._silence_seconds / 4)
+            if connection.waiting and self._loop.time() - connection.heard_at > self._silence_seconds:
                 return
 
-    def _follow(self, moved: ServerError | None) -> None:
+    def _patience(self, args: tuple[Argument, ...]) -> float | None:
+        """How long a blocking read may take: its own BLOCK and the silence that a dead connection is granted."""
+        for name, value in zip(args, args[1:], strict=False):
+            if name == "BLOCK":
+                return float(value) / 1000 + self._silence_seconds if int(value) else None
+        return self._silence_seconds
+
+    def _followed(self, moved: ServerError | None) -> Address:
+        """Where to go next: to the server that a Cluster has named, else to where the URL says."""
         if moved is not None and str(moved).startswith("MOVED"):
             host, _, port = str(moved).split()[2].rpartition(":")
-            self._current = self._address.at(host, int(port))
-        else:
-            self._current = self._address
+            return self._address.at(host or self._address.host, int(port))
+        return self._address
 
-    async def _open(self) -> _Connection:
+    async def _open(self, address: Address) -> _Connection:
         """Connect, sign in and make sure that the server is ready. Raises OSError or ServerError."""
-        address = self._current
         if address.master:
             host, port = await self._ask_sentinels()
             address = address.at(host, port)

@@ -120,7 +120,8 @@ def _stuck_run(
     for step, kind in missing:
         child = f"{run}/{step}"
         if kind == "a":
-            lost = (task, child) not in runs
+            elsewhere = runs[task, "r"].get(b"k:" + child.encode(), b"").startswith(b"@")
+            lost = (task, child) not in runs and not elsewhere
         elif kind == "i":
             lost = f"s|{task}|{run}|{step}" not in timers
         else:

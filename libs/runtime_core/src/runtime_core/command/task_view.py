@@ -34,7 +34,7 @@ async def read_task(bus: EventBus, task: str) -> dict[str, Any] | None:  # Any: 
     """The task in words, None where the broker does not know it (any more).
 
     Adds to what `shown` says: `max_steps`, `time_limit_at`, `waits_for` and `questions` of all runs (each with
-    `run`, `step`, `kind`, and where known `name`, `due`, `attempt`, `errors`), and `dead_letters` (ids).
+    `run`, `step`, `kind`, and where known `name`, `due`, `attempt`, `errors`, `task_id` of an agent asked elsewhere), and `dead_letters` (ids).
     """
     call, keys = bus.transport.call, bus.keys
     fields = await _hash(bus, keys.task(task))
@@ -70,7 +70,7 @@ async def read_task(bus: EventBus, task: str) -> dict[str, Any] | None:  # Any: 
                 step = name[2:].decode()
                 waits.append(await _step_wait(bus, task, run, step, chr(value[8]), runs, retries))
                 if b"q:" + name[2:] in of_run:
-                    question = msgspec.json.decode(of_run[b"q:" + name[2:]])
+                    question = msgspec.json.decode(of_run[b"q:" + name[2:]][13:])
                     due = await _due(bus, f"s|{task}|{run}|{step}")
                     questions.append(question if due is None else {**question, "deadline": due})
     view["waits_for"], view["questions"] = waits, questions
@@ -84,6 +84,8 @@ def describe_wait(wait: Mapping[str, Any], now_ms: float) -> str:  # Any: JSON
     if "place" in wait:
         return f"{_PLACES[wait['place']]} {wait['name']}"
     text = f"{wait['kind']} {wait.get('name') or wait['step'] or wait['run']}"
+    if "task_id" in wait:
+        text += f", which works on it as task {wait['task_id']}"
     if wait.get("attempt"):
         text += f", attempt {wait['attempt']}"
     if "due" in wait:
@@ -118,6 +120,9 @@ async def _step_wait(
     if child in retries and kind != "a":
         wait |= _retry_fields(retries[child])
     elif kind == "a":
+        elsewhere = runs["r"].get(b"k:" + child.encode(), b"").decode()
+        if elsewhere.startswith("@"):  # `@partition:task`: the instance lives in another partition
+            wait["task_id"] = elsewhere.partition(":")[2]
         wait["name"] = runs.get(child, {}).get(b"h", b"\n").decode().split("\n")[1]
     else:
         due = await _due(bus, f"s|{task}|{run}|{step}")

@@ -1,0 +1,141 @@
+"""The benchmarks' own arithmetic and shapes. No test here says how fast anything is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import results
+from benchmarks.arguments import ALL, parse
+from benchmarks.child import ROOT, cpu_seconds
+from benchmarks.driver import Drive, Order, drive
+from benchmarks.figures import percentile, shown, table
+from benchmarks.question import LENGTH, answer, found, question
+from benchmarks.throughput import PROCESSES, WeftRound, report, summary
+
+
+def test_nothing_named_means_all_with_the_results_in_their_folder() -> None:
+    given = parse([])
+    assert given.command == ALL
+    assert given.results == ROOT / "benchmarks" / "results"
+
+
+def test_numbers_are_taken_from_the_command_line() -> None:
+    given = parse(["throughput", "--tasks", "50", "--in-flight", "4", "--rounds", "1"])
+    assert (given.command, given.tasks, given.in_flight, given.rounds) == ("throughput", 50, 4, 1)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["throughput", "--tasks", "0"], ["latency", "--tasks", "many"], ["nothing"], ["profile", "nobody"]]
+)
+def test_what_cannot_be_measured_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(arguments)
+    assert ended.value.code == 2
+    assert arguments[-1] in capsys.readouterr().err
+
+
+def test_questions_differ_and_have_one_size() -> None:
+    asked = [question(number) for number in range(1000)]
+    assert len(set(asked)) == 1000
+    assert {len(text.encode()) for text in asked} == {LENGTH}
+
+
+@pytest.mark.parametrize(("percent", "value"), [(1, 1), (50, 5), (90, 9), (91, 10), (99, 10), (100, 10)])
+def test_a_percentile_is_the_smallest_value_that_enough_values_do_not_pass(percent: float, value: float) -> None:
+    assert percentile([float(number) for number in range(1, 11)], percent) == value
+
+
+def test_a_table_is_markdown_with_aligned_columns() -> None:
+    assert table(("what", "n"), [("a", 12345), ("bcdef", 0.5)]).splitlines() == [
+        "| what  |      n |",
+        "| ----- | -----: |",
+        "| a     | 12,345 |",
+        "| bcdef |   0.50 |",
+    ]
+
+
+@pytest.mark.parametrize(("value", "text"), [(1234.6, "1,235"), (12.34, "12.3"), (1.234, "1.23"), (True, "True")])
+def test_a_number_is_shown_with_the_digits_that_matter(value: object, text: str) -> None:
+    assert shown(value) == text
+
+
+async def test_every_question_of_an_order_is_asked_once_and_never_more_than_so_many_at_once() -> None:
+    under_way, most, asked = 0, 0, list[str]()
+
+    async def ask(text: str) -> object:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        asked.append(text)
+        await asyncio.sleep(0)
+        under_way -= 1
+        return found(text)
+
+    done = await drive(ask, Order(first=7, tasks=20, in_flight=3))
+    assert sorted(asked) == [question(number) for number in range(7, 27)]
+    assert (done.tasks, most) == (20, 3)
+
+
+async def test_a_wrong_answer_ends_the_drive() -> None:
+    async def ask(text: str) -> object:
+        return answer(1)
+
+    with pytest.raises(ExceptionGroup) as failed:
+        await drive(ask, Order(first=1, tasks=2, in_flight=1))
+    assert failed.group_contains(ValueError, match="question 2 was answered wrongly")
+
+
+def test_a_driver_takes_orders_as_lines_and_answers_with_lines() -> None:
+    program = "import asyncio; from benchmarks import driver, question\nasync def ask(t): return question.found(t)\n"
+    orders = "".join(json.dumps({"first": first, "tasks": 5, "in_flight": 2}) + "\n" for first in (0, 5))
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}asyncio.run(driver.serve(ask))"],
+        input=orders, capture_output=True, text=True, check=True, cwd=ROOT, timeout=30,
+    )  # fmt: skip
+    ready, *answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert ready == "ready"
+    assert [Drive(**one).tasks for one in answers] == [5, 5]
+
+
+def test_the_figures_are_kept_with_commit_and_machine(tmp_path: Path) -> None:
+    path = results.write(tmp_path / "made", {"latency": {"p50_ms": 1.0}})
+    kept = json.loads(path.read_text())
+    assert kept["latency"] == {"p50_ms": 1.0}
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ\.json", path.name)
+    assert {"processor", "cores", "memory_bytes", "system", "python", "broker"} == kept["machine"].keys()
+    assert {"at", "commit"} <= kept.keys()
+
+
+def test_a_summary_has_medians_and_the_median_of_the_ratios() -> None:
+    weft = [weft_round(per_second) for per_second in (300, 100, 200)]
+    autogen = [drive_at(per_second) for per_second in (100, 100, 50)]
+    figures = summary(weft, autogen)
+    assert figures["weft_tasks_per_second"] == 200
+    assert figures["autogen_tasks_per_second"] == 100
+    assert figures["ratio"] == 3.0
+    assert figures["broker_us_per_event"] == 2.0
+    assert json.loads(json.dumps(figures))["cpu_ms_per_1000_tasks"] == dict.fromkeys(PROCESSES, 8.0)
+    assert "ratio 3.00; broker 2.0 µs per event" in report(figures, 64)
+
+
+def drive_at(per_second: float) -> Drive:
+    return Drive(tasks=600, seconds=600 / per_second, cpu_seconds=0.6, p50_ms=1.0, p99_ms=2.0)
+
+
+def weft_round(per_second: float) -> WeftRound:
+    return WeftRound(drive_at(per_second), dict.fromkeys(PROCESSES, 8.0), {"fcall": (4.0, 17.0)}, 0.1)
+
+
+def test_cpu_time_of_a_process_grows_while_it_works() -> None:
+    before = cpu_seconds(os.getpid())
+    while cpu_seconds(os.getpid()) == before:
+        sum(range(10_000))
+    assert cpu_seconds(os.getpid()) > before
