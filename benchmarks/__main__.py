@@ -11,7 +11,7 @@ from benchmarks.arguments import ALL, defaults, parse
 from benchmarks.growth import growth
 from benchmarks.latency import latency
 from benchmarks.ledger import Broken
-from benchmarks.machine import check
+from benchmarks.machine import check, commit
 from benchmarks.memory import memory
 from benchmarks.profiler import profile
 from benchmarks.recovery import recovery
@@ -37,10 +37,11 @@ async def run(given: argparse.Namespace) -> None:
         return
     wanted = {name: defaults(name) for name in IN_ALL} if given.command == ALL else {given.command: given}
     figures: Figures = {}
+    before = commit()
     for name, numbers in wanted.items():
         print(f"== {name}", flush=True)
         figures[name] = await MEASUREMENTS[name](numbers)
-    print(f"figures are in {where(write(given.results, figures))}")
+    print(f"figures are in {where(write(given.results, figures, (before, commit())))}")
 
 
 def main(arguments: list[str]) -> int:

@@ -7,6 +7,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from benchmarks.child import ROOT
@@ -40,8 +41,19 @@ def check() -> None:
         raise SystemExit("the benchmarks read CPU times from /proc: run them on Linux")
 
 
-def busy_seconds() -> float:
-    """CPU time that the whole machine has used so far, neighbours included."""
+class Neighbours:
+    """What other programs use of the machine, from the making of this object on: they make figures smaller."""
+
+    def __init__(self) -> None:
+        self._began, self._used = time.perf_counter(), _used_seconds()
+
+    def cores(self, own_seconds: float) -> float:
+        """Cores that they kept busy, where `own_seconds` of CPU time were for what is measured."""
+        others = _used_seconds() - self._used - own_seconds
+        return max(0.0, others / (time.perf_counter() - self._began))
+
+
+def _used_seconds() -> float:
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]]
     idle, waiting_for_disk = fields[3:5]
     return (sum(fields) - idle - waiting_for_disk) / TICKS

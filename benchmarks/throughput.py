@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from benchmarks.child import Child
 from benchmarks.driver import Drive, Order
 from benchmarks.figures import table
 from benchmarks.ledger import ledger_of
-from benchmarks.machine import busy_seconds
+from benchmarks.machine import Neighbours
 from benchmarks.stack import BROKER, SERVICES, started
 
 EVENTS = 4
@@ -36,18 +35,27 @@ class WeftRound:
     """Cores that other programs of the machine kept busy meanwhile."""
 
 
+@dataclass(frozen=True, slots=True)
+class AutogenRound:
+    """A round on AutoGen, in one process."""
+
+    drive: Drive
+    others: float
+    """As above."""
+
+
 async def throughput(tasks: int, in_flight: int, rounds: int) -> dict[str, object]:
     """Measure and print. Each round has fresh processes, and is warmed up by a tenth of its tasks."""
     python = autogen_python()
     weft: list[WeftRound] = []
-    autogen: list[Drive] = []
+    autogen: list[AutogenRound] = []
     for number in range(1, rounds + 1):
         weft.append(await weft_round(tasks, in_flight))
         autogen.append(await autogen_round(python, tasks, in_flight))
         print(
             f"round {number} of {rounds}: Weft {weft[-1].drive.per_second:,.0f} tasks/s, "
-            f"AutoGen {autogen[-1].per_second:,.0f}, ratio {weft[-1].drive.per_second / autogen[-1].per_second:.2f} "
-            f"(others kept {weft[-1].others:.2f} cores busy)",
+            f"AutoGen {autogen[-1].drive.per_second:,.0f}, ratio {ratio(weft[-1], autogen[-1]):.2f} "
+            f"(other programs kept {weft[-1].others:.2f} and {autogen[-1].others:.2f} cores busy)",
             flush=True,
         )
     figures = summary(weft, autogen)
@@ -63,23 +71,22 @@ async def weft_round(tasks: int, in_flight: int) -> WeftRound:
             await client.order(Order(0, warm, in_flight))
             await ledger.until_recorded(warm)
             before, commands_before = stack.cpu_seconds(), await ledger.info("commandstats")
-            machine, began = busy_seconds(), time.perf_counter()
+            neighbours = Neighbours()
             done = await client.order(Order(warm, tasks, in_flight))
             await ledger.until_recorded(warm + tasks)
             after, commands_after = stack.cpu_seconds(), await ledger.info("commandstats")
-            machine, took = busy_seconds() - machine, time.perf_counter() - began
+            used = {"client": done.cpu_seconds, **{name: after[name] - before[name] for name in after}}
+            others = neighbours.cores(sum(used.values()))
             await ledger.until_still()
             await ledger.check(warm + tasks)
             await client.stop()
         finally:
             await client.kill()
-    used = {"client": done.cpu_seconds, **{name: after[name] - before[name] for name in after}}
     cpu_ms = {name: used[name] * 1e6 / tasks for name in PROCESSES}
-    others = max(0.0, (machine - sum(used.values())) / took)
     return WeftRound(done, cpu_ms, _commands(commands_before, commands_after, tasks), others)
 
 
-async def autogen_round(python: Path, tasks: int, in_flight: int) -> Drive:
+async def autogen_round(python: Path, tasks: int, in_flight: int) -> AutogenRound:
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         log = Path(folder) / "autogen.log"
         child = await Child.start(
@@ -88,34 +95,42 @@ async def autogen_round(python: Path, tasks: int, in_flight: int) -> Drive:
         try:
             await child.ready()
             await child.order(Order(0, max(1, tasks // 10), in_flight))
+            neighbours = Neighbours()
             done = await child.order(Order(0, tasks, in_flight))
+            others = neighbours.cores(done.cpu_seconds)
             await child.stop()
         finally:
             await child.kill()
-    return done
+    return AutogenRound(done, others)
 
 
-def summary(weft: Sequence[WeftRound], autogen: Sequence[Drive]) -> dict[str, object]:
+def ratio(weft: WeftRound, autogen: AutogenRound) -> float:
+    """How many times as fast Weft was."""
+    return weft.drive.per_second / autogen.drive.per_second
+
+
+def summary(weft: Sequence[WeftRound], autogen: Sequence[AutogenRound]) -> dict[str, object]:
     """Medians over the rounds; a ratio is the median of the rounds' own ratios."""
 
     def median(values: Sequence[float]) -> float:
         return statistics.median(values)
 
+    ratios = [ratio(a, b) for a, b in zip(weft, autogen, strict=True)]
     cpu = {name: median([one.cpu_ms[name] for one in weft]) for name in PROCESSES}
     return {
         "weft_tasks_per_second": median([one.drive.per_second for one in weft]),
-        "autogen_tasks_per_second": median([one.per_second for one in autogen]),
-        "ratio": median([a.drive.per_second / b.per_second for a, b in zip(weft, autogen, strict=True)]),
-        "ratios": [a.drive.per_second / b.per_second for a, b in zip(weft, autogen, strict=True)],
+        "autogen_tasks_per_second": median([one.drive.per_second for one in autogen]),
+        "ratio": median(ratios),
+        "ratios": ratios,
         "weft_p50_ms": median([one.drive.p50_ms for one in weft]),
         "weft_p99_ms": median([one.drive.p99_ms for one in weft]),
-        "autogen_p50_ms": median([one.p50_ms for one in autogen]),
-        "autogen_p99_ms": median([one.p99_ms for one in autogen]),
+        "autogen_p50_ms": median([one.drive.p50_ms for one in autogen]),
+        "autogen_p99_ms": median([one.drive.p99_ms for one in autogen]),
         "cpu_ms_per_1000_tasks": cpu,
-        "autogen_cpu_ms_per_1000_tasks": median([one.cpu_seconds * 1e6 / one.tasks for one in autogen]),
+        "autogen_cpu_ms_per_1000_tasks": median([one.drive.cpu_seconds * 1e6 / one.drive.tasks for one in autogen]),
         "broker_us_per_event": cpu[BROKER] / EVENTS,
         "broker_commands": weft[-1].commands,
-        "cores_busy_by_others": [one.others for one in weft],
+        "cores_busy_by_others": {"weft": [one.others for one in weft], "autogen": [one.others for one in autogen]},
     }
 
 

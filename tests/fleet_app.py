@@ -136,14 +136,14 @@ async def dawdles(ctx: AgentContext, seconds: float) -> str:
 
 @app.agent("writes")
 async def writes(ctx: AgentContext, path: str) -> str:
-    return str(await ctx.tool("effect", path=path, name="sub", seconds=0.1))
+    return str(await ctx.tool("effect", path=path, name="sub", seconds=0.05))
 
 
 @app.agent("journey")
 async def journey(ctx: AgentContext, path: str) -> list[str]:
     """Three tools at once, then another agent that uses a tool, then the answer."""
     found = await ctx.gather(
-        *(ctx.tool("effect", path=path, name=f"part{number}", seconds=0.1 * number) for number in range(3))
+        *(ctx.tool("effect", path=path, name=f"part{number}", seconds=0.05) for number in range(3))
     )
     last = await ctx.agent("writes", path)
     return [*(str(each) for each in found), str(last)]

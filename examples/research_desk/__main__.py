@@ -32,6 +32,8 @@ OWN_SUFFIXES = (".md",)
 """Of the project itself only its documentation is searched."""
 TOPIC = "What happens to a delivery when its consumer dies?"
 NAMESPACE = "research-desk"
+SHUTDOWN_SECONDS = 2.0
+TASK_SECONDS = 180.0
 RECORDED_SECONDS = 10.0
 """How long the recorder may take behind the end of the task."""
 
@@ -132,11 +134,15 @@ async def _run(wanted: Wanted) -> int:
                 "suffixes": list(wanted.suffixes),
                 "pause_seconds": wanted.pause_seconds,
             }
-            task = await client.submit("researcher", job, task_id=task_id, stream=True)
+            task = await client.submit("researcher", job, task_id=task_id, stream=True, timeout_seconds=TASK_SECONDS)
             screen.step(f"task {task_id} is accepted")
-            async for event in task.stream():
-                screen.event(event)
-            response = await task.result(RECORDED_SECONDS)
+            try:
+                async with asyncio.timeout(TASK_SECONDS + RECORDED_SECONDS):
+                    async for event in task.stream():
+                        screen.event(event)
+                    response = await task.result()
+            except TimeoutError:
+                raise WeftError(f"task {task_id} has not ended in time; {desk.log} may say why") from None
         response.value()  # a task that failed says why
         screen.line()
         screen.step("the task is completed; what it did, with timings:")
@@ -156,6 +162,9 @@ def _settings() -> Settings:
     if "WEFT_NAMESPACE" not in os.environ:
         # On a shared broker: handlers of other apps would have to hand each event on.
         settings = replace(settings, namespace=NAMESPACE)
+    if "WEFT_SHUTDOWN_SECONDS" not in os.environ:
+        # After Ctrl-C nobody waits for a long search; it is done again at the next start.
+        settings = replace(settings, shutdown_seconds=SHUTDOWN_SECONDS)
     return replace(settings, metrics_port=None)
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 FILES_MAX = 2_000
 """Documents that are searched at most; the first of the folder, in order."""
+ALL_BYTES_MAX = 50_000_000
+"""Searching more would keep two cores busy for longer than anyone watches an example."""
 BYTES_MAX = 2_000_000
 """A larger file is not a document that somebody wrote."""
 LOOK_BYTES = 8_192
@@ -28,20 +30,22 @@ class Documents:
     skipped: int
     """Files that are binary, empty, too large, or cannot be read."""
     more: bool
-    """Whether there are more than FILES_MAX."""
+    """Whether there are more than FILES_MAX, or more than ALL_BYTES_MAX in them."""
 
 
 def find_documents(folder: Path, suffixes: Sequence[str] = ()) -> Documents:
     """The documents below `folder`, hidden files and folders left out; with `suffixes`, only such files."""
     paths: list[str] = []
-    skipped = 0
+    skipped = total = 0
     for path in _files(folder):
         if suffixes and path.suffix.lower() not in suffixes:
             continue
-        if not _is_text(path):
+        size = _text_bytes(path)
+        if not size:
             skipped += 1
             continue
-        if len(paths) == FILES_MAX:
+        total += size
+        if len(paths) == FILES_MAX or total > ALL_BYTES_MAX:
             return Documents(paths, skipped, True)
         paths.append(path.relative_to(folder).as_posix())
     return Documents(paths, skipped, False)
@@ -65,16 +69,22 @@ def _files(folder: Path) -> Iterator[Path]:
                 yield Path(place, name)
 
 
-def _is_text(path: Path) -> bool:
+def _text_bytes(path: Path) -> int:
+    """The size of a text file; 0 for what is no document."""
     try:
         # A name that is no UTF-8 cannot be written as JSON, nor shown.
         str(path).encode()
-        if not path.is_file() or not 0 < path.stat().st_size <= BYTES_MAX:
-            return False
+        size = path.stat().st_size if path.is_file() else 0
+        if not 0 < size <= BYTES_MAX:
+            return 0
         with path.open("rb") as file:
             start = file.read(LOOK_BYTES)
     except (OSError, UnicodeEncodeError):
-        return False
+        return 0
+    return size if _is_text(start) else 0
+
+
+def _is_text(start: bytes) -> bool:
     if b"\0" in start:
         return False
     try:

@@ -27,7 +27,7 @@ _STOP_WORDS = (
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 # Scripts that are written without spaces have a word per character here.
 _WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]|[^\W_぀-ヿ㐀-鿿가-힯]+")
-_ENDINGS = ("ations", "ation", "ings", "ing", "edly", "ed", "ers", "er", "ies", "es", "ly", "s", "e", "y")
+_ENDINGS = ("ations", "ation", "ings", "edly", "ing", "ers", "ies", "ied", "ed", "er", "es", "ly", "s", "e", "y")
 _STEM_MIN = 3
 
 

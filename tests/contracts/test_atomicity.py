@@ -352,6 +352,41 @@ async def emit(stage: Stage) -> Act:
 
 
 @case
+async def progress(stage: Stage) -> Act:
+    await asked(stage)
+    call = await stage.broker.take(stage.bus, "tool")
+    return lambda: stage.bus.progress(call, b"0.5")
+
+
+@case
+async def a_turn_that_asks_another_partition(stage: Stage) -> Act:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    parts = [
+        ask("1", "editor", stream="@1:there", key="e", wait="g1"),
+        ask("2", wait="g1"),
+        send("note", "@1:editor", "e"),
+    ]
+    return lambda: suspend(stage.bus, turn, *parts)
+
+
+@case
+async def an_answer_of_another_partition(stage: Stage) -> Act:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    await suspend(stage.bus, turn, ask("1", "editor", stream="@1:there", key="e"))
+    return lambda: stage.bus.call("answered", "t", "r", "1", "K", 1_700_000_000_000, b"1", "editor", "there")
+
+
+@case
+async def cancel_of_a_task_that_asks_another_partition(stage: Stage) -> Act:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    await suspend(stage.bus, turn, ask("1", "editor", stream="@1:there", key="e"))
+    return lambda: stage.bus.cancel("t", "no more")
+
+
+@case
 async def redrive_of_a_call(stage: Stage) -> Act:
     await asked(stage)
     await bury(stage.bus, await stage.broker.take(stage.bus, "tool"))
@@ -443,8 +478,9 @@ async def watch(stage: Stage) -> Act:
 
 
 FIXED = (
-    "agent", "agents", "alive", "dead", "delayed", "index", "letters", "meta", "quarantine", "record", "replies",
-    "seen", "seenq", "started", "stopped", "timers", "tool", "tools", "leader:admit", "mail:writer/k", "nest:writer/k",
+    "asks", "agent", "agents", "alive", "dead", "delayed", "index", "letters", "meta", "quarantine", "record",
+    "replies", "seen", "seenq", "started", "stopped", "timers", "tool", "tools", "leader:admit", "mail:writer/k",
+    "nest:writer/k",
     "mail:editor/e", "nest:editor/e", "inst:writer/k", "inst:editor/e", "out:t", "task:t", "reply:c", "run:t/r/1",
 )  # fmt: skip
 
@@ -481,3 +517,52 @@ async def test_an_error_leaves_everything_as_it_was(broker: Broker, namespace: s
             if changed:
                 broken[wrong] = [key[len(place.keys.base) :] for key in changed]
     assert not broken, "\n".join(f"{wrong} of the wrong type: changed {changed}" for wrong, changed in broken.items())
+
+
+@pytest.mark.parametrize("count", [3999, 4001, 9000])
+async def test_a_turn_of_any_size_is_committed_whole(broker: Broker, bus: EventBus, count: int) -> None:
+    """What Lua can hand over at once is limited; a fan-out is not (but by the journal's own limit)."""
+    await broker.submit(bus, "t")
+    parts = [nap(str(number), 1000, wait="g1") for number in range(count)]
+    assert await suspend(bus, await broker.take(bus), *parts)
+    fields = await broker.task("t")
+    assert len([name for name in fields if name.startswith("m:")]) == count
+    assert (fields["g1"], fields["cur"], fields["status"]) == (str(count), "held", "waiting")
+    await bus.cancel("t", "no more")
+    await broker.idle()
+
+
+async def test_a_timer_that_cannot_fire_does_not_hold_up_others(broker: Broker, bus: EventBus) -> None:
+    """It stays, is tried again later, and goes on once what is wrong was put right."""
+    for task in ("broken", "sound"):
+        await broker.submit(bus, task)
+        await suspend(bus, await broker.take(bus), nap("1", 1000))
+    fields = await broker.call("HGETALL", broker.keys.task("broken"))
+    assert isinstance(fields, list)
+    await broker.call("DEL", broker.keys.task("broken"))
+    await broker.call("SET", broker.keys.task("broken"), "of the wrong type")
+    await broker.pass_time(2000)
+    await bus.promote()
+    turn = await broker.take(bus)
+    assert turn.task == "sound"
+    await complete(bus, turn)
+    await broker.call("DEL", broker.keys.task("broken"))
+    await broker.call("HSET", broker.keys.task("broken"), *[item for item in fields if isinstance(item, bytes)])
+    await bus.promote()
+    await broker.nothing(bus)
+    await broker.pass_time(61_000)
+    await bus.promote()
+    assert await complete(bus, await broker.take(bus))
+    await broker.idle()
+
+
+async def test_a_damaged_task_does_not_hold_up_its_mailbox(broker: Broker, bus: EventBus) -> None:
+    for task in ("first", "damaged", "third"):
+        await broker.submit(bus, task, key="k")
+    await broker.call("DEL", broker.keys.task("damaged"))
+    await broker.call("SET", broker.keys.task("damaged"), "of the wrong type")
+    assert await complete(bus, await broker.take(bus))
+    turn = await broker.take(bus)
+    assert turn.task == "third"
+    assert await complete(bus, turn)
+    await broker.idle()

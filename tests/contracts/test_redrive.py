@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime_core.bus.event_bus import EventBus
-from tests.contracts.broker import Broker, answer, ask, bury, complete, fail, suspend
+from tests.contracts.broker import LEASE_MS, Broker, answer, ask, bury, complete, fail, suspend
 
 
 async def letter(broker: Broker) -> str:
@@ -214,3 +214,60 @@ async def test_a_parked_child_run_goes_on(broker: Broker, bus: EventBus) -> None
     assert turn.data.endswith(b'"child"')
     assert await complete(bus, turn)
     assert (await broker.final("t"))["status"] == "completed"
+
+
+async def test_a_run_whose_journal_was_dropped_cannot_be_reopened(broker: Broker, bus: EventBus) -> None:
+    """Hole 36: a parked run that was cancelled has nothing to go on from; the refusal changes nothing."""
+    await broker.submit(bus, "t", key="k")
+    assert await bury(bus, await broker.take(bus), reason="diverged")
+    await bus.cancel("t", "not wanted")
+    before = await broker.snapshot()
+    assert await bus.redrive(await letter(broker), reopen=True) == ["gone", "t"]
+    assert await broker.snapshot() == before
+
+
+async def expires(broker: Broker, task: str) -> bool:
+    return await broker.call("TTL", broker.keys.task(task)) != -1
+
+
+async def test_a_task_that_went_on_expires(broker: Broker, bus: EventBus) -> None:
+    """Hole 36: its letter is gone, so nothing pins it any more."""
+    found = await dead_call(broker, bus)
+    assert await bus.redrive(found, reopen=True) == ["ok", "t"]
+    assert await answer(bus, await broker.take(bus, "tool"))
+    assert await complete(bus, await broker.take(bus))
+    assert await expires(broker, "t")
+
+
+async def test_a_task_is_pinned_by_its_last_letter(broker: Broker, bus: EventBus) -> None:
+    """Hole 36: dropped one after the other, while the task runs and after its end."""
+    await broker.submit(bus, "t")
+    parts = [ask(step, wait="g1") for step in ("1", "2", "3")]
+    assert await suspend(bus, await broker.take(bus), *parts)
+    for _ in parts:
+        assert await bury(bus, await broker.take(bus, "tool"))
+    first, second, third = [entry["id"] for entry in await broker.entries("dead")]
+    assert await bus.drop_letter(first)
+    assert await complete(bus, await broker.take(bus))
+    assert not await expires(broker, "t")
+    assert await bus.drop_letter(second)
+    assert not await expires(broker, "t")
+    assert await bus.drop_letter(third)
+    assert await expires(broker, "t")
+
+
+async def test_a_running_task_without_letters_is_not_pinned(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1"))
+    assert await bury(bus, await broker.take(bus, "tool"))
+    assert await bus.drop_letter(await letter(broker))
+    assert await complete(bus, await broker.take(bus))
+    assert await expires(broker, "t")
+
+
+async def test_the_heartbeat_does_not_stop_a_reopened_task(broker: Broker, bus: EventBus) -> None:
+    """Hole 36: that it had failed is no news any more for those who work on it again."""
+    since, _, _ = await bus.beat(LEASE_MS, False, "")
+    await broker.pass_time(1000)
+    assert await bus.redrive(await dead_call(broker, bus), reopen=True) == ["ok", "t"]
+    assert (await bus.beat(LEASE_MS, False, str(int(since) - 1000)))[1] == []

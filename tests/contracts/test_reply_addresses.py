@@ -18,7 +18,7 @@ from tests.contracts.broker import Broker, complete
 
 
 async def relay_until_empty(broker: Broker, bus: EventBus) -> None:
-    relaying = asyncio.create_task(Relay(bus, [bus], Metrics(CollectorRegistry(), "test")).run())
+    relaying = asyncio.create_task(Relay(bus, [bus], bus.transport, Metrics(CollectorRegistry(), "test")).run())
     deadline = time.monotonic() + 10
     while await broker.call("XLEN", broker.keys.replies):
         assert time.monotonic() < deadline, "answers are not relayed"

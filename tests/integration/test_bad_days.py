@@ -1,4 +1,4 @@
-"""Handlers that fail in every way, services that die or freeze, a broker that goes away, and settings that cannot work."""
+"""Handlers that fail in every way, services that die or freeze, brokers that go away, settings that cannot work."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from benchmarks.child import ROOT, cpu_seconds
 from benchmarks.driver import Drive, Order, drive
 from benchmarks.figures import percentile, shown, table
 from benchmarks.question import LENGTH, answer, found, question
-from benchmarks.throughput import PROCESSES, WeftRound, report, summary
+from benchmarks.throughput import PROCESSES, AutogenRound, WeftRound, report, summary
 
 
 def test_nothing_named_means_all_with_the_results_in_their_folder() -> None:
@@ -106,17 +106,23 @@ def test_a_driver_takes_orders_as_lines_and_answers_with_lines() -> None:
 
 
 def test_the_figures_are_kept_with_commit_and_machine(tmp_path: Path) -> None:
-    path = results.write(tmp_path / "made", {"latency": {"p50_ms": 1.0}})
+    path = results.write(tmp_path / "made", {"latency": {"p50_ms": 1.0}}, ("abc", "abc"))
     kept = json.loads(path.read_text())
     assert kept["latency"] == {"p50_ms": 1.0}
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ\.json", path.name)
     assert {"processor", "cores", "memory_bytes", "system", "python", "broker"} == kept["machine"].keys()
-    assert {"at", "commit"} <= kept.keys()
+    assert kept["commit"] == "abc"
+    assert "at" in kept
+
+
+def test_a_commit_during_the_measurement_is_told(tmp_path: Path) -> None:
+    kept = json.loads(results.write(tmp_path, {}, ("abc", "def")).read_text())
+    assert kept["commit"] == "abc to def"
 
 
 def test_a_summary_has_medians_and_the_median_of_the_ratios() -> None:
     weft = [weft_round(per_second) for per_second in (300, 100, 200)]
-    autogen = [drive_at(per_second) for per_second in (100, 100, 50)]
+    autogen = [AutogenRound(drive_at(per_second), 0.2) for per_second in (100, 100, 50)]
     figures = summary(weft, autogen)
     assert figures["weft_tasks_per_second"] == 200
     assert figures["autogen_tasks_per_second"] == 100

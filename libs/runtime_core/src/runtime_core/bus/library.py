@@ -53,7 +53,7 @@ class Library:
 def library() -> Library:
     """Read and assemble the source once per process."""
     folder = files("runtime_core.bus") / "functions"
-    body = [(folder / "prelude.lua").read_text("utf-8")]
+    body = [(folder / f"{name}.lua").read_text("utf-8") for name in ("prelude", "checks")]
     body += [(folder / f"{name}.lua").read_text("utf-8") for name in FUNCTIONS]
     digest = hashlib.sha256("\n".join(body).encode()).hexdigest()[:8]
     functions = {name: f"weft_{digest}_{name}" for name in FUNCTIONS}

@@ -8,6 +8,7 @@ the first one's reply was lost.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from runtime_core.bus.transport import Argument, Reply
 from runtime_core.errors import BusUnavailable, ServerError
 
 CONNECT_TIMEOUT_SECONDS = 2.0
+# One Sentinel that accepts and says nothing must leave time to ask the others within a connect.
+SENTINEL_TIMEOUT_SECONDS = 0.5
 # A server that accepts but says nothing for this long while calls wait is taken for dead (a half-open connection).
 SILENCE_SECONDS = 10.0
 BACKOFF_FIRST_SECONDS = 0.02
@@ -230,7 +233,7 @@ class RespTransport:
 
     def _patience(self, args: tuple[Argument, ...]) -> float | None:
         """How long a blocking read may take: its own BLOCK and the silence that a dead connection is granted."""
-        for name, value in zip(args, args[1:], strict=False):
+        for name, value in itertools.pairwise(args):
             if name == "BLOCK":
                 return float(value) / 1000 + self._silence_seconds if int(value) else None
         return self._silence_seconds
@@ -285,11 +288,12 @@ class RespTransport:
         error: Exception = ConnectionRefusedError("no Sentinel answered")
         for host, port in self._address.sentinels:
             try:
-                connection = await self._dial(Address(host=host, port=port))
-                try:
-                    found = await self._say(connection, "SENTINEL", "get-master-addr-by-name", self._address.master)
-                finally:
-                    connection.abort()
+                async with asyncio.timeout(SENTINEL_TIMEOUT_SECONDS):
+                    connection = await self._dial(Address(host=host, port=port))
+                    try:
+                        found = await self._say(connection, "SENTINEL", "get-master-addr-by-name", self._address.master)
+                    finally:
+                        connection.abort()
             except (OSError, ServerError) as failure:
                 error = failure
                 continue

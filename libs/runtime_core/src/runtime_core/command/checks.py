@@ -129,7 +129,13 @@ async def persistence(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
 async def namespace(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
     name = opened.settings.namespace
     key = namespace_settings(name)
-    stored = cast(list[bytes], await opened.transport.call("HMGET", key, "partitions", "format"))
+    stored = cast(list[bytes | None], await opened.transport.call("HMGET", key, "partitions", "format"))
+    if stored[0] is None or stored[1] is None:
+        yield Finding(
+            "namespace", False, f"{name!r} does not exist on this broker",
+            "start services with it, or set WEFT_NAMESPACE to the one that they use",
+        )  # fmt: skip
+        return
     partitions, version = int(stored[0]), int(stored[1])
     yield Finding(
         "namespace",

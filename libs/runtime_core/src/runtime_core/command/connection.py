@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from runtime_core.admission import Admission
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.keys import namespace_settings
+from runtime_core.bus.keys import Keys, namespace_settings
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.bus.transport import Reply, Transport
 from runtime_core.embedded import find_endpoint
@@ -65,19 +65,26 @@ def broker_url(settings: Settings) -> str:
 
 
 @asynccontextmanager
-async def broker(settings: Settings | None = None) -> AsyncIterator[Broker]:
-    """Connect to a namespace that exists: a command that looks must not make one by a mistyped name."""
-    settings = settings or read_settings()
+async def broker(*, unchecked: bool = False) -> AsyncIterator[Broker]:
+    """Connect to a namespace that exists: a command that looks must not make one by a mistyped name.
+
+    `unchecked` connects to whatever is there, for who looks for what is wrong with it.
+    """
+    settings = read_settings()
     url = broker_url(settings)
     transport = await connect(url)
     try:
         stored = await transport.call("HGET", namespace_settings(settings.namespace), "partitions")
-        if stored is None:
+        partitions = settings.partitions if stored is None else int(cast(bytes, stored))
+        if unchecked:
+            keys = [Keys(settings.namespace, number) for number in range(partitions)]
+        elif stored is None:
             raise ConfigurationError(
                 f"the namespace {settings.namespace!r} does not exist on this broker: start services with it, or "
                 "set WEFT_NAMESPACE to the one that they use"
             )
-        keys = await open_namespace(transport, settings.namespace, int(cast(bytes, stored)))
+        else:
+            keys = await open_namespace(transport, settings.namespace, partitions)
         buses = [EventBus(transport, one) for one in keys]
         yield Broker(settings, url, transport, buses, Admission(buses))
     finally:

@@ -41,21 +41,25 @@ def doctor(
 async def _doctor(wanted: Wanted, as_json: bool) -> None:
     from runtime_core.command.checks import CHECKS, Finding
     from runtime_core.command.connection import broker
-    from runtime_core.errors import ServerError
+    from runtime_core.errors import ConfigurationError, ServerError
 
     findings: list[Finding] = []
-    async with broker() as opened:
-        for check in CHECKS:
-            try:
-                async for finding in check(opened, wanted):
-                    findings.append(finding)
-                    if not as_json:
-                        _print(finding)
-            except ServerError as error:
-                name = check.__name__
-                findings.append(Finding(name, False, f"could not be checked: {error}", "is the user let to ask that?"))
-                if not as_json:
-                    _print(findings[-1])
+
+    def found(finding: Finding) -> None:
+        findings.append(finding)
+        if not as_json:
+            _print(finding)
+
+    try:
+        async with broker(unchecked=True) as opened:
+            for check in CHECKS:
+                try:
+                    async for finding in check(opened, wanted):
+                        found(finding)
+                except ServerError as error:
+                    found(Finding(check.__name__, False, f"could not be checked: {error}", "may this user ask that?"))
+    except ConfigurationError as error:
+        found(Finding("server", False, str(error)))
     wrong = [finding for finding in findings if not finding.ok]
     if as_json:
         print_json({"ok": not wrong, "checks": [finding.to_json() for finding in findings]})

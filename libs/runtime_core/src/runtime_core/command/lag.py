@@ -16,7 +16,8 @@ def register(app: typer.Typer) -> None:
 def lag(as_json: Annotated[bool, typer.Option("--json", help="Print JSON; ages are milliseconds.")] = False) -> None:
     """Show how much work waits, and where.
 
-    For each stream who reads it, and how far the record is. BACKLOG is what nobody has taken yet, PENDING what a consumer has in hand.
+    For each stream who reads it, and how far the record is. BACKLOG is what nobody
+    has taken yet, PENDING what a consumer has in hand.
 
     \b
     Example:

@@ -129,7 +129,11 @@ def up(
     ] = 1,
     data_dir: Annotated[
         str | None,
-        typer.Option("--data-dir", metavar="FOLDER", help="Where data is kept. Default: WEFT_DATA_DIR, or .weft here."),
+        typer.Option(
+            "--data-dir",
+            metavar="FOLDER",
+            help="Where data is kept. Default: WEFT_DATA_DIR, or .weft here. Other commands find it by WEFT_DATA_DIR.",
+        ),
     ] = None,
     metrics_port: Annotated[
         int | None,

@@ -153,14 +153,15 @@ async def _list(status: str, agent: str, limit: int, as_json: bool) -> None:
         for bus in opened.buses:
             for row in await _on_broker(bus, status, agent, limit):
                 rows[row["task_id"]] = row
-        on_broker = set(rows)
         if not status or status in ENDED:
             async with trajectories(opened.settings) as store:
                 for row in await _in_store(store, opened.settings.namespace, status, agent, limit):
-                    if row["task_id"] in on_broker:
-                        rows[row["task_id"]] |= row
-                    else:
-                        rows[row["task_id"]] = row
+                    known = rows.get(row["task_id"])
+                    if known is None:
+                        if not status or await _is_still(opened, row["task_id"], status):
+                            rows[row["task_id"]] = row
+                    elif known["status"] == row["status"]:  # else it was opened again since
+                        rows[row["task_id"]] = {**row, **known}
     newest = sorted(rows.values(), key=lambda row: cast(float, row["created"]), reverse=True)[:limit]
     if as_json:
         print_json(newest)
@@ -215,6 +216,13 @@ async def _on_broker(bus: EventBus, status: str, agent: str, limit: int) -> list
         if len(tasks) < page or len(found) >= limit:
             break
     return found[:limit]
+
+
+async def _is_still(opened: Broker, task_id: str, status: str) -> bool:
+    """Whether the broker, where it still knows a recorded task, says the same of it: it may have been opened again."""
+    bus = await opened.admission.find(task_id)
+    found = cast(bytes | None, await bus.transport.call("HGET", bus.keys.task(task_id), "status"))
+    return found is None or found.decode() == status
 
 
 async def _in_store(
@@ -312,6 +320,8 @@ def _print_task(view: dict[str, Any], now_ms: int) -> None:  # Any: JSON
         if text:
             print(f"{name:<9}{plain(str(text))}")
     for wait in view.get("waits_for", ()):
+        if wait["kind"] == "human":
+            continue  # the question stands below
         errors = wait.get("errors") or [None]
         last = f"; the last error: {error_line(errors[-1])}" if errors[-1] else ""
         print(f"waits    {plain(describe_wait(wait, now_ms))}{last}")
@@ -331,8 +341,15 @@ def _print_runs(recorded: TaskTrajectory | None, view: dict[str, Any]) -> None: 
 
     print()
     if recorded is None:
-        print("trajectory: nothing is recorded of this task (yet); is the trajectory-recorder running?")
+        ended = "ended" in view
+        print(
+            "trajectory: nothing is recorded of this task: is the trajectory-recorder running?"
+            if ended
+            else "trajectory: nothing is recorded yet; steps are when a turn ends or a call is answered"
+        )
         return
+    if recorded.end is not None and "ended" not in view:
+        print("opened again since; what was recorded before:")
     # The task's own line stands above already.
     print("\n".join(render(recorded).splitlines()[1:]))
 

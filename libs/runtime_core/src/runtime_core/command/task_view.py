@@ -34,7 +34,8 @@ async def read_task(bus: EventBus, task: str) -> dict[str, Any] | None:  # Any: 
     """The task in words, None where the broker does not know it (any more).
 
     Adds to what `shown` says: `max_steps`, `time_limit_at`, `waits_for` and `questions` of all runs (each with
-    `run`, `step`, `kind`, and where known `name`, `due`, `attempt`, `errors`, `task_id` of an agent asked elsewhere), and `dead_letters` (ids).
+    `run`, `step`, `kind`, and where known `name`, `due`, `attempt`, `errors`,
+    `task_id` of an agent asked elsewhere), and `dead_letters` (ids).
     """
     call, keys = bus.transport.call, bus.keys
     fields = await _hash(bus, keys.task(task))

@@ -71,6 +71,7 @@ class Consumer:
         self._by_task: dict[str, set[tuple[str, bytes]]] = {}
         self._stopped_tasks: set[str] = set()
         self._room = asyncio.Event()
+        self._known = asyncio.Event()
         self._empty = asyncio.Event()
         self._stop = asyncio.Event()
         self._alone = False
@@ -85,6 +86,7 @@ class Consumer:
         """Make groups, become known, and take what earlier owners left."""
         await self._bus.make_groups(self._streams)
         await self._owner.enter()
+        self._known.set()
         self._connected = True
         # Read at each scrape: two writes for each delivery would be felt.
         self._metrics.in_flight.set_function(lambda: len(self._held))
@@ -143,6 +145,9 @@ class Consumer:
         backoff = 0.05
         while True:
             await self._room.wait()
+            # Reads have a connection of their own: one that came before the first beat would be under a name that
+            # counts as dead, and others would adopt what it took.
+            await self._known.wait()
             self._in_read = True
             owner = self._bus.owner
             try:
@@ -282,6 +287,7 @@ class Consumer:
             if task is not current:
                 task.cancel()
         self._handler.forget()
+        self._known.clear()
         self._loops.append(asyncio.get_running_loop().create_task(self._come_back(), name="come back"))
 
     async def _come_back(self) -> None:
@@ -292,6 +298,7 @@ class Consumer:
                 await asyncio.sleep(0.1)
             else:
                 self._unreconciled = True
+                self._known.set()
                 break
         self._loops = [task for task in self._loops if not task.done() and task is not asyncio.current_task()]
 

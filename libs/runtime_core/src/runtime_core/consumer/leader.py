@@ -76,11 +76,12 @@ class Leader:
     async def _change(self, epoch: int) -> None:
         if self._working is not None and self._working.done() and not self._working.cancelled():
             error = self._working.exception()
-            if error is not None:
-                level = logging.WARNING if isinstance(error, Fenced | BusError) else logging.ERROR
-                logger.log(
-                    level, "%s: %s; starting again", self._role, error, exc_info=level == logging.ERROR and error
-                )
+            if isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]  # what ended the others is the reason
+            if isinstance(error, Fenced | BusError):
+                logger.warning("%s: %s; starting again", self._role, error)
+            elif error is not None:
+                logger.error("%s: %s; starting again", self._role, error, exc_info=error)
         await self._end_work()
         if epoch and not self.epoch:
             logger.info("leads %s of partition %d (epoch %d)", self._role, self._bus.keys.partition, epoch)

@@ -7,6 +7,7 @@ local function answered(keys, args)
   local status = redis.call('HGET', key, 'status')
   if not status or ENDED[status] then return 'DONE' end
   redis.call('XLEN', base .. 'record')
+  check_waiting(base, task, run)
   local now = text(now_ms(base))
   if not answer(base, task, run, step, args[4], now, args[5]) then return 'DONE' end
   redis.call('HDEL', key, 'k:' .. run .. '/' .. step)

@@ -8,6 +8,7 @@ local function beat(keys, args)
   local base = keys[1]
   local alive, meta = base .. 'alive', base .. 'meta'
   if args[4] ~= '1' and not redis.call('ZSCORE', alive, args[1]) then return {'FENCED'} end
+  redis.call('ZCARD', base .. 'stopped')
   local t = redis.call('TIME')
   local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
   local v = redis.call('HMGET', meta, 'beat_at', 'beat_clock')

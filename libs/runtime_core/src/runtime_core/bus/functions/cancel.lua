@@ -11,7 +11,7 @@ local function cancel(keys, args)
     return {'unknown'}
   end
   if ENDED[v[1]] then return {'ended', v[1]} end
-  redis.call('XLEN', base .. 'record')
+  check_end(base, task, v[2], v[4] or '', 'cancelled')
   local in_flight = v[5] and string.find(v[5], '-', 1, true)
   end_task(base, task, v[2], v[4] or '', 'cancelled', error_json('Cancelled', args[2]), v[3] or '0', now, '[]', false, in_flight)
   return {'cancelled'}

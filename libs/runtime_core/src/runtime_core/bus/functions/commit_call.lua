@@ -22,6 +22,7 @@ local function commit_call(keys, args)
     return 'DONE'
   end
   redis.call('XLEN', base .. 'record')
+  if cur == 'held' then check_target(base, h) end
   local wait = string.sub(missing, 10)
   local value = string.sub(missing, 1, 8) .. args[6] .. args[7] .. args[8]
   settle(base, args[2], args[3])

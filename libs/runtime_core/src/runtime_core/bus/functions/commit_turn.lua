@@ -27,6 +27,7 @@ local function commit_turn(keys, args)
     cur, turn, own_h, unwritten = w[1], w[2], w[3], w[4]
   end
   if cur ~= entry or ENDED[v[1]] then
+    if inst ~= '' then check_instance(base, inst, stream) end
     settle_late(base, stream, entry, inst, task, run)
     return 'DONE'
   end
@@ -35,8 +36,19 @@ local function commit_turn(keys, args)
   check_streams(base, {'record'})
 
   if mode ~= 'w' then
-    settle(base, stream, entry)
     local at = 14
+    for _ = 1, parts do
+      if args[at] == 's' then check_send(base, args[at + 2], args[at + 3]) end
+      at = at + PART_SIZE[args[at]]
+    end
+    if run == 'r' then
+      check_end(base, task, own_h, v[4] or '', mode == 'c' and 'completed' or 'failed')
+    else
+      check_waiting(base, task, (parent_of(run)))
+      if inst ~= '' then check_instance(base, inst, stream) end
+    end
+    settle(base, stream, entry)
+    at = 14
     for _ = 1, parts do
       if args[at] == 's' then
         send_detached(base, args[at + 1], args[at + 2], args[at + 3], args[at + 4], task, run)
@@ -71,12 +83,34 @@ local function commit_turn(keys, args)
     local size = PART_SIZE[letter]
     if not size or not args[at + size - 1] then return redis.error_reply('ERR weft: malformed part ' .. tostring(letter)) end
     if letter ~= 'a' then asked = asked + 1 end
-    if letter == 'c' and string.find(args[at + 1], '^[a-z]') then redis.call('XLEN', base .. args[at + 1]) end
+    if letter == 'c' then
+      local target, kind = args[at + 1], string.sub(args[at + 1], 1, 1)
+      if kind == '@' then
+        target = 'asks'
+      elseif kind == '?' then
+        kind = string.sub(target, 2, 2)
+        target = redis.call('HGET', base .. (kind == 'a' and 'agents' or 'tools'), args[at + 3])
+      end
+      if target then check_stream(base, target) end
+      if kind == 'a' then
+        redis.call('HLEN', run_key(base, task, run .. '/' .. args[at + 2]))
+        if args[at + 4] ~= '' then
+          check_instance(base, args[at + 3] .. '/' .. args[at + 4])
+          redis.call('HLEN', base .. 'meta')
+        end
+      end
+    elseif letter == 't' or letter == 'q' then
+      check_timers(base)
+      if letter == 'q' then check_stream(base, 'out:' .. task) end
+    elseif letter == 's' then
+      check_send(base, args[at + 2], args[at + 3])
+    end
     at = at + size
   end
   local limit = tonumber(string.match(own_h, '^[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n(%d*)') or '0') or 0
   if run ~= 'r' then limit = tonumber(string.match(v[2], '^[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n(%d*)') or '0') or 0 end
   if limit > 0 and steps + asked > limit then return 'LIMIT ' .. text(limit) end
+  if inst ~= '' then check_instance(base, inst, stream) end
 
   settle(base, stream, entry)
   local set, groups, ready = {}, nil, false
@@ -210,7 +244,8 @@ local function commit_turn(keys, args)
   else
     redis.call('HSET', key, 'steps', text(steps), 'fl', flags)
   end
-  redis.call('HSET', rk, unpack(set))
+  -- In pieces: Lua hands over no more than 8,000 values at once.
+  for i = 1, #set, 4000 do redis.call('HSET', rk, unpack(set, i, math.min(i + 3999, #set))) end
   if unwritten then redis.call('HDEL', rk, 'w') end
   if args[9] ~= '' then redis.call('XADD', base .. 'record', '*', 't', task, 'd', args[9]) end
   if inst ~= '' then

@@ -10,6 +10,7 @@ local function dead_letter(keys, args)
   if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
   redis.call('XLEN', base .. 'dead')
   redis.call('XLEN', base .. 'record')
+  redis.call('ZCARD', base .. 'letters')
   local found = redis.call('XRANGE', base .. stream, entry, entry)[1]
   if not found then
     settle(base, stream, entry)
@@ -53,15 +54,23 @@ local function dead_letter(keys, args)
     end
   end
   if not live then
+    if inst ~= '' then check_instance(base, inst, stream) end
     settle_late(base, stream, entry, inst, task, run)
     if reason ~= 'malformed' then return 'DONE' end
     -- The bus never sent it, so no commit can have handled it before.
     redis.call('XADD', base .. 'dead', '*', unpack(letter))
     return 'OK'
   end
+  if is_turn and run == 'r' then
+    check_end(base, task, v[2], v[4] or '', 'failed')
+  else
+    check_waiting(base, task, parent)
+    if inst ~= '' then check_instance(base, inst, stream) end
+  end
   settle(base, stream, entry)
   local letter_id = redis.call('XADD', base .. 'dead', '*', unpack(letter))
   redis.call('ZADD', base .. 'letters', letter_id and ms_of(letter_id) or 0, task .. '|' .. letter_id)
+  redis.call('HINCRBY', key, 'lt', 1)
   local steps = text(tonumber(v[3] or '0') + tonumber(args[9]))
   if reason == 'diverged' then
     -- The code, not the run, is wrong: it stays as it is until a rollback or a fix and a redrive.

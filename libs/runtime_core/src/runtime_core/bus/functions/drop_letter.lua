@@ -1,4 +1,4 @@
--- Forgets a dead letter; the ended task that it pinned may then expire.
+-- Forgets a dead letter; the ended task may expire where this was the last one that pinned it.
 -- KEYS 1 base · ARGV 1 letter id · RETURNS 1 or 0
 local function drop_letter(keys, args)
   local base = keys[1]
@@ -8,13 +8,12 @@ local function drop_letter(keys, args)
   for i = 1, #found[2], 2 do
     if found[2][i] == 'taskid' then task = found[2][i + 1] end
   end
+  local key = task and base .. 'task:' .. task
+  local v = task and redis.call('HMGET', key, 'status', 'fl') or {}
+  local retention = redis.call('HGET', base .. 'meta', 'retention') or '3600'
+  redis.call('ZCARD', base .. 'letters')
   redis.call('XDEL', base .. 'dead', args[1])
-  if task then
-    redis.call('ZREM', base .. 'letters', task .. '|' .. args[1])
-    local key = base .. 'task:' .. task
-    if ENDED[redis.call('HGET', key, 'status')] then
-      redis.call('EXPIRE', key, redis.call('HGET', base .. 'meta', 'retention') or '3600')
-    end
-  end
+  if task then redis.call('ZREM', base .. 'letters', task .. '|' .. args[1]) end
+  if v[1] and not unpin(key, v[2] or '') and ENDED[v[1]] then redis.call('EXPIRE', key, retention) end
   return 1
 end

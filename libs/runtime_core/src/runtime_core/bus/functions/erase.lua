@@ -5,11 +5,14 @@ local function erase(keys, args)
   local key = base .. 'task:' .. task
   local v = redis.call('HMGET', key, 'status', 'h')
   if v[1] and not ENDED[v[1]] then return v[1] end
+  local letters = redis.call('ZRANGE', base .. 'letters', 0, -1)
+  redis.call('ZCARD', base .. 'index')
+  redis.call('XLEN', base .. 'dead')
   local found = v[1] and 'OK' or 'unknown'
   if redis.call('DEL', base .. 'out:' .. task) == 1 then found = 'OK' end
   redis.call('DEL', key)
   redis.call('ZREM', base .. 'index', task)
-  for _, member in ipairs(redis.call('ZRANGE', base .. 'letters', 0, -1)) do
+  for _, member in ipairs(letters) do
     local owner, letter = string.match(member, '^(.*)|([^|]*)$')
     if owner == task then
       redis.call('XDEL', base .. 'dead', letter)

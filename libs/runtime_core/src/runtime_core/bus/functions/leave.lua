@@ -2,6 +2,8 @@
 -- KEYS 1 base · ARGV 1 owner · then pairs: stream, entry · RETURNS how many were handed back
 local function leave(keys, args)
   local base, owner = keys[1], args[1]
+  redis.call('ZCARD', base .. 'alive')
+  for i = 2, #args, 2 do check_stream(base, args[i]) end
   local count = 0
   for i = 2, #args, 2 do
     local key, group = base .. args[i], group_of(args[i])

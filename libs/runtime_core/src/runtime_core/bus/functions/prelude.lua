@@ -6,6 +6,7 @@
 --   h          stream, agent, key, reply, created ms, max steps, event id, source, digest, session: one line each
 --   d          the input        u   number of turns committed        fl  flags: o out stream, c child runs, z timers, l dead letters
 --   m:<step>   a step without a result: digest (8), kind (1), wait      j:<step>  its result: digest (8), status (1), ms (13), payload
+--   lt         number of its dead letters, which pin the ended task
 --   w          journaled steps whose rows no commit has written to the record yet
 --   q:<step>   a question: when it was asked (ms) and its event's data
 --   s0         the instance's state as it was when this (nested) run began
@@ -113,9 +114,10 @@ end
 
 local function startable(base, ref)
   local task, run = string.match(ref, '^(.*)|([^|]*)$')
-  local status = redis.call('HGET', base .. 'task:' .. task, 'status')
-  if not status or ENDED[status] then return nil end
-  local cur = redis.call('HGET', run_key(base, task, run), 'cur')
+  -- pcall: where another program has put something else in the task's place, only that task is lost.
+  local status = redis.pcall('HGET', base .. 'task:' .. task, 'status')
+  if type(status) ~= 'string' or ENDED[status] then return nil end
+  local cur = redis.pcall('HGET', run_key(base, task, run), 'cur')
   if cur ~= 'mail' and cur ~= 'nest' then return nil end
   return task, run
 end
@@ -388,6 +390,14 @@ end
 local function flag(flags, letter)
   if string.find(flags, letter, 1, true) then return flags end
   return flags .. letter
+end
+
+-- A dead letter of a task is gone. Returns whether another one pins the task still.
+local function unpin(key, flags)
+  if redis.call('HINCRBY', key, 'lt', -1) > 0 then return true end
+  redis.call('HDEL', key, 'lt')
+  if string.find(flags, 'l', 1, true) then redis.call('HSET', key, 'fl', (string.gsub(flags, 'l', ''))) end
+  return false
 end
 
 -- A timer is listed with its task, so that the task's end removes it.

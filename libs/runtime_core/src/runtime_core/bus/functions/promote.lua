@@ -1,64 +1,88 @@
+local function promote_retry(base, member, rest)
+  local stream = string.match(rest, '^([^|]*)|')
+  local packed = redis.call('HGET', base .. 'delayed', member)
+  local fields, task, run, status
+  if packed then
+    fields = cmsgpack.unpack(packed)
+    local head = lines(fields[2])
+    task, run = head[3], head[4]
+    status = redis.call('HGET', base .. 'task:' .. task, 'status')
+  end
+  local waits, rk = false, nil
+  if status and not ENDED[status] then
+    check_stream(base, stream)
+    if string.sub(stream, 1, 5) == 'agent' then
+      rk = run_key(base, task, run)
+      waits = redis.call('HGET', rk, 'cur') == 'retry'
+    else
+      local parent, step = parent_of(run)
+      waits = redis.call('HEXISTS', run_key(base, task, parent), 'm:' .. step) == 1
+    end
+  end
+  redis.call('ZREM', base .. 'timers', member)
+  redis.call('HDEL', base .. 'delayed', member)
+  if status then redis.call('HDEL', base .. 'task:' .. task, 'z:' .. member) end
+  if not waits then return end
+  local entry = redis.call('XADD', base .. stream, '*', unpack(fields))
+  if rk then redis.call('HSET', rk, 'cur', entry) end
+end
+
+local function promote_answer(base, member, rest, now)
+  local value = redis.call('HGET', base .. 'delayed', member)
+  local task, run, step = string.match(rest, '^(.-)|(.-)|(.*)$')
+  local key = base .. 'task:' .. task
+  local status = redis.call('HGET', key, 'status')
+  local live = value and status and not ENDED[status]
+  if live then
+    check_waiting(base, task, run)
+    check_stream(base, 'record')
+  end
+  redis.call('ZREM', base .. 'timers', member)
+  redis.call('HDEL', base .. 'delayed', member)
+  if status then redis.call('HDEL', key, 'z:' .. member) end
+  if not live then return end
+  local letter, asked, payload = string.sub(value, 1, 1), string.sub(value, 2, 14), string.sub(value, 15)
+  if answer(base, task, run, step, letter, text(now), payload) then
+    record_answer(base, task, run, step, asked, text(now), letter, payload)
+  end
+end
+
+local function promote_deadline(base, member, task, now)
+  local v = redis.call('HMGET', base .. 'task:' .. task, 'status', 'h', 'steps', 'fl', 'cur')
+  local live = v[1] and not ENDED[v[1]]
+  if live then check_end(base, task, v[2], v[4] or '', 'failed') end
+  redis.call('ZREM', base .. 'timers', member)
+  if not live then return end
+  local in_flight = v[5] and string.find(v[5], '-', 1, true)
+  end_task(base, task, v[2], v[4] or '', 'failed', error_json('TimeLimit', 'the task was not done within its timeout_seconds'),
+    v[3] or '0', text(now), '[]', false, in_flight)
+end
+
+-- Goes on with a mailbox whose head was all ended tasks, or that nobody holds any more.
+local function promote_mailbox(base, member, inst)
+  check_instance(base, inst)
+  local busy = redis.call('HGET', base .. 'inst:' .. inst, 'busy')
+  redis.call('ZREM', base .. 'timers', member)
+  if busy and busy ~= '|' then return end
+  if not busy then redis.call('HSET', base .. 'inst:' .. inst, 'busy', '|') end
+  release(base, inst, '', '')
+end
+
+local PROMOTE = {e = promote_retry, s = promote_answer, d = promote_deadline, i = promote_mailbox}
+
 -- Does what is due: appends retries again, answers sleeps and questions, ends tasks over their time.
 -- KEYS 1 base
 -- ARGV 1 how many at most · 2 stream limit (unused work waits rather than grow without bound)
 -- RETURNS {how many were done, ms until the next timer or -1}
 local function promote(keys, args)
   local base = keys[1]
-  local timers, delayed = base .. 'timers', base .. 'delayed'
+  local timers = base .. 'timers'
   local now = now_ms(base)
   local due = redis.call('ZRANGEBYSCORE', timers, '-inf', text(now), 'LIMIT', 0, tonumber(args[1]))
   for _, member in ipairs(due) do
-    redis.call('ZREM', timers, member)
-    local kind, rest = string.sub(member, 1, 1), string.sub(member, 3)
-    if kind == 'e' then
-      local packed = redis.call('HGET', delayed, member)
-      redis.call('HDEL', delayed, member)
-      if packed then
-        local stream = string.match(rest, '^([^|]*)|')
-        local fields = cmsgpack.unpack(packed)
-        local head = lines(fields[2])
-        local task, run = head[3], head[4]
-        local key = base .. 'task:' .. task
-        local status = redis.call('HGET', key, 'status')
-        redis.call('HDEL', key, 'z:' .. member)
-        if status and not ENDED[status] then
-          if string.sub(stream, 1, 5) == 'agent' then
-            local rk = run_key(base, task, run)
-            if redis.call('HGET', rk, 'cur') == 'retry' then
-              redis.call('HSET', rk, 'cur', redis.call('XADD', base .. stream, '*', unpack(fields)))
-            end
-          else
-            local parent, step = parent_of(run)
-            if redis.call('HEXISTS', run_key(base, task, parent), 'm:' .. step) == 1 then
-              redis.call('XADD', base .. stream, '*', unpack(fields))
-            end
-          end
-        end
-      end
-    elseif kind == 's' then
-      local value = redis.call('HGET', delayed, member)
-      redis.call('HDEL', delayed, member)
-      local task, run, step = string.match(rest, '^(.-)|(.-)|(.*)$')
-      local key = base .. 'task:' .. task
-      local status = redis.call('HGET', key, 'status')
-      if status then redis.call('HDEL', key, 'z:' .. member) end
-      if value and status and not ENDED[status] then
-        local status_letter, asked, payload = string.sub(value, 1, 1), string.sub(value, 2, 14), string.sub(value, 15)
-        if answer(base, task, run, step, status_letter, text(now), payload) then
-          record_answer(base, task, run, step, asked, text(now), status_letter, payload)
-        end
-      end
-    elseif kind == 'd' then
-      local key = base .. 'task:' .. rest
-      local v = redis.call('HMGET', key, 'status', 'h', 'steps', 'fl', 'cur')
-      if v[1] and not ENDED[v[1]] then
-        local in_flight = v[5] and string.find(v[5], '-', 1, true)
-        end_task(base, rest, v[2], v[4] or '', 'failed', error_json('TimeLimit', 'the task was not done within its timeout_seconds'),
-          v[3] or '0', text(now), '[]', false, in_flight)
-      end
-    elseif kind == 'i' then
-      -- Goes on with a mailbox whose head was all ended tasks.
-      if redis.call('HGET', base .. 'inst:' .. rest, 'busy') == '|' then release(base, rest, '', '') end
+    -- One that cannot be done (a key of another type) changes nothing, and does not hold up those behind it.
+    if not pcall(PROMOTE[string.sub(member, 1, 1)], base, member, string.sub(member, 3), now) then
+      redis.call('ZADD', timers, text(now + 60000), member)
     end
   end
   local next_due = redis.call('ZRANGE', timers, 0, 0, 'WITHSCORES')

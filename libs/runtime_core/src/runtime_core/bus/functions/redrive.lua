@@ -21,7 +21,8 @@ local function redrive(keys, args)
   if not is_turn then waiting, step = parent_of(run) end
   local rk = run_key(base, task, waiting)
   local r = redis.call('HMGET', rk, 'cur', 'h', 'u')
-  if not r[2] then return {'gone', task} end
+  -- Without `cur` the journal went with the task's end: there is nothing to go on from.
+  if not r[1] or not r[2] then return {'gone', task} end
   if is_turn and not ended and r[1] ~= 'park' then return {'gone', task} end
   head[7] = '1'
   local fields = {'h', table.concat(head, '\n')}
@@ -38,10 +39,17 @@ local function redrive(keys, args)
     if string.sub(journal, 9, 9) ~= 'E' then return {'gone', task} end
     digest = string.sub(journal, 1, 8)
   end
+  redis.call('ZCARD', base .. 'letters')
+  check_stream(base, stream)
+  if is_turn and head[6] ~= '' then check_instance(base, head[5] .. '/' .. head[6]) end
+  redis.call('ZCARD', base .. 'stopped')
   if ended then
     redis.call('HSET', key, 'status', 'running')
     redis.call('HDEL', key, 'out', 'ended')
+    redis.call('PERSIST', key)
+    redis.call('ZREM', base .. 'stopped', task)
   end
+  unpin(key, v[3] or '')
   redis.call('XDEL', base .. 'dead', args[1])
   redis.call('ZREM', base .. 'letters', task .. '|' .. args[1])
   if is_turn then

@@ -24,6 +24,7 @@ local function retry(keys, args)
       local head = lines(found[2][2])
       if head[6] ~= '' then inst = head[5] .. '/' .. head[6] end
     end
+    if inst ~= '' then check_instance(base, inst, stream) end
     settle_late(base, stream, entry, inst, task, run)
     return 'DONE'
   end
@@ -45,6 +46,7 @@ local function retry(keys, args)
     kept[#kept + 1] = errors
   end
   local member = 'e|' .. stream .. '|' .. entry
+  check_timers(base)
   settle(base, stream, entry)
   redis.call('HSET', base .. 'delayed', member, cmsgpack.pack(kept))
   add_timer(base, task, member, now_ms(base) + tonumber(args[6]))

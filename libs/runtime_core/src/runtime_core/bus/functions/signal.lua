@@ -15,6 +15,9 @@ local function signal(keys, args)
   end
   if ENDED[status] then return {'ended', status} end
   if not v[1] then return {'answered'} end
+  check_waiting(base, task, run)
+  check_stream(base, 'record')
+  check_timers(base)
   local member = 's|' .. task .. '|' .. run .. '|' .. step
   if redis.call('ZREM', base .. 'timers', member) == 1 then
     redis.call('HDEL', base .. 'delayed', member)

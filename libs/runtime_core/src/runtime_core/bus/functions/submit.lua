@@ -8,7 +8,12 @@
 local function submit(keys, args)
   local base, task = keys[1], args[1]
   local key = base .. 'task:' .. task
-  if args[13] ~= '' and redis.call('HGET', base .. 'leader:admit', 'epoch') ~= args[13] then return {'fenced'} end
+  if args[13] ~= '' then
+    -- The newest epoch that this partition has seen: admission leads in one partition and writes in all.
+    local newest = tonumber(redis.call('HGET', base .. 'leader:admit', 'epoch') or '0')
+    if tonumber(args[13]) < newest then return {'fenced'} end
+    if tonumber(args[13]) > newest then redis.call('HSET', base .. 'leader:admit', 'epoch', args[13]) end
+  end
   local seen_key = args[2] .. '\n' .. args[3]
   local seen = redis.call('HGET', base .. 'seen', seen_key)
   if seen then
@@ -41,7 +46,10 @@ local function submit(keys, args)
   if args[6] ~= '' and redis.call('LLEN', base .. 'mail:' .. args[5] .. '/' .. args[6]) >= tonumber(meta[5] or '10000') then
     return {'overloaded', 'the mailbox of ' .. args[5] .. '/' .. args[6] .. ' is full'}
   end
-  redis.call('TYPE', base .. 'seen')
+  redis.call('LLEN', base .. 'seenq')
+  redis.call('ZCARD', base .. 'index')
+  if args[12] ~= '0' then redis.call('ZCARD', base .. 'timers') end
+  if args[6] ~= '' then check_instance(base, args[5] .. '/' .. args[6]) end
   if redis.call('ZSCORE', base .. 'stopped', 'tomb:' .. task) then
     return {'rejected', 'task_id', 'the task ' .. task .. ' was cancelled before it was submitted'}
   end

@@ -1,0 +1,175 @@
+"""Writes docs/events.md from the code: `python -m docs.generate_events`.
+
+Facts are shown as the builders make them, functions by their header comments, rows by their fields. A test compares
+the file with what this makes, so that the page cannot fall behind.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+from runtime_core import submission
+from runtime_core.bus.keys import GROUPS
+from runtime_core.bus.library import FUNCTIONS
+from runtime_core.envelope import Envelope
+from runtime_core.errors import Rejected
+from runtime_core.trajectory import steps
+
+PAGE = Path(__file__).with_name("events.md")
+
+_AT_MS = 1_763_690_000_000
+_TASK = "t-1"
+_ON_THE_STREAM = (submission.OUTPUT_DELTA, submission.HUMAN_REQUESTED)
+
+
+def page() -> str:
+    """The whole page."""
+    parts = (
+        "# Events\n\n"
+        "Every event, row and function, as the code has them. `python -m docs.generate_events` writes this page:\n"
+        "do not edit it. "
+        "[`wire.md`](wire.md) explains what clients send and read, [`delivery.md`](delivery.md) what is promised.\n",
+        _contents(),
+        _commands(),
+        _facts(),
+        _work(),
+        _rows(),
+        _functions(),
+    )
+    return "\n".join(parts)
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+def _contents() -> str:
+    titles = ("Commands", "Facts", "Work", "Rows of the record", "Functions on the broker")
+    return "".join(f"- [{title}](#{title.lower().replace(' ', '-')})\n" for title in titles)
+
+
+def _commands() -> str:
+    lines = ["## Commands\n", "What clients append to `weft:tasks`.\n", "| type | read as | fields |", "|---|---|---|"]
+    for kind, body in (
+        (submission.SUBMIT, submission.Submission),
+        (submission.CANCEL, submission.Cancellation),
+        (submission.SIGNAL, submission.Signal),
+    ):
+        names = ", ".join(f"`{name}`" for name in body.__struct_fields__)
+        lines.append(f"| `{kind}` | `{body.__name__}` | {names} |")
+    return "\n".join(lines) + "\n"
+
+
+def _facts() -> str:
+    lines = ["## Facts\n", "What Weft says. The examples are made by the code that makes the events.\n"]
+    for fact, about in _examples():
+        known = f"`{fact.id}`" if fact.type not in _ON_THE_STREAM else "its entry id on the task's stream"
+        lines += [f"### `{fact.type}`\n", f"{about}\n", f"Event id: {known}.\n", "```json"]
+        lines += [fact.data.decode(), "```\n"]
+    return "\n".join(lines)
+
+
+def _examples() -> Iterator[tuple[Envelope, str]]:
+    full = Rejected("data.agent", "no agent is named researchr; known are researcher, writer", None, _TASK)
+    error = {"type": "ToolError", "message": "search: no connection"}
+    yield submission.accepted(_TASK, at_ms=_AT_MS), _about(submission.accepted)
+    yield submission.rejected("1763690000000-0", full, at_ms=_AT_MS), _about(submission.rejected)
+    cancelled = {"type": "Cancelled", "message": "no longer needed"}
+    ends = (
+        ("completed", None, "has an answer"),
+        ("failed", error, "failed"),
+        ("cancelled", cancelled, "was cancelled"),
+    )
+    for status, outcome, said in ends:
+        fact = submission.ended(
+            _TASK, status, at_ms=_AT_MS, steps=3, trajectory=_TASK, output=b'"An answer."', error=outcome
+        )
+        yield fact, f"The end of a task that {said}."
+    yield (
+        submission.output_delta(_TASK, "r", attempt=1, seq=1, at_ms=_AT_MS, text="Redis "),
+        _about(submission.output_delta),
+    )
+    yield (
+        submission.human_requested(_TASK, "r", "r:4", "Publish this draft?", at_ms=_AT_MS, data=b'{"draft":"..."}'),
+        _about(submission.human_requested),
+    )
+
+
+def _about(function: object) -> str:
+    """The first sentence of a docstring, without the type's name before it."""
+    text = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
+    said = text.partition(": ")[2] or text
+    return said[:1].upper() + said[1:]
+
+
+def _work() -> str:
+    lines = [
+        "## Work\n",
+        "Kinds of entries between the services; [the fields](wire.md#work-and-record-streams-internal).\n",
+        "| stream | group | kinds |",
+        "|---|---|---|",
+    ]
+    for stream, group in GROUPS.items():
+        kinds = "`start`, `resume`" if stream == "agent" else "`call`"
+        lines.append(f"| `{stream}` | `{group}` | {kinds} |")
+    return "\n".join(lines) + "\n"
+
+
+def _rows() -> str:
+    lines = ["## Rows of the record\n"]
+    for struct in (steps.Step, steps.StepError, steps.TaskEnd):
+        summary = (inspect.getdoc(struct) or "").split("\n")[0]
+        lines += [f"### {struct.__name__}\n", f"{summary}\n", "| field | type | default | |", "|---|---|---|---|"]
+        lines += [f"| `{name}` | `{kind}` | {default} | {about} |" for name, kind, default, about in _fields_of(struct)]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _fields_of(struct: type) -> Iterator[tuple[str, str, str, str]]:
+    """Name, type, default and docstring of each field. From the source: the text below a field is lost at run time."""
+    body = ast.parse(inspect.getsource(struct)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    for place, node in enumerate(body.body):
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        after = body.body[place + 1] if place + 1 < len(body.body) else None
+        about = ""
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            about = " ".join(str(after.value.value).split())
+        default = f"`{ast.unparse(node.value)}`" if node.value is not None else "required"
+        kind = ast.unparse(node.annotation).replace("|", "\\|")
+        yield node.target.id, kind, default, about
+
+
+def _functions() -> str:
+    lines = [
+        "## Functions on the broker\n",
+        "Each is one file in `bus/functions/` and one atomic step. `KEYS 1` is the partition's base (`weft:{0}:`).\n",
+        "| function | may run at `maxmemory` |",
+        "|---|---|",
+    ]
+    lines += [f"| [`{name}`](#{name}) | {'yes' if allowed else 'no'} |" for name, allowed in FUNCTIONS.items()]
+    lines.append("")
+    for name in FUNCTIONS:
+        lines += [f"### `{name}`\n", "```", *header_of(name), "```\n"]
+    return "\n".join(lines)
+
+
+def header_of(name: str) -> list[str]:
+    """The comment right above a function's definition (or at the top of its file), without the comment signs."""
+    text = (files("runtime_core.bus") / "functions" / f"{name}.lua").read_text("utf-8")
+    before = text[: text.index(f"local function {name}(")]
+    blocks = re.findall(r"(?:^--.*\n)+", before, flags=re.MULTILINE)
+    # The one that names the keys: helpers above the function have comments of their own.
+    chosen = next((block for block in reversed(blocks) if "KEYS" in block), "")
+    return [re.sub(r"^-- ?", "", line) for line in chosen.splitlines()]
+
+
+if __name__ == "__main__":
+    main()

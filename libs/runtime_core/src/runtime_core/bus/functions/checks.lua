@@ -1,0 +1,79 @@
+-- What a function looks at before its first write. A script that meets an error is not rolled back, so each key that
+-- is about to be written is read first, by a cheap command of its type, which raises where the type is another.
+
+local function check_stream(base, name) redis.call('XLEN', base .. name) end
+
+-- An instance that is entered or released, and the runs that hold it. `stream` is where its events go.
+local function check_instance(base, inst, stream)
+  local busy = redis.call('HGET', base .. 'inst:' .. inst, 'busy')
+  redis.call('LLEN', base .. 'nest:' .. inst)
+  if redis.call('LLEN', base .. 'mail:' .. inst) >= 50 then redis.call('ZCARD', base .. 'timers') end
+  if stream then check_stream(base, stream) end
+  if busy and string.find(busy, '\n', 1, true) then
+    for _, ref in ipairs(lines(busy)) do
+      local task, run = string.match(ref, '^(.*)|([^|]*)$')
+      if task then redis.call('HLEN', run_key(base, task, run)) end
+    end
+  end
+end
+
+-- A run that may be resumed: `h` is its header.
+local function check_target(base, h)
+  local stream, agent, key = target_of(h)
+  check_stream(base, stream)
+  if key ~= '' then redis.call('HLEN', base .. 'inst:' .. agent .. '/' .. key) end
+end
+
+-- A run whose step gets its result.
+local function check_waiting(base, task, run)
+  local h = redis.call('HGET', run_key(base, task, run), 'h')
+  if h then check_target(base, h) end
+end
+
+local function check_timers(base)
+  redis.call('ZCARD', base .. 'timers')
+  redis.call('HLEN', base .. 'delayed')
+  redis.call('HLEN', base .. 'meta')
+end
+
+-- A message that becomes a task, which may end at once where its mailbox is full.
+local function check_send(base, agent, key)
+  if string.sub(agent, 1, 1) == '@' then return check_stream(base, 'asks') end
+  local stream = redis.call('HGET', base .. 'agents', agent)
+  if not stream then return end
+  check_stream(base, stream)
+  redis.call('ZCARD', base .. 'index')
+  redis.call('HLEN', base .. 'meta')
+  if key ~= '' then
+    check_instance(base, agent .. '/' .. key)
+    redis.call('HLEN', base .. 'seen')
+    redis.call('ZCARD', base .. 'stopped')
+  end
+end
+
+-- The end of a task: `h` is its header, `flags` are its own.
+local function check_end(base, task, h, flags, status)
+  local stream, agent, key, to = string.match(h, '^([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)')
+  redis.call('HLEN', base .. 'meta')
+  redis.call('HLEN', base .. 'seen')
+  check_stream(base, 'record')
+  if to ~= '' then
+    redis.call('XLEN', string.sub(to, 1, #base + 6) == base .. 'reply:' and to or base .. 'replies')
+  end
+  if status ~= 'completed' then redis.call('ZCARD', base .. 'stopped') end
+  if key ~= '' then check_instance(base, agent .. '/' .. key, stream) end
+  if flags == '' then return end
+  if string.find(flags, 'o', 1, true) then check_stream(base, 'out:' .. task) end
+  if string.find(flags, 'z', 1, true) then check_timers(base) end
+  if not string.find(flags, 'c', 1, true) then return end
+  local fields = redis.call('HGETALL', base .. 'task:' .. task)
+  for i = 1, #fields, 2 do
+    local child, inst = string.match(fields[i], '^k:(.*)$'), fields[i + 1]
+    if child and string.sub(inst, 1, 1) == '@' then
+      check_stream(base, 'asks')
+    elseif child then
+      local child_h = redis.call('HGET', run_key(base, task, child), 'h')
+      if inst ~= '' then check_instance(base, inst, child_h and target_of(child_h)) end
+    end
+  end
+end

@@ -1,0 +1,568 @@
+"""The connection to a server under what networks and servers do: nothing is lost, and effects happen once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from runtime_core.bus.address import parse_address
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import Keys
+from runtime_core.bus.namespace import connect, open_namespace
+from runtime_core.bus.resp import RespTransport
+from runtime_core.bus.transport import Reply
+from runtime_core.consumer.consumer import Consumer
+from runtime_core.consumer.owner import Owner
+from runtime_core.errors import BusUnavailable, ConfigurationError, Fenced, ServerError
+from runtime_core.telemetry.metrics import Metrics
+from tests.conftest import OwnServer
+from tests.contracts.broker import Broker, answer, ask, complete, send, suspend
+from tests.servers import tied
+from tests.servers.process import HOST, Server
+from tests.servers.proxy import Proxy
+from tests.servers.valkey import valkey_command
+
+SECONDS = 20.0
+"""How long anything may take on a machine that is busy."""
+LEASE_SECONDS = 0.6
+
+
+@asynccontextmanager
+async def client(url: str, silence_seconds: float = 10.0) -> AsyncIterator[RespTransport]:
+    transport = RespTransport(parse_address(url), silence_seconds=silence_seconds)
+    await transport.connect(SECONDS)
+    try:
+        yield transport
+    finally:
+        await transport.close()
+
+
+@asynccontextmanager
+async def partition(url: str, namespace: str, silence_seconds: float = 10.0) -> AsyncIterator[tuple[Broker, EventBus]]:
+    """A partition with its agents and tools known, and one owner, all over one connection."""
+    async with client(url, silence_seconds) as transport:
+
+        async def connected() -> RespTransport:
+            return transport
+
+        broker = Broker("server", Keys(namespace, 0), connected, transport)
+        await prepare(broker)
+        yield broker, await broker.owner()
+
+
+async def prepare(broker: Broker) -> None:
+    await EventBus(broker.admin, broker.keys).make_groups(["agent", "tool"])
+    for agent in ("writer", "editor"):
+        await broker.call("HSET", broker.keys.agents, agent, "agent")
+    await broker.call("HSET", broker.keys.tools, "search", "tool")
+
+
+async def until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.005)
+
+
+# -- the network -----------------------------------------------------------------------------------------------------
+
+
+async def test_calls_in_flight_are_repeated_in_order(valkey: Server, namespace: str) -> None:
+    """A call ends with its own reply, however often its connection breaks, and none overtakes another."""
+    async with Proxy(valkey.url) as proxy, client(proxy.url) as transport:
+        answered: list[int] = []
+
+        async def push(number: int) -> None:
+            await transport.call("RPUSH", f"{namespace}:list", number)
+            answered.append(number)
+
+        calls = []
+        for number in range(300):
+            calls.append(asyncio.ensure_future(push(number)))
+            if number % 50 == 25:
+                await until(lambda: proxy.open_connections > 0)
+                proxy.cut()
+            if number % 10 == 0:
+                await asyncio.sleep(0)
+        async with asyncio.timeout(SECONDS):
+            await asyncio.gather(*calls)
+        assert transport.reconnects >= 1
+        assert answered == list(range(300))
+        stored = [
+            int(cast(bytes, item))
+            for item in cast(list[Reply], await transport.call("LRANGE", f"{namespace}:list", 0, -1))
+        ]
+        assert list(dict.fromkeys(stored)) == list(range(300))
+
+
+async def test_calls_wait_while_nobody_listens(valkey: Server, namespace: str) -> None:
+    async with Proxy(valkey.url) as proxy, client(proxy.url) as transport:
+        await proxy.down()
+        calls = [asyncio.ensure_future(transport.call("RPUSH", f"{namespace}:list", number)) for number in range(20)]
+        done, _ = await asyncio.wait(calls, timeout=0.1)
+        assert not done
+        await proxy.up()
+        async with asyncio.timeout(SECONDS):
+            await asyncio.gather(*calls)
+        assert await transport.call("LLEN", f"{namespace}:list") == 20
+
+
+async def test_a_commit_whose_reply_is_lost_takes_effect_once(valkey: Server, namespace: str) -> None:
+    """Hole 44: the repeated call is told that all is done, and that is no error."""
+    async with Proxy(valkey.url) as proxy, partition(proxy.url, namespace) as (broker, bus):
+        await broker.submit(bus, "t", key="k")
+        turn = await broker.take(bus)
+        lost = proxy.lose_reply(b"commit_turn")
+        assert await suspend(bus, turn, ask("1"), send("note", step="2")) is False
+        assert lost.is_set()
+        call = await broker.take(bus, "tool")
+        lost = proxy.lose_reply(b"commit_call")
+        assert await answer(bus, call) is False
+        assert lost.is_set()
+        turns = {turn.task: turn for turn in [await broker.take(bus), await broker.take(bus)]}
+        assert sorted(turns) == ["note", "t"]
+        lost = proxy.lose_reply(b"commit_turn")
+        assert await complete(bus, turns["t"], state=b'{"n":1}') is False
+        assert lost.is_set()
+        assert await complete(bus, turns["note"])
+        assert await broker.hash("inst:writer/k") == {"state": '{"n":1}'}
+        assert [entry["t"] for entry in await broker.entries("record") if "e" in entry] == ["t", "note"]
+        await broker.idle()
+
+
+async def test_a_request_that_never_arrived_is_sent_again(valkey: Server, namespace: str) -> None:
+    async with Proxy(valkey.url) as proxy, partition(proxy.url, namespace) as (broker, bus):
+        await broker.submit(bus, "t")
+        turn = await broker.take(bus)
+        lost = proxy.lose_request(b"commit_turn")
+        assert await complete(bus, turn)
+        assert lost.is_set()
+        await broker.idle()
+
+
+async def test_a_submit_whose_reply_is_lost_starts_one_task(valkey: Server, namespace: str) -> None:
+    """Hole 44: the id is taken before the first try."""
+    async with Proxy(valkey.url) as proxy, partition(proxy.url, namespace) as (broker, bus):
+        lost = proxy.lose_reply(b"_submit")
+        submitted = await broker.submit(bus, "t")
+        assert lost.is_set()
+        assert (submitted.task, submitted.status, submitted.started) == ("t", "accepted", False)
+        assert len(await broker.entries("agent")) == 1
+
+
+async def test_a_read_whose_reply_is_lost_leaves_what_can_be_found(valkey: Server, namespace: str) -> None:
+    """Hole 7: the group says that this owner holds it; looking there gives the delivery."""
+    async with Proxy(valkey.url) as proxy, partition(proxy.url, namespace) as (broker, bus):
+        await broker.submit(bus, "t")
+        lost = proxy.lose_reply(b"XREADGROUP")
+        with pytest.raises(BusUnavailable, match="broke during a read"):
+            await bus.read(["agent"], 1, 5)
+        assert lost.is_set()
+        await broker.nothing(bus)
+        taken, malformed = await bus.reopen("agent", await bus.own_pending("agent"))
+        assert malformed == []
+        (turn,) = taken
+        assert await complete(bus, turn)
+        await broker.idle()
+
+
+class Completes:
+    """A handler that completes each turn, and says which."""
+
+    def __init__(self, bus: EventBus) -> None:
+        self._bus = bus
+        self.handled: list[str] = []
+
+    async def handle(self, delivery: Delivery) -> None:
+        await complete(self._bus, delivery, state=b'{"n":1}')
+        self.handled.append(delivery.task)
+
+    def forget(self) -> None:
+        pass
+
+    def stop_task(self, task: str) -> None:
+        pass
+
+
+@asynccontextmanager
+async def consuming(transport: RespTransport, keys: Keys) -> AsyncIterator[Completes]:
+    bus = EventBus(transport, keys)
+    handler = Completes(bus)
+    metrics = Metrics(CollectorRegistry(), "test")
+    consumer = Consumer(bus, ["agent"], handler, metrics, service="test", lease_seconds=LEASE_SECONDS)
+    await consumer.start()
+    running = asyncio.create_task(consumer.run())
+    try:
+        yield handler
+    finally:
+        await consumer.stop()
+        await asyncio.wait([running], timeout=SECONDS)
+
+
+async def test_a_consumer_takes_what_came_with_a_lost_reply(valkey: Server, namespace: str) -> None:
+    """Hole 7: while it lives nobody adopts it, so it has to look by itself."""
+    async with partition(valkey.url, namespace) as (broker, bus), Proxy(valkey.url) as proxy:
+        lost = proxy.lose_reply(b"XREADGROUP")
+        await broker.submit(bus, "t")
+        async with client(proxy.url) as transport, consuming(transport, broker.keys) as handler:
+            await until(lambda: handler.handled == ["t"])
+            assert lost.is_set()
+        assert await broker.status("t") == "completed"
+        await broker.idle()
+
+
+async def test_a_consumer_works_through_a_network_that_breaks(valkey: Server, namespace: str) -> None:
+    """Everything that is submitted is handled once, while all connections are cut again and again."""
+    tasks = [f"t{number}" for number in range(60)]
+    async with partition(valkey.url, namespace) as (broker, bus), Proxy(valkey.url) as proxy:
+        async with client(proxy.url) as transport, consuming(transport, broker.keys) as handler:
+            for at, task in enumerate(tasks):
+                await broker.submit(bus, task)
+                if at % 6 == 3:
+                    proxy.cut()
+                await asyncio.sleep(0.002)
+            deadline = time.monotonic() + SECONDS
+            while await broker.entries("agent"):
+                assert time.monotonic() < deadline, await broker.entries("agent")
+                await asyncio.sleep(0.02)
+            assert set(handler.handled) <= set(tasks)
+        ended = [entry["t"] for entry in await broker.entries("record") if "e" in entry]
+        assert sorted(ended) == sorted(tasks)
+        await broker.idle()
+
+
+async def test_a_connection_that_says_nothing_is_given_up(valkey: Server, namespace: str) -> None:
+    """A cable that was pulled: neither side is told. Calls go on over the next connection."""
+    async with Proxy(valkey.url) as proxy, client(proxy.url, silence_seconds=0.2) as transport:
+        proxy.freeze()
+        call = asyncio.ensure_future(transport.call("SET", f"{namespace}:x", "1"))
+        before = proxy.accepted
+        await until(lambda: proxy.accepted > before)
+        assert not call.done()
+        proxy.heal()
+        async with asyncio.timeout(SECONDS):
+            assert await call == b"OK"
+        assert transport.reconnects == 1
+
+
+async def test_a_read_on_a_connection_that_says_nothing_ends(valkey: Server, namespace: str) -> None:
+    """Hole 7: or its reader would wait for ever for entries that the server has handed to a dead socket."""
+    async with Proxy(valkey.url) as proxy, partition(proxy.url, namespace, silence_seconds=0.2) as (broker, bus):
+        await broker.nothing(bus)
+        await broker.submit(bus, "t")
+        proxy.freeze()
+        with pytest.raises(BusUnavailable):
+            async with asyncio.timeout(SECONDS):
+                await bus.read(["agent"], 1, 50)
+        proxy.heal()
+        deadline = time.monotonic() + SECONDS
+        taken: list[Delivery] = []
+        while not taken:
+            assert time.monotonic() < deadline
+            taken, _ = await bus.read(["agent"], 1, 20)
+            if not taken:
+                taken, _ = await bus.reopen("agent", await bus.own_pending("agent"))
+        assert taken[0].task == "t"
+
+
+async def test_close_ends_what_waits(valkey: Server, namespace: str) -> None:
+    async with Proxy(valkey.url) as proxy:
+        transport = RespTransport(parse_address(proxy.url))
+        await transport.connect(SECONDS)
+        proxy.freeze()
+        call = asyncio.ensure_future(transport.call("PING"))
+        await asyncio.sleep(0)
+        await transport.close()
+        with pytest.raises(BusUnavailable, match="closed"):
+            await call
+        with pytest.raises(BusUnavailable, match="closed"):
+            await transport.call("PING")
+
+
+# -- the server ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_server_that_is_killed_and_started_again(own_server: OwnServer, namespace: str) -> None:
+    """What was answered is there; what was not is repeated; work in hand is committed afterwards."""
+    server = own_server(append="always")
+    async with partition(server.url, namespace) as (broker, bus):
+        await broker.submit(bus, "before", key="k")
+        turn = await broker.take(bus)
+        server.kill()
+        during = [asyncio.ensure_future(broker.submit(bus, f"during{number}", key="k")) for number in range(5)]
+        commit = asyncio.ensure_future(complete(bus, turn, state=b'{"n":1}'))
+        await asyncio.to_thread(server.start)
+        async with asyncio.timeout(SECONDS):
+            assert [submitted.started for submitted in await asyncio.gather(*during)] == [True] * 5
+            assert await commit
+        for number in range(5):
+            turn = await broker.take(bus)
+            assert turn.task == f"during{number}"
+            assert await complete(bus, turn)
+        assert await broker.status("before") == "completed"
+        await broker.idle()
+
+
+async def test_a_server_that_stands_still_for_a_while(own_valkey: Server, namespace: str) -> None:
+    """Hole 16: nobody is declared dead for what the broker did."""
+    async with (
+        partition(own_valkey.url, namespace) as (broker, bus),
+        client(own_valkey.url) as transport,
+        consuming(transport, broker.keys) as handler,
+    ):
+        await broker.submit(bus, "before")
+        await until(lambda: handler.handled == ["before"])
+        owners = await broker.call("ZCARD", broker.keys.alive)
+        own_valkey.pause()
+        await asyncio.sleep(2 * LEASE_SECONDS)
+        own_valkey.resume()
+        await Owner(bus, "late", LEASE_SECONDS).enter()
+        assert cast(int, await broker.call("ZCARD", broker.keys.alive)) == cast(int, owners) + 1
+        await broker.submit(bus, "after")
+        await until(lambda: handler.handled == ["before", "after"])
+
+
+async def test_functions_that_were_flushed_are_loaded_again(own_valkey: Server, namespace: str) -> None:
+    """Hole 38: in the middle of the work, by somebody else's deployment."""
+    async with partition(own_valkey.url, namespace) as (broker, bus):
+        await broker.submit(bus, "t")
+        await broker.call("FUNCTION", "FLUSH")
+        turn = await broker.take(bus)
+        # Many calls at once meet the missing library, and each loads it or finds it loaded.
+        await asyncio.gather(*(broker.submit(bus, f"u{number}") for number in range(20)))
+        await broker.call("FUNCTION", "FLUSH")
+        assert await complete(bus, turn)
+        assert len(await broker.entries("agent")) == 20
+
+
+async def test_a_server_that_was_emptied(own_valkey: Server, namespace: str) -> None:
+    """All is lost, and the next task is not: owners come back under new names, groups are made again."""
+    async with partition(own_valkey.url, namespace) as (broker, bus):
+        await broker.submit(bus, "lost")
+        turn = await broker.take(bus)
+        await broker.call("FLUSHALL")
+        await broker.call("FUNCTION", "FLUSH")
+        with pytest.raises(Fenced):
+            await complete(bus, turn)
+        owner = Owner(bus, "handler", LEASE_SECONDS)
+        with pytest.raises(Fenced):
+            await owner.beat()
+        await owner.enter()
+        await broker.call("HSET", broker.keys.agents, "writer", "agent")
+        await broker.submit(bus, "next")
+        assert await bus.read(["agent"], 1, 5) == ([], [])
+        assert await complete(bus, await broker.take(bus))
+        assert await complete(bus, turn) is False
+        assert await broker.status("next") == "completed"
+        assert await broker.status("lost") == ""
+        assert await broker.entries("agent") == []
+
+
+async def test_a_consumer_survives_an_emptied_server(own_valkey: Server, namespace: str) -> None:
+    async with (
+        partition(own_valkey.url, namespace) as (broker, bus),
+        client(own_valkey.url) as transport,
+        consuming(transport, broker.keys) as handler,
+    ):
+        await broker.submit(bus, "before")
+        await until(lambda: handler.handled == ["before"])
+        await broker.call("FLUSHALL")
+        await broker.call("HSET", broker.keys.agents, "writer", "agent")
+        await broker.submit(bus, "after")
+        await until(lambda: handler.handled == ["before", "after"])
+
+
+# -- being let in ----------------------------------------------------------------------------------------------------
+
+
+async def test_an_unreachable_server_is_said_in_one_line() -> None:
+    with pytest.raises(ConfigurationError) as error:
+        await connect("redis://127.0.0.1:1/0", wait_seconds=0.1)
+    text = str(error.value)
+    assert text.startswith("WEFT_REDIS_URL: no answer from redis://127.0.0.1:1/0")
+    assert "\n" not in text
+
+
+async def test_a_password_is_needed(own_server: OwnServer, namespace: str) -> None:
+    """A wrong one is named as the cause, without being shown."""
+    server = own_server(options=("--requirepass", "right"))
+    for user in ("", ":wrong@"):
+        with pytest.raises(ConfigurationError) as error:
+            await connect(f"redis://{user}{HOST}:{server.port}", wait_seconds=1.0)
+        text = str(error.value)
+        assert "WRONGPASS" in text or "NOAUTH" in text
+        assert "\n" not in text
+        assert "wrong@" not in text
+    async with partition(f"redis://:right@{HOST}:{server.port}", namespace) as (broker, bus):
+        await one_task(broker, bus)
+
+
+RIGHTS = (
+    "-@all", "+@read", "+@write", "+@connection", "-@dangerous",
+    "+fcall", "+time", "+info", "+wait", "+function|load", "+function|list", "+function|delete",
+)  # fmt: skip
+"""What a user of Weft needs besides the keys of its namespace (and of the streams that `replyto` may name).
+
+`+waitaof` comes on top for `WEFT_DURABILITY=fsync`, on servers that have it.
+"""
+
+
+@pytest.mark.parametrize("kind", ["valkey-9", "redis-7.0"])
+async def test_a_user_with_rights_to_the_namespace_only(own_server: OwnServer, namespace: str, kind: str) -> None:
+    server = own_server(kind)
+    async with client(server.url) as admin:
+        keys = f"~{namespace}:*"
+        await admin.call("ACL", "SETUSER", "weft", "on", ">secret", "resetchannels", keys, *RIGHTS)
+        async with partition(f"redis://weft:secret@{HOST}:{server.port}", namespace) as (limited, bus):
+
+            async def connected() -> RespTransport:
+                return admin
+
+            # The test looks at the keys as somebody who may see all of them.
+            await one_task(Broker("server", limited.keys, connected, admin), bus)
+            await open_namespace(limited.admin, namespace, 1)
+            for forbidden in (["FLUSHALL"], ["KEYS", "*"], ["SET", "elsewhere", "1"], ["CONFIG", "GET", "*"]):
+                with pytest.raises(ServerError, match="NOPERM"):
+                    await limited.call(*forbidden)
+
+
+async def test_a_connection_over_tls(own_server: OwnServer, namespace: str, tmp_path: Path) -> None:
+    """The certificate is checked, also against the host's name."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    certify(key, certificate, f"IP:{HOST}")
+    port = free_port()
+    own_server(
+        "redis-7.0",
+        options=(
+            "--tls-port", str(port), "--tls-auth-clients", "no",
+            "--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-ca-cert-file", str(certificate),
+        ),
+    )  # fmt: skip
+    url = f"rediss://{HOST}:{port}"
+    async with partition(f"{url}?ca_file={certificate}", namespace) as (broker, bus):
+        await one_task(broker, bus)
+    with pytest.raises(ConfigurationError, match="CERTIFICATE_VERIFY_FAILED"):
+        await connect(url, wait_seconds=0.5)
+    other = tmp_path / "other.pem"
+    certify(tmp_path / "other-key.pem", other, f"IP:{HOST}")
+    with pytest.raises(ConfigurationError, match="CERTIFICATE_VERIFY_FAILED"):
+        await connect(f"{url}?ca_file={other}", wait_seconds=0.5)
+    with pytest.raises(ConfigurationError, match="mismatch"):
+        await connect(f"rediss://localhost:{port}?ca_file={certificate}", wait_seconds=0.5)
+    async with client(f"{url}?verify=none") as transport:
+        assert await transport.call("PING") == b"PONG"
+
+
+def certify(key: Path, certificate: Path, name: str) -> None:
+    """Make a certificate that signs itself."""
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=weft",
+         "-addext", f"subjectAltName={name}", "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return cast(int, probe.getsockname()[1])
+
+
+@contextmanager
+def sentinel(directory: Path, master: Server) -> Iterator[int]:
+    """A Sentinel that watches `master` as `main`; its port."""
+    directory.mkdir()
+    port = free_port()
+    settings = directory / "sentinel.conf"
+    settings.write_text(
+        f"port {port}\nbind {HOST}\ndir {directory}\n"
+        f"sentinel monitor main {HOST} {master.port} 1\n"
+        "sentinel down-after-milliseconds main 300\n"
+        "sentinel failover-timeout main 3000\n"
+    )
+    launcher = [sys.executable, "-I", "-S", tied.__file__, str(os.getpid())]
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*launcher, *valkey_command(), str(settings), "--sentinel"],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_a_failover_by_sentinel(own_server: OwnServer, namespace: str, tmp_path: Path) -> None:
+    """The client asks the Sentinels anew at each connect, also past one that accepts and says nothing."""
+    # Without the delay in which a master waits for more replicas to ask for its data.
+    master = own_server(append="always", options=("--repl-diskless-sync-delay", "0"))
+    replica = own_server(append="always", options=("--replicaof", HOST, str(master.port)))
+    with sentinel(tmp_path / "sentinel", master) as port:
+        async with client(f"redis://{HOST}:{port}") as watcher, client(replica.url) as follower:
+            await eventually(watcher, b"name", "SENTINEL", "REPLICAS", "main")
+            await eventually(follower, b"master_link_status:up", "INFO", "replication")
+            async with Proxy(f"redis://{HOST}:{port}") as silent:
+                silent.freeze()
+                _, _, quiet = silent.url.rpartition("//")
+                url = f"redis+sentinel://{quiet},{HOST}:{port}/main/0"
+                async with partition(url, namespace) as (broker, bus):
+                    await broker.submit(bus, "before")
+                    turn = await broker.take(bus)
+                    assert await broker.call("WAIT", 1, 5000) == 1
+                    master.kill()
+                    async with asyncio.timeout(SECONDS):
+                        submitted = await broker.submit(bus, "after")
+                        assert submitted.started
+                        assert await complete(bus, turn)
+                        # The connection for reads is made again at its next use.
+                        while True:
+                            try:
+                                taken = await bus.read(["agent"], 1, 5)
+                            except BusUnavailable:
+                                await asyncio.sleep(0.02)
+                                continue
+                            break
+                    assert [turn.task for turn in taken[0]] == ["after"]
+                    assert await complete(bus, taken[0][0])
+                    await broker.idle()
+                    role = cast(list[Reply], await follower.call("ROLE"))
+                    assert role[0] == b"master"
+
+
+async def eventually(transport: RespTransport, expected: bytes, *command: str) -> None:
+    deadline = time.monotonic() + SECONDS
+    while expected not in repr(reply := await transport.call(*command)).encode():
+        assert time.monotonic() < deadline, reply
+        await asyncio.sleep(0.02)
+
+
+async def one_task(broker: Broker, bus: EventBus) -> None:
+    """What a task needs of the broker, from the submit to the answer, with a retry and the chores."""
+    await open_namespace(broker.admin, broker.keys.namespace, 1)
+    await broker.submit(bus, "t", key="k")
+    assert await suspend(bus, await broker.take(bus), ask("1"))
+    call = await broker.take(bus, "tool")
+    assert await bus.retry(call, 0, b"")
+    await broker.pass_time(10)
+    await bus.promote()
+    assert await answer(bus, await broker.take(bus, "tool"))
+    assert await complete(bus, await broker.take(bus))
+    assert await broker.status("t") == "completed"
+    await bus.beat(60_000, False, "")
+    await bus.adopt("agent", 10, False)
+    assert await bus.own_pending("agent") == {}
+    await bus.trim_record()
+    await broker.idle()

@@ -1,0 +1,158 @@
+"""Several partitions: instances live in one of them, whoever asks; also on a real Cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime_core.bus.address import parse_address
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.resp import RespTransport
+from runtime_core.client import Client
+from runtime_core.identifiers import instance_address, partition_of
+from tests.fleet import Fleet, until
+from tests.servers.process import Server
+from tests.servers.valkey import ValkeyServer
+
+pytestmark = pytest.mark.timeout(120)
+
+PARTITIONS = 4
+KEYS = [f"k{number}" for number in range(12)]
+SETTINGS = {"WEFT_PARTITIONS": str(PARTITIONS), "WEFT_APP": "tests.partition_app:app"}
+
+
+def place(agent: str, key: str) -> int:
+    return partition_of(instance_address(agent, key), PARTITIONS)
+
+
+async def instances(bus: EventBus) -> set[str]:
+    keys = await bus.transport.call("KEYS", f"{bus.keys.base}inst:counter/*")
+    assert isinstance(keys, list)
+    return {key.decode().rpartition("/")[2] for key in keys if isinstance(key, bytes)}
+
+
+async def empty(client: Client) -> bool:
+    for bus in client.buses:
+        for key in (bus.keys.asks, bus.keys.replies, bus.keys.stream("agent"), bus.keys.stream("tool")):
+            if await bus.transport.call("XLEN", key):
+                return False
+    return True
+
+
+async def ask_everywhere(client: Client) -> None:
+    """Instances are asked, answer, fail and are sent to, each in its own partition and once."""
+    for round_ in (1, 2, 3):
+        task = await client.submit("asker", KEYS)
+        assert (await task.result(timeout=30)).value() == [round_] * len(KEYS)
+    direct = await client.submit("counter", 1, key=KEYS[0])
+    assert (await direct.result(timeout=30)).value() == 4
+    failed = await (await client.submit("fails", KEYS[1])).result(timeout=30)
+    assert failed.status == "failed"
+    assert failed.error is not None
+    assert "below zero" in failed.error["message"]
+    await (await client.submit("sender", KEYS[2:6])).result(timeout=30)
+    await until(lambda: empty(client), 20, "what was sent is handled")
+    for key in KEYS[2:6]:
+        task = await client.submit("counter", 0, key=key)
+        assert (await task.result(timeout=30)).value() == 13
+    for bus in client.buses:
+        found = await instances(bus)
+        assert found == {key for key in KEYS if place("counter", key) == bus.keys.partition}
+
+
+async def test_an_instance_lives_in_one_partition_whoever_asks(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    assert len({place("counter", key) for key in KEYS}) == PARTITIONS
+    async with (
+        Fleet(valkey.url, namespace, tmp_path, environ=SETTINGS),
+        Client.connect(valkey.url, namespace=namespace, partitions=PARTITIONS) as client,
+    ):
+        await ask_everywhere(client)
+
+
+async def test_cancel_reaches_what_was_asked_elsewhere(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    async with (
+        Fleet(valkey.url, namespace, tmp_path, environ=SETTINGS),
+        Client.connect(valkey.url, namespace=namespace, partitions=PARTITIONS) as client,
+    ):
+        task = await client.submit("patient", "far", task_id="t-0")
+        home = partition_of("t-0", PARTITIONS)
+        there = place("waiter", "far")
+        assert home != there, "choose another key: this one lives where the task does"
+        bus = client.buses[there]
+
+        async def busy() -> bool:
+            return bool(await bus.transport.call("HEXISTS", bus.keys.instance("waiter", "far"), "busy"))
+
+        async def free() -> bool:
+            return not await busy()
+
+        await until(busy, 20, "the instance elsewhere waits for its human")
+        assert await task.cancel("enough") == "cancelled"
+        await until(free, 20, "the instance elsewhere is free again")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[list[Server]]:
+    """Three masters."""
+    servers: list[Server] = []
+    try:
+        for number in range(3):
+            folder = tmp_path / f"node{number}"
+            folder.mkdir()
+            server: Server = ValkeyServer(folder, append=None, options=("--cluster-enabled", "yes"))
+            server.start()
+            servers.append(server)
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
+
+
+async def join(servers: list[Server]) -> None:
+    slots = 16384
+    transports = []
+    for number, server in enumerate(servers):
+        transport = RespTransport(parse_address(server.url))
+        await transport.connect(10)
+        transports.append(transport)
+        first, last = slots * number // len(servers), slots * (number + 1) // len(servers) - 1
+        await transport.call("CLUSTER", "ADDSLOTSRANGE", first, last)
+        if number:
+            await transport.call("CLUSTER", "MEET", "127.0.0.1", servers[0].port)
+
+    async def whole() -> bool:
+        for transport in transports:
+            info = await transport.call("CLUSTER", "INFO")
+            assert isinstance(info, bytes)
+            if b"cluster_state:ok" not in info or b"cluster_known_nodes:3" not in info:
+                return False
+        return True
+
+    await until(whole, 30, "the cluster is whole")
+    await asyncio.gather(*(transport.close() for transport in transports))
+
+
+async def test_partitions_spread_over_a_cluster(cluster: list[Server], namespace: str, tmp_path: Path) -> None:
+    await join(cluster)
+    url = cluster[1].url
+    async with (
+        Fleet(url, namespace, tmp_path, environ=SETTINGS),
+        Client.connect(url, namespace=namespace, partitions=PARTITIONS) as client,
+    ):
+        await ask_everywhere(client)
+        edge = RespTransport(parse_address(url))
+        await edge.connect(10)
+        body = b'{"agent":"asker","input":["k0"]}'
+        await edge.call(
+            "XADD", f"{namespace}:tasks", "*", "type", "weft.task.submit", "id", "c-1", "replyto", "answers",
+            "data", body,
+        )  # fmt: skip
+
+        async def answered() -> bool:
+            return await edge.call("XLEN", "answers") == 2
+
+        await until(answered, 30, "accepted and completed are on the reply stream")
+        await edge.close()
