@@ -3,6 +3,7 @@
 PYTHON ?=
 ARGS ?=
 WEFT_CHAOS_ROUNDS ?= 25
+WEFT_CHAOS_TASKS ?= 3000
 
 VENV := .venv
 RUN := $(VENV)/bin/python -m
@@ -16,7 +17,7 @@ COMPILE := $(RUN) uv --quiet pip compile pyproject.toml --universal --python-ver
 	--generate-hashes --no-header --no-annotate
 
 # Folders that hold Python, of those that may: the checkers refuse a folder without any.
-CODE = $(shell for folder in libs services tests examples benchmarks; do \
+CODE = $(shell for folder in libs services tests examples benchmarks docs; do \
 	[ -n "$$(find $$folder -name '*.py' 2>/dev/null | head -n 1)" ] && echo $$folder; done)
 
 # Raw values, so that `$$`, quotes and spaces in them reach the program as they were typed.
@@ -38,9 +39,10 @@ lock: setup ## Write requirements/*.txt anew from pyproject.toml (ARGS=--upgrade
 	$(COMPILE) --extra postgres --extra parquet --group dev --output-file requirements/dev.txt $(ARGS)
 	$(COMPILE) --group build --constraint requirements/dev.txt --output-file requirements/run.txt
 
-format: setup ## Format the code and fix what can be fixed by itself
+format: setup ## Format the code, fix what can be fixed by itself, write docs/events.md anew
 	$(RUN) ruff format $(CODE)
 	$(RUN) ruff check --fix $(CODE)
+	$(RUN) docs.generate_events
 
 check: setup ## Check format, lint, types and the import rule
 	$(RUN) ruff format --check $(CODE)
@@ -63,8 +65,8 @@ run: setup-run ## Run the example (DOCS=folder, TOPIC="what to research"); ends 
 bench: setup ## Measure, beside other systems (ARGS for the benchmarks)
 	$(RUN) benchmarks $(ARGS)
 
-chaos: setup ## Kill processes at random, for many rounds (WEFT_CHAOS_ROUNDS, WEFT_CHAOS_SEED)
-	WEFT_CHAOS_ROUNDS=$(WEFT_CHAOS_ROUNDS) $(RUN) pytest -m chaos --timeout=3600 $(ARGS)
+chaos: setup ## Kill processes at random, for many rounds (WEFT_CHAOS_ROUNDS, _TASKS, _SEED)
+	WEFT_CHAOS_ROUNDS=$(WEFT_CHAOS_ROUNDS) WEFT_CHAOS_TASKS=$(WEFT_CHAOS_TASKS) $(RUN) pytest -m chaos --timeout=3600 $(ARGS)
 
 ci: ## What continuous integration runs
 	./.ci/run

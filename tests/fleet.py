@@ -18,7 +18,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeAlias
+
+from redis.asyncio import Redis
 
 ROOT = Path(__file__).resolve().parent.parent
 TIED = Path(__file__).parent / "servers" / "tied.py"
@@ -31,6 +33,10 @@ WATCH_SECONDS = 0.05
 READY = re.compile(r"ready in [\d.]+ s \(process (\d+)\)")
 DEFECTS = ("Traceback", "that nobody expected", "the handler itself failed", "was never retrieved", "was never awaited")
 """What no log may hold, whatever was killed: an error that the code did not foresee."""
+
+
+PlainRedis: TypeAlias = Any
+"""redis-py's client. Any, since it types most replies as a union of all the shapes that it knows."""
 
 
 class FleetError(AssertionError):
@@ -115,6 +121,8 @@ class Fleet:
             "PYTHONPATH": str(ROOT),
             **(environ or {}),
         }
+        self.harmed = 0
+        """How often a process was killed or paused."""
         self._supervisor: asyncio.Task[None] | None = None
         self._surprises: list[str] = []
 
@@ -153,6 +161,7 @@ class Fleet:
         """SIGKILL. The fleet starts it again."""
         member = self.members[name]
         if member.running:
+            self.harmed += 1
             member.killed = True
             member.paused = False
             os.kill(member.pid, signal.SIGKILL)
@@ -161,6 +170,7 @@ class Fleet:
         """SIGSTOP: it holds what it holds, its connections stay open, and it is silent."""
         member = self.members[name]
         if member.running:
+            self.harmed += 1
             member.paused = True
             os.kill(member.pid, signal.SIGSTOP)
 
@@ -275,3 +285,8 @@ async def until(check: Callable[[], Awaitable[object]], seconds: float, what: st
     while not await check():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
         await asyncio.sleep(0.02)
+
+
+def plain_redis(port: int, *, text: bool = False) -> PlainRedis:
+    """A client that is none of Weft's, for an `async with`; `text` decodes its replies."""
+    return Redis(port=port, protocol=2, socket_timeout=60, decode_responses=text)

@@ -6,11 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from redis.asyncio import Redis
-
 from runtime_core.client import TaskResponse
 from runtime_core.trajectory.store import TrajectoryStore
-from tests.fleet import until
+from tests.fleet import PlainRedis, plain_redis, until
 
 WORK = ("agent", "tool")
 
@@ -38,7 +36,7 @@ def check_effects(path: Path, tasks: Sequence[str], per_task: int) -> None:
     assert set(calls) == set(tasks), "effects of tasks that nobody submitted"
 
 
-async def check_broker(redis: Redis, namespace: str, seconds: float = 20.0) -> None:
+async def check_broker(redis: PlainRedis, namespace: str, seconds: float = 20.0) -> None:
     """Nothing pending, no work, no timers, no dead letters; what is late is waited for."""
     base = f"{namespace}:{{0}}:"
 
@@ -98,7 +96,7 @@ async def held_of(port: int, namespace: str, tasks: Sequence[str]) -> str:
     """What the broker holds of these tasks and of its streams, for the message of a failed test."""
     base = f"{namespace}:{{0}}:"
     lines: list[str] = []
-    async with Redis(port=port, protocol=2, socket_timeout=5) as redis:
+    async with plain_redis(port) as redis:
         for task in tasks:
             lines.append(f"{task}: {await redis.hgetall(f'{base}task:{task}')}")
             runs = [key async for key in redis.scan_iter(match=f"{base}run:{task}/*", count=1000)]

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Protocol
 
 import pytest
-from redis.asyncio import Redis
 
 from runtime_core.client import Client, TaskResponse
 from tests.chaos.invariants import check_broker, check_effects, check_ends, check_trajectories, held_of
 from tests.conftest import OwnServer
-from tests.fleet import Fleet
+from tests.fleet import Fleet, plain_redis
 from tests.servers.process import Server
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -28,8 +28,18 @@ SPREAD_SECONDS = TASKS * 0.08
 """Over which the tasks are submitted, so that many of them meet a kill."""
 OUTPUT = ["part0", "part1", "part2", "sub"]
 CALLS = 4
+LEAST_HARM = 20
+"""How often processes must have been killed or paused, or a run has shown nothing."""
 STEPS = 6
 """Rows of a task's trajectory where nothing was repeated: two agents and four tools."""
+
+
+class Harm(Protocol):
+    """Does harm until it is cancelled. `done` says which part of the tasks has ended."""
+
+    def __call__(
+        self, fleet: Fleet, chance: random.Random, done: Callable[[], float]
+    ) -> Coroutine[None, None, None]: ...
 
 
 async def test_services_are_killed_and_paused(
@@ -53,7 +63,7 @@ async def journeys(
     namespace: str,
     folder: Path,
     seed: int,
-    harm: Callable[[Fleet, random.Random, Callable[[], float]], object],
+    harm: Harm,
 ) -> None:
     """Run all tasks while `harm` goes on, then check what must be true."""
     chance = random.Random(seed)
@@ -69,7 +79,7 @@ async def journeys(
                 handle = await client.submit("journey", str(effects), task_id=task, timeout=RESULT_SECONDS)
                 responses.append(await handle.result(timeout=RESULT_SECONDS))
 
-            harming = asyncio.ensure_future(harm(fleet, chance, lambda: len(responses) / TASKS))  # type: ignore[arg-type]
+            harming = asyncio.ensure_future(harm(fleet, chance, lambda: len(responses) / TASKS))
             try:
                 await asyncio.gather(*(one(task, chance.uniform(0, SPREAD_SECONDS)) for task in tasks))
             except TimeoutError as error:
@@ -84,9 +94,10 @@ async def journeys(
         for name in fleet.names():
             fleet.resume(name)
         await fleet.ready()
+        assert fleet.harmed >= LEAST_HARM
         check_ends(responses, OUTPUT)
         check_effects(effects, tasks, CALLS)
-        async with Redis(port=server.port, protocol=2) as redis:
+        async with plain_redis(server.port) as redis:
             await check_broker(redis, namespace)
         await check_trajectories(fleet.trajectory_url, namespace, responses, STEPS)
 

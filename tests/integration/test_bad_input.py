@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from redis.asyncio import Redis
 
-from tests.fleet import Fleet, until
+from tests.fleet import Fleet, PlainRedis, plain_redis, until
 from tests.servers.process import Server
 
 pytestmark = pytest.mark.timeout(120)
@@ -70,7 +69,7 @@ BAD: dict[str, tuple[dict[str, bytes | str], str]] = {
 class Sender:
     """Writes raw entries, and reads what is answered to each."""
 
-    def __init__(self, redis: Redis, namespace: str) -> None:
+    def __init__(self, redis: PlainRedis, namespace: str) -> None:
         self.redis = redis
         self.namespace = namespace
         self._count = 0
@@ -102,7 +101,7 @@ class Sender:
 
 @pytest.fixture
 async def sender(valkey: Server, namespace: str, tmp_path: Path) -> AsyncIterator[Sender]:
-    async with Fleet(valkey.url, namespace, tmp_path), Redis(port=valkey.port, protocol=2) as redis:
+    async with Fleet(valkey.url, namespace, tmp_path), plain_redis(valkey.port) as redis:
         yield Sender(redis, namespace)
 
 

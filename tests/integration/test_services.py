@@ -9,10 +9,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from redis.asyncio import Redis
 
 from runtime_core.client import Client
-from tests.fleet import Fleet, until
+from tests.fleet import Fleet, PlainRedis, plain_redis, until
 from tests.servers.process import Server
 
 pytestmark = pytest.mark.timeout(120)
@@ -23,7 +22,7 @@ KINDS = ("redis-7.0", "valkey-9")
 class Plain:
     """A client that knows nothing but XADD and XREAD, as `redis-cli` does."""
 
-    def __init__(self, redis: Redis, namespace: str) -> None:
+    def __init__(self, redis: PlainRedis, namespace: str) -> None:
         self.redis = redis
         self.namespace = namespace
         self.answers = f"answers-of-{namespace}"
@@ -59,7 +58,7 @@ class Plain:
 
 @asynccontextmanager
 async def plain(server: Server, namespace: str) -> AsyncIterator[Plain]:
-    async with Redis(port=server.port, socket_timeout=60, protocol=2) as redis:
+    async with plain_redis(server.port) as redis:
         yield Plain(redis, namespace)
 
 

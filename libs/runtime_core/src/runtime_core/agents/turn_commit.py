@@ -22,7 +22,11 @@ def parts_of(
     for send in result.sends:
         task = fingerprint(delivery.task, delivery.run, send.step, digits=32)
         there = _elsewhere(send.agent, send.key, delivery.partition, partitions)
-        agent = send.agent if there is None else f"@{there}:{send.agent}"
+        if there is not None:
+            agent = f"@{there}:{send.agent}"
+        else:
+            # No declared name begins with `@`, which means another partition there: it stays a name that nobody has.
+            agent = f"?{send.agent}" if send.agent.startswith("@") else send.agent
         parts += ("s", task, agent, send.key, send.data, send.step, send.digest)
     if isinstance(result, Completed):
         return parts, count

@@ -112,13 +112,12 @@ class EventBus:
 
     async def call(self, function: str, *args: Argument) -> Reply:
         """Call one function of the library; a lost library or group is made again, once."""
-        name = self._functions[function]
         try:
-            return await self.transport.call(b"FCALL", name, 1, self._base, *args)
+            return await self.transport.call(b"FCALL", self._functions[function], 1, self._base, *args)
         except ServerError as error:
             if not await self.repair(error):
                 raise
-            return await self.transport.call(b"FCALL", name, 1, self._base, *args)
+            return await self.transport.call(b"FCALL", self._functions[function], 1, self._base, *args)
 
     async def repair(self, error: ServerError) -> bool:
         """Make again what a flushed or failed-over server has lost. False: this error is something else."""

@@ -58,7 +58,15 @@ async def measure(opened: Broker) -> dict[str, Any]:  # Any: JSON
     now = await opened.now_ms()
     home = opened.buses[0]
     streams = await _stream(home, None, "tasks", ingress(home.keys.namespace), [STATE_MANAGER], now)
-    totals = {"mailboxes": 0, "mailbox_events": 0, "timers": 0, "timers_due": 0, "dead_letters": 0, "replies": 0}
+    totals = {
+        "mailboxes": 0,
+        "mailbox_events": 0,
+        "timers": 0,
+        "timers_due": 0,
+        "dead_letters": 0,
+        "replies": 0,
+        "asks": 0,
+    }
     records = []
     for bus in opened.buses:
         keys, call = bus.keys, bus.transport.call
@@ -76,6 +84,7 @@ async def measure(opened: Broker) -> dict[str, Any]:  # Any: JSON
         totals["timers_due"] += cast(int, await call("ZCOUNT", keys.timers, "-inf", now))
         totals["dead_letters"] += cast(int, await call("XLEN", keys.dead))
         totals["replies"] += cast(int, await call("XLEN", keys.replies))
+        totals["asks"] += cast(int, await call("XLEN", keys.asks))
     return {"namespace": home.keys.namespace, "streams": streams, "record": records, **totals}
 
 

@@ -69,6 +69,7 @@ def _print(found: dict[str, Any]) -> None:  # Any: JSON
     print(f"mailboxes     {found['mailbox_events']} events wait in {found['mailboxes']} mailboxes")
     print(f"timers        {found['timers_due']} due, {found['timers']} in all")
     print(f"answers       {found['replies']} on their way to a replyto")
+    print(f"asks          {found['asks']} on their way to instances in other partitions")
     print(f"dead letters  {found['dead_letters']}" + ("; look: weft dead list" if found["dead_letters"] else ""))
 
 

@@ -68,11 +68,10 @@ class Consumer:
         self._owner = Owner(bus, service, lease_seconds)
         self._held: dict[tuple[str, bytes], Delivery] = {}
         self._running: dict[tuple[str, bytes], asyncio.Task[None]] = {}
-        self._by_task: dict[str, set[tuple[str, bytes]]] = {}
         self._stopped_tasks: set[str] = set()
         self._room = asyncio.Event()
         self._known = asyncio.Event()
-        self._empty = asyncio.Event()
+        self._full = False
         self._stop = asyncio.Event()
         self._alone = False
         self._in_read = False
@@ -95,7 +94,6 @@ class Consumer:
     async def run(self) -> None:
         """Work until `stop`."""
         self._room.set()
-        self._empty.set()
         loop = asyncio.get_running_loop()
         self._loops = [
             loop.create_task(self._beating(), name="heartbeat"),
@@ -181,14 +179,12 @@ class Consumer:
                 self._metrics.duplicates_suppressed.inc()
                 continue
             self._held[place] = delivery
-            self._by_task.setdefault(delivery.task, set()).add(place)
             self._running[place] = loop.create_task(self._handle(place, delivery))
         for stream, entry, why in malformed:
             loop.create_task(self._bury(stream, entry, why), name="bury").add_done_callback(_log_failure)
         if len(self._held) >= self._limit or self._alone:
+            self._full = True
             self._room.clear()
-        if self._held:
-            self._empty.clear()
         self._watch.waiting(bool(self._held))
 
     async def _handle(self, place: tuple[str, bytes], delivery: Delivery) -> None:
@@ -209,15 +205,18 @@ class Consumer:
             outcome = "stopped"
             with contextlib.suppress(Fenced):
                 await self._bus.retry(delivery, 0, b"")
-        except BusError as error:
+        except BusUnavailable as error:
             outcome = "bus_error"
             logger.error("%r stays with this owner: %s", delivery, error)
             self._unreconciled = True
         except Exception:
             outcome = "defect"
             logger.exception("the handler itself failed on %r", delivery)
-            with contextlib.suppress(Fenced, BusError):
+            try:
                 await self._after_defect(delivery)
+            except (Fenced, BusError) as error:
+                logger.error("%r stays with this owner: %s", delivery, error)
+                self._unreconciled = True
         finally:
             self._let_go(place, delivery)
         self._metrics.events_handled[outcome].inc()
@@ -225,7 +224,7 @@ class Consumer:
         self._watch.progressed()
 
     async def _after_defect(self, delivery: Delivery) -> None:
-        """An error of Weft's own code: tried again now and then (a new release may mend it), but not for ever."""
+        """An error of Weft's own code, or of the server: tried again now and then, but not for ever."""
         if delivery.attempt < DEFECT_ATTEMPTS:
             await self._bus.retry(delivery, 1000, b"")
         else:
@@ -234,16 +233,11 @@ class Consumer:
     def _let_go(self, place: tuple[str, bytes], delivery: Delivery) -> None:
         self._held.pop(place, None)
         self._running.pop(place, None)
-        places = self._by_task.get(delivery.task)
-        if places is not None:
-            places.discard(place)
-            if not places:
-                del self._by_task[delivery.task]
-                self._stopped_tasks.discard(delivery.task)
         if not self._held:
-            self._empty.set()
+            self._stopped_tasks.clear()
             self._watch.waiting(False)
-        if not self._alone and len(self._held) < self._limit:
+        if self._full and not self._alone:
+            self._full = False
             self._room.set()
 
     async def _bury(self, stream: str, entry: bytes, why: str, reason: str = "malformed") -> None:
@@ -271,10 +265,10 @@ class Consumer:
 
     def _stop_task(self, task: str) -> None:
         self._handler.stop_task(task)
-        places = self._by_task.get(task)
+        places = [place for place, delivery in self._held.items() if delivery.task == task]
         if places:
             self._stopped_tasks.add(task)
-            for place in list(places):
+            for place in places:
                 self._running[place].cancel()
 
     def _on_fenced(self, owner: str) -> None:

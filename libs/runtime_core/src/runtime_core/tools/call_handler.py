@@ -70,6 +70,9 @@ class CallHandler:
             output = await tool.call(delivery.data, context, self._threads, self._abandoned)
         except Exception as error:
             await self._fail(delivery, tool, failed_from(error, repeatable=tool.repeatable), started)
+            if not tool.repeatable:
+                # It was given up: whoever drives its letter again has decided that it may run.
+                await self._bus.forget_started(delivery)
             return
         ended = time.time() * 1000
         step = _step(delivery, "completed", started, ended, self._bus.owner)
@@ -107,6 +110,7 @@ class CallHandler:
             at=now,
         )
         await self._end(delivery, error, now, b"E")
+        await self._bus.forget_started(delivery)
         return False
 
     async def _hand_on(self, delivery: Delivery) -> None:

@@ -34,6 +34,8 @@ local function redrive(keys, args)
   end
   local digest = '00000000'
   if not is_turn then
+    -- A run that still goes on has its error and may have acted on it: it cannot be taken back.
+    if not ended and r[1] ~= 'park' then return {'gone', task} end
     local journal = redis.call('HGET', rk, 'j:' .. step)
     if not journal then return {'gone', task} end
     if string.sub(journal, 9, 9) ~= 'E' then return {'gone', task} end

@@ -1,3 +1,5 @@
+local WAITED_FOR = {t = 'tool', a = 'agent', r = 'ray', s = 'spark', i = 'timers'}
+
 -- Ends what nothing drives any more, because an entry was cut out of a stream by something that is not the bus.
 -- Who asks has looked at streams and timers; what can be seen here is looked at again.
 -- KEYS 1 base
@@ -42,7 +44,7 @@ local function repair(keys, args)
     local parent, step = parent_of(run)
     local missing = redis.call('HGET', run_key(base, task, parent), 'm:' .. step)
     if not missing then return 'NO' end
-    keep({'stream', string.sub(missing, 9, 9), 'name', step})
+    keep({'stream', WAITED_FOR[string.sub(missing, 9, 9)] or '', 'name', step})
     redis.call('HSET', key, 'fl', flag(v[4] or '', 'l'))
     answer(base, task, parent, step, 'E', ms, error)
     return 'OK'

@@ -1,0 +1,158 @@
+"""The documents say all that they promise to say, and nothing of what is gone."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from docs import generate_events
+from runtime_core.bus.keys import Keys, ingress, namespace_settings
+from runtime_core.bus.library import FUNCTIONS
+from runtime_core.settings import Settings
+from runtime_core.telemetry import names
+from tests.architecture.test_docs import exists, paths_named_in
+from tests.architecture.tree import CORE, ROOT
+
+DOCS = ROOT / "docs"
+DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
+PAGES = (
+    *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md")),
+    *sorted(DOCS.glob("*.md")),
+    *sorted((DOCS / "decisions").glob("*.md")),
+)
+LUA = sorted((CORE / "runtime_core" / "bus" / "functions").glob("*.lua"))
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def section(text: str, title: str) -> str:
+    """What stands under a heading of level two."""
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    assert found is not None, f"there is no section {title!r}"
+    return found.group(1)
+
+
+def first_cells(table: str) -> set[str]:
+    """What stands in backticks in the first column of a table."""
+    return {
+        word
+        for line in table.splitlines()
+        if line.startswith("|")
+        for word in re.findall(r"`([^`]+)`", re.split(r"(?<!\\)\|", line)[1])
+    }
+
+
+def anchors_of(text: str) -> set[str]:
+    """The anchors of a page's headings, as the usual viewers make them."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", prose, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links_of(text: str) -> list[str]:
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return [link for link in re.findall(r"\]\(([^)\s]+)\)", prose) if "://" not in link]
+
+
+def test_the_page_of_events_is_what_the_code_says() -> None:
+    written = generate_events.PAGE.read_text(encoding="utf-8")
+    assert written == generate_events.page(), "docs/events.md is stale: run `python -m docs.generate_events`"
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_says_what_it_takes_and_returns(name: str) -> None:
+    header = "\n".join(generate_events.header_of(name))
+    assert "KEYS 1 base" in header
+    assert "RETURNS" in header
+
+
+def test_the_settings_are_listed_and_no_others() -> None:
+    table = first_cells(section(read("docs/operations.md"), "Settings"))
+    listed = {word for word in table if word.startswith("WEFT_")}
+    assert listed == {f"WEFT_{field.name.upper()}" for field in dataclasses.fields(Settings)}
+
+
+def test_the_defaults_of_numbers_are_right() -> None:
+    rows = section(read("docs/operations.md"), "Settings").splitlines()
+    shown = {cells[1].strip(" `"): cells[2].strip(" `") for row in rows if len(cells := row.split("|")) > 3}
+    wrong = {
+        f"WEFT_{field.name.upper()}": field.default
+        for field in dataclasses.fields(Settings)
+        if isinstance(field.default, int | float | str)
+        and shown[f"WEFT_{field.name.upper()}"]
+        != (f"{field.default:g}" if isinstance(field.default, float) else str(field.default))
+    }
+    assert wrong == {}, "docs/operations.md shows other defaults than settings.py has"
+
+
+def test_the_metrics_are_listed_and_no_others() -> None:
+    listed = first_cells(section(read("docs/operations.md"), "Metrics"))
+    assert listed == {metric.name for metric in vars(names).values() if isinstance(metric, names.MetricName)}
+
+
+def test_metrics_are_listed_with_their_labels() -> None:
+    rows = [row.split("|") for row in section(read("docs/operations.md"), "Metrics").splitlines() if "`weft_" in row]
+    shown = {cells[1].strip(" `"): cells[2].strip() for cells in rows if len(cells) > 4}
+    for metric in vars(names).values():
+        if isinstance(metric, names.MetricName):
+            assert shown[metric.name] == ", ".join(metric.labels)
+
+
+def test_every_key_is_listed() -> None:
+    listed = first_cells(section(read("ARCHITECTURE.md"), "Keys on the broker"))
+    assert {ingress("weft"), namespace_settings("weft")} <= listed
+    base = Keys("weft", 0).base
+    python = {
+        value.removeprefix(base)
+        for name, kind in vars(Keys).items()
+        if isinstance(kind, property) and (value := getattr(Keys("weft", 0), name))
+    }
+    lua = {name for path in LUA for name in re.findall(r"base \.\. '([a-z]+)", path.read_text(encoding="utf-8"))}
+    known = {re.split(r"[:<]", key)[0] for key in listed}
+    assert python | lua <= known, "ARCHITECTURE.md does not list all keys of a partition"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    broken = []
+    for link in links_of(text):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (
+            anchor and target.suffix == ".md" and anchor not in anchors_of(target.read_text(encoding="utf-8"))
+        ):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("name", ["delivery.md", "operations.md", "events.md", "wire.md"])
+def test_paths_in_the_documents_exist(name: str) -> None:
+    missing = [path for path in paths_named_in(read(f"docs/{name}")) if not (exists(path) or (DOCS / path).exists())]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.name)
+def test_a_decision_has_its_three_parts(page: Path) -> None:
+    headings = re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert headings == ["Context", "Decision", "Consequences"]
+
+
+def test_decisions_are_numbered_and_listed() -> None:
+    numbers = [int(page.name[:4]) for page in DECISIONS]
+    assert all(later == earlier + 1 for earlier, later in pairwise(numbers))
+    index = read("docs/decisions/README.md")
+    assert [page.name for page in DECISIONS if f"({page.name})" not in index] == []
+
+
+def test_what_these_tests_look_for_is_found() -> None:
+    assert first_cells("| `a` | `b` |\n| `c\\|d` | x |\nx") == {"a", "c\\|d"}
+    assert anchors_of("# When it `fails`\n```\n# no\n```\n") == {"when-it-fails"}
+    assert links_of("[a](b.md#c) [d](https://e)") == ["b.md#c"]
+    assert section("## A\nx\n## B\ny\n", "A") == "x\n"

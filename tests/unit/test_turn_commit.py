@@ -1,0 +1,22 @@
+"""From a turn's effects to the parts of its commit."""
+
+from __future__ import annotations
+
+from runtime_core.agents.turn_commit import parts_of
+from runtime_core.app import App
+from runtime_core.bus.delivery import Delivery
+from runtime_core.consumer.effects import Completed, Send
+
+
+def delivery() -> Delivery:
+    taken = Delivery(0, "agent", b"1-1")
+    taken.task, taken.run = "t", "r"
+    return taken
+
+
+def test_a_name_cannot_pass_for_another_partition() -> None:
+    """`@1:writer` in a commit means partition 1; in the program it is a name that nobody has declared."""
+    for name in ("@home", "@1:writer"):
+        parts, count = parts_of(Completed(b"1", sends=[Send("1", name, "", b"1", "00000000")]), delivery(), App("x"))
+        assert count == 1
+        assert parts[2] == f"?{name}"
