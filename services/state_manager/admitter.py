@@ -16,7 +16,7 @@ import msgspec
 from runtime_core import submission
 from runtime_core.admission import Admission
 from runtime_core.bus.delivery import pairs
-from runtime_core.bus.event_bus import EventBus, NotYet, make_group
+from runtime_core.bus.event_bus import EventBus, NotDurable, NotYet, make_group
 from runtime_core.bus.keys import STATE_MANAGER, ingress
 from runtime_core.bus.transport import Argument, Reply, Transport
 from runtime_core.envelope import Envelope, parse, reply_address
@@ -115,7 +115,7 @@ class Admitter:
             try:
                 await self._one(epoch, entry, fields)
                 break
-            except NotYet:
+            except (NotYet, NotDurable):
                 await asyncio.sleep(WAIT_SECONDS)
             except InvalidInput as error:
                 await self._reject(entry, fields, error)

@@ -98,6 +98,9 @@ class Broker:
         flat = cast(list[bytes], await self.call("HGETALL", self.keys.base + key))
         return {flat[at].decode(): flat[at + 1].decode() for at in range(0, len(flat), 2)}
 
+    async def hash_fields(self, key: str) -> list[bytes]:
+        return cast(list[bytes], await self.call("HKEYS", self.keys.base + key))
+
     async def task(self, task: str) -> dict[str, str]:
         return await self.hash(f"task:{task}")
 

@@ -33,6 +33,15 @@ async def test_a_replaced_admitter_starts_nothing(broker: Broker, bus: EventBus,
     assert await broker.mailbox("writer/k") == ["s2|r", "s3|r"]
 
 
+async def test_who_was_declared_dead_does_not_lead(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """Also where nobody has taken the lead yet."""
+    assert await bus.lead("admit") == 1
+    await broker.silence(bus)
+    assert await bus.lead("admit") == 0
+    assert await bus.lead("another role") == 0
+    assert await other.lead("admit") == 2
+
+
 async def test_an_epoch_never_comes_back(broker: Broker, bus: EventBus, other: EventBus) -> None:
     assert await bus.lead("admit") == 1
     await bus.leave([])

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
-from tests.contracts.broker import Broker, answer, ask, bury, complete, suspend
+from tests.contracts.broker import Broker, answer, ask, bury, complete, fail, suspend
 
 
 async def test_the_letter_keeps_everything(broker: Broker, bus: EventBus) -> None:
@@ -100,6 +101,22 @@ async def test_work_of_an_ended_task_leaves_no_letter(broker: Broker, bus: Event
     await broker.idle()
 
 
+FORGED_TURN = "1\nstart\nt\nr\nwriter\nk\n1\n0"
+FORGED_CALL = "1\ncall\nt\nr/1\nsearch\n\n1\n0"
+
+
+async def retry(bus: EventBus, delivery: Delivery) -> bool:
+    return await bus.retry(delivery, 0, b"{}")
+
+
+async def journal(bus: EventBus, delivery: Delivery) -> bool:
+    return await bus.record(delivery, "1", b"d1a2b3c4K1700000000000null") is not None
+
+
+async def emit(bus: EventBus, delivery: Delivery) -> bool:
+    return await bus.emit(delivery, "1", b"d1a2b3c4K1700000000000null", b'"text"')
+
+
 FOREIGN: dict[str, tuple[list[str | bytes], str]] = {
     "no header": (["type", "job"], "not sent by the bus"),
     "another format": (["h", "2\nstart\nt\nr\nwriter\n\n1\n0"], "format '2'"),
@@ -129,28 +146,59 @@ async def test_a_foreign_entry_is_kept_and_stops_nothing(broker: Broker, bus: Ev
 
 
 async def test_a_foreign_call_is_kept_and_stops_nothing(broker: Broker, bus: EventBus) -> None:
-    """Hole 45: a call that names no run which waits for it."""
+    """Hole 45: a call that names no run which waits for it, of a task that there is."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
     await broker.call("XADD", broker.keys.stream("tool"), "*", "h", "1\ncall\nt\nr\nsearch\n\n1\n0", "d", "{}")
     taken, malformed = await bus.read(["tool"], 10, 5)
     assert taken == []
     stream, entry, _ = malformed[0]
     assert await bus.dead_letter(stream, entry, "malformed", b"[]", 1, b"{}")
     assert [letter["entry"] for letter in await broker.entries("dead")] == [entry.decode()]
+    assert await complete(bus, turn)
     await broker.idle()
 
 
-async def test_a_forged_header_takes_no_effect(broker: Broker, bus: EventBus) -> None:
+async def test_a_forged_turn_takes_no_effect(broker: Broker, bus: EventBus) -> None:
     """Hole 45: an entry that looks like the bus's own is fenced by the state, as any other."""
     await broker.submit(bus, "t", key="k")
     first = await broker.take(bus)
-    await broker.call(
-        "XADD", broker.keys.stream("agent"), "*", "h", "1\nstart\nt\nr\nwriter\nk\n1\n0", "d", b'"forged"'
-    )
-    forged = await broker.take(bus)
-    assert not await complete(bus, forged, output=b'"forged"', state=b"1")
-    assert (await broker.hash("inst:writer/k"))["busy"] == "t|r"
+    before = await broker.snapshot()
+    for act in (complete, suspend, fail, bury, retry, journal, emit):
+        await broker.call("XADD", broker.keys.stream("agent"), "*", "h", FORGED_TURN, "d", b'"forged"')
+        forged = await broker.take(bus)
+        assert not await act(bus, forged), act.__name__
+        await broker.call("XACK", broker.keys.stream("agent"), "agent-handler", forged.entry)
+        await broker.call("XDEL", broker.keys.stream("agent"), forged.entry)
+        assert await broker.snapshot() == before, act.__name__
     assert await complete(bus, first)
     assert (await broker.final("t"))["output"] == "done"
+    await broker.idle()
+
+
+async def test_a_forged_call_takes_no_effect(broker: Broker, bus: EventBus) -> None:
+    """Hole 45: of a step that has its result."""
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1"))
+    await answer(bus, await broker.take(bus, "tool"))
+    before = await broker.snapshot()
+    for act in (answer, bury, retry):
+        await broker.call("XADD", broker.keys.stream("tool"), "*", "h", FORGED_CALL, "d", "{}")
+        assert not await act(bus, await broker.take(bus, "tool")), act.__name__
+        assert await broker.snapshot() == before, act.__name__
+
+
+async def test_a_late_result_of_a_dead_task_changes_nothing(broker: Broker, bus: EventBus) -> None:
+    """The letter pins the journal, steps without a result among it: nobody waits for them any more."""
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1"), ask("2"))
+    await answer(bus, await broker.take(bus, "tool"))
+    late = await broker.take(bus, "tool")
+    await bury(bus, await broker.take(bus))
+    before = await broker.task("t")
+    assert "m:2" in before
+    assert not await answer(bus, late)
+    assert await broker.task("t") == before
     await broker.idle()
 
 

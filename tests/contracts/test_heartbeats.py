@@ -157,6 +157,7 @@ async def test_a_dead_owner_leads_nothing(broker: Broker, bus: EventBus, other: 
     await broker.silence(other)
     assert await bus.lead("admit") == 2
     assert await other.lead("admit") == 0
+    assert await other.lead("a role that nobody has") == 0
 
 
 class HungLoop:

@@ -95,6 +95,107 @@ async def test_a_task_that_is_over_stays_as_it_is(broker: Broker, bus: EventBus,
     assert await broker.entries("dead") == dead
 
 
+KEPT = [name for name in WRITES if "child" not in name]
+
+
+@pytest.mark.parametrize("what", KEPT)
+async def test_a_task_that_is_kept_for_its_letter_stays_as_it_is(broker: Broker, bus: EventBus, what: str) -> None:
+    """Holes 27 and 35: the journal of an ended task is still there, with all that the run had waited for."""
+    await broker.submit(bus, "t")
+    parts = (ask("1"), ask("2"), ask("3"), question("4", timeout_ms=60_000), nap("5", 60_000))
+    assert await suspend(bus, await broker.take(bus), *parts)
+    first, call, retried = [await broker.take(bus, "tool") for _ in range(3)]
+    assert await bus.retry(retried, 60_000, b"")
+    assert await answer(bus, first)
+    turn = await broker.take(bus)
+    timers = await broker.call("ZRANGE", broker.keys.timers, 0, -1)
+    assert isinstance(timers, list)
+    assert len(timers) == 3
+    delayed = await broker.call("HGETALL", broker.keys.base + "delayed")
+    assert isinstance(delayed, list)
+    assert await bury(bus, turn)
+    assert await broker.status("t") == "failed"
+    for name, value in zip(delayed[::2], delayed[1::2], strict=True):
+        assert isinstance(name, bytes)
+        assert isinstance(value, bytes)
+        await broker.call("HSET", broker.keys.base + "delayed", name, value)
+        await broker.call("ZADD", broker.keys.timers, 0, name)
+    before, work = of_the_task(await broker.snapshot()), await broker.entries("agent")
+    dead = await broker.entries("dead")
+    if what == "an answer":
+        assert (await bus.signal("t", "r:4", b"1"))[0] == "ended"
+    else:
+        await WRITES[what](bus, Late(turn, call, turn))
+    after = of_the_task(await broker.snapshot())
+    assert without_timers(after) == without_timers(before)
+    assert await broker.entries("agent") == work == []
+    assert await broker.entries("dead") == dead
+    assert len(await broker.entries("tool")) <= 1
+
+
+def without_timers(snapshot: Snapshot) -> str:
+    """The task's own keys; that a timer is no longer listed with it is no change."""
+    lines = []
+    for key, value in snapshot.items():
+        if isinstance(value, tuple) and isinstance(value[1], dict):
+            value = sorted(item for item in value[1].items() if not item[0].startswith(b"z:"))
+        lines.append(f"{key} {value}")
+    return "\n".join(lines)
+
+
+COPIES: dict[str, Callable[[EventBus, Delivery], Awaitable[object]]] = {
+    "ends": lambda bus, copy: complete(bus, copy),
+    "waits": lambda bus, copy: suspend(bus, copy, ask("9")),
+    "records": lambda bus, copy: bus.record(copy, "9", VALUE),
+    "emits": lambda bus, copy: bus.emit(copy, "9", VALUE, b'"x"'),
+    "is tried again": lambda bus, copy: bus.retry(copy, 10, b""),
+    "is given up": lambda bus, copy: bury(bus, copy),
+    "parks": lambda bus, copy: bury(bus, copy, "diverged"),
+}
+
+
+@pytest.mark.parametrize("what", COPIES)
+async def test_a_turn_that_is_delivered_again_changes_nothing(broker: Broker, bus: EventBus, what: str) -> None:
+    """Hole 2: a server that lost its last second has the entry again, though its turn was committed."""
+    await broker.submit(bus, "t", key="k")
+    kept = (await broker.entries("agent"))[0]
+    assert await suspend(bus, await broker.take(bus), ask("1"))
+    await broker.call("XADD", broker.keys.stream("agent"), "*", *flat(kept))
+    copy = await broker.take(bus)
+    before = of_the_task(await broker.snapshot())
+    await COPIES[what](bus, copy)
+    assert of_the_task(await broker.snapshot()) == before
+    assert await broker.entries("dead") == []
+    assert await broker.hash("inst:writer/k") == {"busy": "t|r"}
+    assert await broker.call("ZCARD", broker.keys.timers) == 0
+
+
+@pytest.mark.parametrize("what", ["is tried again", "is given up", "is answered", "progresses"])
+async def test_a_call_that_is_delivered_again_changes_nothing(broker: Broker, bus: EventBus, what: str) -> None:
+    """Holes 2 and 22: its step has its result."""
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", wait="g1"), ask("2", wait="g1"))
+    kept = (await broker.entries("tool"))[0]
+    assert await answer(bus, await broker.take(bus, "tool"))
+    await broker.take(bus, "tool")
+    await broker.call("XADD", broker.keys.stream("tool"), "*", *flat(kept))
+    copy = await broker.take(bus, "tool")
+    before = of_the_task(await broker.snapshot())
+    if what == "is answered":
+        assert not await answer(bus, copy, b'"other"')
+    elif what == "progresses":
+        assert not await bus.progress(copy, b'{"done":1}')
+    else:
+        await COPIES[what](bus, copy)
+    assert of_the_task(await broker.snapshot()) == before
+    assert await broker.entries("dead") == []
+    assert await broker.call("ZCARD", broker.keys.timers) == 0
+
+
+def flat(entry: dict[str, str]) -> list[str]:
+    return [item for name, value in entry.items() if name != "id" for item in (name, value)]
+
+
 @pytest.mark.parametrize("what", ["a turn that ends", "a result", "a retry of a turn", "a dead letter of a call"])
 async def test_late_work_is_settled(broker: Broker, bus: EventBus, what: str) -> None:
     """Hole 13: late is not refused, it is acknowledged and dropped, or it would be delivered for ever."""

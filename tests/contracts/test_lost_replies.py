@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.consumer import Consumer
+from runtime_core.errors import Rejected
 from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import DIGEST, Broker, ask, complete, suspend
 
@@ -106,6 +108,17 @@ async def test_a_submit_repeated_starts_one_task(broker: Broker, bus: EventBus) 
     await complete(bus, await broker.take(bus))
     assert (await broker.submit(bus, "t", key="k")).status == "completed"
     await broker.nothing(bus)
+
+
+async def test_a_submit_repeated_under_another_task_id_starts_nothing(broker: Broker, bus: EventBus) -> None:
+    """What names a submit is its source and id: a client without a task id of its own may have made up another."""
+    await broker.submit(bus, "t")
+    before = await broker.snapshot()
+    repeated = await broker.submit(bus, "u", event_id="event-t", digest="digest-t")
+    assert (repeated.task, repeated.started) == ("t", False)
+    with pytest.raises(Rejected, match="id: the id event-t of source test was used before with other content"):
+        await broker.submit(bus, "u", event_id="event-t", digest="other")
+    assert await broker.snapshot() == before
 
 
 async def test_a_mid_turn_record_repeated_answers_the_same(broker: Broker, bus: EventBus) -> None:

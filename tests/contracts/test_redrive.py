@@ -202,6 +202,17 @@ async def test_cancel_of_a_parked_run_frees_its_instance(broker: Broker, bus: Ev
     assert await bus.redrive(await letter(broker), reopen=False) == ["ended", "t", "cancelled"]
 
 
+async def test_cancel_of_a_parked_child_run_frees_its_instance(broker: Broker, bus: EventBus) -> None:
+    """Holes 13 and 37: the instance belongs to the task's child run."""
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent", key="k"))
+    await broker.submit(bus, "next", "editor", "k")
+    assert await bury(bus, await broker.take(bus), reason="diverged")
+    await broker.nothing(bus)
+    assert await bus.cancel("t", "not wanted") == ["cancelled"]
+    assert (await broker.take(bus)).task == "next"
+
+
 async def test_a_parked_child_run_goes_on(broker: Broker, bus: EventBus) -> None:
     """Hole 37: its parent keeps waiting, and gets the answer in the end."""
     await broker.submit(bus, "t")

@@ -119,3 +119,20 @@ async def test_a_call_whose_step_was_answered_is_not_promoted(broker: Broker, bu
     assert await broker.entries("tool") == []
     await complete(bus, await broker.take(bus))
     await broker.idle()
+
+
+async def test_a_timer_that_is_listed_twice_brings_one_copy(broker: Broker, bus: EventBus) -> None:
+    """Two in flight on one instance: the run's own state says that it waits for its retry."""
+    await broker.submit(bus, "t", key="k")
+    await bus.retry(await broker.take(bus), 0, b"{}")
+    (member,) = await broker.hash_fields("delayed")
+    packed = await broker.call("HGET", broker.keys.base + "delayed", member)
+    assert isinstance(packed, bytes)
+    await broker.call("HSET", broker.keys.base + "delayed", "e|agent|1-1", packed)
+    await broker.call("ZADD", broker.keys.timers, 0, "e|agent|1-1")
+    await broker.pass_time(1)
+    assert (await bus.promote())[0] == 2
+    turn = await broker.take(bus)
+    await broker.nothing(bus)
+    assert await complete(bus, turn)
+    await broker.idle()

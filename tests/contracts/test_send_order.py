@@ -56,12 +56,14 @@ async def test_a_send_to_itself_waits_for_its_own_end(broker: Broker, bus: Event
     assert await broker.mailbox("writer/k") == ["own|r"]
 
 
-async def test_messages_to_nobody_do_no_harm(broker: Broker, bus: EventBus) -> None:
-    """A message to an agent that no app has declared starts nothing; the commit stands."""
+async def test_messages_to_nobody_are_kept(broker: Broker, bus: EventBus) -> None:
+    """A message to an agent that no app has declared starts nothing and is a dead letter; the commit stands."""
     await broker.submit(bus, "t")
     assert await complete(bus, await broker.take(bus), send("note", "poet", step="1"))
     assert await broker.status("t") == "completed"
     assert await broker.status("note") == ""
+    [letter] = await broker.entries("dead")
+    assert (letter["reason"], letter["name"], letter["taskid"]) == ("unknown_name", "poet", "t")
 
 
 async def test_a_message_is_sent_once(broker: Broker, bus: EventBus) -> None:

@@ -125,7 +125,7 @@ class Outcome(WeftError):
 
 
 class Retry(Outcome):
-    """Try this attempt again later, without counting against the limit of a broken handler's patience.
+    """Try again later. It counts as an attempt like any other, so that code which always asks does end.
 
     `after` is a delay in seconds or a timedelta; it waits on the broker, not in memory.
     """

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from runtime_core.app import App
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.transport import Argument
 from runtime_core.consumer.effects import Call, Completed, Suspended
+from runtime_core.envelope import rfc3339
 from runtime_core.identifiers import fingerprint, instance_address, partition_of
 from runtime_core.trajectory.steps import Step, StepError
 
@@ -44,6 +47,8 @@ def parts_of(
             "prompt": question.prompt,
             "data": msgspec.Raw(question.data or b"null"),
         }
+        if question.timeout_ms is not None:
+            request["deadline"] = rfc3339(time.time() * 1000 + question.timeout_ms)
         if question.default is not None:
             request["default"] = msgspec.Raw(question.default)
         parts += (

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import cast
 
-from runtime_core.errors import InvalidInput
+from runtime_core.errors import ConfigurationError, InvalidInput
 
-FORMAT = "1"
+FORMAT = b"1"
 
 
 class Delivery:
     """One entry of a work stream, taken by this owner.
 
     The header `h` holds one value per line: format, kind (`start`, `resume`, `call`), task, run, name, key, attempt
-    (from 1) and turn. An entry whose header is not the bus's own raises InvalidInput at `parse`.
+    (from 1) and turn. `parse` raises InvalidInput for an entry whose header is not the bus's own, and
+    ConfigurationError for one of a newer release: that is for newer replicas, and this one must be updated.
     """
 
     __slots__ = (
@@ -39,13 +40,14 @@ class Delivery:
         try:
             if fields[0] != b"h":
                 raise InvalidInput("h", "not sent by the bus: work streams are written by its functions only")
-            version, self.kind, self.task, self.run, self.name, self.key, attempt, turn = fields[1].decode().split("\n")
+            version = fields[1].partition(b"\n")[0]
+            if version != FORMAT:
+                raise self._unreadable(version.decode())
+            _, self.kind, self.task, self.run, self.name, self.key, attempt, turn = fields[1].decode().split("\n")
             self.attempt = int(attempt)
             self.turn = int(turn)
         except (IndexError, ValueError) as error:
             raise InvalidInput("h", f"not a header of the bus: {error}") from None
-        if version != FORMAT:
-            raise InvalidInput("h", f"format {version!r}: this release reads {FORMAT}; update this service")
         if (self.kind == "call") is self.stream.startswith("agent") or (self.kind == "call" and "/" not in self.run):
             raise InvalidInput("h", f"not a header of the bus: {self.kind!r} of {self.run!r} on {self.stream}")
         for at in range(2, len(fields) - 1, 2):
@@ -59,6 +61,14 @@ class Delivery:
             elif name == b"e":
                 self.errors = fields[at + 1]
         return self
+
+    def _unreadable(self, version: str) -> Exception:
+        if version.isdigit() and int(version) > int(FORMAT):
+            return ConfigurationError(
+                f"an entry of {self.stream} has format {version}, this release reads {FORMAT.decode()}: "
+                "update this service"
+            )
+        return InvalidInput("h", f"format {version!r} is none that the bus has written")
 
     @property
     def instance(self) -> str:

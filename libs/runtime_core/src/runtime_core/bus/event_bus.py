@@ -14,7 +14,7 @@ from runtime_core.bus.delivery import Delivery, pairs
 from runtime_core.bus.keys import STATE_MANAGER, TRAJECTORY_RECORDER, Keys, group_of
 from runtime_core.bus.library import library
 from runtime_core.bus.transport import Argument, Reply, Transport
-from runtime_core.errors import Fenced, InvalidInput, LimitExceeded, Rejected, ServerError
+from runtime_core.errors import ConfigurationError, Fenced, InvalidInput, LimitExceeded, Rejected, ServerError
 
 JOURNAL_LIMIT = 10_000
 """Steps that one run may journal."""
@@ -92,6 +92,10 @@ class NotYet(Rejected):
     """Before the first manifest arrives nothing can be checked: the same submit may be accepted later."""
 
 
+class NotDurable(Rejected):
+    """The task runs, but its submit is not as durable yet as was asked for: the same submit waits again."""
+
+
 class EventBus:
     """One partition of a namespace, seen by one owner.
 
@@ -164,6 +168,7 @@ class EventBus:
                 await self._make_durable()
                 return Submitted(answer[1], "accepted", True)
             case "known":
+                await self._make_durable()  # the first one's answer may have been lost before it was
                 return Submitted(answer[1], answer[2], False)
             case "overloaded":
                 raise Rejected("overloaded", answer[1], retry_after_seconds=1.0, task_id=new.task)
@@ -176,17 +181,22 @@ class EventBus:
     async def _make_durable(self) -> None:
         """Wait until the submit is on disk (`fsync`) or on a replica (`quorum`), as far as the server can say.
 
-        Raises Rejected where it is not within two seconds: the task runs, and the same submit may be repeated.
+        Raises NotDurable where it is not within two seconds: the task runs, and the same submit may be repeated.
         """
         if self.durability == "fast":
             return
-        if self.durability == "fsync":
-            reply = await self.transport.call("WAITAOF", 1, 0, 2000)
-            done = cast(list[int], reply)[0] >= 1
-        else:
-            done = cast(int, await self.transport.call("WAIT", 1, 2000)) >= 1
+        try:
+            if self.durability == "fsync":
+                done = cast(list[int], await self.transport.call("WAITAOF", 1, 0, 2000))[0] >= 1
+            else:
+                done = cast(int, await self.transport.call("WAIT", 1, 2000)) >= 1
+        except ServerError as error:
+            raise ConfigurationError(
+                f"WEFT_DURABILITY={self.durability}: the server cannot promise it ({error}); fsync needs an "
+                "append-only file and Redis 7.2 or Valkey, quorum a replica"
+            ) from error
         if not done:
-            raise Rejected("durability", f"the submit is not {self.durability}-durable yet; submit it again", 1.0)
+            raise NotDurable("durability", f"the submit is not {self.durability}-durable yet; submit it again", 1.0)
 
     async def cancel(self, task: str, reason: str) -> list[str]:
         """`cancelled`, `ended` + status, or `unknown` (then a later submit of this id is refused)."""

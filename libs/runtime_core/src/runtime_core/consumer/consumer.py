@@ -12,7 +12,7 @@ from typing import Protocol
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.owner import Owner
-from runtime_core.errors import BusError, BusUnavailable, Fenced
+from runtime_core.errors import BusError, BusUnavailable, ConfigurationError, Fenced
 from runtime_core.progress import Health, ProgressWatch
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.steps import ENCODER, StepError
@@ -80,6 +80,7 @@ class Consumer:
         self._unreconciled = True
         self._watch = ProgressWatch(limit_seconds=max(30.0, 10 * lease_seconds))
         self._connected = False
+        self._failure: ConfigurationError | None = None
 
     async def start(self) -> None:
         """Make groups, become known, and take what earlier owners left."""
@@ -102,6 +103,8 @@ class Consumer:
         ]
         self._reading = loop.create_task(self._read(), name="read")
         await self._stop.wait()
+        if self._failure is not None:
+            raise self._failure
 
     async def stop(self) -> None:
         """Stop taking, finish what runs, hand back the rest, leave.
@@ -159,6 +162,9 @@ class Consumer:
                 await asyncio.sleep(backoff)
                 backoff = min(1.0, backoff * 2)
                 continue
+            except ConfigurationError as error:
+                self._fail(error)
+                return
             except BusError:
                 logger.exception("cannot read %s", ", ".join(self._streams))
                 await asyncio.sleep(backoff)
@@ -170,6 +176,11 @@ class Consumer:
             self._connected = True
             if owner == self._bus.owner:
                 self._take(taken, malformed)
+
+    def _fail(self, error: ConfigurationError) -> None:
+        """What was read is not for this release: end, and leave it to those that can."""
+        self._failure = error
+        self._stop.set()
 
     def _take(self, deliveries: Sequence[Delivery], malformed: Sequence[tuple[str, bytes, str]] = ()) -> None:
         loop = asyncio.get_running_loop()
@@ -312,6 +323,9 @@ class Consumer:
                     await self._adopt(stream)
             except Fenced:
                 self._on_fenced(self._bus.owner)
+            except ConfigurationError as error:
+                self._fail(error)
+                return
             except BusError as error:
                 logger.warning("adopt: %s", error)
             except Exception:

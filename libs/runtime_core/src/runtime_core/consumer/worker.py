@@ -13,7 +13,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.bus.transport import Transport
 from runtime_core.consumer.consumer import Consumer, Handler
-from runtime_core.errors import ConfigurationError
+from runtime_core.errors import ConfigurationError, WeftError
 from runtime_core.loading import load_app
 from runtime_core.progress import HEALTHY, Health
 from runtime_core.settings import Settings
@@ -84,8 +84,10 @@ class Worker:
         """Work until `stop`; ends by itself where too many threads were abandoned, to be started anew."""
         runs = [asyncio.ensure_future(consumer.run()) for consumer in self._consumers]
         watch = asyncio.ensure_future(self._watch_threads())
-        await asyncio.wait((*runs, watch), return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait((*runs, watch), return_when=asyncio.FIRST_COMPLETED)
         watch.cancel()
+        for ended in done:
+            ended.result()
 
     async def stop(self) -> None:
         await self._announcing.stop()
@@ -109,4 +111,4 @@ class Worker:
     async def _watch_threads(self) -> None:
         while not self._worn_out():  # noqa: ASYNC110  # threads end where no event can be set for it
             await asyncio.sleep(1)
-        logger.error("too many functions passed their limit and still hold threads: ending to be started anew")
+        raise WeftError("too many functions passed their limit and still hold threads: ending to be started anew")

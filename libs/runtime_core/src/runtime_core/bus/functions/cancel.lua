@@ -8,11 +8,13 @@ local function cancel(keys, args)
   local now = text(now_ms(base))
   if not v[1] then
     stop_running(base, 'tomb:' .. task, now)
+    redis.call('HSET', base .. 'meta', 'tombs', now)
     return {'unknown'}
   end
   if ENDED[v[1]] then return {'ended', v[1]} end
-  check_end(base, task, v[2], v[4] or '', 'cancelled')
+  local ending = check_end(base, task, v[2], v[4] or '', 'cancelled')
   local in_flight = v[5] and string.find(v[5], '-', 1, true)
-  end_task(base, task, v[2], v[4] or '', 'cancelled', error_json('Cancelled', args[2]), v[3] or '0', now, '[]', false, in_flight)
+  end_task(base, task, ending, v[4] or '', 'cancelled', error_json('Cancelled', args[2]), v[3] or '0', now, '[]', false,
+    in_flight)
   return {'cancelled'}
 end

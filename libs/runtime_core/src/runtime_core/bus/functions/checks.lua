@@ -40,7 +40,7 @@ end
 local function check_send(base, agent, key)
   if string.sub(agent, 1, 1) == '@' then return check_stream(base, 'asks') end
   local stream = redis.call('HGET', base .. 'agents', agent)
-  if not stream then return end
+  if not stream then return check_stream(base, 'dead') end
   check_stream(base, stream)
   redis.call('ZCARD', base .. 'index')
   redis.call('HLEN', base .. 'meta')
@@ -51,21 +51,22 @@ local function check_send(base, agent, key)
   end
 end
 
--- The end of a task: `h` is its header, `flags` are its own.
+-- The end of a task: `h` is its header, `flags` are its own. Returns what was read on the way, for `end_task`.
 local function check_end(base, task, h, flags, status)
-  local stream, agent, key, to = string.match(h, '^([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)')
-  redis.call('HLEN', base .. 'meta')
-  redis.call('HLEN', base .. 'seen')
+  local head = header_of(h)
+  local ending = {h = h, head = head}
+  ending.retention = redis.call('HGET', base .. 'meta', 'retention') or '3600'
+  ending.seen = redis.call('HGET', base .. 'seen', head.source .. '\n' .. head.id)
   check_stream(base, 'record')
-  if to ~= '' then
-    redis.call('XLEN', string.sub(to, 1, #base + 6) == base .. 'reply:' and to or base .. 'replies')
+  if head.to ~= '' then
+    redis.call('XLEN', string.sub(head.to, 1, #base + 6) == base .. 'reply:' and head.to or base .. 'replies')
   end
   if status ~= 'completed' then redis.call('ZCARD', base .. 'stopped') end
-  if key ~= '' then check_instance(base, agent .. '/' .. key, stream) end
-  if flags == '' then return end
+  if head.key ~= '' then check_instance(base, head.agent .. '/' .. head.key, head.stream) end
+  if flags == '' then return ending end
   if string.find(flags, 'o', 1, true) then check_stream(base, 'out:' .. task) end
   if string.find(flags, 'z', 1, true) then check_timers(base) end
-  if not string.find(flags, 'c', 1, true) then return end
+  if not string.find(flags, 'c', 1, true) then return ending end
   local fields = redis.call('HGETALL', base .. 'task:' .. task)
   for i = 1, #fields, 2 do
     local child, inst = string.match(fields[i], '^k:(.*)$'), fields[i + 1]
@@ -76,4 +77,5 @@ local function check_end(base, task, h, flags, status)
       if inst ~= '' then check_instance(base, inst, child_h and target_of(child_h)) end
     end
   end
+  return ending
 end

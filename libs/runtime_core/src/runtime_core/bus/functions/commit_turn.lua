@@ -33,17 +33,17 @@ local function commit_turn(keys, args)
   end
   local steps = tonumber(v[3] or '0') + tonumber(args[10])
   local mode, parts = args[7], tonumber(args[13])
-  check_streams(base, {'record'})
 
   if mode ~= 'w' then
-    local at = 14
+    local at, ending = 14, nil
     for _ = 1, parts do
       if args[at] == 's' then check_send(base, args[at + 2], args[at + 3]) end
       at = at + PART_SIZE[args[at]]
     end
     if run == 'r' then
-      check_end(base, task, own_h, v[4] or '', mode == 'c' and 'completed' or 'failed')
+      ending = check_end(base, task, own_h, v[4] or '', mode == 'c' and 'completed' or 'failed')
     else
+      check_stream(base, 'record')
       check_waiting(base, task, (parent_of(run)))
       if inst ~= '' then check_instance(base, inst, stream) end
     end
@@ -67,7 +67,7 @@ local function commit_turn(keys, args)
       end
     end
     if run == 'r' then
-      end_task(base, task, own_h, v[4] or '', mode == 'c' and 'completed' or 'failed', args[11], text(steps), args[8],
+      end_task(base, task, ending, v[4] or '', mode == 'c' and 'completed' or 'failed', args[11], text(steps), args[8],
         args[9], false, false)
     else
       redis.call('HSET', key, 'steps', text(steps))
@@ -77,6 +77,7 @@ local function commit_turn(keys, args)
     return 'OK'
   end
 
+  if args[9] ~= '' then check_stream(base, 'record') end
   local at, asked = 14, 0
   for _ = 1, parts do
     local letter = args[at]

@@ -61,8 +61,9 @@ local function dead_letter(keys, args)
     redis.call('XADD', base .. 'dead', '*', unpack(letter))
     return 'OK'
   end
+  local ending
   if is_turn and run == 'r' then
-    check_end(base, task, v[2], v[4] or '', 'failed')
+    ending = check_end(base, task, v[2], v[4] or '', 'failed')
   else
     check_waiting(base, task, parent)
     if inst ~= '' then check_instance(base, inst, stream) end
@@ -78,7 +79,7 @@ local function dead_letter(keys, args)
     return 'OK'
   end
   if is_turn and run == 'r' then
-    end_task(base, task, v[2], v[4] or '', 'failed', args[7], steps, args[6], args[8], true, false)
+    end_task(base, task, ending, v[4] or '', 'failed', args[7], steps, args[6], args[8], true, false)
     return 'OK'
   end
   redis.call('HSET', key, 'steps', steps, 'fl', flag(v[4] or '', 'l'))

@@ -20,7 +20,7 @@ local ENDED = {completed = true, failed = true, cancelled = true}
 
 
 local function group_of(stream)
-  return GROUPS[string.match(stream, '^[a-z]+')]
+  return GROUPS[stream] or GROUPS[string.match(stream, '^[a-z]+')]
 end
 
 local function now_ms(base)
@@ -326,43 +326,50 @@ local function publish_delta(base, task, run, attempt, seq, value)
     ',"attempt":' .. attempt .. ',"seq":' .. seq .. ',"' .. name .. '":' .. value .. '}')
 end
 
--- Ends a task: final event, reply, record, expiry. `result` is JSON: the output, or the error object.
--- `keep` leaves the journal with the task, for a dead letter that may be driven again.
-local function end_task(base, task, h, flags, status, result, steps, ms, record, keep, run_in_flight)
+local HEADER = '^([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)'
+
+-- A task's header in parts, by name.
+local function header_of(h)
+  local head = {}
+  head.stream, head.agent, head.key, head.to, head.created, head.max_steps, head.id, head.source, head.digest, head.session =
+    string.match(h, HEADER)
+  return head
+end
+
+-- Ends a task: final event, reply, record, expiry. `ending` is what `check_end` has read; `result` is JSON: the
+-- output, or the error object. `keep` leaves the journal with the task, for a dead letter that may be driven again.
+local function end_task(base, task, ending, flags, status, result, steps, ms, record, keep, run_in_flight)
   local key = base .. 'task:' .. task
-  local head = lines(h)
-  local retention = redis.call('HGET', base .. 'meta', 'retention') or '3600'
-  local usage = redis.call('HGET', key, 'us') or '{}'
+  local head = ending.head
   local body = status == 'completed' and ',"output":' or ',"error":'
-  local final = '{"task_id":' .. quote(task) .. ',"status":"' .. status .. '"' .. body .. result ..
-    ',"usage":' .. usage .. ',"steps":' .. steps .. ',"trajectory":' .. quote(task) .. '}'
+  local final = '{"task_id":"' .. task .. '","status":"' .. status .. '"' .. body .. result ..
+    ',"usage":{},"steps":' .. steps .. ',"trajectory":"' .. task .. '"}'
   if flags ~= '' then free_children(base, task, redis.call('HGETALL', key)) end
   if keep or string.find(flags, 'l', 1, true) then
     redis.call('HSET', key, 'status', status, 'out', final, 'ended', ms, 'steps', steps)
     redis.call('PERSIST', key)
   else
     redis.call('DEL', key)
-    redis.call('HSET', key, 'status', status, 'h', h, 'out', final, 'ended', ms)
-    redis.call('EXPIRE', key, retention)
+    redis.call('HSET', key, 'status', status, 'h', ending.h, 'out', final, 'ended', ms)
+    redis.call('EXPIRE', key, ending.retention)
   end
-  local to = head[4]
+  local to = head.to
   if to ~= '' then
     if string.sub(to, 1, #base + 6) == base .. 'reply:' then
       redis.call('XADD', to, 'NOMKSTREAM', 'MAXLEN', '~', REPLY_MAX, '*', 't', task, 'd', final)
     else
-      redis.call('XADD', base .. 'replies', '*', 'to', to, 'type', KINDS[status], 't', task, 'd', final, 'id', head[7])
+      redis.call('XADD', base .. 'replies', '*', 'to', to, 'type', KINDS[status], 't', task, 'd', final, 'id', head.id)
     end
   end
-  if string.find(flags, 'o', 1, true) then publish_out(base, task, KINDS[status], final, retention) end
-  local seen = head[8] .. '\n' .. head[7]
-  if redis.call('HEXISTS', base .. 'seen', seen) == 1 then
-    redis.call('HSET', base .. 'seen', seen, task .. '\n' .. head[9] .. '\n' .. status)
+  if string.find(flags, 'o', 1, true) then publish_out(base, task, KINDS[status], final, ending.retention) end
+  if ending.seen then
+    redis.call('HSET', base .. 'seen', head.source .. '\n' .. head.id, task .. '\n' .. head.digest .. '\n' .. status)
   end
   redis.call('XADD', base .. 'record', '*', 't', task, 'd', record, 'e',
-    status .. '\n' .. head[2] .. '\n' .. steps .. '\n' .. head[5] .. '\n' .. ms .. '\n' .. (head[10] or ''),
+    status .. '\n' .. head.agent .. '\n' .. steps .. '\n' .. head.created .. '\n' .. ms .. '\n' .. head.session,
     'f', status == 'completed' and '' or result)
   if status ~= 'completed' then stop_running(base, task, ms) end
-  if head[3] ~= '' and not run_in_flight then release(base, head[2] .. '/' .. head[3], task, 'r') end
+  if head.key ~= '' and not run_in_flight then release(base, head.agent .. '/' .. head.key, task, 'r') end
 end
 
 -- Ends a run that is not the task's first: its parent's step gets the result.
@@ -421,7 +428,12 @@ local function send_detached(base, task, agent, key, data, from_task, from_run)
     return
   end
   local stream = redis.call('HGET', base .. 'agents', agent)
-  if not stream then return end
+  if not stream then
+    redis.call('XADD', base .. 'dead', '*', 'reason', 'unknown_name', 'stream', 'agent', 'group', GROUPS.agent,
+      'time', text(now_ms(base)), 'taskid', from_task, 'runid', from_run, 'name', agent,
+      'error', error_json('UnknownName', 'no agent is named ' .. agent), 'errors', '[]', 'd', data)
+    return
+  end
   local tk = base .. 'task:' .. task
   if redis.call('EXISTS', tk) == 1 then return end
   local entry = deliver(base, task, 'r', stream, agent, key, data, '', true)
@@ -432,6 +444,7 @@ local function send_detached(base, task, agent, key, data, from_task, from_run)
   if entry then
     redis.call('HSET', tk, 'status', 'accepted', 'cur', entry, 'd', data, 'h', h)
   else
-    end_task(base, task, h, '', 'failed', mailbox_full(agent, key), '0', created, '[]', false, true)
+    local ending = {h = h, head = header_of(h), retention = redis.call('HGET', base .. 'meta', 'retention') or '3600'}
+    end_task(base, task, ending, '', 'failed', mailbox_full(agent, key), '0', created, '[]', false, true)
   end
 end

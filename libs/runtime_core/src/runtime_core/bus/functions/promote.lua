@@ -50,11 +50,11 @@ end
 local function promote_deadline(base, member, task, now)
   local v = redis.call('HMGET', base .. 'task:' .. task, 'status', 'h', 'steps', 'fl', 'cur')
   local live = v[1] and not ENDED[v[1]]
-  if live then check_end(base, task, v[2], v[4] or '', 'failed') end
+  local ending = live and check_end(base, task, v[2], v[4] or '', 'failed')
   redis.call('ZREM', base .. 'timers', member)
   if not live then return end
   local in_flight = v[5] and string.find(v[5], '-', 1, true)
-  end_task(base, task, v[2], v[4] or '', 'failed', error_json('TimeLimit', 'the task was not done within its timeout_seconds'),
+  end_task(base, task, ending, v[4] or '', 'failed', error_json('TimeLimit', 'the task was not done within its timeout_seconds'),
     v[3] or '0', text(now), '[]', false, in_flight)
 end
 

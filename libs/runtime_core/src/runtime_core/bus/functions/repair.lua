@@ -66,7 +66,7 @@ local function repair(keys, args)
   end
   keep(letter)
   if run == 'r' then
-    end_task(base, task, v[2], v[4] or '', 'failed', error, v[3] or '0', ms, '[]', true, false)
+    end_task(base, task, check_end(base, task, v[2], v[4] or '', 'failed'), v[4] or '', 'failed', error, v[3] or '0', ms, '[]', true, false)
     return 'OK'
   end
   redis.call('HSET', key, 'fl', flag(v[4] or '', 'l'))

@@ -28,7 +28,8 @@ local function submit(keys, args)
     if known[2] and lines(known[2])[9] == args[4] then return {'known', task, known[1]} end
     return {'rejected', 'task_id', 'a task ' .. task .. ' with other content exists'}
   end
-  local meta = redis.call('HMGET', base .. 'meta', 'overload', 'stream_max', 'dedupe_max', 'record_max', 'mailbox_max')
+  local meta = redis.call('HMGET', base .. 'meta', 'overload', 'stream_max', 'dedupe_max', 'record_max', 'mailbox_max',
+    'tombs')
   if meta[1] and meta[1] ~= '' then return {'overloaded', meta[1]} end
   local stream = redis.call('HGET', base .. 'agents', args[5])
   if not stream then
@@ -50,7 +51,7 @@ local function submit(keys, args)
   redis.call('ZCARD', base .. 'index')
   if args[12] ~= '0' then redis.call('ZCARD', base .. 'timers') end
   if args[6] ~= '' then check_instance(base, args[5] .. '/' .. args[6]) end
-  if redis.call('ZSCORE', base .. 'stopped', 'tomb:' .. task) then
+  if meta[6] and redis.call('ZSCORE', base .. 'stopped', 'tomb:' .. task) then
     return {'rejected', 'task_id', 'the task ' .. task .. ' was cancelled before it was submitted'}
   end
 
