@@ -391,7 +391,7 @@ async def redrive_of_a_call(stage: Stage) -> Act:
     await asked(stage)
     await bury(stage.bus, await stage.broker.take(stage.bus, "tool"))
     letter = (await stage.broker.entries("dead"))[0]
-    turns = [await stage.broker.take(stage.bus) for _ in range(2)]
+    turns = [await stage.broker.take(stage.bus) for _ in range(3)]
     # Its error ends the task; one that goes on could not take it back.
     await bury(stage.bus, next(turn for turn in turns if turn.run == "r" and turn.task == letter["taskid"]))
     return lambda: stage.bus.redrive(letter["id"], True)

@@ -128,6 +128,7 @@ async def test_a_task_that_is_kept_for_its_letter_stays_as_it_is(broker: Broker,
         await WRITES[what](bus, Late(turn, call, turn))
     after = of_the_task(await broker.snapshot())
     assert without_timers(after) == without_timers(before)
+    assert await broker.call("ZRANGE", broker.keys.timers, 0, -1) == ([] if what == "timers" else timers)
     assert await broker.entries("agent") == work == []
     assert await broker.entries("dead") == dead
     assert len(await broker.entries("tool")) <= 1
