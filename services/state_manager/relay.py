@@ -76,6 +76,9 @@ class Relay:
         if to.startswith("@"):
             await self._answer_step(to, task, fields[b"d"])
             return
+        if fields[b"type"].decode() == submission.HUMAN_REQUESTED:
+            await self._answers.send(to, submission.question(task, fields[b"d"], at_ms=time.time_ns() // 1_000_000))
+            return
         status = fields[b"type"].decode().rpartition(".")[2]
         cause = fields.get(b"id", b"").decode()
         fact = submission.final(task, status, fields[b"d"], at_ms=time.time_ns() // 1_000_000, cause=cause)

@@ -28,6 +28,8 @@ SPREAD_SECONDS = TASKS * 0.08
 """Over which the tasks are submitted, so that many of them meet a kill."""
 OUTPUT = ["part0", "part1", "part2", "sub"]
 CALLS = 4
+PAUSED_AT_ONCE = 2
+"""Of eight processes: a pause lasts much longer than the time between two harms."""
 LEAST_HARM = 20
 """How often processes must have been killed or paused, or a run has shown nothing."""
 STEPS = 6
@@ -115,7 +117,7 @@ async def harm_services(fleet: Fleet, chance: random.Random, done: Callable[[], 
         while True:
             await asyncio.sleep(EVERY_SECONDS)
             name = chance.choice([name for name in fleet.names() if not fleet.members[name].paused])
-            if chance.random() < 0.6:
+            if chance.random() < 0.6 or len(paused) >= PAUSED_AT_ONCE:
                 fleet.kill(name)
             else:
                 task = asyncio.create_task(pause(name), name=f"pause {name}")

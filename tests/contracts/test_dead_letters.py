@@ -8,6 +8,7 @@ import pytest
 
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import namespace_settings
 from tests.contracts.broker import Broker, answer, ask, bury, complete, fail, suspend
 
 
@@ -119,7 +120,8 @@ async def emit(bus: EventBus, delivery: Delivery) -> bool:
 
 FOREIGN: dict[str, tuple[list[str | bytes], str]] = {
     "no header": (["type", "job"], "not sent by the bus"),
-    "another format": (["h", "2\nstart\nt\nr\nwriter\n\n1\n0"], "format '2'"),
+    "another format": (["h", "0\nstart\nt\nr\nwriter\n\n1\n0"], "has format '0', this release reads 1"),
+    "a newer format": (["h", "2\nstart\nt\nr\nwriter\n\n1\n0\nmore"], "has format '2', this release reads 1"),
     "a short header": (["h", "1\nstart"], "not a header of the bus"),
     "a header of no numbers": (["h", "1\nstart\nt\nr\nwriter\n\nx\n0"], "not a header of the bus"),
     "a call": (["h", "1\ncall\nt\nr\nsearch\n\n1\n0"], "'call' of 'r' on agent"),
@@ -143,6 +145,17 @@ async def test_a_foreign_entry_is_kept_and_stops_nothing(broker: Broker, bus: Ev
     assert b"kept" in str(raw).encode()
     await complete(bus, taken[0])
     await broker.idle()
+
+
+async def test_a_newer_release_in_the_namespace_is_seen(broker: Broker, bus: EventBus) -> None:
+    """What a newer replica has written is not foreign: whether there is one, the namespace says."""
+    settings = namespace_settings(bus.keys.namespace)
+    assert not await bus.namespace_is_newer()
+    await broker.call("HSET", settings, "format", 2)
+    try:
+        assert await bus.namespace_is_newer()
+    finally:
+        await broker.call("DEL", settings)
 
 
 async def test_a_foreign_call_is_kept_and_stops_nothing(broker: Broker, bus: EventBus) -> None:

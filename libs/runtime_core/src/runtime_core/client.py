@@ -98,7 +98,7 @@ class Client:
         self._namespace = namespace
         self._wanted_partitions = partitions
         self._source = source
-        self._name = secrets.token_hex(8)
+        self._name = secrets.token_hex(6)
         self._partitions: list[_Partition] = []
         self._transports: list[Transport] = []
         self._admission: Admission | None = None
@@ -181,7 +181,7 @@ class Client:
         event on the task's stream even where the agent streams nothing. Waits up to `timeout` seconds for a broker
         that is away and for the first agent-handler; raises `Rejected` with the field that is wrong.
         """
-        event = event_id or task_id or secrets.token_hex(16)
+        event = event_id or task_id or secrets.token_hex(8)
         source = self._source or ("anonymous" if task_id or event_id else f"client/{self._name}")
         body: dict[str, object] = {"agent": agent, "input": input}
         if key:

@@ -93,6 +93,12 @@ class Cancellation(msgspec.Struct, frozen=True, kw_only=True):
     replyto: str = ""
 
 
+class _Request(msgspec.Struct, frozen=True):
+    """What of a question's data its id derives from."""
+
+    request_id: str
+
+
 class Signal(msgspec.Struct, frozen=True, kw_only=True):
     """A valid `weft.task.signal`: the answer to a question."""
 
@@ -222,6 +228,12 @@ def ended(
 def final(task_id: str, status: str, data: bytes, *, at_ms: float, cause: str = "") -> Envelope:
     """The final event whose data (JSON) is written already: the same id, whoever says it and however often."""
     return _fact(f"weft.task.{status}", event_id(task_id, status), msgspec.Raw(data), at_ms, task_id, cause)
+
+
+def question(task_id: str, data: bytes, *, at_ms: float) -> Envelope:
+    """`weft.human.requested` whose data (JSON) is written already."""
+    request = msgspec.json.decode(data, type=_Request).request_id
+    return _fact(HUMAN_REQUESTED, event_id(task_id, "human", request), msgspec.Raw(data), at_ms, task_id)
 
 
 def output_delta(

@@ -152,7 +152,12 @@ class TurnHandler:
             if delivery.kind == "resume" and warm.turn == delivery.turn and delivery.attempt == 1:
                 # First: a branch goes on as soon as it has its result, and what it emits is this delivery's.
                 warm.port.delivery = delivery
-                await self._bring_results(delivery, warm.run)
+                try:
+                    await self._bring_results(delivery, warm.run)
+                except BaseException:
+                    # It is in nobody's hands by now, and would wait for ever.
+                    warm.run.drop()
+                    raise
                 return warm
             warm.run.drop()
         if delivery.kind == "start" and delivery.deliveries == 1 and delivery.attempt == 1 and not delivery.key:
@@ -252,7 +257,13 @@ class TurnHandler:
             warm.run.drop()
             return
         warm.turn += 1
-        self._warm[(delivery.task, delivery.run)] = warm
+        place = (delivery.task, delivery.run)
+        other = self._warm.pop(place, None)
+        if other is not None:
+            # A resume was read before the reply of the commit that caused it, and replayed beside this run.
+            older, warm = sorted((other, warm), key=lambda each: each.turn)
+            older.run.drop()
+        self._warm[place] = warm
         if len(self._warm) > self._warm_limit:
             self._warm.popitem(last=False)[1].run.drop()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.errors import InvalidInput
 
 FORMAT = b"1"
 
@@ -13,8 +13,7 @@ class Delivery:
     """One entry of a work stream, taken by this owner.
 
     The header `h` holds one value per line: format, kind (`start`, `resume`, `call`), task, run, name, key, attempt
-    (from 1) and turn. `parse` raises InvalidInput for an entry whose header is not the bus's own, and
-    ConfigurationError for one of a newer release: that is for newer replicas, and this one must be updated.
+    (from 1) and turn. An entry whose header is not the bus's own, or of another format, raises InvalidInput at `parse`.
     """
 
     __slots__ = (
@@ -42,7 +41,7 @@ class Delivery:
                 raise InvalidInput("h", "not sent by the bus: work streams are written by its functions only")
             version = fields[1].partition(b"\n")[0]
             if version != FORMAT:
-                raise self._unreadable(version.decode())
+                raise InvalidInput("h", f"has format {version.decode()[:20]!r}, this release reads {FORMAT.decode()}")
             _, self.kind, self.task, self.run, self.name, self.key, attempt, turn = fields[1].decode().split("\n")
             self.attempt = int(attempt)
             self.turn = int(turn)
@@ -61,14 +60,6 @@ class Delivery:
             elif name == b"e":
                 self.errors = fields[at + 1]
         return self
-
-    def _unreadable(self, version: str) -> Exception:
-        if version.isdigit() and int(version) > int(FORMAT):
-            return ConfigurationError(
-                f"an entry of {self.stream} has format {version}, this release reads {FORMAT.decode()}: "
-                "update this service"
-            )
-        return InvalidInput("h", f"format {version!r} is none that the bus has written")
 
     @property
     def instance(self) -> str:

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from runtime_core.bus.delivery import Delivery, pairs
-from runtime_core.bus.keys import STATE_MANAGER, TRAJECTORY_RECORDER, Keys, group_of
+from runtime_core.bus.keys import (
+    NAMESPACE_FORMAT,
+    STATE_MANAGER,
+    TRAJECTORY_RECORDER,
+    Keys,
+    group_of,
+    namespace_settings,
+)
 from runtime_core.bus.library import library
 from runtime_core.bus.transport import Argument, Reply, Transport
 from runtime_core.errors import ConfigurationError, Fenced, InvalidInput, LimitExceeded, Rejected, ServerError
@@ -147,6 +154,11 @@ class EventBus:
         wanted += [(self.keys.record, STATE_MANAGER), (self.keys.record, TRAJECTORY_RECORDER)]
         for key, group in wanted:
             await self.make_group(key, group)
+
+    async def namespace_is_newer(self) -> bool:
+        """Whether a newer release has written this namespace since it was opened."""
+        stored = await self.transport.call("HGET", namespace_settings(self.keys.namespace), "format")
+        return isinstance(stored, bytes) and int(stored) > NAMESPACE_FORMAT
 
     async def make_group(self, key: str, group: str) -> None:
         await make_group(self.transport, key, group)

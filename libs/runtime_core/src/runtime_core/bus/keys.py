@@ -12,6 +12,8 @@ GROUPS = {
 }
 """The one consumer group of each work stream."""
 
+NAMESPACE_FORMAT = 1
+"""What this release writes into a namespace. It reads its own format and the one before."""
 STATE_MANAGER = "state-manager"
 TRAJECTORY_RECORDER = "trajectory-recorder"
 

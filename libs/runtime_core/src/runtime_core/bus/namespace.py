@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from typing import cast
 
 from runtime_core.bus.address import parse_address
-from runtime_core.bus.keys import Keys, namespace_settings
+from runtime_core.bus.keys import NAMESPACE_FORMAT, Keys, namespace_settings
 from runtime_core.bus.resp import RespTransport
 from runtime_core.bus.transport import Reply, Transport
 from runtime_core.errors import BusUnavailable, ConfigurationError, ServerError
 
-NAMESPACE_FORMAT = 1
-"""What this release writes. It reads its own format and the one before."""
 CONNECT_SECONDS = 5.0
 
 

@@ -7,9 +7,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from runtime_core.bus.keys import GROUPS, STATE_MANAGER, TRAJECTORY_RECORDER, group_of, ingress, namespace_settings
+from runtime_core.bus.keys import (
+    GROUPS,
+    NAMESPACE_FORMAT,
+    STATE_MANAGER,
+    TRAJECTORY_RECORDER,
+    group_of,
+    ingress,
+    namespace_settings,
+)
 from runtime_core.bus.library import library
-from runtime_core.bus.namespace import NAMESPACE_FORMAT
 from runtime_core.bus.transport import Argument, Reply
 from runtime_core.command.backlog import groups_of, work_streams
 from runtime_core.command.connection import Broker, has_trajectories, trajectories

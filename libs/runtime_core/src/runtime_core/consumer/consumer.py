@@ -162,9 +162,6 @@ class Consumer:
                 await asyncio.sleep(backoff)
                 backoff = min(1.0, backoff * 2)
                 continue
-            except ConfigurationError as error:
-                self._fail(error)
-                return
             except BusError:
                 logger.exception("cannot read %s", ", ".join(self._streams))
                 await asyncio.sleep(backoff)
@@ -176,11 +173,6 @@ class Consumer:
             self._connected = True
             if owner == self._bus.owner:
                 self._take(taken, malformed)
-
-    def _fail(self, error: ConfigurationError) -> None:
-        """What was read is not for this release: end, and leave it to those that can."""
-        self._failure = error
-        self._stop.set()
 
     def _take(self, deliveries: Sequence[Delivery], malformed: Sequence[tuple[str, bytes, str]] = ()) -> None:
         loop = asyncio.get_running_loop()
@@ -252,6 +244,11 @@ class Consumer:
             self._room.set()
 
     async def _bury(self, stream: str, entry: bytes, why: str, reason: str = "malformed") -> None:
+        if reason == "malformed" and await self._bus.namespace_is_newer():
+            # Not for this release: end, and leave it to the replicas that can read it.
+            self._failure = ConfigurationError(f"an entry of {stream} {why}: update this service")
+            self._stop.set()
+            return
         error = StepError(reason.capitalize(), why, at=time.time() * 1000)
         await self._bus.dead_letter(
             stream, entry, reason, ENCODER.encode([error]), int(time.time() * 1000), ENCODER.encode(error)
@@ -323,9 +320,6 @@ class Consumer:
                     await self._adopt(stream)
             except Fenced:
                 self._on_fenced(self._bus.owner)
-            except ConfigurationError as error:
-                self._fail(error)
-                return
             except BusError as error:
                 logger.warning("adopt: %s", error)
             except Exception:

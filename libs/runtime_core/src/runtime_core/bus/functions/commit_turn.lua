@@ -102,7 +102,10 @@ local function commit_turn(keys, args)
       end
     elseif letter == 't' or letter == 'q' then
       check_timers(base)
-      if letter == 'q' then check_stream(base, 'out:' .. task) end
+      if letter == 'q' then
+        check_stream(base, 'out:' .. task)
+        check_stream(base, 'replies')
+      end
     elseif letter == 's' then
       check_send(base, args[at + 2], args[at + 3])
     end
@@ -184,17 +187,18 @@ local function commit_turn(keys, args)
     elseif letter == 't' then
       local step = args[at + 1]
       local member = 's|' .. task .. '|' .. run .. '|' .. step
-      add_timer(base, task, member, now_ms(base) + tonumber(args[at + 4]))
-      redis.call('HSET', base .. 'delayed', member, args[at + 5] .. args[8] .. args[at + 6])
+      add_timer(base, task, member, now_ms(base) + tonumber(args[at + 4]), args[8])
+      if args[at + 5] ~= 'K' or args[at + 6] ~= 'null' then
+        redis.call('HSET', base .. 'delayed', member, args[at + 5] .. args[8] .. args[at + 6])
+      end
       flags = flag(flags, 'z')
       missing(step, args[at + 2], 'i', args[at + 3])
     elseif letter == 'q' then
       local step = args[at + 1]
-      publish_out(base, task, 'weft.human.requested', args[at + 4])
-      flags = flag(flags, 'o')
+      tell_question(base, task, v[2], flags, args[at + 4])
       if args[at + 5] ~= '' then
         local member = 's|' .. task .. '|' .. run .. '|' .. step
-        add_timer(base, task, member, now_ms(base) + tonumber(args[at + 5]))
+        add_timer(base, task, member, now_ms(base) + tonumber(args[at + 5]), args[8])
         local late = 'E' .. args[8] .. error_json('HumanTimeout', 'nobody answered in time')
         if args[at + 6] ~= '' then late = 'K' .. args[8] .. args[at + 6] end
         redis.call('HSET', base .. 'delayed', member, late)

@@ -336,6 +336,16 @@ local function header_of(h)
   return head
 end
 
+-- A question reaches who reads the task's stream, and the user's own stream; others find it with the task, so that
+-- a task that waits without a reader costs no stream.
+local function tell_question(base, task, h, flags, data)
+  if string.find(flags, 'o', 1, true) then publish_out(base, task, 'weft.human.requested', data) end
+  local to = string.match(h, '^[^\n]*\n[^\n]*\n[^\n]*\n([^\n]*)')
+  if to ~= '' and string.sub(to, 1, 1) ~= '@' and string.sub(to, 1, #base + 6) ~= base .. 'reply:' then
+    redis.call('XADD', base .. 'replies', '*', 'to', to, 'type', 'weft.human.requested', 't', task, 'd', data)
+  end
+end
+
 -- Ends a task: final event, reply, record, expiry. `ending` is what `check_end` has read; `result` is JSON: the
 -- output, or the error object. `keep` leaves the journal with the task, for a dead letter that may be driven again.
 local function end_task(base, task, ending, flags, status, result, steps, ms, record, keep, run_in_flight)
@@ -350,7 +360,9 @@ local function end_task(base, task, ending, flags, status, result, steps, ms, re
     redis.call('PERSIST', key)
   else
     redis.call('DEL', key)
-    redis.call('HSET', key, 'status', status, 'h', ending.h, 'out', final, 'ended', ms)
+    -- What a finished task costs until it expires counts: where its reply went is no longer of use.
+    local h = string.gsub(ending.h, '^([^\n]*\n[^\n]*\n[^\n]*\n)[^\n]*', '%1', 1)
+    redis.call('HSET', key, 'status', status, 'h', h, 'out', final, 'ended', ms)
     redis.call('EXPIRE', key, ending.retention)
   end
   local to = head.to
@@ -408,10 +420,10 @@ local function unpin(key, flags)
 end
 
 -- A timer is listed with its task, so that the task's end removes it.
-local function add_timer(base, task, member, due)
+local function add_timer(base, task, member, due, asked)
   local key = base .. 'task:' .. task
   redis.call('ZADD', base .. 'timers', text(due), member)
-  redis.call('HSET', key, 'z:' .. member, '', 'fl', flag(redis.call('HGET', key, 'fl') or '', 'z'))
+  redis.call('HSET', key, 'z:' .. member, asked or '', 'fl', flag(redis.call('HGET', key, 'fl') or '', 'z'))
 end
 
 -- Stream keys that a function is about to write must be streams: XLEN raises before anything is written.

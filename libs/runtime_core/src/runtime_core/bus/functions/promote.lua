@@ -28,11 +28,13 @@ local function promote_retry(base, member, rest)
 end
 
 local function promote_answer(base, member, rest, now)
-  local value = redis.call('HGET', base .. 'delayed', member)
   local task, run, step = string.match(rest, '^(.-)|(.-)|(.*)$')
   local key = base .. 'task:' .. task
-  local status = redis.call('HGET', key, 'status')
-  local live = value and status and not ENDED[status]
+  local v = redis.call('HMGET', key, 'status', 'z:' .. member)
+  local status = v[1]
+  -- A plain sleep keeps nothing but the time when it was asked for.
+  local value = redis.call('HGET', base .. 'delayed', member) or ('K' .. (v[2] or text(now)) .. 'null')
+  local live = status and not ENDED[status]
   if live then
     check_waiting(base, task, run)
     check_stream(base, 'record')
