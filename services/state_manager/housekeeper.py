@@ -45,6 +45,7 @@ class Housekeeper:
                 await self._watch_clock()
                 await self._forget_old_submits()
                 await self._sweep_index()
+                await self._sweep_quarantine()
                 await self._measure()
             except BusUnavailable:
                 logger.info("the broker is away; chores wait")
@@ -135,6 +136,14 @@ class Housekeeper:
             alive = [task for task, exists in zip(old, there, strict=True) if exists]
             if alive:
                 await call("ZADD", keys.index, "XX", *(part for task in alive for part in (now, task)))
+
+    async def _sweep_quarantine(self) -> None:
+        """Forget deaths of entries that are no more: whoever ended them may not have known of their quarantine."""
+        call, keys = self._bus.transport.call, self._bus.keys
+        for field in cast(list[bytes], await call("HKEYS", keys.quarantine)):
+            stream, _, entry = field.decode().rpartition("|")
+            if stream and not await call("XRANGE", keys.stream(stream), entry, entry):
+                await call("HDEL", keys.quarantine, field)
 
     async def _measure(self) -> None:
         """Lag and pending of every work stream: all on it is work to do, so the lag is what is not pending."""

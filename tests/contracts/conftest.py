@@ -9,7 +9,7 @@ import pytest
 from runtime_core.bus.address import parse_address
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
-from runtime_core.bus.memory_server import MemoryServer, MemoryTransport
+from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
 from runtime_core.bus.resp import RespTransport
 from runtime_core.bus.transport import Transport
 from tests.contracts.broker import Broker, Connect

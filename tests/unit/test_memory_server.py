@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime_core.bus.memory_server import MemoryServer
+from runtime_core.bus.memory.server import MemoryServer
 from runtime_core.errors import ServerError
 from tests.conftest import OwnServer
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable
 
 import pytest
 
-from runtime_core.bus.memory_server import MemoryServer, MemoryTransport
+from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
 from runtime_core.bus.transport import Argument, Reply, Transport
 from runtime_core.errors import BusUnavailable, ServerError
 
@@ -283,7 +283,7 @@ def test_numbers_and_text_are_words_too() -> None:
 
 
 def test_a_fault_of_the_broker_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    from runtime_core.bus.memory_hashes import HashCommands
+    from runtime_core.bus.memory.hashes import HashCommands
 
     def broken(*_: object) -> Reply:
         raise ZeroDivisionError("a bug")

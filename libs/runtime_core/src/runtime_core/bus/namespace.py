@@ -21,7 +21,7 @@ async def connect(url: str, *, wait_seconds: float = CONNECT_SECONDS) -> Transpo
     """
     if url.startswith("memory://"):
         # Loaded only where it is used: it brings a Lua interpreter.
-        from runtime_core.bus.memory_server import MemoryServer, MemoryTransport
+        from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
 
         return MemoryTransport(MemoryServer())
     transport = RespTransport(parse_address(url))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from runtime_core.bus.delivery import Delivery
-from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.event_bus import Adopted, EventBus
 from runtime_core.consumer.owner import Owner
 from runtime_core.errors import BusError, BusUnavailable, ConfigurationError, Fenced
 from runtime_core.progress import Health, ProgressWatch
@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 BLOCK_MS = 500
 PROMOTE_SECONDS = 0.1
 READ_AT_ONCE = 200
+HEAD_START_SECONDS = 0.02
+"""How long an adopted delivery runs before the next one is taken over, unless it ends sooner."""
 DEFECT_ATTEMPTS = 20
 
 
@@ -357,19 +359,39 @@ class Consumer:
             if not adopted.empty_hands and not adopted.deliveries:
                 self._alone = False
                 self._room.set()
-        else:
-            adopted = await self._bus.adopt(stream, max(0, self._limit - len(self._held)), empty_handed=False)
-        if adopted.empty_hands and not self._alone:
-            logger.warning("an entry of %s was delivered too often: emptying hands to run it alone", stream)
-            self._alone = True
-            self._room.clear()
-        taken = adopted.deliveries + adopted.condemned
-        if taken:
-            self._metrics.adopted_deliveries.inc(len(taken))
-            logger.info("adopted %d deliveries of %s from dead owners", len(taken), stream)
+            await self._take_adopted(adopted)
+            return
+        # One after the other, each with a head start: whatever killed its process at once does so again before its
+        # neighbours are in hand, and they need not wait for another lease.
+        count = 0
+        while len(self._held) < self._limit and not self._alone and not self._stop.is_set():
+            adopted = await self._bus.adopt(stream, 1, empty_handed=False)
+            if adopted.empty_hands:
+                logger.warning("an entry of %s was delivered too often: emptying hands to run it alone", stream)
+                self._alone = True
+                self._room.clear()
+            taken = await self._take_adopted(adopted)
+            if not taken:
+                break
+            count += taken
+        if count:
+            logger.info("adopted %d deliveries of %s from dead owners", count, stream)
+
+    async def _take_adopted(self, adopted: Adopted) -> int:
+        """Take what was adopted, and give it its head start. Returns how many entries there were."""
+        count = len(adopted.deliveries) + len(adopted.condemned) + len(adopted.malformed)
+        self._metrics.adopted_deliveries.inc(count)
         for delivery in adopted.condemned:
             await self._condemn(delivery)
         self._take(adopted.deliveries, adopted.malformed)
+        started = [
+            self._running[place]
+            for delivery in adopted.deliveries
+            if (place := (delivery.stream, delivery.entry)) in self._running
+        ]
+        if started:
+            await asyncio.wait(started, timeout=HEAD_START_SECONDS)
+        return count
 
     async def _condemn(self, delivery: Delivery) -> None:
         error = StepError(

@@ -10,19 +10,19 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from runtime_core.bus.memory_arguments import print_lua_number
-from runtime_core.bus.memory_functions import FunctionCommands
-from runtime_core.bus.memory_groups import GroupCommands, Read
-from runtime_core.bus.memory_hashes import HashCommands
-from runtime_core.bus.memory_keys import KeyCommands
-from runtime_core.bus.memory_keyspace import Keyspace
-from runtime_core.bus.memory_lists import ListCommands
-from runtime_core.bus.memory_replies import Args, Command, shown, wrong_arity
-from runtime_core.bus.memory_sets import SetCommands
-from runtime_core.bus.memory_sorted_sets import SortedSetCommands
-from runtime_core.bus.memory_stream_commands import StreamCommands
-from runtime_core.bus.memory_strings import StringCommands
-from runtime_core.bus.memory_waiters import Blocked, Waiters
+from runtime_core.bus.memory.arguments import print_lua_number
+from runtime_core.bus.memory.functions import FunctionCommands
+from runtime_core.bus.memory.groups import GroupCommands, Read
+from runtime_core.bus.memory.hashes import HashCommands
+from runtime_core.bus.memory.keys import KeyCommands
+from runtime_core.bus.memory.keyspace import Keyspace
+from runtime_core.bus.memory.lists import ListCommands
+from runtime_core.bus.memory.replies import Args, Command, shown, wrong_arity
+from runtime_core.bus.memory.sets import SetCommands
+from runtime_core.bus.memory.sorted_sets import SortedSetCommands
+from runtime_core.bus.memory.stream_commands import StreamCommands
+from runtime_core.bus.memory.strings import StringCommands
+from runtime_core.bus.memory.waiters import Blocked, Waiters
 from runtime_core.bus.transport import Argument, Reply
 from runtime_core.errors import BusUnavailable, ServerError
 

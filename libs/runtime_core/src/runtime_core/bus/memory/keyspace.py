@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TypeAlias, TypeVar
 
-from runtime_core.bus.memory_replies import wrong_type
-from runtime_core.bus.memory_sorted_set import SortedSet
-from runtime_core.bus.memory_streams import Stream
+from runtime_core.bus.memory.replies import wrong_type
+from runtime_core.bus.memory.sorted_set import SortedSet
+from runtime_core.bus.memory.streams import Stream
 
 
 class Hash(dict[bytes, bytes]):

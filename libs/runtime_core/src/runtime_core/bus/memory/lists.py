@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import islice
 
-from runtime_core.bus.memory_arguments import integer
-from runtime_core.bus.memory_keyspace import Keyspace, List
-from runtime_core.bus.memory_replies import NO_LIMIT, OK, Args, Command
+from runtime_core.bus.memory.arguments import integer
+from runtime_core.bus.memory.keyspace import Keyspace, List
+from runtime_core.bus.memory.replies import NO_LIMIT, OK, Args, Command
 from runtime_core.bus.transport import Reply
 from runtime_core.errors import ServerError
 

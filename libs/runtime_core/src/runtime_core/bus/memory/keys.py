@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from runtime_core.bus.memory_arguments import glob, integer, option_value
-from runtime_core.bus.memory_keyspace import TYPE_NAMES, Keyspace
-from runtime_core.bus.memory_replies import NO_LIMIT, OK, Args, Command, Status, shown, syntax_error
+from runtime_core.bus.memory.arguments import glob, integer, option_value
+from runtime_core.bus.memory.keyspace import TYPE_NAMES, Keyspace
+from runtime_core.bus.memory.replies import NO_LIMIT, OK, Args, Command, Status, shown, syntax_error
 from runtime_core.bus.transport import Reply
 from runtime_core.errors import ServerError
 

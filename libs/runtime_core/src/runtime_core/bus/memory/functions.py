@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from runtime_core.bus.memory_arguments import glob, integer
-from runtime_core.bus.memory_lua import LuaFunction, LuaScripts
-from runtime_core.bus.memory_replies import NO_LIMIT, OK, Args, Command, shown, wrong_arity
+from runtime_core.bus.memory.arguments import glob, integer
+from runtime_core.bus.memory.lua import LuaFunction, LuaScripts
+from runtime_core.bus.memory.replies import NO_LIMIT, OK, Args, Command, shown, wrong_arity
 from runtime_core.bus.transport import Reply
 from runtime_core.errors import ServerError
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import TypeAlias
 
-from runtime_core.bus.memory_replies import Args
+from runtime_core.bus.memory.replies import Args
 from runtime_core.bus.transport import Reply
 from runtime_core.errors import ServerError
 

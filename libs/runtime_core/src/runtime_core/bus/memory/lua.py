@@ -22,8 +22,8 @@ from typing import Any, TypeAlias
 
 from lupa import lua51
 
-from runtime_core.bus.memory_arguments import print_lua_number
-from runtime_core.bus.memory_replies import Args, Command, Status
+from runtime_core.bus.memory.arguments import print_lua_number
+from runtime_core.bus.memory.replies import Args, Command, Status
 from runtime_core.bus.transport import Reply
 from runtime_core.errors import ServerError
 
@@ -56,14 +56,14 @@ class LuaScripts:
                 b"dispatch": self._call,
                 b"sha1hex": _sha1hex,
                 b"write_log": _write_log,
-                b"cjson": self._chunk("memory_cjson.lua"),
+                b"cjson": self._chunk("cjson.lua"),
                 b"cmsgpack": self._chunk(
-                    "memory_cmsgpack.lua",
+                    "cmsgpack.lua",
                     self._runtime.table_from({b"double_bytes": _double_bytes, b"double_value": _double_value}),
                 ),
             }
         )
-        border = self._chunk("memory_scripting.lua", lent)
+        border = self._chunk("scripting.lua", lent)
         del self._runtime.globals()[b"python"]
         self._invoke: LuaFunction = border[b"invoke"]
         self._run: LuaFunction = border[b"run"]
@@ -75,8 +75,8 @@ class LuaScripts:
 
     # Any: lupa has no types, and what a chunk returns is known only to the chunk.
     def _chunk(self, name: str, *args: object) -> Any:
-        source = (files("runtime_core.bus") / name).read_bytes()
-        return self._runtime.execute(source, *args, name=b"@" + name.encode())
+        source = (files("runtime_core.bus.memory") / name).read_bytes()
+        return self._runtime.execute(source, *args, name=b"@memory/" + name.encode())
 
     def load(self, code: bytes) -> dict[bytes, tuple[LuaFunction, frozenset[bytes], bytes | None]]:
         """Run a library's code; its functions with their flags and descriptions, by name."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime_core.bus.memory_arguments import integer, option_value
-from runtime_core.bus.memory_keyspace import Keyspace
-from runtime_core.bus.memory_replies import NO_LIMIT, OK, Args, Command, shown, syntax_error, wrong_arity
-from runtime_core.bus.memory_stream_commands import interval
-from runtime_core.bus.memory_streams import LAST_ID, Group, Stream, parse_id, print_id
+from runtime_core.bus.memory.arguments import integer, option_value
+from runtime_core.bus.memory.keyspace import Keyspace
+from runtime_core.bus.memory.replies import NO_LIMIT, OK, Args, Command, shown, syntax_error, wrong_arity
+from runtime_core.bus.memory.stream_commands import interval
+from runtime_core.bus.memory.streams import LAST_ID, Group, Stream, parse_id, print_id
 from runtime_core.bus.transport import Reply
 from runtime_core.errors import ServerError
 

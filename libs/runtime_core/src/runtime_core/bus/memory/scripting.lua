@@ -1,6 +1,6 @@
 -- The environment that servers give to functions and scripts, for the in-process broker.
 --
--- Takes what Python lends to it and returns what Python calls; see memory_lua.py, which also says how replies cross
+-- Takes what Python lends to it and returns what Python calls; see memory/lua.py, which also says how replies cross
 -- the border between the two languages. Nothing of Python is reachable from the environment itself.
 
 local lent = ...
@@ -14,7 +14,7 @@ local loadstring, setfenv, find, sub, gsub, concat =
 -- More values than this do not fit on Lua's stack in one call.
 local MANY = 4000
 -- What this broker lends to scripts is in files of this name; errors are said to come from the code that called it.
-local LENT = '^@memory_'
+local LENT = '^@memory/'
 
 -- While a library loads: its functions so far, by name. Else nil.
 local loading = nil

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from runtime_core.bus.memory_arguments import integer, option_value
-from runtime_core.bus.memory_keyspace import Keyspace
-from runtime_core.bus.memory_replies import NO_LIMIT, OK, Args, Command, shown, syntax_error, wrong_arity
-from runtime_core.bus.memory_streams import (
+from runtime_core.bus.memory.arguments import integer, option_value
+from runtime_core.bus.memory.keyspace import Keyspace
+from runtime_core.bus.memory.replies import NO_LIMIT, OK, Args, Command, shown, syntax_error, wrong_arity
+from runtime_core.bus.memory.streams import (
     LAST_ID,
     NODE,
     SEQUENCE,

@@ -6,7 +6,7 @@ import math
 import re
 from functools import lru_cache
 
-from runtime_core.bus.memory_replies import Args, syntax_error
+from runtime_core.bus.memory.replies import Args, syntax_error
 from runtime_core.errors import ServerError
 
 _SMALLEST = -(1 << 63)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from runtime_core.bus.memory_groups import GroupCommands, Read
-from runtime_core.bus.memory_keyspace import Keyspace
+from runtime_core.bus.memory.groups import GroupCommands, Read
+from runtime_core.bus.memory.keyspace import Keyspace
 from runtime_core.bus.transport import Reply
 from runtime_core.errors import ServerError
 
