@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 
 BLOCK_MS = 500
 PROMOTE_SECONDS = 0.1
-READ_AT_ONCE = 200
+READ_AT_ONCE = 48
+"""Larger batches go around in lockstep: while one service works, those behind it wait."""
 HEAD_START_SECONDS = 0.02
 """How long an adopted delivery runs before the next one is taken over, unless it ends sooner."""
 DEFECT_ATTEMPTS = 20
