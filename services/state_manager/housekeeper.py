@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
+from dataclasses import dataclass
 from typing import cast
 
 from runtime_core.bus.event_bus import EventBus
@@ -17,6 +19,7 @@ from runtime_core.telemetry.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 0.5
+LINES_AT_ONCE = 20
 READ_AT_ONCE = 5000
 MEMORY_LIMIT = 0.8
 """Of `maxmemory`: above it submits are answered with `overloaded`, while commits go on."""
@@ -42,7 +45,7 @@ class Housekeeper:
                 await self._follow_record()
                 await self._bus.trim_record()
                 await self._watch_memory()
-                await self._watch_clock()
+                await self.watch_clock()
                 await self._forget_old_submits()
                 await self._sweep_index()
                 await self._sweep_quarantine()
@@ -56,18 +59,18 @@ class Housekeeper:
         call, keys = self._bus.transport.call, self._bus.keys
         if not self._cursor:
             self._cursor = await self._published_cursor()
+        self._cursor = await self._bus.within_record(self._cursor)
         while True:
             reply = cast(
                 list[list[Reply]], await call("XRANGE", keys.record, f"({self._cursor}", "+", "COUNT", READ_AT_ONCE)
             )
             if not reply:
                 return
-            for entry in reply:
-                fields = cast(list[bytes], entry[1])
-                if len(fields) > 5 and fields[4] == b"e":
-                    status, _, _, created, ended, *_ = fields[5].decode().split("\n")
-                    self._metrics.tasks_ended[status].inc()
-                    self._metrics.task_seconds.observe(max(0.0, (float(ended) - float(created)) / 1000))
+            ends = [end for entry in reply if (end := _task_end(cast(list[bytes], entry[1]))) is not None]
+            for end in ends:
+                self._metrics.tasks_ended[end.status].inc()
+                self._metrics.task_seconds.observe(end.seconds)
+            _tell(ends)
             self._cursor = cast(bytes, reply[-1][0]).decode()
             await self._bus.publish_cursor(STATE_MANAGER, self._cursor)
 
@@ -91,7 +94,7 @@ class Housekeeper:
         text = f"the broker uses {used} of {limit} bytes of maxmemory" if over else ""
         await self._bus.transport.call("HSET", self._bus.keys.meta, "overload", text)
 
-    async def _watch_clock(self) -> None:
+    async def watch_clock(self) -> None:
         """Undo a step of the server's clock by an offset that the timers are read with.
 
         A step forward would fire every retry and deadline at once, one back would stop them.
@@ -167,4 +170,35 @@ class Housekeeper:
             self._metrics.stream_oldest_pending[place].set(oldest)
         self._metrics.timers_due[str(keys.partition)].set(
             cast(int, await call("ZCOUNT", keys.timers, "-inf", time.time_ns() // 1_000_000))
+        )
+
+
+@dataclass(slots=True)
+class _End:
+    """What the record says of a task that has ended."""
+
+    task: str
+    status: str
+    agent: str
+    steps: str
+    seconds: float
+
+
+def _task_end(fields: list[bytes]) -> _End | None:
+    if len(fields) < 6 or fields[4] != b"e":
+        return None
+    status, agent, steps, created, ended, *_ = fields[5].decode().split("\n")
+    return _End(fields[1].decode(), status, agent, steps, max(0.0, (float(ended) - float(created)) / 1000))
+
+
+def _tell(ends: list[_End]) -> None:
+    """A line for each task, or one for many: a person reads these."""
+    if len(ends) > LINES_AT_ONCE:
+        counts = Counter(end.status for end in ends)
+        logger.info("%d tasks ended: %s", len(ends), ", ".join(f"{count} {status}" for status, count in counts.items()))
+        return
+    for end in ends:
+        level = logging.INFO if end.status == "completed" else logging.WARNING
+        logger.log(
+            level, "task %s (%s) %s in %.2f s, %s steps", end.task, end.agent, end.status, end.seconds, end.steps
         )

@@ -29,7 +29,6 @@ PLACES = {
 
 FOUNDATIONS = {
     "runtime_core.errors": (),
-    "runtime_core.clock": (),
     "runtime_core.codec": ("runtime_core.errors",),
     "runtime_core.identifiers": ("runtime_core.errors",),
     "runtime_core.envelope": ("runtime_core.errors", "runtime_core.codec", "runtime_core.identifiers"),

@@ -25,57 +25,18 @@ from runtime_core.bus.event_bus import EventBus, NotYet
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.bus.transport import Reply, Transport
 from runtime_core.embedded import find_endpoint
+from runtime_core.envelope import Envelope
 from runtime_core.errors import BusError, ConfigurationError, InvalidInput, Rejected, WeftError
-from runtime_core.identifiers import fingerprint
-from runtime_core.submission import Conf, Submission, digest
+from runtime_core.identifiers import task_id_of
+from runtime_core.submission import SUBMIT, Submission, digest, parse_submit
+from runtime_core.told import ENDED, StreamEvent, TaskFailed, TaskResponse, response_of, shown, stream_event
 
-ENDED = ("completed", "failed", "cancelled")
 LOOK_SECONDS = 10.0
 LOOK_AT_ONCE = 1000
 REPLY_SECONDS = 600
 """How long the broker keeps a reply stream that its client has stopped reading."""
 TRIM_EVERY = 1000
 """How many replies are read before those on the broker are removed."""
-
-
-class TaskFailed(WeftError):
-    """A task that ended `failed` or `cancelled`, raised by `TaskResponse.value()`."""
-
-
-@dataclass(frozen=True, slots=True)
-class TaskResponse:
-    """How a task ended."""
-
-    task_id: str
-    status: str
-    """`completed`, `failed` or `cancelled`."""
-    output: Any = None  # Any: the agent's own result, from JSON
-    error: dict[str, str] | None = None
-    """`type` and `message`, where it did not complete."""
-    usage: dict[str, float] = field(default_factory=dict)
-    steps: int = 0
-    trajectory: str = ""
-
-    def value(self) -> Any:  # Any: as output
-        """The output. Raises TaskFailed where there is none."""
-        if self.status != "completed":
-            error = self.error or {}
-            raise TaskFailed(f"task {self.task_id} {self.status}: {error.get('type', '')}: {error.get('message', '')}")
-        return self.output
-
-
-@dataclass(frozen=True, slots=True)
-class StreamEvent:
-    """One event of a task's stream. `entry_id` is where a later `stream(after=…)` goes on."""
-
-    entry_id: str
-    type: str
-    data: dict[str, Any]  # Any: JSON, as docs/wire.md describes it per type
-
-    @property
-    def text(self) -> str:
-        """The text of a delta, else empty."""
-        return cast(str, self.data.get("text", ""))
 
 
 @dataclass(slots=True)
@@ -199,21 +160,27 @@ class Client:
             body["conf"] = conf
         if metadata:
             body["metadata"] = metadata
-        task = task_id or (event if source == "anonymous" else fingerprint(source, event, digits=32))
-        submission = Submission(
-            task_id=task,
-            agent=agent,
-            input_json=codec.encode(input),
-            key=key,
-            session_id=session_id,
-            conf=Conf(max_steps=max_steps, timeout_seconds=timeout_seconds),
-            metadata=metadata or {},
-            source=source,
-            event_id=event,
-            digest=digest("weft.task.submit", body),
-            traceparent=traceparent,
-            partition_key=task,
-        )
+        if len(body) > 2 or event_id:
+            envelope = Envelope(id=event, source=source, type=SUBMIT, traceparent=traceparent, data=codec.encode(body))
+            submission = parse_submit(envelope)
+            task = submission.task_id
+        else:
+            # The same without the detour: most submits are of this kind, and there is nothing in it to refuse.
+            task = task_id_of(source, event)
+            if len(data := codec.encode(input)) > codec.MAX_DATA_BYTES:
+                raise InvalidInput(
+                    "data.input", f"is {len(data)} bytes, over the limit of {codec.MAX_DATA_BYTES}; send a reference"
+                )
+            submission = Submission(
+                task_id=task,
+                agent=agent,
+                input_json=data,
+                source=source,
+                event_id=event,
+                digest=digest(SUBMIT, body),
+                traceparent=traceparent,
+                partition_key=task,
+            )
         admission = self._ready()
         partition = self._partitions[admission.partition_for(submission)]
         handle = TaskHandle(self, task, partition)
@@ -484,67 +451,6 @@ class TaskHandle:
             raise InvalidInput("task_id", f"the task is {found}: cancel it before you delete it")
 
 
-def response_of(final: bytes) -> TaskResponse:
-    """The final event's data as a value."""
-    data = msgspec.json.decode(final)
-    return TaskResponse(
-        data["task_id"],
-        data["status"],
-        data.get("output"),
-        data.get("error"),
-        data.get("usage") or {},
-        data.get("steps", 0),
-        data.get("trajectory", ""),
-    )
-
-
-def stream_event(entry: bytes, fields: Sequence[bytes]) -> StreamEvent:
-    """An entry of a task's stream as a value."""
-    named = dict(zip(fields[::2], fields[1::2], strict=True))
-    return StreamEvent(entry.decode(), named[b"type"].decode(), msgspec.json.decode(named[b"data"]))
-
-
-_KINDS = {"t": "tool", "a": "agent", "r": "ray", "s": "spark", "i": "timer", "h": "human"}
-
-
-def shown(task: str, raw: dict[bytes, bytes]) -> dict[str, Any]:  # Any: JSON
-    """A task's hash in words."""
-    head = raw.get(b"h", b"").decode().split("\n") + [""] * 10
-    view: dict[str, Any] = {
-        "task_id": task,
-        "status": raw[b"status"].decode(),
-        "agent": head[1],
-        "created": int(head[4] or 0),
-        "steps": int(raw.get(b"steps", b"0")),
-    }
-    if head[2]:
-        view["key"] = head[2]
-    if head[9]:
-        view["session_id"] = head[9]
-    if b"ended" in raw:
-        view["ended"] = int(raw[b"ended"])
-    if b"d" in raw:
-        view["input"] = msgspec.json.decode(raw[b"d"])
-    if b"out" in raw:
-        final = msgspec.json.decode(raw[b"out"])
-        view.update({name: final[name] for name in ("output", "error", "usage", "steps") if name in final})
-    waits = [
-        {"step": name[2:].decode(), "kind": _KINDS.get(chr(value[8]), "?")}
-        for name, value in raw.items()
-        if name.startswith(b"m:")
-    ]
-    if waits:
-        view["waits_for"] = sorted(waits, key=lambda wait: wait["step"])
-    questions = [
-        msgspec.json.decode(value[13:])
-        for name, value in raw.items()
-        if name.startswith(b"q:") and b"m:" + name[2:] in raw
-    ]
-    if questions:
-        view["questions"] = questions
-    return view
-
-
 def _environment_url() -> str:
     return os.environ.get("WEFT_REDIS_URL") or _embedded_url()
 
@@ -562,3 +468,6 @@ def _embedded_url() -> str:
 async def _stored_partitions(transport: Transport, namespace: str) -> int:
     stored = await transport.call("HGET", f"{namespace}:settings", "partitions")
     return int(cast(bytes, stored)) if stored is not None else int(os.environ.get("WEFT_PARTITIONS") or 1)
+
+
+__all__ = ["Client", "StreamEvent", "TaskFailed", "TaskHandle", "TaskResponse"]

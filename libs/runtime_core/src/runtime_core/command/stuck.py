@@ -15,10 +15,10 @@ import msgspec
 
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.client import ENDED
 from runtime_core.command.backlog import work_streams
 from runtime_core.command.connection import pages
 from runtime_core.command.task_view import unpacked
+from runtime_core.told import ENDED
 
 PAGE = 1000
 PAUSE_SECONDS = 0.5

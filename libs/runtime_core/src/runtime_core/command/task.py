@@ -145,8 +145,8 @@ def delete(
 
 
 async def _list(status: str, agent: str, limit: int, as_json: bool) -> None:
-    from runtime_core.client import ENDED
     from runtime_core.command.connection import broker, trajectories
+    from runtime_core.told import ENDED
 
     rows: dict[str, dict[str, Any]] = {}  # Any: JSON
     async with broker() as opened:
@@ -405,10 +405,10 @@ async def _signal(task_id: str, request_id: str, text: str, as_json: bool) -> No
 
 
 async def _delete(task_id: str, as_json: bool) -> None:
-    from runtime_core.client import ENDED
     from runtime_core.command.connection import broker, trajectories
     from runtime_core.dead_letters import DeadLetters, Selection
     from runtime_core.errors import InvalidInput
+    from runtime_core.told import ENDED
 
     async with broker() as opened, trajectories(opened.settings) as store:
         bus = await opened.admission.find(task_id)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.client import ENDED, shown
+from runtime_core.told import ENDED, shown
 
 _KINDS = {"t": "tool", "a": "agent", "r": "ray", "s": "spark", "i": "timer", "h": "human"}
 _PLACES = {
