@@ -154,6 +154,8 @@ class EmbeddedServer:
             "appendonly": "yes",
             "appendfsync": self._appendfsync,
             "save": "",
+            # Each block of a stream takes this much at once: a task's output mostly holds a few entries.
+            "stream-node-max-bytes": "512",
             "maxmemory-policy": "noeviction",
             "daemonize": "no",
             "loglevel": "warning",

@@ -81,7 +81,7 @@ def _stream(call: Call, app: App, delivery: Delivery, partitions: int) -> str:
     elif call.kind == "agent":
         known = app.agents.get(call.name) is not None
     else:
-        known = True
+        known = False  # whether a gateway serves an engine, the broker knows
     if not known:
         return f"?{call.kind}"
     return f"{call.kind}:{call.pool}" if call.pool else call.kind

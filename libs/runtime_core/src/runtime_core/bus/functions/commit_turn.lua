@@ -5,7 +5,7 @@
 --      7 mode: `w` waits, `c` completed, `f` failed · 8 now (epoch ms) · 9 record (JSON steps) or '' · 10 steps in the record
 --      11 output, error object or, for `w`, the state in mid-run ('' unchanged) · 12 new state or '' (for `c`)
 --      13 number of parts, then each part, its letter first:
---        c stream step name key digest wait data context   ask a tool, an agent or an engine; stream `?agent`/`?tool`: by manifest
+--        c stream step name key digest wait data context   ask a tool, an agent or an engine; stream `?agent`, `?tool`, `?ray`, `?spark`: by manifest
 --          stream `@<partition>:<task>`: an instance that lives elsewhere is asked by a task of its own there
 --        t step digest wait after_ms status payload        a timer that answers the step
 --        q step digest wait data timeout_ms ('' none) default ('' none)   a question; data is JSON for `weft.human.requested`
@@ -14,6 +14,19 @@
 -- RETURNS 'OK' · 'DONE' where the event had been handled or its task is over (settled, nothing else happened)
 --         'FENCED' where the owner was declared dead · 'LIMIT <n>' over max steps · both: nothing was written
 local PART_SIZE = {c = 9, t = 7, q = 7, s = 7, a = 3}
+
+-- Where what this app lacks goes to: an agent or a tool of another app, an engine's gateway.
+local function stream_by_manifest(base, target, name)
+  if target == '?agent' then return redis.call('HGET', base .. 'agents', name) end
+  if target == '?tool' then return redis.call('HGET', base .. 'tools', name) end
+  return redis.call('HGET', base .. 'engines', string.sub(target, 2))
+end
+
+local function nobody_serves(target, name)
+  local kind = string.sub(target, 2)
+  if kind == 'agent' or kind == 'tool' then return 'no ' .. kind .. ' is named ' .. name end
+  return 'no ' .. kind .. '-gateway serves this namespace: start one, or use the engine local'
+end
 
 local function commit_turn(keys, args)
   local base, stream, entry, task, run, inst = keys[1], args[2], args[3], args[4], args[5], args[6]
@@ -90,7 +103,7 @@ local function commit_turn(keys, args)
         target = 'asks'
       elseif kind == '?' then
         kind = string.sub(target, 2, 2)
-        target = redis.call('HGET', base .. (kind == 'a' and 'agents' or 'tools'), args[at + 3])
+        target = stream_by_manifest(base, target, args[at + 3])
       end
       if target then check_stream(base, target) end
       if kind == 'a' then
@@ -143,7 +156,7 @@ local function commit_turn(keys, args)
       local target, step, name, call_key, digest, wait, data, context =
         args[at + 1], args[at + 2], args[at + 3], args[at + 4], args[at + 5], args[at + 6], args[at + 7], args[at + 8]
       local kind = string.sub(target, 1, 1)
-      local child = run .. '/' .. step
+      local child, unknown = run .. '/' .. step, nil
       if kind == '@' then
         ask_elsewhere(base, target, name, call_key, data, context, task .. '|' .. run .. '|' .. step)
         redis.call('HSET', key, 'k:' .. child, target)
@@ -151,12 +164,12 @@ local function commit_turn(keys, args)
         missing(step, digest, 'a', wait)
       elseif kind == '?' then
         kind = string.sub(target, 2, 2)
-        target = redis.call('HGET', base .. (kind == 'a' and 'agents' or 'tools'), name)
+        unknown, target = nobody_serves(target, name), stream_by_manifest(base, target, name)
       end
       if kind == '@' then
         target = nil -- asked above
       elseif not target then
-        local value = digest .. 'E' .. args[8] .. error_json('UnknownName', 'no ' .. (kind == 'a' and 'agent' or 'tool') .. ' is named ' .. name)
+        local value = digest .. 'E' .. args[8] .. error_json('UnknownName', unknown)
         set[#set + 1] = 'j:' .. step
         set[#set + 1] = value
         present(step, wait, value)
@@ -195,7 +208,8 @@ local function commit_turn(keys, args)
       missing(step, args[at + 2], 'i', args[at + 3])
     elseif letter == 'q' then
       local step = args[at + 1]
-      tell_question(base, task, v[2], flags, args[at + 4])
+      tell_question(base, task, v[2], args[at + 4])
+      flags = flag(flags, 'o')
       if args[at + 5] ~= '' then
         local member = 's|' .. task .. '|' .. run .. '|' .. step
         add_timer(base, task, member, now_ms(base) + tonumber(args[at + 5]), args[8])

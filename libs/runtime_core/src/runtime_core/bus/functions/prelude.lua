@@ -336,10 +336,9 @@ local function header_of(h)
   return head
 end
 
--- A question reaches who reads the task's stream, and the user's own stream; others find it with the task, so that
--- a task that waits without a reader costs no stream.
-local function tell_question(base, task, h, flags, data)
-  if string.find(flags, 'o', 1, true) then publish_out(base, task, 'weft.human.requested', data) end
+-- A question is on the task's stream, where any client finds it, and on the stream that the user named.
+local function tell_question(base, task, h, data)
+  publish_out(base, task, 'weft.human.requested', data)
   local to = string.match(h, '^[^\n]*\n[^\n]*\n[^\n]*\n([^\n]*)')
   if to ~= '' and string.sub(to, 1, 1) ~= '@' and string.sub(to, 1, #base + 6) ~= base .. 'reply:' then
     redis.call('XADD', base .. 'replies', '*', 'to', to, 'type', 'weft.human.requested', 't', task, 'd', data)
