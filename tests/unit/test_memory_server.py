@@ -101,6 +101,9 @@ def compare(server: Ask, script: list[Words]) -> None:
     server("FLUSHALL")
     for at, words in enumerate(script):
         real, ours = server(*words), memory(*words)
+        if words[0] == "TTL" and isinstance(real, int) and isinstance(ours, int) and min(real, ours) > 0:
+            assert abs(real - ours) <= 5  # the two were asked one after the other, on a machine that may be busy
+            continue
         assert shown(words, ours) == shown(words, real), (
             f"{b' '.join(word if isinstance(word, bytes) else word.encode() for word in words)!r} "
             f"(command {at}): {ours!r} is not {real!r}"

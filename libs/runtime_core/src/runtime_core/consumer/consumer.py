@@ -91,9 +91,6 @@ class Consumer:
         await self._owner.enter()
         self._known.set()
         self._connected = True
-        # Read at each scrape: two writes for each delivery would be felt.
-        self._metrics.in_flight.set_function(lambda: len(self._held))
-        self._metrics.heartbeat_age.set_function(lambda: self._owner.silent_seconds)
 
     async def run(self) -> None:
         """Work until `stop`."""
@@ -136,6 +133,16 @@ class Consumer:
                     for item in (await self._bus.reopen(stream, await self._bus.own_pending(stream)))[0]
                 ]
                 await self._bus.leave(unknown)
+
+    @property
+    def held(self) -> int:
+        """How many deliveries are in hand and not settled."""
+        return len(self._held)
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long ago the broker last confirmed the heartbeat."""
+        return self._owner.silent_seconds
 
     def ready(self) -> bool:
         return self._connected and not self._stop.is_set()

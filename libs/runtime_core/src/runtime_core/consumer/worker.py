@@ -77,6 +77,9 @@ class Worker:
     async def start(self) -> None:
         for consumer in self._consumers:
             await consumer.start()
+        # Read at each scrape: two writes for each delivery would be felt.
+        self._metrics.in_flight.set_function(lambda: sum(consumer.held for consumer in self._consumers))
+        self._metrics.heartbeat_age.set_function(lambda: max(consumer.silent_seconds for consumer in self._consumers))
         await self._announce()
         self._announcing.start()
 
