@@ -17,9 +17,8 @@ local function check_instance(base, inst, stream)
   end
 end
 
--- A run that may be resumed: `h` is its header.
-local function check_target(base, h)
-  local stream, agent, key = target_of(h)
+-- A run that may be resumed.
+local function check_target(base, stream, agent, key)
   check_stream(base, stream)
   if key ~= '' then redis.call('HLEN', base .. 'inst:' .. agent .. '/' .. key) end
 end
@@ -27,7 +26,7 @@ end
 -- A run whose step gets its result.
 local function check_waiting(base, task, run)
   local h = redis.call('HGET', run_key(base, task, run), 'h')
-  if h then check_target(base, h) end
+  if h then check_target(base, target_of(h)) end
 end
 
 local function check_timers(base)

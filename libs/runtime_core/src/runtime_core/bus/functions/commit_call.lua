@@ -22,12 +22,13 @@ local function commit_call(keys, args)
     return 'DONE'
   end
   redis.call('XLEN', base .. 'record')
-  if cur == 'held' then check_target(base, h) end
+  local stream, agent, key_of_run = target_of(h)
+  if cur == 'held' then check_target(base, stream, agent, key_of_run) end
   local wait = string.sub(missing, 10)
   local value = string.sub(missing, 1, 8) .. args[6] .. args[7] .. args[8]
   settle(base, args[2], args[3])
   redis.call('HDEL', rk, field)
-  turn = keep_override(rk, h, turn or '0', step)
+  turn = keep_override(rk, key_of_run, turn or '0', step)
   local ready = false
   if cur == 'held' then
     ready = wait == '!'
@@ -35,7 +36,7 @@ local function commit_call(keys, args)
   end
   local steps = text(tonumber(v[2] or '0') + tonumber(args[10]))
   if ready then
-    local next_cur = resume(base, task, parent, h, turn, step, value)
+    local next_cur = resume(base, task, parent, stream, agent, key_of_run, turn, step, value)
     if rk == key then
       redis.call('HSET', key, 'j:' .. step, value, 'cur', next_cur, 'steps', steps, 'status', 'running')
     else

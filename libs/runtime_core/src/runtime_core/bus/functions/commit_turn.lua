@@ -124,8 +124,7 @@ local function commit_turn(keys, args)
     end
     at = at + size
   end
-  local limit = tonumber(string.match(own_h, '^[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n(%d*)') or '0') or 0
-  if run ~= 'r' then limit = tonumber(string.match(v[2], '^[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n(%d*)') or '0') or 0 end
+  local limit = tonumber(string.match(v[2], '^[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n(%d*)') or '0') or 0
   if limit > 0 and steps + asked > limit then return 'LIMIT ' .. text(limit) end
   if inst ~= '' then check_instance(base, inst, stream) end
 
@@ -246,7 +245,10 @@ local function commit_turn(keys, args)
   end
   local next_turn = text(tonumber(turn or '0') + 1)
   local now_cur = 'held'
-  if ready then now_cur = resume(base, task, run, own_h, next_turn, woke_step, woke_value) end
+  if ready then
+    local own_stream, agent, own_key = target_of(own_h)
+    now_cur = resume(base, task, run, own_stream, agent, own_key, next_turn, woke_step, woke_value)
+  end
   set[#set + 1] = 'cur'
   set[#set + 1] = now_cur
   set[#set + 1] = 'u'

@@ -79,8 +79,7 @@ local function append_start(base, task, run, stream, agent, key, data, context)
   return redis.call('XADD', base .. stream, '*', 'h', header, 'd', data)
 end
 
-local function append_resume(base, task, run, h, turn, step, value)
-  local stream, agent, key = target_of(h)
+local function append_resume(base, task, run, stream, agent, key, turn, step, value)
   local header = '1\nresume\n' .. task .. '\n' .. run .. '\n' .. agent .. '\n' .. key .. '\n1\n' .. turn
   return redis.call('XADD', base .. stream, '*', 'h', header, 's', step, 'd', value)
 end
@@ -161,7 +160,9 @@ local function release(base, inst, task, run)
     local rk = run_key(base, below_task, below_run)
     local v = redis.call('HMGET', rk, 'cur', 'h', 'u')
     if v[1] == 'pend' then
-      redis.call('HSET', rk, 'cur', append_resume(base, below_task, below_run, v[2], v[3] or '0', '', ''))
+      local stream, agent, instance_key = target_of(v[2])
+      local entry = append_resume(base, below_task, below_run, stream, agent, instance_key, v[3] or '0', '', '')
+      redis.call('HSET', rk, 'cur', entry)
     end
     return
   end
@@ -222,19 +223,17 @@ local function deliver(base, task, run, stream, agent, key, data, context, bound
 end
 
 -- The run goes on: unless a nested run is in flight on its instance, which then wakes it at its end.
-local function resume(base, task, run, h, turn, step, value)
-  local _, agent, key = target_of(h)
+local function resume(base, task, run, stream, agent, key, turn, step, value)
   if key ~= '' then
     local busy = redis.call('HGET', base .. 'inst:' .. agent .. '/' .. key, 'busy')
     if busy and top_of(busy) ~= task .. '|' .. run then return 'pend' end
   end
-  return append_resume(base, task, run, h, turn, step, value)
+  return append_resume(base, task, run, stream, agent, key, turn, step, value)
 end
 
 -- A nested run has changed the instance's state: the run below sees the change from the step on whose result came
 -- after it, live and replayed. Returns the turn for the resume: one that no warm run has, so that it is replayed.
-local function keep_override(rk, h, turn, step)
-  local _, _, key = target_of(h)
+local function keep_override(rk, key, turn, step)
   if key == '' then return turn end
   local override = redis.call('HGET', rk, 'ov')
   if not override then return turn end
@@ -253,12 +252,14 @@ local function answer(base, task, run, step, status, ms, payload)
   local wait = string.sub(v[1], 10)
   local value = string.sub(v[1], 1, 8) .. status .. ms .. payload
   redis.call('HDEL', rk, field)
-  local turn = keep_override(rk, v[3], v[4] or '0', step)
+  local stream, agent, key = target_of(v[3])
+  local turn = keep_override(rk, key, v[4] or '0', step)
   if v[2] == 'held' then
     local ready = wait == '!'
     if not ready and wait ~= '0' then ready = redis.call('HINCRBY', rk, wait, -1) <= 0 end
     if ready then
-      redis.call('HSET', rk, 'j:' .. step, value, 'cur', resume(base, task, run, v[3], turn, step, value))
+      redis.call('HSET', rk, 'j:' .. step, value, 'cur',
+        resume(base, task, run, stream, agent, key, turn, step, value))
       return true
     end
   end
@@ -360,7 +361,8 @@ local function end_task(base, task, ending, flags, status, result, steps, ms, re
   else
     redis.call('DEL', key)
     -- What a finished task costs until it expires counts: where its reply went is no longer of use.
-    local h = string.gsub(ending.h, '^([^\n]*\n[^\n]*\n[^\n]*\n)[^\n]*', '%1', 1)
+    local h = head.stream .. '\n' .. head.agent .. '\n' .. head.key .. '\n\n' .. head.created .. '\n' .. head.max_steps ..
+      '\n' .. head.id .. '\n' .. head.source .. '\n' .. head.digest .. '\n' .. head.session
     redis.call('HSET', key, 'status', status, 'h', h, 'out', final, 'ended', ms)
     redis.call('EXPIRE', key, ending.retention)
   end
