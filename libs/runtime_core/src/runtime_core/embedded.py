@@ -45,6 +45,9 @@ RESTART_FIRST_SECONDS, RESTART_LONGEST_SECONDS = 0.1, 5.0
 
 logger = logging.getLogger(__name__)
 
+MALLOC = "glibc.malloc.tcache_count=4096"
+"""The server's wheel is built with libc's allocator, which is a third of its work; this makes it cheaper."""
+
 
 class EmbeddedServer:
     """One Valkey for one data folder. Its state is there again after any stop or kill.
@@ -155,7 +158,9 @@ class EmbeddedServer:
             "appendfsync": self._appendfsync,
             "save": "",
             # Each block of a stream takes this much at once: a task's output mostly holds a few entries.
-            "stream-node-max-bytes": "512",
+            "stream-node-max-bytes": "1024",
+            # A rewrite copies everything on a core that the services need: not for each 64 MB of a busy minute.
+            "auto-aof-rewrite-min-size": "256mb",
             "maxmemory-policy": "noeviction",
             "daemonize": "no",
             "loglevel": "warning",
@@ -169,6 +174,7 @@ class EmbeddedServer:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
+                    env={"GLIBC_TUNABLES": MALLOC, **os.environ},
                     pass_fds=(held.descriptor,),
                     start_new_session=True,  # Ctrl-C is for this process, which stops the server in its turn
                 )
