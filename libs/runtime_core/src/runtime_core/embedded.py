@@ -157,8 +157,6 @@ class EmbeddedServer:
             "appendonly": "yes",
             "appendfsync": self._appendfsync,
             "save": "",
-            # Each block of a stream takes this much at once: a task's output mostly holds a few entries.
-            "stream-node-max-bytes": "1024",
             # A rewrite copies everything on a core that the services need: not for each 64 MB of a busy minute.
             "auto-aof-rewrite-min-size": "256mb",
             "maxmemory-policy": "noeviction",
