@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +25,8 @@ class Job:
     """What the researcher is asked for."""
 
     topic: str
-    folder: str
-    """Absolute: the tools read the files there."""
+    folder: str = ""
+    """Absolute: the tools read the files there. Empty: `WEFT_DESK_DOCS`, or where the tool-handler was started."""
     suffixes: tuple[str, ...] = ()
     """Only files that end so; empty: all that hold text."""
     pause_seconds: float = 0.0
@@ -40,10 +41,15 @@ class Facts:
     ranking: Ranking
 
 
+def folder_named(folder: str) -> Path:
+    """Where a tool reads. Only tools ask: an agent's code must be the same wherever it is replayed."""
+    return Path(folder or os.environ.get("WEFT_DESK_DOCS") or ".")
+
+
 @app.tool
 def list_documents(folder: str, suffixes: list[str]) -> Documents:
     """The documents of a folder."""
-    return find_documents(Path(folder), suffixes)
+    return find_documents(folder_named(folder), suffixes)
 
 
 @app.tool
@@ -51,7 +57,9 @@ async def search(folder: str, paths: list[str], words: list[str], pause_seconds:
     """The passages of these documents that hold some of the words."""
     await asyncio.sleep(pause_seconds)
     # Documents are read one by one, in a thread: another call goes on meanwhile.
-    return await asyncio.to_thread(find, words, ((path, split(read_document(Path(folder, path)))) for path in paths))
+    return await asyncio.to_thread(
+        find, words, ((path, split(read_document(folder_named(folder) / path))) for path in paths)
+    )
 
 
 @app.engine_function
@@ -61,14 +69,17 @@ def rank(words: list[str], findings: list[Finding]) -> Ranking:
 
 
 @app.agent("researcher")
-async def researcher(ctx: AgentContext, job: Job) -> Report:
+async def researcher(ctx: AgentContext, job: Job | str) -> Report:
+    """A job, or just a topic: then what can be read of the default folder is searched."""
+    if isinstance(job, str):
+        job = Job(job, suffixes=(".md", ".rst", ".txt"))
     words = topic_words(job.topic)
     if not words:
         raise Reject(f"the topic {job.topic!r} holds no word to look for")
     documents = await ctx.tool(list_documents, folder=job.folder, suffixes=list(job.suffixes))
     paths: list[str] = documents["paths"]
     if not paths:
-        raise Reject(f"there are no text documents in {job.folder}")
+        raise Reject(f"there are no text documents in {job.folder or 'the default folder'}")
     shards = [paths[first::SHARDS] for first in range(min(SHARDS, len(paths)))]
     await ctx.emit(
         {

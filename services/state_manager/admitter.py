@@ -16,9 +16,10 @@ import msgspec
 from runtime_core import submission
 from runtime_core.admission import Admission
 from runtime_core.bus.delivery import pairs
-from runtime_core.bus.event_bus import EventBus, NotDurable, NotYet, make_group
+from runtime_core.bus.event_bus import EventBus, make_group
 from runtime_core.bus.keys import STATE_MANAGER, ingress
 from runtime_core.bus.transport import Argument, Reply, Transport
+from runtime_core.bus.values import NotDurable, NotYet
 from runtime_core.envelope import Envelope, parse, reply_address
 from runtime_core.errors import BusUnavailable, InvalidInput, Rejected, ServerError
 from runtime_core.progress import ProgressWatch

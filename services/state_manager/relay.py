@@ -16,8 +16,9 @@ import msgspec
 
 from runtime_core import submission
 from runtime_core.bus.delivery import pairs
-from runtime_core.bus.event_bus import EventBus, NewTask
+from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.transport import Reply, Transport
+from runtime_core.bus.values import NewTask
 from runtime_core.errors import BusUnavailable, Rejected
 from runtime_core.identifiers import fingerprint
 from runtime_core.telemetry.metrics import Metrics

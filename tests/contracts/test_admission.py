@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtime_core.bus.event_bus import EventBus, NotYet
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import NotYet
 from runtime_core.errors import Fenced, InvalidInput, Rejected
 from tests.contracts.broker import Broker, complete
 

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from runtime_core.bus.event_bus import EventBus, Submitted
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import Submitted
 from runtime_core.errors import Rejected
 from tests.contracts.broker import Broker, complete
 

@@ -12,20 +12,71 @@ if TYPE_CHECKING:
     from runtime_core.agents.agent import Agent, handles
     from runtime_core.agents.context import AgentContext
     from runtime_core.app import App
-    from runtime_core.client import Client
-    from runtime_core.errors import Reject, Retry
+    from runtime_core.client import Client, TaskHandle
+    from runtime_core.errors import (
+        AgentError,
+        ConfigurationError,
+        EngineError,
+        HumanTimeout,
+        InvalidInput,
+        LocalStepError,
+        Reject,
+        Rejected,
+        Retry,
+        ToolError,
+        WeftError,
+    )
+    from runtime_core.policy import RetryPolicy
+    from runtime_core.told import StreamEvent, TaskFailed, TaskResponse
     from runtime_core.tools.call import ToolContext
 
-__all__ = ["Agent", "AgentContext", "App", "Client", "Reject", "Retry", "ToolContext", "handles"]
+__all__ = [
+    "Agent",
+    "AgentContext",
+    "AgentError",
+    "App",
+    "Client",
+    "ConfigurationError",
+    "EngineError",
+    "HumanTimeout",
+    "InvalidInput",
+    "LocalStepError",
+    "Reject",
+    "Rejected",
+    "Retry",
+    "RetryPolicy",
+    "StreamEvent",
+    "TaskFailed",
+    "TaskHandle",
+    "TaskResponse",
+    "ToolContext",
+    "ToolError",
+    "WeftError",
+    "handles",
+]
 
 _PLACES = {
     "Agent": "runtime_core.agents.agent",
     "AgentContext": "runtime_core.agents.context",
+    "AgentError": "runtime_core.errors",
     "App": "runtime_core.app",
     "Client": "runtime_core.client",
+    "ConfigurationError": "runtime_core.errors",
+    "EngineError": "runtime_core.errors",
+    "HumanTimeout": "runtime_core.errors",
+    "InvalidInput": "runtime_core.errors",
+    "LocalStepError": "runtime_core.errors",
     "Reject": "runtime_core.errors",
+    "Rejected": "runtime_core.errors",
     "Retry": "runtime_core.errors",
+    "RetryPolicy": "runtime_core.policy",
+    "StreamEvent": "runtime_core.told",
+    "TaskFailed": "runtime_core.told",
+    "TaskHandle": "runtime_core.client",
+    "TaskResponse": "runtime_core.told",
     "ToolContext": "runtime_core.tools.call",
+    "ToolError": "runtime_core.errors",
+    "WeftError": "runtime_core.errors",
     "handles": "runtime_core.agents.agent",
 }
 """Public name → the module that has it."""

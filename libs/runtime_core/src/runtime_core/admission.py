@@ -8,7 +8,8 @@ from typing import cast
 
 import msgspec
 
-from runtime_core.bus.event_bus import EventBus, NewTask, Submitted
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import NewTask, Submitted
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.identifiers import instance_address, partition_of
 from runtime_core.manifest import InputCheck, Manifest

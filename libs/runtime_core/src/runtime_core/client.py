@@ -21,9 +21,10 @@ import msgspec
 
 from runtime_core import codec
 from runtime_core.admission import Admission
-from runtime_core.bus.event_bus import EventBus, NotYet
+from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.bus.transport import Reply, Transport
+from runtime_core.bus.values import NotYet
 from runtime_core.embedded import find_endpoint
 from runtime_core.envelope import Envelope
 from runtime_core.errors import BusError, ConfigurationError, InvalidInput, Rejected, WeftError

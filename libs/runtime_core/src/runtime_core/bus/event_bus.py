@@ -7,7 +7,6 @@ The bus knows no agents and no tools: it moves entries, and every change is one 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import cast
 
 from runtime_core.bus.delivery import Delivery, pairs
@@ -21,6 +20,7 @@ from runtime_core.bus.keys import (
 )
 from runtime_core.bus.library import library
 from runtime_core.bus.transport import Argument, Reply, Transport
+from runtime_core.bus.values import Adopted, NewTask, NotDurable, NotYet, RunFields, Submitted
 from runtime_core.errors import ConfigurationError, Fenced, InvalidInput, LimitExceeded, Rejected, ServerError
 
 JOURNAL_LIMIT = 10_000
@@ -29,78 +29,6 @@ QUARANTINE_AFTER = 3
 """Deliveries after which an entry is run alone."""
 CONDEMN_AFTER = 2
 """Deaths in quarantine after which an entry is a dead letter."""
-
-
-@dataclass(slots=True)
-class NewTask:
-    """What `submit` needs to start a task."""
-
-    task: str
-    source: str
-    event_id: str
-    digest: str
-    agent: str
-    data: bytes
-    key: str = ""
-    reply: str = ""
-    context: bytes = b""
-    session: str = ""
-    max_steps: int = 0
-    timeout_ms: int = 0
-    epoch: str = ""
-    streamed: bool = False
-
-
-@dataclass(slots=True)
-class Submitted:
-    """The task that a submit started, or that an equal one had started before."""
-
-    task: str
-    status: str
-    started: bool
-
-
-@dataclass(slots=True)
-class Adopted:
-    """What a dead owner held and this one took over."""
-
-    deliveries: list[Delivery]
-    condemned: list[Delivery]
-    malformed: list[tuple[str, bytes, str]]
-    """(stream, entry, why) of entries that are no work."""
-    empty_hands: bool
-    """A quarantined entry waits for this owner to hold nothing else."""
-
-
-@dataclass(slots=True)
-class RunFields:
-    """What the broker holds of a run: enough to replay it."""
-
-    cur: str
-    status: str
-    """The task's."""
-    context: bytes
-    state: bytes
-    """The instance's, as it was when the run began."""
-    header: str
-    """The task's."""
-    data: bytes = b""
-    turn: int = 0
-    started_ms: int = 0
-    journal: dict[str, bytes] = field(default_factory=dict)
-    pending: dict[str, str] = field(default_factory=dict)
-    overrides: dict[str, bytes] = field(default_factory=dict)
-    """The instance's state from a step on, where a nested run has changed it."""
-    unrecorded: list[str] = field(default_factory=list)
-    """Journaled steps whose rows no commit has written to the record yet."""
-
-
-class NotYet(Rejected):
-    """Before the first manifest arrives nothing can be checked: the same submit may be accepted later."""
-
-
-class NotDurable(Rejected):
-    """The task runs, but its submit is not as durable yet as was asked for: the same submit waits again."""
 
 
 class EventBus:

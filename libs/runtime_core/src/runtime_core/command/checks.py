@@ -120,8 +120,8 @@ async def persistence(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
     fsync = found.get("appendfsync", "")
     loses = {
         "always": "a crash of the machine loses nothing that was answered",
-        "everysec": "a crash of the process loses nothing, one of the machine up to a second or two",
-        "no": "a crash of the process loses nothing, one of the machine what its system had not written",
+        "everysec": "a crash may lose the last second or two",
+        "no": "a crash may lose whatever the system had not written",
     }.get(fsync, "")
     persisting = await _info(opened, "persistence")
     written = persisting.get("aof_last_write_status", "ok") == "ok"

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from runtime_core.bus.delivery import Delivery
-from runtime_core.bus.event_bus import Adopted, EventBus
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import Adopted
 from runtime_core.consumer.owner import Owner
 from runtime_core.errors import BusError, BusUnavailable, ConfigurationError, Fenced
 from runtime_core.progress import Health, ProgressWatch
