@@ -236,6 +236,7 @@ class TurnHandler:
     async def _suspend(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm, result: Suspended) -> None:
         parts, count = parts_of(result, delivery, self._app, self._partitions)
         record = ENCODER.encode(result.steps) if result.steps else b""
+        asked = time.perf_counter()
         try:
             committed = await self._bus.commit_turn(
                 delivery, "w", _now(), record, len(result.steps), result.working_state or b"", b"", parts, count
@@ -252,6 +253,7 @@ class TurnHandler:
         except BaseException:
             warm.run.drop()
             raise
+        self._metrics.commit_seconds.observe(time.perf_counter() - asked)
         if not committed:
             self._metrics.duplicates_suppressed.inc()
             warm.run.drop()
@@ -274,9 +276,11 @@ class TurnHandler:
         row.output = msgspec.Raw(result.output)
         steps = [row, *result.steps]
         parts, count = parts_of(result, delivery, self._app, self._partitions)
+        asked = time.perf_counter()
         committed = await self._bus.commit_turn(
             delivery, "c", now, ENCODER.encode(steps), len(steps), result.output, result.state or b"", parts, count
         )
+        self._metrics.commit_seconds.observe(time.perf_counter() - asked)
         if not committed:
             self._metrics.duplicates_suppressed.inc()
 

@@ -77,7 +77,9 @@ class CallHandler:
         ended = time.time() * 1000
         step = _step(delivery, "completed", started, ended, self._bus.owner)
         step.output = msgspec.Raw(output)
+        asked = time.perf_counter()
         committed = await self._bus.commit_call(delivery, b"K", int(ended), output, ENCODER.encode([step]), 1)
+        self._metrics.commit_seconds.observe(time.perf_counter() - asked)
         if not committed:
             self._metrics.duplicates_suppressed.inc()
         if not tool.repeatable:
