@@ -146,11 +146,17 @@ def test_the_first_app_runs_as_the_page_says(folder: Path, variables: dict[str, 
         assert printed[-1] == f"completed {expected}"
 
 
+def test_the_test_of_the_first_app_passes(folder: Path, variables: dict[str, str]) -> None:
+    program = the("python", "async def test_the_researcher(")
+    run = f"import asyncio\n{program}\nasyncio.run(test_the_researcher())\nprint('passed')"
+    assert said_by(f"python - <<'PROGRAM'\n{run}\nPROGRAM", folder, variables).strip() == "passed"
+
+
 def test_every_block_is_one_that_is_tried() -> None:
     tried = {
         "mermaid": ["flowchart LR"],
         "sh": ["make run", "weft up", "weft submit", "redis-cli", "weft task show"],
-        "python": ["app = App(", "asyncio.run("],
+        "python": ["app = App(", "asyncio.run(", "async def test_the_researcher("],
         "text": ["Redis Streams: found"],
     }
     assert sorted(block.text for block in blocks_of(README)) == sorted(

@@ -1,0 +1,1 @@
+"""The broker: `event_bus` (its verbs), `functions/` (each verb, atomic), `resp` or `memory/` (the way there)."""

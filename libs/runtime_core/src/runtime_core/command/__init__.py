@@ -1,0 +1,1 @@
+"""The command `weft`: `main`, then one file per group of commands."""

@@ -1,0 +1,1 @@
+"""Engine functions: what may run on the engines `local`, `ray` and `spark`."""

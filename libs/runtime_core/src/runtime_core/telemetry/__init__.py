@@ -1,0 +1,1 @@
+"""What a process says of itself: `names` and `metrics`, `logs`, and the `endpoint` that serves them."""

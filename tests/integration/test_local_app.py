@@ -1,0 +1,65 @@
+"""An app in one process: the same behaviour as with the services."""
+
+from __future__ import annotations
+
+from runtime_core import AgentContext, App, ToolContext
+from runtime_core.agents.agent import Agent, handles
+from runtime_core.testing.local import LocalApp
+
+app = App("local")
+
+
+@app.tool
+async def double(number: int, ctx: ToolContext) -> int:
+    if ctx.attempt == 1 and number == 3:
+        raise ValueError("not at the first attempt")
+    return number * 2
+
+
+@app.tool(pool="far")
+def plain(text: str) -> str:
+    return text.upper()
+
+
+@app.agent("worker")
+async def worker(ctx: AgentContext, numbers: list[int]) -> dict[str, object]:
+    doubled = await ctx.gather(*(ctx.tool(double, number=number) for number in numbers))
+    await ctx.emit("half way")
+    await ctx.sleep(0.01)
+    answer = await ctx.human("go on?", timeout=0.05, default="yes")
+    return {"doubled": doubled, "loud": await ctx.tool(plain, text="far"), "answer": answer}
+
+
+class Counter(Agent):
+    """Counts its messages."""
+
+    @handles(int)
+    async def on_number(self, number: int, ctx: AgentContext) -> int:
+        ctx.state["sum"] = ctx.state.get("sum", 0) + number
+        total: int = ctx.state["sum"]
+        return total
+
+
+app.add_agent("counter", Counter)
+
+
+async def test_a_task_goes_through_agents_tools_timers_and_retries() -> None:
+    async with LocalApp(app) as client:
+        task = await client.submit("worker", [1, 2, 3])
+        deltas = [event.text async for event in task.stream() if event.type == "weft.output.delta"]
+        response = await task.result(timeout=20)
+    assert deltas == ["half way"]
+    assert response.value() == {"doubled": [2, 4, 6], "loud": "FAR", "answer": "yes"}
+
+
+async def test_an_instance_handles_one_message_at_a_time_and_in_order() -> None:
+    async with LocalApp(app) as client:
+        tasks = [await client.submit("counter", number, key="one") for number in range(1, 30)]
+        totals = [(await task.result(timeout=20)).value() for task in tasks]
+    assert totals == [sum(range(1, number + 1)) for number in range(1, 30)]
+
+
+async def test_two_runs_of_one_app_know_nothing_of_each_other() -> None:
+    for _ in range(2):
+        async with LocalApp(app) as client:
+            assert (await (await client.submit("counter", 5, key="one")).result(timeout=20)).value() == 5
