@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -10,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.consumer import Consumer
+from runtime_core.consumer.owner import incarnation
 from runtime_core.errors import Rejected
 from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import DIGEST, Broker, ask, complete, suspend
@@ -96,6 +98,48 @@ async def test_a_consumer_looks_once_per_lease(broker: Broker) -> None:
         await consumer.stop()
         await running
     await broker.idle()
+
+
+class RenamedBus(EventBus):
+    """Its first read that hands something out comes back when the owner has taken a new name meanwhile."""
+
+    renamed = False
+
+    async def read(
+        self, streams: Sequence[str], count: int, block_ms: int
+    ) -> tuple[list[Delivery], list[tuple[str, bytes, str]]]:
+        taken = await super().read(streams, count, block_ms)
+        if taken[0] and not self.renamed:
+            self.renamed = True
+            self.owner = incarnation("test")
+            await self.beat(600, True, "")
+        return taken
+
+
+class CountingWorker(Worker):
+    """Notes how often what it handles was delivered."""
+
+    async def handle(self, delivery: Delivery) -> None:
+        self.deliveries = delivery.deliveries
+        await super().handle(delivery)
+
+
+async def test_what_was_read_under_an_old_name_is_left_to_its_adopter(broker: Broker) -> None:
+    """Hole 18: it is pending under a name that is dead or dying, and would run twice."""
+    transport = await broker.connect()
+    broker.transports.append(transport)
+    bus = RenamedBus(transport, broker.keys)
+    worker = CountingWorker(bus)
+    consumer = Consumer(bus, ["agent"], worker, Metrics(CollectorRegistry(), "test"), service="test", lease_seconds=0.6)
+    await consumer.start()
+    running = asyncio.create_task(consumer.run())
+    try:
+        await broker.submit(bus, "t")
+        assert await asyncio.wait_for(worker.handled.get(), 10) == "t"
+        assert worker.deliveries == 2, "by adoption, not by the read"
+    finally:
+        await consumer.stop()
+        await running
 
 
 async def test_a_submit_repeated_starts_one_task(broker: Broker, bus: EventBus) -> None:
