@@ -6,14 +6,19 @@ WEFT_CHAOS_ROUNDS ?= 25
 WEFT_CHAOS_TASKS ?= 3000
 
 VENV := .venv
-RUN := $(VENV)/bin/python -m
+RUN = $(VENV)/bin/python -m
+# AutoGen lives in an environment of its own: docs/decisions/0014-autogen-has-its-own-environment.md.
+AUTOGEN := $(VENV)-autogen
+# Files by name: mypy is told not to look into these folders where AutoGen is not installed.
+AUTOGEN_CODE = $(shell find libs/runtime_core/src/runtime_core/integrations/autogen tests/autogen examples/autogen_team \
+	-name '*.py')
 # --only-binary: a package without a wheel fails here, in one line, and not later in a compiler.
-INSTALL := $(RUN) pip --disable-pip-version-check --no-input install --quiet
-LOCKED := $(INSTALL) --require-hashes --only-binary :all: --requirement
+INSTALL = $(RUN) pip --disable-pip-version-check --no-input install --quiet
+LOCKED = $(INSTALL) --require-hashes --only-binary :all: --requirement
 # Without isolation, since an isolated build would fetch its backend past the hashes of the lock.
-EDITABLE := $(INSTALL) --no-deps --no-build-isolation --editable .
+EDITABLE = $(INSTALL) --no-deps --no-build-isolation --editable .
 
-COMPILE := $(RUN) uv --quiet pip compile pyproject.toml --universal --python-version 3.11 \
+COMPILE = $(RUN) uv --quiet pip compile pyproject.toml --universal --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 # Folders that hold Python, of those that may: the checkers refuse a folder without any.
@@ -26,10 +31,10 @@ export RUN_TOPIC := $(value TOPIC)
 unexport DOCS TOPIC
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run lock format check test test-unit run bench chaos ci clean
+.PHONY: help setup setup-run lock format check test test-unit test-autogen run bench chaos ci clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.setup ## Make .venv with everything that development needs (nothing to do: no work)
 
@@ -37,6 +42,7 @@ setup-run: $(VENV)/.setup-run
 
 lock: setup ## Write requirements/*.txt anew from pyproject.toml (ARGS=--upgrade for newer versions)
 	$(COMPILE) --extra postgres --extra parquet --group dev --output-file requirements/dev.txt $(ARGS)
+	$(COMPILE) --extra autogen --group autogen --constraint requirements/dev.txt --output-file requirements/autogen.txt $(ARGS)
 	$(COMPILE) --group build --constraint requirements/dev.txt --output-file requirements/run.txt
 
 format: setup ## Format the code, fix what can be fixed by itself, write docs/events.md anew
@@ -50,11 +56,15 @@ check: setup ## Check format, lint, types and the import rule
 	$(RUN) mypy $(CODE)
 	$(VENV)/bin/lint-imports --no-logo
 
-test: check ## Run the checks and all tests (ARGS for pytest)
+test: check test-autogen ## Run the checks and all tests (ARGS for pytest)
 	$(RUN) pytest $(ARGS)
 
 test-unit: setup ## Run the tests that need no server (ARGS for pytest)
 	$(RUN) pytest tests/unit tests/architecture $(ARGS)
+
+test-autogen: $(AUTOGEN)/.setup ## Run AutoGen's own tests, and ours that need it (ARGS for pytest)
+	$(AUTOGEN)/bin/python -m mypy $(AUTOGEN_CODE)
+	$(AUTOGEN)/bin/python -m pytest tests/autogen $(ARGS)
 
 run: setup-run ## Run the example (DOCS=folder, TOPIC="what to research"); ends by itself
 	@set -- ; \
@@ -72,7 +82,7 @@ ci: ## What continuous integration runs
 	./.ci/run
 
 clean: ## Remove what these targets made: .venv, caches and fetched servers
-	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) $(AUTOGEN) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each stamp is newer than what it was made from, so that a second call has nothing to do.
@@ -88,13 +98,20 @@ $(VENV)/.setup-run: requirements/run.txt pyproject.toml | $(VENV)/bin/python
 	@$(EDITABLE)
 	@touch $@
 
+$(AUTOGEN)/.setup: VENV := $(AUTOGEN)
+$(AUTOGEN)/.setup: requirements/autogen.txt pyproject.toml | $(AUTOGEN)/bin/python
+	@echo "Installing what AutoGen's tests need into $(AUTOGEN) …"
+	@$(LOCKED) requirements/autogen.txt
+	@$(EDITABLE)
+	@touch $@
+
 # The first Python that is new enough, unless PYTHON names one.
-$(VENV)/bin/python:
+$(VENV)/bin/python $(AUTOGEN)/bin/python:
 	@for name in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14); do \
 		"$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
-		echo "Making $(VENV) with $$("$$name" --version) …"; \
-		"$$name" -m venv --clear $(VENV) && exit 0; \
-		rm -rf $(VENV); \
+		echo "Making $(@:/bin/python=) with $$("$$name" --version) …"; \
+		"$$name" -m venv --clear $(@:/bin/python=) && exit 0; \
+		rm -rf $(@:/bin/python=); \
 		echo "$$name cannot make a virtual environment: install its venv package (on Debian: python3-venv)" >&2; \
 		exit 1; \
 	done; \

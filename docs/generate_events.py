@@ -13,18 +13,19 @@ from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
-from runtime_core import submission
+from runtime_core import facts, submission
 from runtime_core.bus.keys import GROUPS
 from runtime_core.bus.library import FUNCTIONS
 from runtime_core.envelope import Envelope
 from runtime_core.errors import Rejected
+from runtime_core.schedules import definition as schedules
 from runtime_core.trajectory import steps
 
 PAGE = Path(__file__).with_name("events.md")
 
 _AT_MS = 1_763_690_000_000
 _TASK = "t-1"
-_ON_THE_STREAM = (submission.OUTPUT_DELTA, submission.HUMAN_REQUESTED)
+_ON_THE_STREAM = (facts.OUTPUT_DELTA, facts.HUMAN_REQUESTED, facts.STEP_RECORDED)
 
 
 def page() -> str:
@@ -63,6 +64,9 @@ def _commands() -> str:
     ):
         names = ", ".join(f"`{name}`" for name in body.__struct_fields__)
         lines.append(f"| `{kind}` | `{body.__name__}` | {names} |")
+    names = ", ".join(f"`{name}`" for name in schedules.FIELDS)
+    lines.append(f"| `{schedules.SET}` | `Schedule` | {names} |")
+    lines.append(f"| `{schedules.DELETE}` | its id | `schedule_id` |")
     return "\n".join(lines) + "\n"
 
 
@@ -78,8 +82,8 @@ def _facts() -> str:
 def _examples() -> Iterator[tuple[Envelope, str]]:
     full = Rejected("data.agent", "no agent is named researchr; known are researcher, writer", None, _TASK)
     error = {"type": "ToolError", "message": "search: no connection"}
-    yield submission.accepted(_TASK, at_ms=_AT_MS), _about(submission.accepted)
-    yield submission.rejected("1763690000000-0", full, at_ms=_AT_MS), _about(submission.rejected)
+    yield facts.accepted(_TASK, at_ms=_AT_MS), _about(facts.accepted)
+    yield facts.rejected("1763690000000-0", full, at_ms=_AT_MS), _about(facts.rejected)
     cancelled = {"type": "Cancelled", "message": "no longer needed"}
     ends = (
         ("completed", None, "has an answer"),
@@ -87,17 +91,19 @@ def _examples() -> Iterator[tuple[Envelope, str]]:
         ("cancelled", cancelled, "was cancelled"),
     )
     for status, outcome, said in ends:
-        fact = submission.ended(
+        fact = facts.ended(
             _TASK, status, at_ms=_AT_MS, steps=3, trajectory=_TASK, output=b'"An answer."', error=outcome
         )
         yield fact, f"The end of a task that {said}."
     yield (
-        submission.output_delta(_TASK, "r", attempt=1, seq=1, at_ms=_AT_MS, text="Redis "),
-        _about(submission.output_delta),
+        facts.output_delta(_TASK, "r", attempt=1, seq=1, at_ms=_AT_MS, text="Redis "),
+        _about(facts.output_delta),
     )
+    rows = b'[{"run":"r/2","kind":"tool","name":"search","status":"completed","started":1.0,"ended":2.0,"output":[]}]'
+    yield facts.step_recorded(_TASK, rows, at_ms=_AT_MS), _about(facts.step_recorded)
     yield (
-        submission.human_requested(_TASK, "r", "r:4", "Publish this draft?", at_ms=_AT_MS, data=b'{"draft":"..."}'),
-        _about(submission.human_requested),
+        facts.human_requested(_TASK, "r", "r:4", "Publish this draft?", at_ms=_AT_MS, data=b'{"draft":"..."}'),
+        _about(facts.human_requested),
     )
 
 

@@ -10,12 +10,20 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 import pytest
+from hypothesis import settings
 
 from tests.servers.matrix import MATRIX, VALKEY_9, Servers, make_server
 from tests.servers.process import Append, Server
 from tests.servers.unavailable import Unavailable
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# Without a deadline for each example: how busy a machine is decides no test. The same examples in every run, so that
+# a change is judged by what it changed; `--hypothesis-profile=search` looks for new ones.
+settings.register_profile("weft", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None, max_examples=1000, derandomize=False)
+if settings.get_current_profile_name() != "search":
+    settings.load_profile("weft")
 
 
 class OwnServer(Protocol):

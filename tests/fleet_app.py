@@ -175,4 +175,4 @@ class Ledger(Agent):
         return ctx.state.get("seen", [])
 
 
-app.add_agent("ledger", Ledger)
+app.add_agent("ledger", Ledger, topics=["ledger.*"])

@@ -19,10 +19,32 @@ class Counter(Agent):
             raise Reject(f"{number} is below zero")
         count: int = ctx.state.get("count", 0) + number
         ctx.state["count"] = count
+        await ctx.spend(tokens=number, model="abacus")
         return count
 
 
-app.add_agent("counter", Counter)
+app.add_agent("counter", Counter, topics=["count", "late*"])
+
+
+class Mirror(Agent):
+    """Asks back whoever asks it, wherever that lives."""
+
+    @handles(list)
+    async def on_names(self, names: list[str], ctx: AgentContext) -> int:
+        if not names:
+            return int(ctx.state.get("asked", 0))
+        ctx.state["asked"] = ctx.state.get("asked", 0) + 1
+        deepest: int = await ctx.agent("mirror", names[1:], key=names[0])
+        return deepest
+
+
+app.add_agent("mirror", Mirror)
+
+
+@app.agent("publisher")
+async def publisher(ctx: AgentContext, keys: list[str]) -> None:
+    for key in keys:
+        await ctx.publish("count", 100, source=key)
 
 
 @app.agent("asker")

@@ -6,6 +6,7 @@ from runtime_core.agents.turn_handler import TurnHandler
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.consumer import Handler
 from runtime_core.consumer.worker import Worker
+from runtime_core.engines.compute import ProcessCompute
 from runtime_core.service import Role
 from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
@@ -15,8 +16,12 @@ async def build(settings: Settings, metrics: Metrics) -> Role:
     worker = await Worker.open(settings, metrics, service="agent-handler", stream="agent")
     app = worker.app
 
+    compute = ProcessCompute(settings.engine_processes) if settings.engine_processes else None
+    if compute is not None:
+        worker.at_stop(compute.close)
+
     def handler(bus: EventBus) -> Handler:
-        return TurnHandler(bus, app, metrics, partitions=settings.partitions)
+        return TurnHandler(bus, app, metrics, partitions=settings.partitions, compute=compute)
 
     worker.consume(handler)
     return worker

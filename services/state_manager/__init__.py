@@ -2,5 +2,5 @@
 
 1. `admitter`     `weft:tasks` → a started task, or a rejection and a dead letter
 2. `relay`        answers on their way to a `replyto` outside their partition
-3. `housekeeper`  trims the record, sweeps the index, watches the broker's memory, measures lag
+3. `housekeeper`  the chores of `runtime_core.keeping`: trims, sweeps, watches, measures
 """

@@ -13,18 +13,23 @@ from typing import cast
 
 import msgspec
 
-from runtime_core import submission
+from runtime_core import facts, submission
 from runtime_core.admission import Admission
 from runtime_core.bus.delivery import pairs
-from runtime_core.bus.event_bus import EventBus, make_group
+from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, ingress
 from runtime_core.bus.transport import Argument, Reply, Transport
 from runtime_core.bus.values import NotDurable, NotYet
+from runtime_core.bus.verbs.partition import make_group
+from runtime_core.command_fields import data_of
 from runtime_core.envelope import Envelope, parse, reply_address
 from runtime_core.errors import BusUnavailable, InvalidInput, Rejected, ServerError
 from runtime_core.progress import ProgressWatch
+from runtime_core.schedules import definition as schedules
+from runtime_core.schedules.store import Schedules
 from runtime_core.submission import Submission
 from runtime_core.telemetry.metrics import Metrics
+from runtime_core.topics import Topics, published
 from services.state_manager.answers import Answers
 
 logger = logging.getLogger(__name__)
@@ -44,6 +49,7 @@ class Admitter:
         transport: Transport,
         admission: Admission,
         home: EventBus,
+        topics: Topics,
         namespace: str,
         metrics: Metrics,
         watch: ProgressWatch,
@@ -56,6 +62,8 @@ class Admitter:
         self._metrics = metrics
         self._watch = watch
         self._answers = Answers(transport, home, metrics)
+        self._schedules = Schedules(home, admission)
+        self._topics = topics
 
     async def run(self, epoch: str) -> None:
         """Admit until cancelled. Raises Fenced where another leads by now."""
@@ -135,11 +143,20 @@ class Admitter:
                 await self._cancel(submission.parse_cancel(envelope))
             case submission.SIGNAL:
                 await self._signal(submission.parse_signal(envelope))
+            case submission.PUBLISH:
+                await self._publish(submission.parse_publish(envelope))
+            case schedules.SET:
+                # The entry's own time: a second look at the same entry must find the same schedule.
+                said_ms = int(entry.partition(b"-")[0])
+                await self._schedules.set(schedules.parse_set(data_of(envelope), said_ms))
+            case schedules.DELETE:
+                await self._schedules.delete(schedules.parse_delete(data_of(envelope)))
             case other:
-                raise InvalidInput(
-                    "type",
-                    f"{other!r} is no command; known are {submission.SUBMIT}, {submission.CANCEL}, {submission.SIGNAL}",
-                )
+                known = (
+                    submission.SUBMIT, submission.CANCEL, submission.SIGNAL, submission.PUBLISH, schedules.SET,
+                    schedules.DELETE,
+                )  # fmt: skip
+                raise InvalidInput("type", f"{other!r} is no command; known are {', '.join(known)}")
 
     async def _submit(self, epoch: str, envelope: Envelope) -> None:
         wanted: Submission = submission.parse_submit(envelope)
@@ -147,9 +164,7 @@ class Admitter:
         if not wanted.replyto:
             return
         if submitted.started or submitted.status not in ENDED:
-            await self._answers.send(
-                wanted.replyto, submission.accepted(submitted.task, at_ms=_now(), cause=envelope.id)
-            )
+            await self._answers.send(wanted.replyto, facts.accepted(submitted.task, at_ms=_now(), cause=envelope.id))
             return
         bus = await self._admission.find(submitted.task)
         final = await bus.transport.call("HGET", bus.keys.task(submitted.task), "out")
@@ -158,7 +173,7 @@ class Admitter:
             final = msgspec.json.encode(known)
         await self._answers.send(
             wanted.replyto,
-            submission.final(submitted.task, submitted.status, cast(bytes, final), at_ms=_now(), cause=envelope.id),
+            facts.final(submitted.task, submitted.status, cast(bytes, final), at_ms=_now(), cause=envelope.id),
         )
 
     async def _cancel(self, wanted: submission.Cancellation) -> None:
@@ -171,9 +186,7 @@ class Admitter:
             )
             await self._answers.send(
                 wanted.replyto,
-                submission.rejected(
-                    wanted.event_id, error, at_ms=_now(), task_id=wanted.task_id, cause=wanted.event_id
-                ),
+                facts.rejected(wanted.event_id, error, at_ms=_now(), task_id=wanted.task_id, cause=wanted.event_id),
             )
 
     async def _signal(self, wanted: submission.Signal) -> None:
@@ -188,12 +201,20 @@ class Admitter:
                 raise InvalidInput("data.request_id", f"{wanted.request_id!r} was already answered")
             case "no_request":
                 raise InvalidInput("data.request_id", f"the task has no open question {wanted.request_id!r}")
+            case "invalid":
+                raise InvalidInput("data.value", answer[1])
+
+    async def _publish(self, message: submission.Publication) -> None:
+        context = published(b"", message.topic, traceparent=message.traceparent)
+        await self._topics.publish(
+            message.message_id, message.topic, message.topic_source, message.data_json, context=context
+        )
 
     async def _reject(self, entry: bytes, fields: list[bytes], error: InvalidInput) -> None:
         """Answer where there is a `replyto`, and keep the entry as a dead letter."""
         reply_to = reply_address(fields, self._namespace)
         task = error.task_id if isinstance(error, Rejected) else ""
-        fact = submission.rejected(entry.decode(), error, at_ms=_now(), task_id=task, cause=entry.decode())
+        fact = facts.rejected(entry.decode(), error, at_ms=_now(), task_id=task, cause=entry.decode())
         letter: list[Argument] = [
             "reason", "rejected", "stream", "tasks", "group", STATE_MANAGER, "entry", entry, "time", _now(),
             "field", error.field, "error", msgspec.json.encode({"type": "Rejected", "message": str(error)}),

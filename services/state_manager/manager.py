@@ -1,4 +1,4 @@
-"""The role: leads admission for the namespace, and relay and housekeeping for each partition."""
+"""The role: leads admission and schedules for the namespace, and relay and housekeeping for each partition."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.transport import Transport
 from runtime_core.consumer.leader import Leader
 from runtime_core.progress import Health, ProgressWatch
+from runtime_core.schedules.scheduler import Scheduler
 from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
+from runtime_core.topics import Topics
 from services.state_manager.admitter import Admitter
 from services.state_manager.housekeeper import Housekeeper
 from services.state_manager.relay import Relay
@@ -66,8 +68,15 @@ class StateManager:
                 if number == 0:
                     admission = Admission(self._buses)
                     admitter = Admitter(
-                        self._ingress, admission, bus, self._settings.namespace, self._metrics, self._watch
+                        self._ingress,
+                        admission,
+                        bus,
+                        Topics(self._buses),
+                        self._settings.namespace,
+                        self._metrics,
+                        self._watch,
                     )
                     group.create_task(admitter.run(str(epoch)), name="admitter")
+                    group.create_task(Scheduler(bus, admission).run(str(epoch)), name="scheduler")
 
         return work

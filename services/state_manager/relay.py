@@ -14,7 +14,7 @@ from typing import cast
 
 import msgspec
 
-from runtime_core import submission
+from runtime_core import facts
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.transport import Reply, Transport
@@ -22,6 +22,7 @@ from runtime_core.bus.values import NewTask
 from runtime_core.errors import BusUnavailable, Rejected
 from runtime_core.identifiers import fingerprint
 from runtime_core.telemetry.metrics import Metrics
+from runtime_core.topics import Topics
 from services.state_manager.answers import Answers
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class _Final(msgspec.Struct):
     status: str
     output: msgspec.Raw = msgspec.Raw(b"null")
     error: msgspec.Raw = msgspec.Raw(b"null")
+    usage: msgspec.Raw = msgspec.Raw(b"")
 
 
 class Relay:
@@ -48,6 +50,7 @@ class Relay:
         self._bus = bus
         self._buses = buses
         self._answers = Answers(edge, bus, metrics)
+        self._topics = Topics(buses)
 
     async def run(self) -> None:
         """Relay until cancelled."""
@@ -77,12 +80,12 @@ class Relay:
         if to.startswith("@"):
             await self._answer_step(to, task, fields[b"d"])
             return
-        if fields[b"type"].decode() == submission.HUMAN_REQUESTED:
-            await self._answers.send(to, submission.question(task, fields[b"d"], at_ms=time.time_ns() // 1_000_000))
+        if fields[b"type"].decode() == facts.HUMAN_REQUESTED:
+            await self._answers.send(to, facts.question(task, fields[b"d"], at_ms=time.time_ns() // 1_000_000))
             return
         status = fields[b"type"].decode().rpartition(".")[2]
         cause = fields.get(b"id", b"").decode()
-        fact = submission.final(task, status, fields[b"d"], at_ms=time.time_ns() // 1_000_000, cause=cause)
+        fact = facts.final(task, status, fields[b"d"], at_ms=time.time_ns() // 1_000_000, cause=cause)
         # A reply that cannot be written must not hold up those behind it.
         await self._answers.send(to, fact)
 
@@ -91,9 +94,12 @@ class Relay:
         partition, task, run, step, agent = to[1:].split("|")
         end = msgspec.json.decode(final, type=_Final)
         status, payload = (b"K", bytes(end.output)) if end.status == "completed" else (b"E", bytes(end.error))
-        await self._buses[int(partition)].answered(task, run, step, status, payload, agent, there)
+        await self._buses[int(partition)].answered(task, run, step, status, payload, agent, there, bytes(end.usage))
 
     async def _ask(self, fields: Fields) -> None:
+        if b"publish" in fields:
+            await self._publish(fields)
+            return
         partition, _, there = fields[b"place"].decode()[1:].partition(":")
         bus = self._buses[int(partition)]
         if b"cancel" in fields:
@@ -109,7 +115,7 @@ class Relay:
             key=fields[b"key"].decode(),
             data=fields[b"d"],
             reply=f"@{self._bus.keys.partition}|{back}|{agent}" if back else "",
-            context=fields[b"x"],
+            context=_asked_by(fields[b"x"], f"{self._bus.keys.partition}:{back.rpartition('|')[0]}" if back else ""),
         )
         while True:
             try:
@@ -122,9 +128,31 @@ class Relay:
                 # Those behind it wait with it: the order between two partitions is kept.
                 await asyncio.sleep(OVERLOADED_SECONDS)
 
+    async def _publish(self, fields: Fields) -> None:
+        """A message for agents in any partition; its id makes a repeat start nothing."""
+        while True:
+            try:
+                await self._topics.publish(
+                    fields[b"publish"].decode(), fields[b"topic"].decode(), fields[b"key"].decode(), fields[b"d"],
+                    context=fields[b"x"], sender=fields[b"sender"].decode(),
+                )  # fmt: skip
+                return
+            except Rejected:  # full: those behind it wait with it
+                await asyncio.sleep(OVERLOADED_SECONDS)
+
     async def _refuse(self, back: str, agent: str, there: str, error: Rejected) -> None:
         logger.warning("agent %r in another partition cannot be asked: %s", agent, error)
         if back:
             task, run, step = back.split("|")
             payload = msgspec.json.encode({"type": "Rejected", "message": str(error)})
             await self._bus.answered(task, run, step, b"E", payload, agent, there)
+
+
+def _asked_by(context: bytes, who: str) -> bytes:
+    """The context with one more link of the chain of who waits for whom: a call back to one of them must not wait."""
+    if not who:
+        return context
+    known = msgspec.json.decode(context, type=dict[str, msgspec.Raw]) if context else {}
+    chain = msgspec.json.decode(known["~chain"], type=str) if "~chain" in known else ""
+    known["~chain"] = msgspec.Raw(msgspec.json.encode(f"{chain} {who}".strip()))
+    return msgspec.json.encode(known)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.errors import ConfigurationError
+from runtime_core.recording.recorder import Recorder
 from runtime_core.service import Role
 from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.store import TrajectoryStore
-from services.trajectory_recorder.recorder import Recorder
 
 
 async def build(settings: Settings, metrics: Metrics) -> Role:
@@ -23,4 +23,4 @@ async def build(settings: Settings, metrics: Metrics) -> Role:
         keys = await open_namespace(transport, settings.namespace, settings.partitions)
         buses.append(EventBus(transport, keys[number]))
     store = await TrajectoryStore.open(settings.trajectory_url)
-    return Recorder(buses, store, settings, metrics)
+    return Recorder(buses, store, metrics, namespace=settings.namespace, lease_seconds=settings.lease_seconds)

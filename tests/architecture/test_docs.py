@@ -37,7 +37,8 @@ def paths_named_in(text: str) -> list[str]:
         if not re.fullmatch(r"[\w.*/-]+", path) or path.startswith("/"):
             continue
         first = path.partition("/")[0]
-        begins_with_ours = "/" in path and any((base / first).is_dir() for base in BASES)
+        # What tools leave behind may be there or not.
+        begins_with_ours = "/" in path and first != ".cache" and any((base / first).is_dir() for base in BASES)
         if begins_with_ours or re.search(rf"({EXTENSIONS}|/)$", path):
             found.append(path)
     return found

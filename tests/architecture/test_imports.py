@@ -16,6 +16,7 @@ import pytest
 from tests.architecture.tree import CORE, ROOT, Import, imports_of, production_imports, within
 
 PLACES = {
+    "autogen_core": r"runtime_core\.integrations\.autogen(\..+)?",
     "aiosqlite": r"runtime_core\.trajectory(\..+)?",
     "asyncpg": r"runtime_core\.trajectory(\..+)?",
     "hiredis": r"runtime_core\.bus(\..+)?",

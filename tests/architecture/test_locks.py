@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from tests.architecture.tree import ROOT
 
-LOCKS = ("dev.txt", "run.txt")
+LOCKS = ("dev.txt", "run.txt", "autogen.txt")
 
 
 def locked(name: str) -> dict[str, str]:
@@ -20,14 +20,16 @@ def locked(name: str) -> dict[str, str]:
     return dict(re.findall(r"^([a-z0-9-]+)==([^\s;]+)", text, flags=re.MULTILINE))
 
 
-def asked_for(*, dev: bool) -> list[Requirement]:
-    """What pyproject.toml asks for, of the whole environment or of what running needs."""
+def asked_for(lock: str) -> list[Requirement]:
+    """What pyproject.toml asks for in an environment: the whole one, AutoGen's, or of what running needs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     groups, extras = project["dependency-groups"], project["project"]["optional-dependencies"]
     lines = [*project["project"]["dependencies"], *groups["build"]]
-    if dev:
+    if lock == "dev.txt":
         lines += [line for line in groups["dev"] if isinstance(line, str)]
-        lines += [line for extra in extras.values() for line in extra]
+        lines += [line for name, extra in extras.items() if name != "autogen" for line in extra]
+    elif lock == "autogen.txt":
+        lines += [line for line in groups["autogen"] if isinstance(line, str)] + extras["autogen"]
     return [Requirement(line) for line in lines]
 
 
@@ -36,7 +38,7 @@ def test_a_lock_holds_what_is_asked_for(name: str) -> None:
     versions = locked(name)
     wrong = [
         str(requirement)
-        for requirement in asked_for(dev=name == "dev.txt")
+        for requirement in asked_for(name)
         if not requirement.specifier.contains(versions.get(canonicalize_name(requirement.name), "0"))
     ]
     assert wrong == [], f"requirements/{name} is out of date: run `make lock`"
@@ -54,3 +56,8 @@ def test_a_lock_has_a_hash_for_every_package_and_names_no_place(name: str) -> No
 def test_running_needs_the_versions_that_were_tested() -> None:
     tested = locked("dev.txt")
     assert {name for name, version in locked("run.txt").items() if tested.get(name) != version} == set()
+
+
+def test_autogen_is_tested_with_the_versions_of_the_rest() -> None:
+    usual, theirs = locked("dev.txt"), locked("autogen.txt")
+    assert {name for name in usual.keys() & theirs.keys() if usual[name] != theirs[name]} == set()

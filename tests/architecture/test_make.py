@@ -20,6 +20,7 @@ TARGETS = [
     "check",
     "test",
     "test-unit",
+    "test-autogen",
     "run",
     "bench",
     "chaos",
@@ -38,7 +39,13 @@ def door(tmp_path: Path) -> Path:
     python.write_text("#!/bin/sh\nexec python3 -c 'import json, sys; print(json.dumps(sys.argv[1:]))' \"$@\"\n")
     python.chmod(0o755)
     (tmp_path / "requirements").mkdir()
-    for name in ("Makefile", "pyproject.toml", "requirements/dev.txt", "requirements/run.txt"):
+    for name in (
+        "Makefile",
+        "pyproject.toml",
+        "requirements/dev.txt",
+        "requirements/run.txt",
+        "requirements/autogen.txt",
+    ):
         shutil.copy(ROOT / name, tmp_path / name)
     for stamp in (".setup", ".setup-run"):
         (tmp_path / ".venv" / stamp).touch()

@@ -34,7 +34,8 @@ def own_files() -> Iterator[Path]:
     for folder, names, files in os.walk(ROOT):
         names[:] = [name for name in names if name in _HIDDEN_OURS or not (name.startswith(".") or name in _NOT_OURS)]
         for name in files:
-            yield Path(folder, name)
+            if name != ".git":  # a file in a linked work tree
+                yield Path(folder, name)
 
 
 @cache

@@ -36,13 +36,13 @@ def check_effects(path: Path, tasks: Sequence[str], per_task: int) -> None:
     assert set(calls) == set(tasks), "effects of tasks that nobody submitted"
 
 
-async def check_broker(redis: PlainRedis, namespace: str, seconds: float = 20.0) -> None:
-    """Nothing pending, no work, no timers, no dead letters; what is late is waited for."""
+async def check_broker(redis: PlainRedis, namespace: str, seconds: float = 20.0, work: Sequence[str] = WORK) -> None:
+    """Nothing pending, no work, no timers, no dead letters; what is late is waited for. `work` names the streams."""
     base = f"{namespace}:{{0}}:"
 
     async def left() -> dict[str, object]:
         found: dict[str, object] = {}
-        for stream in WORK:
+        for stream in work:
             found[stream] = await redis.xlen(base + stream)
             for group in await redis.xinfo_groups(base + stream):
                 found[f"pending {stream}"] = group["pending"]

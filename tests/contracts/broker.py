@@ -231,15 +231,22 @@ def nap(step: str, after_ms: int, *, wait: str = "!", payload: bytes = b"null") 
     return ["t", step, DIGEST, wait, after_ms, "K", payload]
 
 
-def question(step: str, *, wait: str = "!", timeout_ms: int | str = "", default: bytes = b"") -> list[Argument]:
-    return ["q", step, DIGEST, wait, b'{"prompt":"well?"}', timeout_ms, default]
+def question(
+    step: str,
+    *,
+    wait: str = "!",
+    timeout_ms: int | str = "",
+    default: bytes = b"",
+    shown: bytes = b'{"prompt":"well?"}',
+) -> list[Argument]:
+    return ["q", step, DIGEST, wait, shown, timeout_ms, default]
 
 
 def send(
-    task: str, agent: str = "editor", key: str = "", *, step: str = "0", data: bytes = b'"note"'
+    task: str, agent: str = "editor", key: str = "", *, step: str = "0", data: bytes = b'"note"', context: bytes = b""
 ) -> list[Argument]:
     """A message that nobody waits for: it starts the task `task`."""
-    return ["s", task, agent, key, data, step, DIGEST]
+    return ["s", task, agent, key, data, context, step, DIGEST]
 
 
 def again(step: str, *, wait: str = "!") -> list[Argument]:
@@ -264,9 +271,9 @@ async def complete(
     return await bus.commit_turn(turn, "c", now(), record, steps, output, state, flat, len(parts))
 
 
-async def fail(bus: EventBus, turn: Delivery, message: str = "broken") -> bool:
+async def fail(bus: EventBus, turn: Delivery, message: str = "broken", *, mode: str = "f") -> bool:
     error = json.dumps({"type": "Broken", "message": message}).encode()
-    return await bus.commit_turn(turn, "f", now(), b"[]", 1, error, b"", [], 0)
+    return await bus.commit_turn(turn, mode, now(), b"[]", 1, error, b"", [], 0)
 
 
 async def answer(bus: EventBus, call: Delivery, result: bytes = b'"found"', *, status: bytes = b"K") -> bool:

@@ -13,6 +13,8 @@ from itertools import count
 import pytest
 
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.transport import Argument
+from runtime_core.bus.values import Begun
 from runtime_core.errors import ServerError
 from tests.contracts.broker import (
     DIGEST,
@@ -25,6 +27,7 @@ from tests.contracts.broker import (
     complete,
     fail,
     nap,
+    now,
     question,
     send,
     suspend,
@@ -51,7 +54,7 @@ def case(function: Case) -> Case:
     return function
 
 
-async def busy(stage: Stage, *, streamed: bool = True) -> None:
+async def busy(stage: Stage, *, streamed: int = 2) -> None:
     """A keyed instance whose event is in flight, with another waiting in its mailbox."""
     broker, bus = stage.broker, stage.bus
     reply = broker.keys.reply("c")
@@ -62,7 +65,12 @@ async def busy(stage: Stage, *, streamed: bool = True) -> None:
 
 @case
 async def submit_to_an_idle_instance(stage: Stage) -> Act:
-    return lambda: stage.broker.submit(stage.bus, "t", key="k", timeout_ms=1000, context=b"{}", streamed=True)
+    return lambda: stage.broker.submit(stage.bus, "t", key="k", timeout_ms=1000, context=b"{}", streamed=1)
+
+
+@case
+async def a_state_set_from_outside(stage: Stage) -> Act:
+    return lambda: stage.bus.put_state("writer/k", b"{}")
 
 
 @case
@@ -74,6 +82,12 @@ async def submit_to_a_busy_instance(stage: Stage) -> Act:
 @case
 async def submit_without_a_key(stage: Stage) -> Act:
     return lambda: stage.broker.submit(stage.bus, "t", timeout_ms=1000)
+
+
+@case
+async def fork_of_a_task(stage: Stage) -> Act:
+    begun = Begun("origin", "2", {"1": b"*1234567K1700000000000null"})
+    return lambda: stage.broker.submit(stage.bus, "t", begun=begun)
 
 
 @case
@@ -93,7 +107,7 @@ async def submit_of_an_admitter(stage: Stage) -> Act:
 async def a_turn_that_waits_for_everything(stage: Stage) -> Act:
     await busy(stage)
     turn = await stage.broker.take(stage.bus)
-    parts = [
+    parts: list[list[Argument]] = [
         ask("1", wait="g1"),
         ask("2", "editor", stream="agent", wait="g1", context=b"{}"),
         ask("3", "editor", stream="?agent", key="e", wait="g1"),
@@ -104,6 +118,7 @@ async def a_turn_that_waits_for_everything(stage: Stage) -> Act:
         question("8", wait="g1", timeout_ms=1000),
         send("note", key="e", step="9"),
         send("memo", step="10"),
+        ["u", "11", DIGEST, b'{"tokens":1}'],
     ]
     return lambda: suspend(stage.bus, turn, *parts, state=b"{}", record=b"[]", steps=3)
 
@@ -251,6 +266,24 @@ async def retry_that_comes_too_late(stage: Stage) -> Act:
 
 
 @case
+async def a_child_over_a_limit_of_its_task(stage: Stage) -> Act:
+    await busy(stage)
+    await suspend(stage.bus, await stage.broker.take(stage.bus), ask("1", "editor", stream="agent", key="e"))
+    turn = await stage.broker.take(stage.bus)
+    error = b'{"type":"LimitExceeded","message":"over"}'
+    used: list[Argument] = ["u", "1", DIGEST, b'{"tokens":1}']
+    return lambda: stage.bus.commit_turn(turn, "x", now(), b"[]", 1, error, b"", used, 1)
+
+
+@case
+async def a_call_over_a_limit_of_its_task(stage: Stage) -> Act:
+    await stage.broker.submit(stage.bus, "t", key="k", streamed=2, limits=b'{"tokens":1}')
+    await suspend(stage.bus, await stage.broker.take(stage.bus), ask("1"))
+    call = await stage.broker.take(stage.bus, "tool")
+    return lambda: stage.bus.commit_call(call, b"K", now(), b"1", b"[]", 1, b'{"tokens":2}')
+
+
+@case
 async def dead_letter_of_a_task(stage: Stage) -> Act:
     await busy(stage)
     turn = await stage.broker.take(stage.bus)
@@ -325,6 +358,36 @@ async def cancel_of_a_waiting_task(stage: Stage) -> Act:
     return lambda: stage.bus.cancel("t", "no more")
 
 
+async def hooked(stage: Stage) -> None:
+    """As `busy`; the app of the agents has hooks at the end of a task."""
+    for agent in ("writer", "editor"):
+        await stage.broker.call("HSET", stage.broker.keys.enders, agent, "!weft.task-ended.desk")
+    await busy(stage)
+
+
+@case
+async def cancel_of_a_task_with_hooks(stage: Stage) -> Act:
+    await hooked(stage)
+    return lambda: stage.bus.cancel("t", "no more")
+
+
+@case
+async def a_turn_that_fails_its_task_with_hooks(stage: Stage) -> Act:
+    await hooked(stage)
+    turn = await stage.broker.take(stage.bus)
+    return lambda: fail(stage.bus, turn)
+
+
+@case
+async def a_message_with_hooks_to_a_full_mailbox(stage: Stage) -> Act:
+    await hooked(stage)
+    await stage.broker.call("HSET", stage.broker.keys.meta, "mailbox_max", 1)
+    await stage.broker.submit(stage.bus, "sender", agent="desk")
+    await stage.broker.take(stage.bus)
+    turn = await stage.broker.take(stage.bus)
+    return lambda: complete(stage.bus, turn, send("note", agent="writer", key="k"))
+
+
 @case
 async def cancel_of_an_unknown_task(stage: Stage) -> Act:
     return lambda: stage.bus.cancel("t", "no more")
@@ -375,7 +438,7 @@ async def an_answer_of_another_partition(stage: Stage) -> Act:
     await busy(stage)
     turn = await stage.broker.take(stage.bus)
     await suspend(stage.bus, turn, ask("1", "editor", stream="@1:there", key="e"))
-    return lambda: stage.bus.call("answered", "t", "r", "1", "K", 1_700_000_000_000, b"1", "editor", "there")
+    return lambda: stage.bus.answered("t", "r", "1", b"K", b"1", "editor", "there", b'{"tokens":1}')
 
 
 @case
@@ -476,8 +539,62 @@ async def trim(stage: Stage) -> Act:
 
 @case
 async def watch(stage: Stage) -> Act:
-    await busy(stage, streamed=False)
+    await busy(stage, streamed=0)
     return lambda: stage.bus.call("watch", "t")
+
+
+@case
+async def the_end_of_a_task_that_is_waited_for(stage: Stage) -> Act:
+    await busy(stage)
+    await stage.bus.call("watch", "t", "n")
+    turn = await stage.broker.take(stage.bus)
+    return lambda: complete(stage.bus, turn)
+
+
+async def grouped(stage: Stage) -> None:
+    """A node in a group inside another group, which ends with it."""
+    create = ("create_node", "group")
+    await stage.bus.call(*create, "outer", b"{}", "", "", 60, "")
+    await stage.bus.call(*create, "inner", b"{}", "outer", "inner", 60, "", "n")
+    await stage.bus.call("create_node", "node", "n", b"{}", "inner", "n", 60, "group/inner\ntask/t")
+
+
+@case
+async def create_a_node(stage: Stage) -> Act:
+    await grouped(stage)
+    return lambda: stage.bus.call("create_node", "node", "m", b"{}", "inner", "n", 60, "group/inner\ntask/t")
+
+
+@case
+async def create_a_group(stage: Stage) -> Act:
+    await grouped(stage)
+    await stage.bus.call("create_node", "node", "m", b"{}", "", "", 60, "task/t")
+    await stage.bus.call("node", "move", "m", 60, "FAILED", "token", "")
+    return lambda: stage.bus.call("create_node", "group", "g", b"{}", "outer", "g", 60, "", "m")
+
+
+@case
+async def a_node_that_ends_its_groups(stage: Stage) -> Act:
+    await grouped(stage)
+    return lambda: stage.bus.call("node", "move", "n", 60, "FAILED", "token", "why", "result", b"{}")
+
+
+@case
+async def save_a_result(stage: Stage) -> Act:
+    await grouped(stage)
+    return lambda: stage.bus.call("node", "save", "n", 60, "result", b"{}")
+
+
+@case
+async def a_sub_group_that_ends_its_groups(stage: Stage) -> Act:
+    await grouped(stage)
+    return lambda: stage.bus.call("node", "finish", "inner", 60, "n", "SUCCESS", "well")
+
+
+@case
+async def add_a_sub_group(stage: Stage) -> Act:
+    await grouped(stage)
+    return lambda: stage.bus.call("node", "sub", "inner", 60, "m")
 
 
 FIXED = (
@@ -485,6 +602,7 @@ FIXED = (
     "replies", "seen", "seenq", "started", "stopped", "timers", "tool", "tools", "leader:admit", "mail:writer/k",
     "nest:writer/k",
     "mail:editor/e", "nest:editor/e", "inst:writer/k", "inst:editor/e", "out:t", "task:t", "reply:c", "run:t/r/1",
+    "states",
 )  # fmt: skip
 
 

@@ -104,8 +104,17 @@ async def test_owners_hear_of_it_by_their_heartbeat(broker: Broker, bus: EventBu
     assert stopped == []
     await broker.submit(bus, "t")
     await broker.take(bus)
-    await broker.pass_time(5)
-    await bus.cancel("t", "no more")
+    await bus.cancel("t", "no more")  # maybe in the very millisecond of that beat
+    _, stopped, _ = await bus.beat(LEASE_MS, False, since)
+    assert stopped == ["t"]
+
+
+async def test_an_end_is_heard_of_whatever_the_clock_of_who_ended_it_says(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    since, _, _ = await bus.beat(LEASE_MS, False, "0")
+    minute_ago = int(since) - 60_000
+    assert await bus.commit_turn(turn, "f", minute_ago, b"[]", 1, b'{"type":"Broken","message":""}', b"", [], 0)
     _, stopped, _ = await bus.beat(LEASE_MS, False, since)
     assert stopped == ["t"]
 
@@ -125,3 +134,29 @@ async def test_a_cancel_of_an_ended_task_changes_nothing(broker: Broker, bus: Ev
     before = await broker.snapshot()
     assert await bus.cancel("t", "no more") == ["ended", "completed"]
     assert await broker.snapshot() == before
+
+
+async def test_a_run_may_end_its_task_as_cancelled(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", key="k")
+    await broker.submit(bus, "next", key="k")
+    assert await fail(bus, await broker.take(bus), "enough", mode="k")
+    final = await broker.final("t")
+    assert (final["status"], final["error"]) == ("cancelled", {"type": "Broken", "message": "enough"})
+    assert await broker.entries("dead") == []
+    turn = await broker.take(bus)
+    assert turn.task == "next", "its instance is free"
+    assert await complete(bus, turn)
+    await broker.idle()
+
+
+async def test_a_child_that_ends_itself_as_cancelled_is_a_failed_step_of_its_parent(
+    broker: Broker, bus: EventBus
+) -> None:
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    child = await broker.take(bus)
+    assert await fail(bus, child, "enough", mode="k")
+    assert "enough" in (await broker.task("t"))["j:1"]
+    assert await complete(bus, await broker.take(bus))
+    assert await broker.status("t") == "completed"
+    await broker.idle()

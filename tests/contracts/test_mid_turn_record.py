@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from runtime_core.bus import event_bus
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.verbs import commits
 from runtime_core.errors import Fenced, LimitExceeded
 from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, suspend
 
@@ -103,7 +103,7 @@ async def test_a_delta_is_published_once(broker: Broker, bus: EventBus) -> None:
 
 async def test_a_journal_has_a_limit(broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hole 40: reading a journal at each turn must not grow without bound; the run ends by name."""
-    monkeypatch.setattr(event_bus, "JOURNAL_LIMIT", 12)
+    monkeypatch.setattr(commits, "JOURNAL_LIMIT", 12)
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
 

@@ -135,3 +135,57 @@ async def test_a_question_of_a_child_run(broker: Broker, bus: EventBus) -> None:
     assert await complete(bus, await broker.take(bus))
     assert await complete(bus, await broker.take(bus))
     await broker.idle()
+
+
+VERDICT = b'{"expects":"verdict","prompt":"may I?"}'
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (b'"yes"', "is no verdict"),
+        (b"1", "is no verdict"),
+        (b"null", "is no verdict"),
+        (b"[true]", "is no verdict"),
+        (b"{}", "is no verdict"),
+        (b'{"verdict":"maybe"}', "is no verdict"),
+        (b'{"verdict":["approve"]}', "is no verdict"),
+        (b'{"verdict":"edit"}', "no value"),
+        (b'{"verdict":"deny","reason":3}', "a reason that is no text"),
+        (b'{"verdict":"deny","resaon":"no"}', "the unknown field resaon"),
+    ],
+)
+async def test_what_is_no_verdict_is_refused_and_the_question_stays_open(
+    broker: Broker, bus: EventBus, value: bytes, problem: str
+) -> None:
+    await asked(broker, bus, question("1", shown=VERDICT, timeout_ms=DEADLINE_MS))
+    before = await broker.snapshot()
+    answer = await bus.signal("t", "r:1", value)
+    assert answer[0] == "invalid"
+    assert problem in answer[1]
+    assert await broker.snapshot() == before
+    assert await bus.signal("t", "r:1", b"true") == ["ok"]
+    assert await results(broker) == {"1": "Ktrue"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"true",
+        b"false",
+        b'{"verdict":"approve"}',
+        b'{"verdict":"deny","reason":"no"}',
+        b'{"verdict":"edit","value":null}',
+        b'{"verdict":"edit","value":{"deep":[1]},"reason":"better"}',
+    ],
+)
+async def test_verdicts_are_taken_as_they_are(broker: Broker, bus: EventBus, value: bytes) -> None:
+    await asked(broker, bus, question("1", shown=VERDICT))
+    assert await bus.signal("t", "r:1", value) == ["ok"]
+    assert await results(broker) == {"1": "K" + value.decode()}
+
+
+async def test_only_the_question_itself_says_that_it_expects_a_verdict(broker: Broker, bus: EventBus) -> None:
+    """Data that reads the same, somewhere inside, does not."""
+    await asked(broker, bus, question("1", shown=b'{"prompt":"?","data":{"expects":"verdict","x":1}}'))
+    assert await bus.signal("t", "r:1", b'"anything"') == ["ok"]

@@ -140,7 +140,7 @@ def test_the_first_app_runs_as_the_page_says(folder: Path, variables: dict[str, 
                 break
             assert time.monotonic() < give_up_at, shown
         printed = said_by(
-            f"python - <<'PROGRAM'\n{the('python', 'asyncio.run(')}\nPROGRAM", folder, variables
+            f"python - <<'PROGRAM'\n{the('python', 'asyncio.run(main')}\nPROGRAM", folder, variables
         ).splitlines()
         assert printed[0].startswith("weft.output.delta")
         assert printed[-1] == f"completed {expected}"
@@ -152,12 +152,17 @@ def test_the_test_of_the_first_app_passes(folder: Path, variables: dict[str, str
     assert said_by(f"python - <<'PROGRAM'\n{run}\nPROGRAM", folder, variables).strip() == "passed"
 
 
+def test_the_faces_of_other_systems_run_as_the_page_says(folder: Path, variables: dict[str, str]) -> None:
+    program = the("python", "asyncio.run(both")
+    assert said_by(f"python - <<'PROGRAM'\n{program}\nPROGRAM", folder, variables) == the("text", "edited: streams")
+
+
 def test_every_block_is_one_that_is_tried() -> None:
     tried = {
         "mermaid": ["flowchart LR"],
         "sh": ["make run", "weft up", "weft submit", "redis-cli", "weft task show"],
-        "python": ["app = App(", "asyncio.run(", "async def test_the_researcher("],
-        "text": ["Redis Streams: found"],
+        "python": ["app = App(", "asyncio.run(main", "async def test_the_researcher(", "asyncio.run(both"],
+        "text": ["Redis Streams: found", "edited: streams"],
     }
     assert sorted(block.text for block in blocks_of(README)) == sorted(
         the(language, start) for language, starts in tried.items() for start in starts

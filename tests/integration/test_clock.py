@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 
-from prometheus_client import CollectorRegistry
-
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
-from runtime_core.telemetry.metrics import Metrics
-from services.state_manager.housekeeper import Housekeeper
+from runtime_core.keeping.clock import ClockWatch
 
 HOUR_MS = 3_600_000
 
@@ -33,12 +30,12 @@ async def due(bus: EventBus) -> int:
 async def test_timers_go_on_as_if_the_clock_had_not_stepped() -> None:
     clock = Clock()
     bus = EventBus(MemoryTransport(MemoryServer(time_ms=clock)), Keys("w", 0))
-    keeper = Housekeeper(bus, Metrics(CollectorRegistry(), "state-manager"), 3600)
+    watch = ClockWatch(bus)
     await bus.load_library()
     await bus.transport.call("ZADD", bus.keys.timers, clock() + HOUR_MS // 2, "s|t|r|1")
-    await keeper.watch_clock()
+    await watch.look()
     for step in (HOUR_MS, -2 * HOUR_MS, HOUR_MS):
         clock.step_ms += step
-        await keeper.watch_clock()
+        await watch.look()
         assert abs(await due(bus) - HOUR_MS // 2) < 10_000
     assert await bus.transport.call("ZCARD", bus.keys.timers) == 1

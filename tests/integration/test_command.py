@@ -30,7 +30,7 @@ APP = """
 import asyncio
 from pathlib import Path
 
-from runtime_core import AgentContext, App, Reject
+from runtime_core import AgentContext, App, Deny, HookEvent, Reject, TrajectoryItem, TrajectoryStrategy
 from runtime_core.policy import RetryPolicy
 
 app = App("desk", version="7")
@@ -50,9 +50,24 @@ async def moody(text: str) -> str:
     raise RuntimeError("not now")
 
 
+@app.reward
+def length(item: TrajectoryItem, end: object) -> float:
+    return float(len(str(item.action.content)))
+
+
+class Nothing(TrajectoryStrategy):
+    def keep(self, item: TrajectoryItem) -> bool:
+        return False
+
+
 @app.agent("echo")
 async def echo(ctx: AgentContext, value: object) -> object:
     return value
+
+
+@app.agent("spends")
+async def spends(ctx: AgentContext, tokens: int) -> None:
+    await ctx.spend(tokens=tokens, cost=0.5)
 
 
 @app.agent("strict")
@@ -76,6 +91,17 @@ async def rejecting(ctx: AgentContext, text: str) -> str:
 @app.agent("publisher")
 async def publisher(ctx: AgentContext, text: str) -> object:
     return await ctx.human("Publish it?", data={"text": text})
+
+
+@app.hook("before_tool_call")
+def refuse(event: HookEvent) -> Deny:
+    return Deny("not from here")
+
+
+@app.agent("approver")
+async def approver(ctx: AgentContext, text: str) -> object:
+    approval = await ctx.approve("Send it?", data={"text": text}, timeout=3600, default=False)
+    return [approval.verdict, approval.value]
 
 
 @app.agent("asker")
@@ -240,7 +266,7 @@ def test_help_imports_nothing_that_takes_time() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for name in ("up", "submit", "task", "trajectory", "dead", "lag", "doctor"):
+    for name in ("up", "submit", "task", "trajectory", "schedule", "dead", "lag", "doctor"):
         assert f"\n  {name} " in done.stdout
 
 
@@ -253,6 +279,7 @@ def test_help_imports_nothing_that_takes_time() -> None:
         (["submit", "a", "--stream", "--no-wait"], "weft submit: "),
         (["nothing"], "weft: No such command 'nothing'"),
         (["task", "list", "--status", "odd"], "weft task list: "),
+        (["schedule", "set", "s", "echo"], "weft schedule set: Invalid value: say when: give one of --every"),
         (["dead", "redrive"], "weft dead redrive: Invalid value: give the ids of letters, or --all"),
         (["dead", "drop", "1-1", "--all"], "weft dead drop: "),
         (["dead", "redrive", "--all", "--data", "{}"], "weft dead redrive: "),
@@ -261,6 +288,8 @@ def test_help_imports_nothing_that_takes_time() -> None:
             "weft trajectory export: Invalid value: Parquet cannot go to",
         ),
         (["trajectory", "export", "--since", "yesterday"], "weft trajectory export: "),
+        (["trajectory", "export", "--format", "sar-parquet"], "weft trajectory export: Invalid value: Parquet cannot"),
+        (["trajectory", "export", "--min-reward", "1"], "weft trajectory export: Invalid value: --strategy, --reward"),
     ],
 )
 def test_wrong_use_is_told_in_one_line_with_status_2(
@@ -509,6 +538,50 @@ def test_show_tells_times_input_output_and_runs(weft: Weft) -> None:
     assert "not complete" not in text
 
 
+def test_open_questions_are_listed_with_the_commands_that_answer_them(weft: Weft) -> None:
+    assert weft("task", "questions").out == "no task asks anything\n"
+    assert weft("task", "questions", "--json").json == []
+    for agent, task in (("approver", "open-1"), ("asker", "open-2")):
+        assert weft("submit", agent, "draft", "--task-id", task, "--no-wait").status == 0
+        shown_with(weft, task, lambda view: view.get("questions"))
+    listed = weft("task", "questions").out
+    assert 'open-1 (approver): Send it?\n  {"text":"draft"}\n  until ' in listed
+    assert ", then it is false\n" in listed
+    assert "  weft task signal open-1 r:1 true\n  weft task signal open-1 r:1 false\n" in listed
+    assert 'open-2 (asker): Publish it?\n  {"text":"draft"}\n  weft task signal open-2 r/1:1 VALUE\n' in listed
+    first, second = weft("task", "questions", "--json").json
+    assert (first["task_id"], first["agent"], first["expects"], first["request_id"]) == (
+        "open-1",
+        "approver",
+        "verdict",
+        "r:1",
+    )
+    assert second["request_id"] == "r/1:1"
+    assert [one["task_id"] for one in weft("task", "questions", "--limit", "1", "--json").json] == ["open-1"]
+    assert "answer it: weft task signal open-1 r:1 false\n" in weft("task", "show", "open-1").out
+
+    wrong = weft("task", "signal", "open-1", "r:1", "perhaps")
+    assert wrong.status == 1
+    assert wrong.err.startswith("weft task signal: value: is no verdict: send true, false or ")
+    edit = '{"verdict": "edit", "value": "final"}'
+    assert weft("task", "signal", "open-1", "r:1", edit).status == 0
+    assert weft("task", "signal", "open-2", "r/1:1", "true").status == 0
+    done = shown_with(weft, "open-1", lambda view: view["status"] == "completed")
+    assert done["output"] == ["edit", "final"]
+    shown_with(weft, "open-2", lambda view: view["status"] == "completed")
+    assert weft("task", "questions").out == "no task asks anything\n"
+
+
+def test_hooks_may_be_named_by_their_point(weft: Weft) -> None:
+    ended = weft("submit", "caller", "x", "--hook", "before_tool_call=refuse")
+    assert (ended.status, ended.out) == (1, "")
+    assert "Denied: hook 'refuse' at before_tool_call: not from here" in ended.err
+    unknown = weft("submit", "caller", "x", "--hook", "before_tool_call=nobody")
+    assert unknown.status == 1
+    assert "data.hooks.before_tool_call: app 'desk' has no hook 'nobody'" in unknown.err
+    assert weft("submit", "caller", "x", "--hook", "nobody").status == 2
+
+
 def test_a_question_in_a_nested_run_is_shown_and_answered(weft: Weft) -> None:
     weft("submit", "asker", "draft", "--task-id", "ask-1", "--no-wait")
     view = shown_with(weft, "ask-1", lambda view: view.get("questions"))
@@ -632,6 +705,25 @@ def test_trajectories_are_exported(weft: Weft, desk: Desk) -> None:
     assert (desk.folder / "steps.jsonl").read_text().splitlines() == lines
     refused = weft("trajectory", "export", "--output", "no/such/folder.jsonl")
     assert refused == Ended(1, "", "weft trajectory export: no/such/folder.jsonl: No such file or directory\n")
+
+
+def test_items_for_training_are_scored_and_exported(weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:
+    for task, text in (("sar-1", "short"), ("sar-2", "somewhat longer")):
+        weft("submit", "echo", text, "--task-id", task, "--session", "sar")
+        shown_with(weft, task, lambda view: view["trajectory"] and view["trajectory"]["complete"])
+    exported = ["trajectory", "export", "--format", "sar", "--session", "sar"]
+    items = [json.loads(line) for line in weft(*exported).out.splitlines()]
+    assert [(item["meta"]["task_id"], item["reward"]["score"]) for item in items] == [("sar-1", None), ("sar-2", None)]
+    assert "set WEFT_APP" in weft(*exported, "--reward").err
+    monkeypatch.setenv("WEFT_APP", "desk:app")
+    items = [json.loads(line) for line in weft(*exported, "--min-reward", "10").out.splitlines()]
+    assert [(item["meta"]["task_id"], item["reward"]["score"]) for item in items] == [("sar-2", 15.0)]
+    assert weft(*exported, "--strategy", "desk:Nothing").out == ""
+    (item,) = [json.loads(line) for line in weft(*exported, "--strategy", "memory", "--task", "sar-1").out.splitlines()]
+    assert item["state"]["messages"] == [{"role": "user", "content": "short"}]
+    refused = weft(*exported, "--strategy", "desk:app")
+    assert (refused.status, refused.out) == (1, "")
+    assert "is no TrajectoryStrategy" in refused.err
 
 
 def test_trajectories_are_exported_to_parquet(weft: Weft, desk: Desk) -> None:
@@ -823,7 +915,7 @@ def test_the_doctor_finds_nothing_wrong(weft: Weft) -> None:
     assert messages["server"].startswith("Valkey ")
     assert "appendfsync everysec" in messages["persistence"]
     assert messages["namespace"] == "'weft' has 1 partition, format 1"
-    assert "desk 7: agents asker, " in messages["apps"]
+    assert "desk 7: agents approver, asker, " in messages["apps"]
     assert messages["consumers"] == "alive: 1 agent-handler, 1 state-manager, 1 tool-handler, 1 trajectory-recorder"
     assert {
         "maxmemory-policy",
@@ -953,3 +1045,47 @@ def test_the_doctor_repairs_a_held_instance_and_a_forgotten_mailbox(weft: Weft, 
     assert "stuck" in wrong(weft("doctor", "--json"))
     assert weft("doctor", "--repair").status == 0
     assert shown_with(weft, "held-2", lambda view: view["status"] == "completed")["output"] == "again"
+
+
+# -- schedules -----------------------------------------------------------------------------------------------------
+
+
+def test_a_schedule_is_set_shown_started_and_removed(weft: Weft) -> None:
+    said = weft("schedule", "set", "nightly", "echo", '{"a": 1}', "--cron", "0 3 * * *", "--timezone", "Asia/Tokyo")
+    assert said.status == 0, said.err
+    (listed,) = weft("schedule", "list", "--json").json
+    assert (listed["schedule_id"], listed["input"], listed["timezone"]) == ("nightly", {"a": 1}, "Asia/Tokyo")
+    assert "0 3 * * * Asia/Tokyo" in weft("schedule", "list").out
+    task = weft("schedule", "run", "nightly").out.strip()
+    assert shown_with(weft, task, lambda seen: seen["status"] == "completed")["output"] == {"a": 1}
+    assert weft("schedule", "delete", "nightly").status == 0
+    gone = weft("schedule", "delete", "nightly")
+    assert (gone.status, gone.err.startswith("weft schedule delete: schedule_id: there is no schedule")) == (1, True)
+
+
+def test_a_delayed_task_is_started_by_the_services(weft: Weft) -> None:
+    assert weft("schedule", "set", "soon", "echo", '"hi"', "--delay", "0.2").status == 0
+    until(lambda: weft("schedule", "list", "--json").json[0]["started"] == 1)
+    task = weft("schedule", "list", "--json").json[0]["last_task_id"]
+    assert shown_with(weft, task, lambda seen: seen["status"] == "completed")["output"] == "hi"
+    assert weft("schedule", "delete", "soon").status == 0
+
+
+def test_a_schedule_that_cannot_work_is_refused(weft: Weft) -> None:
+    for arguments, field in (
+        (["--cron", "* * *"], "data.cron"),
+        (["--at", "soon"], "data.at"),
+        (["--every", "60", "--timezone", "Mars/Base"], "data.timezone"),
+    ):
+        refused = weft("schedule", "set", "odd", "echo", *arguments)
+        assert (refused.status, field in refused.err) == (1, True)
+
+
+def test_what_a_task_has_used_and_may_use_is_shown(weft: Weft) -> None:
+    done = weft("submit", "spends", "7", "--task-id", "spent", "--max-tokens", "7")
+    assert done.status == 0, done.err
+    assert "usage    7 tokens, 0.5 cost" in weft("task", "show", "spent").out
+    over = weft("submit", "spends", "8", "--max-tokens", "7")
+    assert over.status == 1
+    assert "LimitExceeded: the task has used 8 tokens, over its max_tokens=7" in over.err
+    assert weft("submit", "spends", "1", "--max-cost", "0.5").status == 0

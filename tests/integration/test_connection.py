@@ -566,3 +566,26 @@ async def one_task(broker: Broker, bus: EventBus) -> None:
     assert await bus.own_pending("agent") == {}
     await bus.trim_record()
     await broker.idle()
+
+
+async def test_a_connect_that_is_given_up_leaves_nothing_behind() -> None:
+    """Nobody was given the transport, so nobody could close it."""
+    accepted = asyncio.Event()
+    connections: list[asyncio.StreamWriter] = []
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Say nothing, as a server does that hangs."""
+        connections.append(writer)
+        accepted.set()
+
+    async with await asyncio.start_server(accept, HOST) as server:
+        port = server.sockets[0].getsockname()[1]
+        transport = RespTransport(parse_address(f"redis://{HOST}:{port}"))
+        connecting = asyncio.create_task(transport.connect(SECONDS))
+        await asyncio.wait_for(accepted.wait(), SECONDS)
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        assert [task for task in asyncio.all_tasks() if task.get_name().startswith("connection")] == []
+        for writer in connections:
+            writer.close()

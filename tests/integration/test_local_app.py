@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from runtime_core import AgentContext, App, ToolContext
+from pathlib import Path
+
+import pytest
+
+from runtime_core import AgentContext, App, ConfigurationError, ToolContext
 from runtime_core.agents.agent import Agent, handles
 from runtime_core.testing.local import LocalApp
+from runtime_core.trajectory.store import TrajectoryStore
 
 app = App("local")
 
@@ -63,3 +68,36 @@ async def test_two_runs_of_one_app_know_nothing_of_each_other() -> None:
     for _ in range(2):
         async with LocalApp(app) as client:
             assert (await (await client.submit("counter", 5, key="one")).result(timeout=20)).value() == 5
+
+
+async def test_what_tasks_do_is_recorded_where_that_is_wanted() -> None:
+    local = LocalApp(app, trajectory=True)
+    async with local as client:
+        task = await client.submit("worker", [1, 2])
+        await task.result(timeout=20)
+        found = await local.recorded(task.task_id)
+        assert [end.task for end in await local.trajectories.tasks("local")] == [task.task_id]
+    kinds = sorted(step.kind for step in found.steps)
+    assert kinds == ["agent", "emit", "human", "timer", "tool", "tool", "tool"]
+    assert found.end is not None
+    assert found.end.status == "completed"
+
+
+async def test_a_store_that_was_named_outlives_the_app(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'kept.db'}"
+    for number in (1, 2):
+        local = LocalApp(app, trajectory=url)
+        async with local as client:
+            task = await client.submit("counter", number, key="one", task_id=f"t-{number}")
+            await task.result(timeout=20)
+            await local.recorded(f"t-{number}")
+    store = await TrajectoryStore.open(url)
+    assert {end.task for end in await store.tasks("local")} == {"t-1", "t-2"}
+    await store.close()
+
+
+async def test_without_being_asked_nothing_is_recorded_and_that_is_said() -> None:
+    local = LocalApp(app)
+    async with local:
+        with pytest.raises(ConfigurationError, match="trajectory=True"):
+            _ = local.trajectories

@@ -45,8 +45,10 @@ async def empty(client: Client) -> bool:
 async def ask_everywhere(client: Client) -> None:
     """Instances are asked, answer, fail and are sent to, each in its own partition and once."""
     for round_ in (1, 2, 3):
-        task = await client.submit("asker", KEYS)
-        assert (await task.result(timeout=30)).value() == [round_] * len(KEYS)
+        response = await (await client.submit("asker", KEYS)).result(timeout=30)
+        assert response.value() == [round_] * len(KEYS)
+        assert response.usage == {"tokens": len(KEYS)}, "what instances elsewhere have used counts too"
+        assert response.models == {"abacus": response.usage}
     direct = await client.submit("counter", 1, key=KEYS[0])
     assert (await direct.result(timeout=30)).value() == 4
     failed = await (await client.submit("fails", KEYS[1])).result(timeout=30)
@@ -58,6 +60,13 @@ async def ask_everywhere(client: Client) -> None:
     for key in KEYS[2:6]:
         task = await client.submit("counter", 0, key=key)
         assert (await task.result(timeout=30)).value() == 13
+    assert await client.publish("count", 100, source=KEYS[6], message_id="m") == 1
+    assert await client.publish("count", 100, source=KEYS[6], message_id="m") == 1
+    await (await client.submit("publisher", KEYS[7:9])).result(timeout=30)
+    await until(client.topics.idle, 20, "what was published is handled")
+    for key in KEYS[6:9]:
+        task = await client.submit("counter", 0, key=key)
+        assert (await task.result(timeout=30)).value() == 103
     for bus in client.buses:
         found = await instances(bus)
         assert found == {key for key in KEYS if place("counter", key) == bus.keys.partition}
@@ -70,6 +79,20 @@ async def test_an_instance_lives_in_one_partition_whoever_asks(valkey: Server, n
         Client.connect(valkey.url, namespace=namespace, partitions=PARTITIONS) as client,
     ):
         await ask_everywhere(client)
+
+
+async def test_a_call_back_through_another_partition_is_nested(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    near, far = KEYS[0], next(key for key in KEYS if place("mirror", key) != place("mirror", KEYS[0]))
+    async with (
+        Fleet(valkey.url, namespace, tmp_path, environ=SETTINGS),
+        Client.connect(valkey.url, namespace=namespace, partitions=PARTITIONS) as client,
+    ):
+        # near asks far, far asks near back, near asks far again: each sees what the others have made of it.
+        task = await client.submit("mirror", [far, near, far], key=near, timeout_seconds=20)
+        assert (await task.result(timeout=30)).value() == 1
+        for key, asked in ((near, 2), (far, 1)):
+            found = await client.submit("mirror", [], key=key)
+            assert (await found.result(timeout=30)).value() == asked
 
 
 async def test_cancel_reaches_what_was_asked_elsewhere(valkey: Server, namespace: str, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from runtime_core.client import Client
+from runtime_core.streaming import StreamingMode
 from tests.fleet import Fleet, PlainRedis, plain_redis, until
 from tests.servers.process import Server
 
@@ -62,6 +63,16 @@ async def plain(server: Server, namespace: str) -> AsyncIterator[Plain]:
         yield Plain(redis, namespace)
 
 
+async def have_ended(client: Plain, agent: str, count: int) -> bool:
+    """Whether so many tasks of an agent have ended, and no more."""
+    base = f"{client.namespace}:{{0}}:task:"
+    found = 0
+    async for key in client.redis.scan_iter(match=f"{base}*", count=1000):
+        head, out = await client.redis.hmget(key, "h", "out")
+        found += head is not None and out is not None and head.split(b"\n")[1].decode() == agent
+    return found == count
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_client_needs_nothing_but_xadd_and_xread(
     kind: str, shared_server: Callable[[str], Server], namespace: str, tmp_path: Path
@@ -92,6 +103,12 @@ async def test_a_client_needs_nothing_but_xadd_and_xread(
         await client.send("weft.task.submit", packed, id="m-1", datacontenttype="application/msgpack")
         assert (await client.until_type("weft.task.completed"))["output"] == [1, "ü", None]
 
+        # A message to all who have subscribed, sent twice and heard once.
+        for _ in range(2):
+            message = {"topic": "ledger.add", "source": "k", "data": {"type": "str", "data": "?"}}
+            await client.send("weft.topic.publish", message, id="p-1")
+        await until(lambda: have_ended(client, "ledger", 1), 20, "the message is handled")
+
         # Cancel.
         await client.send("weft.task.submit", {"agent": "naps", "input": 600}, id="c-1")
         assert await client.next() == ("weft.task.accepted", {"task_id": "c-1"})
@@ -101,6 +118,21 @@ async def test_a_client_needs_nothing_but_xadd_and_xread(
         error = ended["error"]
         assert isinstance(error, dict)
         assert "enough" in error["message"]
+
+
+async def test_w5_steps_and_the_end_are_streamed_to_another_process_than_the_run_s(
+    valkey: Server, namespace: str, tmp_path: Path
+) -> None:
+    """Also where that reader comes late, or goes on in the middle."""
+    async with Fleet(valkey.url, namespace, tmp_path):
+        async with Client.connect(valkey.url, namespace=namespace) as client:
+            task = await client.submit("naps", 0.01, streaming_mode=StreamingMode.ALL)
+            events = [event async for event in task.stream()]
+        assert [event.type for event in events[-2:]] == ["weft.step.recorded", "weft.task.completed"]
+        async with Client.connect(valkey.url, namespace=namespace) as client:
+            again = await client.task(task.task_id)
+            assert [event async for event in again.stream()] == events
+            assert [event async for event in again.stream(events[0].entry_id)] == events[1:]
 
 
 async def test_a_question_is_answered_after_all_services_were_restarted(

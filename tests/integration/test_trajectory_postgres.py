@@ -6,12 +6,8 @@ import asyncio
 import io
 import json
 import secrets
-import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,88 +17,9 @@ import pytest
 
 from runtime_core.errors import ConfigurationError, Fenced, InvalidInput, StoreUnavailable
 from runtime_core.trajectory.export import export_jsonl
-from runtime_core.trajectory.steps import ENCODER, Step, StepError, TaskEnd
+from runtime_core.trajectory.steps import ENCODER, Step, StepError
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
-from tests.conftest import missing
-from tests.servers.postgres import postgres
-from tests.servers.unavailable import Unavailable
-
-ENDED = datetime(2026, 11, 1, tzinfo=UTC)
-ENDED_MS = ENDED.timestamp() * 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Database:
-    """An empty database of one test."""
-
-    url: str
-    path: Path | None = None
-
-    async def execute(self, *statements: str) -> None:
-        """Run statements beside the store, each committed."""
-        if self.path is not None:
-            with closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
-                for statement in statements:
-                    connection.execute(statement)
-            return
-        session = await asyncpg.connect(self.url)
-        try:
-            for statement in statements:
-                await session.execute(statement)
-        finally:
-            await session.close()
-
-
-@pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
-    try:
-        with postgres() as url:
-            yield url
-    except Unavailable as reason:
-        missing("postgresql", reason)
-
-
-@pytest.fixture
-def sqlite_database(tmp_path: Path) -> Database:
-    path = tmp_path / "a folder" / "trajectory.db"
-    return Database(f"sqlite:///{path}", path)
-
-
-@pytest.fixture
-async def postgres_database(postgres_url: str) -> AsyncIterator[Database]:
-    name = f"test_{secrets.token_hex(4)}"
-    server = Database(postgres_url)
-    await server.execute(f"CREATE DATABASE {name}")
-    yield Database(postgres_url.replace("/postgres?", f"/{name}?"))
-    await server.execute(f"DROP DATABASE {name} WITH (FORCE)")
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def database(request: pytest.FixtureRequest) -> Database:
-    found = request.getfixturevalue(f"{request.param}_database")
-    assert isinstance(found, Database)
-    return found
-
-
-@pytest.fixture
-async def store(database: Database) -> AsyncIterator[TrajectoryStore]:
-    opened = await TrajectoryStore.open(database.url)
-    yield opened
-    await opened.close()
-
-
-def step(run: str = "r", path: str = "", **changes: object) -> Step:
-    plain = Step(run=run, step=path, kind="tool", name="search", status="completed", started=1.5, ended=2.25)
-    return msgspec.structs.replace(plain, **changes)
-
-
-def end(task: str, steps: int = 1, **changes: object) -> TaskEnd:
-    plain = TaskEnd(task, "completed", "researcher", steps, created=ENDED_MS - 10, ended=ENDED_MS)
-    return msgspec.structs.replace(plain, **changes)
-
-
-def entry(entry_id: str, task: str, *steps: Step, ends: TaskEnd | None = None) -> RecordEntry:
-    return RecordEntry(entry_id, task, ENCODER.encode(steps) if steps else b"", ends)
+from tests.integration.trajectory_stores import ENDED_MS, Database, end, entry, step
 
 
 async def steps_of(store: TrajectoryStore, task: str) -> list[Step]:
@@ -438,7 +355,7 @@ async def test_keys_sort_by_bytes_whatever_the_locale_of_the_database(postgres_d
             " JOIN information_schema.columns USING (table_name, column_name)"
             " WHERE table_name LIKE 'weft%' AND data_type = 'text'"
         )
-        assert len(keys) == 8
+        assert len(keys) == 14
         assert [key for key in keys if key["collation_name"] != "C"] == []
     finally:
         await session.close()

@@ -15,12 +15,17 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(parent: int, command: list[str]) -> None:
+    end_with_parent(parent)
+    os.execv(command[0], command)
+
+
+def end_with_parent(parent: int) -> None:
+    """Tie this process to the one that started it."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             # The parent died before the tie was made, so its death will not be signalled again.
             raise SystemExit(1)
-    os.execv(command[0], command)
 
 
 if __name__ == "__main__":

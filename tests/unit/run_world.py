@@ -12,7 +12,7 @@ from runtime_core.agents.context import AgentContext
 from runtime_core.agents.journal import pack
 from runtime_core.agents.ports import Meta
 from runtime_core.agents.run import Run
-from runtime_core.app import App, Functions
+from runtime_core.app import App
 from runtime_core.consumer.effects import (
     COMPLETED,
     FAILED,
@@ -21,10 +21,13 @@ from runtime_core.consumer.effects import (
     Completed,
     Failed,
     Question,
+    Send,
     Suspended,
     Timer,
     TurnResult,
 )
+from runtime_core.registry import Functions
+from runtime_core.usage import Usage, total
 
 STARTED_MS = 1_700_000_000_000
 Code = Callable[..., Coroutine[Any, Any, object]]  # Any: what programs of tests take and give
@@ -86,6 +89,7 @@ class World:
     emitted: list[tuple[str, object]] = field(default_factory=list)
     recorded: list[str] = field(default_factory=list)
     sent: list[tuple[str, str, object]] = field(default_factory=list)
+    used: list[Usage] = field(default_factory=list)
     rows: list[tuple[str, str, str, str]] = field(default_factory=list)
     turns: int = 0
     writes: int = 0
@@ -102,11 +106,20 @@ class World:
         self._dies(before=False)
         return self.journal[step]
 
+    async def usage(self) -> bytes:
+        return total(self.used).to_json()
+
     def emit(self, step: str, digest: str, data: bytes) -> None:
         self._dies(before=True)
         if step not in self.journal:
             self.journal[step] = pack(digest, COMPLETED, self._tick(), b"null")
             self.emitted.append((step, json.loads(data)))
+        self._dies(before=False)
+
+    def note(self, step: str, digest: str) -> None:
+        self._dies(before=True)
+        if step not in self.journal:
+            self.journal[step] = pack(digest, COMPLETED, self._tick(), b"null")
         self._dies(before=False)
 
     def _dies(self, *, before: bool) -> None:
@@ -171,8 +184,13 @@ class World:
 
     def commit(self, result: TurnResult) -> None:
         self.rows += [(row.kind, row.step, row.name, row.status) for row in result.steps]
+        self.used += [spend.usage for spend in result.spends]
         if not isinstance(result, Failed):
+            for spend in result.spends:
+                assert spend.step not in self.journal, "counted twice"
+                self.journal[spend.step] = pack(spend.digest, COMPLETED, self._tick(), b"null")
             for send in result.sends:
+                assert isinstance(send, Send), "this world has no topics"
                 assert send.step not in self.journal, "sent twice"
                 self.journal[send.step] = pack(send.digest, COMPLETED, self._tick(), b"null")
                 self.sent.append((send.agent, send.key, json.loads(send.data)))
@@ -221,7 +239,9 @@ class World:
         if isinstance(data, Timer):
             self.journal[step] = pack(digest, data.status, self._tick(), data.payload)
         else:
-            if isinstance(data, Question):
+            if isinstance(data, Question) and data.expects:
+                result = True
+            elif isinstance(data, Question):
                 result = answer(kind, name, json.loads(data.data))
             else:
                 result = answer(kind, name, data)

@@ -12,9 +12,10 @@ from pydantic import BaseModel
 
 from runtime_core.agents.agent import Agent, handles
 from runtime_core.agents.definition import AgentDefinition
-from runtime_core.app import App, Functions
+from runtime_core.app import App
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.policy import RetryPolicy
+from runtime_core.registry import Functions
 from runtime_core.tools.call import ToolContext
 
 if TYPE_CHECKING:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+from collections import Counter
 from typing import cast
 
 from prometheus_client import CollectorRegistry
 
+from runtime_core import AgentContext, App
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
-from runtime_core.client import TRIM_EVERY, Client
+from runtime_core.client import Client
+from runtime_core.keeping.sweeps import SWEEP
+from runtime_core.local import LocalApp
+from runtime_core.replies import TRIM_EVERY
 from runtime_core.telemetry.metrics import Metrics
-from services.state_manager.housekeeper import SWEEP, Housekeeper
+from services.state_manager.housekeeper import Housekeeper
 
 LONG_AGO_MS = 1
 DEADLINE_SECONDS = 20.0
@@ -47,6 +53,53 @@ async def test_one_round_of_chores_forgets_all_expired_tasks_of_the_index() -> N
         chores.cancel()
         await asyncio.wait((chores,))
         await transport.close()
+
+
+def objects_of_the_runtime() -> Counter[str]:
+    """How many objects of each of our classes there are; the broker in memory keeps its keys until they expire."""
+    gc.collect()
+    found: Counter[str] = Counter()
+    for each in gc.get_objects():
+        module = getattr(type(each), "__module__", "")
+        if isinstance(module, str) and module.startswith("runtime_core.") and ".bus.memory" not in module:
+            found[f"{module}.{type(each).__qualname__}"] += 1
+    return found
+
+
+async def test_w9_a_thousand_tasks_leave_nothing_behind_in_their_process() -> None:
+    app = App("many")
+
+    @app.tool
+    async def double(number: int) -> int:
+        return 2 * number
+
+    @app.agent("child")
+    async def child(ctx: AgentContext, number: int) -> int:
+        return int(await ctx.tool(double, number=number))
+
+    @app.agent("parent")
+    async def parent(ctx: AgentContext, number: int) -> int:
+        ctx.context.put("number", number)
+        return int(await ctx.agent("child", number))
+
+    async with LocalApp(app) as client:
+
+        async def run(count: int) -> None:
+            for number in range(count):
+                task = await client.submit("parent", number, session_id=f"s-{number}")
+                assert (await task.result(timeout=20)).value() == 2 * number
+
+        await run(20)
+        before = objects_of_the_runtime()
+        await run(1000)
+        # Rings and caches of a fixed size may still fill; what is kept for each task would be a thousand.
+        grown = {name: count for name, count in (objects_of_the_runtime() - before).items() if count > 100}
+        assert not grown
+        # What the broker keeps of ended tasks goes with its time.
+        call = client.buses[0].transport.call
+        tasks = cast(list[bytes], await call("KEYS", "*task:*"))
+        assert len(tasks) == 1020
+        assert all([cast(int, await call("PTTL", task)) > 0 for task in tasks])
 
 
 async def test_a_client_removes_the_replies_that_it_has_read() -> None:

@@ -48,6 +48,22 @@ async def fan_out(ctx: AgentContext, input: Any) -> object:
     return await ctx.gather(*(ctx.tool("search", query=n) for n in range(4)))
 
 
+async def in_background(ctx: AgentContext, input: Any) -> object:
+    async def work(name: str) -> object:
+        found = await ctx.tool(name, n=1)
+        await ctx.spend(tokens=2, model=name)
+        return [found, await ctx.step(body, name), await ctx.gather(ctx.tool("x"), ctx.agent("y", name))]
+
+    jobs = [ctx.background(work("one")), ctx.background(ctx.agent("alone", 1)), ctx.background(work("two"))]
+    joined = ctx.background(work("joined"))
+    between = await ctx.tool("between")
+    await ctx.spend(tokens=1)
+    sent = await ctx.send("note", "hi")
+    results = [await job for job in reversed(jobs)]
+    assert not joined.seen
+    return [between, sent, results]
+
+
 async def helpers(ctx: AgentContext, input: Any) -> object:
     async def helper(name: str, depth: int) -> object:
         found = []
@@ -169,6 +185,7 @@ PROGRAMS: list[Code] = [
     sequence,
     fan_out,
     helpers,
+    in_background,
     mixed,
     nested,
     effects,

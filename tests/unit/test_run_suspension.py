@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from runtime_core.agents.context import AgentContext
-from runtime_core.consumer.effects import Completed, Suspended
+from runtime_core.consumer.effects import Completed, Send, Suspended
 from tests.unit.run_world import STARTED_MS, Code, Program, World
 
 
@@ -256,7 +256,7 @@ async def test_sends_and_rows_belong_to_the_turn_that_made_them() -> None:
 
     world = World()
     first = await suspended(world, code)
-    assert [(send.step, send.agent, send.key, send.data) for send in first.sends] == [("1", "audit", "k", b'{"n":1}')]
+    assert first.sends == [Send("1", "audit", "k", b'{"n":1}', first.sends[0].digest)]
     assert [(row.kind, row.step) for row in first.steps] == [("send", "1"), ("emit", "2")]
     world.answer_one()
     last = await world.turn(Program(code))

@@ -34,6 +34,7 @@ def test_an_empty_environment_gives_the_defaults(tmp_path: Path, monkeypatch: py
         instance=None,
         log_level="info",
         log_format="text",
+        engine_processes=0,
         shutdown_seconds=20.0,
     )
     assert not (tmp_path / ".weft").exists(), "reading settings must not write anything"
@@ -66,6 +67,7 @@ def test_every_variable_is_read() -> None:
             "WEFT_INSTANCE": "agent-handler-2",
             "WEFT_LOG_LEVEL": "debug",
             "WEFT_LOG_FORMAT": "json",
+            "WEFT_ENGINE_PROCESSES": "3",
             "WEFT_SHUTDOWN_SECONDS": "0",
         }
     )
@@ -89,6 +91,7 @@ def test_every_variable_is_read() -> None:
         instance="agent-handler-2",
         log_level="debug",
         log_format="json",
+        engine_processes=3,
         shutdown_seconds=0.0,
     )
     assert Settings.from_environment(settings.to_environment()) == settings

@@ -13,25 +13,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime_core.codec import MSGPACK, decode
+from runtime_core.command_fields import data_of
 from runtime_core.envelope import Envelope, parse, to_fields
 from runtime_core.errors import InvalidInput, Rejected
+from runtime_core.facts import accepted, ended, human_requested, output_delta, rejected, step_recorded
 from runtime_core.identifiers import task_id_of
+from runtime_core.schedules import definition as schedules
 from runtime_core.submission import (
     CANCEL,
+    PUBLISH,
     SIGNAL,
     SUBMIT,
     Cancellation,
     Conf,
     Signal,
     Submission,
-    accepted,
-    ended,
-    human_requested,
-    output_delta,
     parse_cancel,
+    parse_publish,
     parse_signal,
     parse_submit,
-    rejected,
 )
 
 AT = 1795226400000.0
@@ -143,7 +143,7 @@ BAD_SUBMITS: dict[str, tuple[object, str, str]] = {
     "unknown conf": (
         MINIMAL | {"conf": {"max_step": 1}},
         "data.conf.max_step",
-        "unknown; known are max_steps, timeout_seconds, max_cost, run_mode",
+        "unknown; known are max_steps, timeout_seconds, max_cost, max_tokens, run_mode, streaming_mode",
     ),
     "max_steps 0": (MINIMAL | {"conf": {"max_steps": 0}}, "data.conf.max_steps", "0 is not"),
     "max_steps text": (MINIMAL | {"conf": {"max_steps": "5"}}, "data.conf.max_steps", '"5" is not'),
@@ -180,7 +180,7 @@ def test_a_bad_deadline_is_refused() -> None:
 
 
 def test_a_command_of_another_type_is_refused() -> None:
-    for read in (parse_submit, parse_cancel, parse_signal):
+    for read in (parse_submit, parse_cancel, parse_signal, parse_publish):
         with pytest.raises(InvalidInput, match="type"):
             read(command("weft.task.other", MINIMAL))
 
@@ -253,12 +253,25 @@ def test_signal() -> None:
         (parse_signal, SIGNAL, {"task_id": "t", "value": 1}, "data.request_id"),
         (parse_signal, SIGNAL, {"task_id": "t", "request_id": 1, "value": 1}, "data.request_id"),
         (parse_signal, SIGNAL, {"task_id": "t", "request_id": "q"}, "data.value"),
+        (parse_publish, PUBLISH, {"data": 1}, "data.topic"),
+        (parse_publish, PUBLISH, {"topic": "a b", "data": 1}, "data.topic"),
+        (parse_publish, PUBLISH, {"topic": "news"}, "data.data"),
+        (parse_publish, PUBLISH, {"topic": "news", "data": 1, "source": 1}, "data.source"),
+        (parse_publish, PUBLISH, {"topic": "news", "data": 1, "to": "x"}, "data.to"),
     ],
 )
 def test_bad_cancels_and_signals(read: Callable[[Envelope], object], type: str, data: object, field: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         read(command(type, data))
     assert caught.value.field == field
+
+
+def test_publish() -> None:
+    seen = parse_publish(command(PUBLISH, {"topic": "news", "source": "k", "data": [1]}, source="shop"))
+    assert (seen.topic, seen.topic_source, seen.data_json) == ("news", "k", b"[1]")
+    again = parse_publish(command(PUBLISH, {"topic": "news", "source": "k", "data": [1]}, source="shop"))
+    other = parse_publish(command(PUBLISH, {"topic": "news", "source": "k", "data": [1]}, source="yard"))
+    assert seen.message_id == again.message_id != other.message_id
 
 
 REFUSAL = InvalidInput("data.agent", 'unknown agent "resercher"')
@@ -320,6 +333,11 @@ FACTS: dict[str, tuple[Envelope, str, object]] = {
         "weft.output.delta",
         {"task_id": "t-1", "run_id": "r", "attempt": 1, "seq": 3, "value": [1]},
     ),
+    "steps": (
+        step_recorded("t-1", b'[{"run":"r"}]', at_ms=AT),
+        "weft.step.recorded",
+        {"task_id": "t-1", "steps": [{"run": "r"}]},
+    ),
     "question": (
         human_requested("t-1", "r", "r/2", "Sure?", at_ms=AT, data=b"1", deadline_ms=AT, default=b"false"),
         "weft.human.requested",
@@ -367,6 +385,8 @@ def test_the_commands_in_the_documentation_are_valid() -> None:
         SUBMIT: parse_submit,
         CANCEL: parse_cancel,
         SIGNAL: parse_signal,
+        PUBLISH: parse_publish,
+        schedules.SET: lambda envelope: schedules.parse_set(data_of(envelope), int(AT)),
     }
     types = set()
     for line in wire_commands():

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from runtime_core.trajectory.recorded import TaskTrajectory
-from runtime_core.trajectory.steps import Step, StepError, TaskEnd
+from runtime_core.trajectory.steps import Fork, Step, StepError, TaskEnd
 from runtime_core.trajectory.tree import duration, render, to_tree
 
 
@@ -161,3 +161,15 @@ def test_runs_may_nest_deeper_than_python_s_calls() -> None:
 )
 def test_durations_are_for_people(milliseconds: float, text: str) -> None:
     assert duration(milliseconds) == text
+
+
+def test_a_fork_names_its_origin_and_shows_what_it_has_from_there() -> None:
+    own = step("r", "3", name="own")
+    forked = TaskTrajectory("weft", "f", None, [step("r"), own], Fork("t", "3"), [step("r", "1", name="theirs")])
+    tree = to_tree(forked)
+    assert tree["fork"] == {"task": "t", "step": "3", "inherited": 1}
+    assert [child["name"] for child in tree["runs"][0]["children"]] == ["theirs", "own"]
+    assert render(forked).splitlines()[1] == "fork of t at step 3, with 1 step of its trajectory"
+    anew = TaskTrajectory("weft", "f", None, [], Fork("t"))
+    assert render(anew).splitlines()[1] == "fork of t at its beginning"
+    assert to_tree(trajectory(step("r")))["fork"] is None

@@ -6,6 +6,7 @@ from runtime_core.agents.turn_commit import parts_of
 from runtime_core.app import App
 from runtime_core.bus.delivery import Delivery
 from runtime_core.consumer.effects import Completed, Send
+from runtime_core.topics import sent
 
 
 def delivery() -> Delivery:
@@ -20,3 +21,17 @@ def test_a_name_cannot_pass_for_another_partition() -> None:
         parts, count = parts_of(Completed(b"1", sends=[Send("1", name, "", b"1", "00000000")]), delivery(), App("x"))
         assert count == 1
         assert parts[2] == f"?{name}"
+
+
+def test_a_message_takes_along_what_is_said_of_all_the_work_and_not_what_is_the_senders_own() -> None:
+    context = (
+        b'{"session_id":"s","metadata":{"n":1},"tenant":"t","hooks":{"task_failed":["alert"]},"traceparent":"00-1",'
+        b'"deadline":1.5,"topic":"news","sender":"a/b","~chain":"0:t|r"}'
+    )
+    kept = b'{"session_id":"s","metadata":{"n":1},"tenant":"t","hooks":{"task_failed":["alert"]},"traceparent":"00-1"}'
+    assert sent(context) == kept
+    assert sent(b"") == sent(b'{"deadline":1.5}') == b""
+    taken = delivery()
+    taken.context = context
+    parts, _ = parts_of(Completed(b"1", sends=[Send("1", "writer", "", b"1", "00000000")]), taken, App("x"))
+    assert parts[5] == kept

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import chain
 from typing import cast
 
 import msgspec
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import NewTask, Submitted
+from runtime_core.bus.places import find_place, note_place
+from runtime_core.bus.values import Begun, NewTask, Submitted, TopicSubscription
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.identifiers import instance_address, partition_of
 from runtime_core.manifest import InputCheck, Manifest
-from runtime_core.submission import Submission
+from runtime_core.submission import Conf, Submission
+from runtime_core.topics import Topics
 
 MANIFEST_SECONDS = 2.0
 """How long a manifest that was read is taken for the newest."""
@@ -25,22 +28,33 @@ class Admission:
     def __init__(self, buses: Sequence[EventBus]) -> None:
         self._buses = buses
         self._checks: dict[str, InputCheck] = {}
+        self._apps: dict[str, Manifest] = {}
+        """The app of each agent."""
         self._read_at = -MANIFEST_SECONDS
 
     async def admit(
-        self, submission: Submission, *, reply: str = "", epoch: str = "", streamed: bool = False
+        self,
+        submission: Submission,
+        *,
+        reply: str = "",
+        epoch: str = "",
+        streamed: bool = False,
+        begun: Begun | None = None,
     ) -> Submitted:
-        """Check and start a task.
+        """Check and start a task; `begun` makes it a fork of another.
+
+        `streamed`: its output is wanted as a stream, whatever its conf says.
 
         Raises `Rejected` (or its `NotYet`) with the field, `InvalidInput` for an input that its agent's schema
         refuses, `Fenced` where `epoch` is not the newest admitter's.
         """
         await self._check_input(submission)
+        hooks = await self._hooks_of(submission) if submission.hooks else {}
         if submission.deadline is not None and submission.deadline <= time.time() * 1000:
             raise Rejected("deadline", "has passed before the task was admitted", task_id=submission.task_id)
         bus = self._buses[self.partition_for(submission)]
         if len(self._buses) > 1:
-            await self._note_place(submission.task_id, bus)
+            await note_place(self._buses, submission.task_id, bus)
         return await bus.submit(
             NewTask(
                 task=submission.task_id,
@@ -51,14 +65,28 @@ class Admission:
                 data=submission.input_json,
                 key=submission.key,
                 reply=reply,
-                context=_context(submission),
+                context=_context(submission, hooks),
                 session=submission.session_id,
                 max_steps=submission.conf.max_steps or 0,
                 timeout_ms=_timeout_ms(submission),
                 epoch=epoch,
-                streamed=streamed,
+                streamed=_streamed(submission.conf, streamed),
+                limits=_limits(submission.conf),
+                begun=begun,
             )
         )
+
+    async def check(self, submission: Submission) -> None:
+        """Look at a submit that is made later. Raises Rejected for an unknown agent, InvalidInput for its input.
+
+        Before any handler has published its agents, nothing can be said, and nothing is raised.
+        """
+        bus = self._buses[self.partition_for(submission)]
+        known = cast(list[bytes], await bus.transport.call("HKEYS", bus.keys.agents))
+        if known and submission.agent.encode() not in known:
+            names = ", ".join(sorted(name.decode() for name in known))
+            raise Rejected("data.agent", f"no agent is named {submission.agent}; known are {names}")
+        await self._check_input(submission)
 
     def partition_for(self, submission: Submission) -> int:
         """A task lives with the instance that it asks, where the user gave that a key; else by its own id."""
@@ -68,16 +96,7 @@ class Admission:
 
     async def find(self, task: str) -> EventBus:
         """The partition of a task that was submitted to this namespace."""
-        home = self._buses[partition_of(task, len(self._buses))]
-        if len(self._buses) == 1:
-            return home
-        noted = await home.transport.call("HGET", home.keys.places, task)
-        return self._buses[int(cast(bytes, noted))] if noted is not None else home
-
-    async def _note_place(self, task: str, bus: EventBus) -> None:
-        home = self._buses[partition_of(task, len(self._buses))]
-        if home is not bus:
-            await home.transport.call("HSET", home.keys.places, task, bus.keys.partition)
+        return await find_place(self._buses, task)
 
     async def _check_input(self, submission: Submission) -> None:
         check = self._checks.get(submission.agent)
@@ -87,11 +106,25 @@ class Admission:
         if check is not None:
             check.json(submission.input_json)
 
+    async def _hooks_of(self, submission: Submission) -> dict[str, list[str]]:
+        """The hooks that the submit names, as its context carries them: the agent's own app must declare them.
+
+        Raises Rejected(`data.hooks.<point>`).
+        """
+        from runtime_core.hooks.selection import named_in_submit  # here, since most submits name none
+
+        try:
+            return named_in_submit(submission, self._apps.get(submission.agent))
+        except Rejected:
+            await self._read_manifests()  # the hook may be newer than what was read last
+            return named_in_submit(submission, self._apps.get(submission.agent))
+
     async def _read_manifests(self) -> None:
         """All inputs that the apps of this namespace have declared. Unknown agents are the broker's to refuse."""
         bus = self._buses[0]
         stored = cast(list[bytes], await bus.transport.call("HVALS", bus.keys.manifests))
         checks: dict[str, InputCheck] = {}
+        apps: dict[str, Manifest] = {}
         for data in stored:
             try:
                 manifest = Manifest.from_json(data)
@@ -99,20 +132,46 @@ class Admission:
                 continue  # a newer release's; its own admitters read it
             for name, entry in manifest.agents.items():
                 checks[name] = InputCheck(name, entry)
-        self._checks = checks
+                apps[name] = manifest
+        self._checks, self._apps = checks, apps
         self._read_at = time.monotonic()
 
 
 async def announce(buses: Sequence[EventBus], manifest: Manifest) -> None:
     """Publish what an app offers, so that submits can be checked and names of other apps be found."""
+    from runtime_core.hooks.ended import enders  # here: it stands on runs, which who only submits does not need
+
     data = manifest.to_json()
+    of_ends = enders(manifest)
     for bus in buses:
         call, keys = bus.transport.call, bus.keys
         await call("HSET", keys.manifests, manifest.app, data)
         for name, agent in manifest.agents.items():
             await call("HSET", keys.agents, name, f"agent:{agent.pool}" if agent.pool else "agent")
+            if agent.interleave:
+                await call("HSET", keys.interleaved, name, "1")
+        if of_ends:
+            await call("HSET", keys.enders, *chain.from_iterable(of_ends.items()))
+        elif manifest.agents:
+            await call("HDEL", keys.enders, *manifest.agents)
         for name, tool in manifest.tools.items():
             await call("HSET", keys.tools, name, f"tool:{tool.pool}" if tool.pool else "tool")
+    topics = Topics(buses)
+    for name, agent in manifest.agents.items():
+        for topic in agent.topics:
+            await topics.subscribe(TopicSubscription(topic.removesuffix("*"), name, prefix=topic.endswith("*")))
+
+
+def _streamed(conf: Conf, wanted: bool) -> int:
+    if conf.streaming_mode is not None:
+        return 2 if conf.streaming_mode.steps else 1
+    return int(wanted)
+
+
+def _limits(conf: Conf) -> bytes:
+    limits = {"tokens": conf.max_tokens, "cost": conf.max_cost}
+    given = {name: limit for name, limit in limits.items() if limit is not None}
+    return msgspec.json.encode(given) if given else b""
 
 
 def _timeout_ms(submission: Submission) -> int:
@@ -125,7 +184,7 @@ def _timeout_ms(submission: Submission) -> int:
     return min(limits, default=0)
 
 
-def _context(submission: Submission) -> bytes:
+def _context(submission: Submission, hooks: dict[str, list[str]]) -> bytes:
     """What travels with every event of the task besides its data; mostly nothing."""
     context: dict[str, object] = {}
     if submission.traceparent:
@@ -140,4 +199,6 @@ def _context(submission: Submission) -> bytes:
         context["tenant"] = submission.tenant
     if submission.deadline is not None:
         context["deadline"] = submission.deadline / 1000
+    if hooks:
+        context["hooks"] = hooks
     return msgspec.json.encode(context) if context else b""

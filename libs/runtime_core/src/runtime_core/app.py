@@ -3,106 +3,32 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar, overload
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from runtime_core.agents.agent import Agent
-from runtime_core.agents.definition import AgentDefinition, ClassAgent, FunctionAgent
-from runtime_core.declaration import NAME, Place, place_of
+from runtime_core.agents.definition import AgentDefinition, AgentSettings, ClassAgent, FunctionAgent
+from runtime_core.declaration import NAME, place_of
 from runtime_core.engines.function import EngineFunction
 from runtime_core.errors import ConfigurationError
-from runtime_core.manifest import AgentEntry, EngineFunctionEntry, Manifest, ToolEntry
-from runtime_core.policy import RetryPolicy
-from runtime_core.tools.tool import Tool
+from runtime_core.function import FunctionSettings
+from runtime_core.hooks.callbacks import Callback
+from runtime_core.hooks.declared import Hook, HookTable
+from runtime_core.manifest import Manifest
+from runtime_core.registry import Functions, shown
+from runtime_core.tools.tool import Tool, ToolSettings
+
+if TYPE_CHECKING:
+    from runtime_core.events.handler import Handler
+    from runtime_core.runners.policy import HasAsyncPolicy, HasPolicy, PolicyDefinition
+    from runtime_core.runners.runner import Runner
+    from runtime_core.runners.swarm import Swarm
+    from runtime_core.trajectory.reward import RewardFunction
 
 Function = TypeVar("Function", bound=Callable[..., object])
+Reward = TypeVar("Reward", bound="RewardFunction")
 # What an agent awaits and returns is the user's; only that it is async is asked for.
 AgentFunction = TypeVar("AgentFunction", bound=Callable[..., Coroutine[Any, Any, object]])
-
-
-class _Declared(Protocol):
-    """What agents, tools and engine functions have in common."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def what(self) -> str: ...
-
-    @property
-    def place(self) -> Place: ...
-
-    @property
-    def source(self) -> object:
-        """What was declared: a function, or a subclass of Agent."""
-        ...
-
-
-Item = TypeVar("Item", bound=_Declared)
-
-
-class Names(Generic[Item]):
-    """Items of one kind by name, and by what they were declared from."""
-
-    def __init__(self) -> None:
-        self._by_name: dict[str, Item] = {}
-        self._by_source: dict[object, list[Item]] = {}
-        self.view: Mapping[str, Item] = MappingProxyType(self._by_name)
-        """By name, in the order of declaration."""
-
-    def add(self, item: Item) -> None:
-        """Raises ConfigurationError for a name that stands for something else already."""
-        there = self._by_name.get(item.name)
-        if there is item:
-            return
-        if there is not None:
-            raise ConfigurationError(
-                f"{item.what} is declared twice, at {there.place} and at {item.place}: give one of them another name"
-            )
-        self._by_name[item.name] = item
-        # What cannot be hashed (an object that compares by value) is found by its name only.
-        if isinstance(item.source, Hashable):
-            self._by_source.setdefault(item.source, []).append(item)
-
-    def find(self, named: object) -> Item | None:
-        """What a name, or the declared object itself, stands for; None if it is not declared here.
-
-        Raises ConfigurationError for an object that was declared under several names.
-        """
-        if isinstance(named, str):
-            return self._by_name.get(named)
-        found = self._by_source.get(named) if isinstance(named, Hashable) else None
-        if found is None:
-            return None
-        if len(found) > 1:
-            names = " and ".join(repr(item.name) for item in found)
-            raise ConfigurationError(f"{_shown(named)} is declared as {names}: name it by one of these texts")
-        return found[0]
-
-
-class Functions:
-    """Everything that an app has declared, as its code names it: by a text or by the declared object.
-
-    None stands for what this app has not declared; a text may then still be another app's.
-    """
-
-    def __init__(self) -> None:
-        self.agents: Names[AgentDefinition] = Names()
-        self.tools: Names[Tool] = Names()
-        self.engine_functions: Names[EngineFunction] = Names()
-
-    def agent(self, named: object, /) -> AgentDefinition | None:
-        """By name, function or Agent class."""
-        return self.agents.find(named)
-
-    def tool(self, named: object, /) -> Tool | None:
-        """By name or function."""
-        return self.tools.find(named)
-
-    def engine_function(self, named: object, /) -> EngineFunction | None:
-        """By name or function."""
-        return self.engine_functions.find(named)
 
 
 class App:
@@ -123,6 +49,10 @@ class App:
         self.version = version
         self.functions = Functions()
         """Finds what is declared, by a text or by the declared object."""
+        self.hooks = HookTable()
+        """Hooks and callbacks."""
+        self.reward_function: RewardFunction | None = None
+        """What scores trajectory items; see `reward`."""
 
     def __repr__(self) -> str:
         return f"App({self.name!r}, version={self.version!r})"
@@ -133,42 +63,13 @@ class App:
     def tool(self, function: Function, /) -> Function: ...
 
     @overload
-    def tool(
-        self,
-        function: None = None,
-        /,
-        *,
-        name: str | None = None,
-        timeout_seconds: float = 60.0,
-        retry: RetryPolicy | None = None,
-        repeatable: bool = True,
-        pool: str = "",
-    ) -> Callable[[Function], Function]: ...
+    def tool(self, function: None = None, /, **settings: Unpack[ToolSettings]) -> Callable[[Function], Function]: ...
 
-    def tool(
-        self,
-        function: Callable[..., object] | None = None,
-        /,
-        *,
-        name: str | None = None,
-        timeout_seconds: float = 60.0,
-        retry: RetryPolicy | None = None,
-        repeatable: bool = True,
-        pool: str = "",
-    ) -> object:
-        """Declare a tool, as `@app.tool` or `@app.tool(name=…)`; async or plain. See `Tool` for the settings."""
+    def tool(self, function: Callable[..., object] | None = None, /, **settings: Unpack[ToolSettings]) -> object:
+        """Declare a tool, as `@app.tool` or `@app.tool(name=…)`; async or plain. See `ToolSettings`."""
 
         def declare(function: Function, depth: int = 2) -> Function:
-            tool = Tool(
-                function,
-                place_of(function, depth),
-                name=name,
-                timeout_seconds=timeout_seconds,
-                retry=retry,
-                repeatable=repeatable,
-                pool=pool,
-            )
-            self.functions.tools.add(tool)
+            self.functions.tools.add(Tool(function, place_of(function, depth), **settings))
             return function
 
         return declare if function is None else declare(function, 3)
@@ -178,69 +79,30 @@ class App:
 
     @overload
     def engine_function(
-        self,
-        function: None = None,
-        /,
-        *,
-        name: str | None = None,
-        timeout_seconds: float = 3600.0,
-        retry: RetryPolicy | None = None,
-        pool: str = "",
+        self, function: None = None, /, **settings: Unpack[FunctionSettings]
     ) -> Callable[[Function], Function]: ...
 
     def engine_function(
-        self,
-        function: Callable[..., object] | None = None,
-        /,
-        *,
-        name: str | None = None,
-        timeout_seconds: float = 3600.0,
-        retry: RetryPolicy | None = None,
-        pool: str = "",
+        self, function: Callable[..., object] | None = None, /, **settings: Unpack[FunctionSettings]
     ) -> object:
-        """Declare a plain function that the engines may run. See `EngineFunction` for the settings."""
+        """Declare a plain function that the engines may run. See `FunctionSettings` for the settings."""
 
         def declare(function: Function, depth: int = 2) -> Function:
-            engine_function = EngineFunction(
-                function,
-                place_of(function, depth),
-                name=name,
-                timeout_seconds=timeout_seconds,
-                retry=retry,
-                pool=pool,
-            )
-            self.functions.engine_functions.add(engine_function)
+            self.functions.engine_functions.add(EngineFunction(function, place_of(function, depth), **settings))
             return function
 
         return declare if function is None else declare(function, 3)
 
-    def agent(
-        self,
-        name: str,
-        *,
-        retry: RetryPolicy | None = None,
-        pool: str = "",
-        timeout_seconds: float = 600.0,
-        tools: Sequence[str | Callable[..., object]] = (),
-    ) -> Callable[[AgentFunction], AgentFunction]:
+    def agent(self, name: str, **settings: Unpack[AgentSettings]) -> Callable[[AgentFunction], AgentFunction]:
         """Declare `async def f(ctx: AgentContext, input: T) -> R` as an agent; the input may be left out.
 
-        See `AgentDefinition` for the settings.
+        See `AgentSettings` for the settings.
         """
         if callable(name):
             raise ConfigurationError(f"@app.agent ({place_of(name, 2)}) needs a name: write @app.agent('name')")
 
         def declare(function: AgentFunction) -> AgentFunction:
-            agent = FunctionAgent(
-                name,
-                function,
-                place_of(function, 2),
-                retry=retry,
-                pool=pool,
-                timeout_seconds=timeout_seconds,
-                tools=tools,
-            )
-            self.functions.agents.add(agent)
+            self.functions.agents.add(FunctionAgent(name, function, place_of(function, 2), **settings))
             return function
 
         return declare
@@ -248,24 +110,139 @@ class App:
     def add_agent(
         self,
         name: str,
-        agent: type[Agent],
-        *,
-        retry: RetryPolicy | None = None,
-        pool: str = "",
-        timeout_seconds: float = 600.0,
-        tools: Sequence[str | Callable[..., object]] = (),
+        agent: type[Agent] | HasAsyncPolicy | HasPolicy,
+        **settings: Unpack[AgentSettings],
     ) -> None:
-        """Declare a subclass of Agent, whose `@handles` methods take its messages, under a name."""
-        definition = ClassAgent(
+        """Declare a subclass of Agent, whose `@handles` methods take its messages, under a name.
+
+        Or an object, or class, with `async_policy(observation)` or `policy`: see `runners.policy`.
+        """
+        kind: type[ClassAgent] | type[PolicyDefinition] = ClassAgent
+        if not (isinstance(agent, type) and issubclass(agent, Agent)):
+            from runtime_core.runners.policy import PolicyDefinition
+
+            kind = PolicyDefinition
+        definition = kind(
             name,
-            agent,
+            agent,  # type: ignore[arg-type]  # each kind says itself what it takes
             place_of(None, 2),
-            retry=retry,
-            pool=pool,
-            timeout_seconds=timeout_seconds,
-            tools=tools,
+            **settings,
         )
         self.functions.agents.add(definition)
+
+    def hook(
+        self,
+        point: str,
+        *,
+        name: str | None = None,
+        order: int = 0,
+        guard: bool = False,
+        always: bool = False,
+        timeout_seconds: float = 30.0,
+    ) -> Callable[[Function], Function]:
+        """Declare a hook, as `@app.hook("before_tool_call")`: a function `(event)`, or a class with `exec(event)`.
+
+        It runs for tasks that name it in their `hooks`, or with `always=True` in every run of this app's agents.
+        See `Hook` for the settings.
+        """
+
+        def declare(function: Function) -> Function:
+            hook = Hook(
+                point,
+                function,
+                place_of(function, 2),
+                name=name,
+                order=order,
+                guard=guard,
+                always=always,
+                timeout_seconds=timeout_seconds,
+            )
+            self.hooks.add(hook)
+            return function
+
+        return declare
+
+    def callback(self, key: str, *, timeout_seconds: float = 30.0) -> Callable[[Function], Function]:
+        """Declare a function `(result: ToolResult)` that looks at a tool's result before the agent has it.
+
+        `key` is the tool's name, or `tool__action` for calls with that argument `action`. It returns None or a
+        `CallbackResult`.
+        """
+
+        def declare(function: Function) -> Function:
+            self.hooks.add_callback(Callback(key, function, place_of(function, 2), timeout_seconds=timeout_seconds))
+            return function
+
+        return declare
+
+    def subscribe(
+        self, event_type: str, topic: str = "", *, transformer: bool = False, order: int = 0
+    ) -> Callable[[Function], Function]:
+        """Declare a function that takes messages (`runtime_core.events`) of a category in all event-driven runs.
+
+        As `EventManager.register` does for one run: `topic` is a message's topic or its receiver; empty: all of the
+        category. With `transformer` it gives the message that goes on. To subscribe an agent to what others publish,
+        see `topics` of `agent`.
+        """
+
+        def declare(function: Function) -> Function:
+            from runtime_core.events.subscriber import DeclaredSubscriber
+
+            self.functions.subscribers.append(DeclaredSubscriber(event_type, topic, function, transformer, order))
+            return function
+
+        return declare
+
+    def add_tool(self, tool: object, *, name: str | None = None) -> None:
+        """Declare an object with a `step(args)` method as a tool; None: under its own name."""
+        from runtime_core.runners.swarm import label
+        from runtime_core.runners.tools import StepTool
+
+        if not callable(getattr(tool, "step", None)):
+            raise ConfigurationError(f"{tool!r} has no method step(args): use @app.tool for a function")
+        self.functions.tools.add(StepTool(tool, place_of(None, 2), name=label(tool) if name is None else name))
+
+    def add_runner(
+        self, runner: type[Runner], *, name: str | None = None, pool: str = "", timeout_seconds: float = 3600.0
+    ) -> None:
+        """Declare a runner, which tasks name by its class, its full name or `name`.
+
+        `timeout_seconds` limits the running time of one turn, as for an agent. TaskRunner is there without being added.
+        """
+        from runtime_core.runners.declared import RunnerDefinition
+
+        self.functions.agents.add(
+            RunnerDefinition(runner, place_of(runner, 2), name=name, pool=pool, timeout_seconds=timeout_seconds)
+        )
+
+    def add_swarm(self, name: str, swarm: Swarm, *, pool: str = "") -> None:
+        """Declare a swarm as an agent: it is asked, submitted to, and put into other swarms by its name."""
+        from runtime_core.runners.declared import SwarmDefinition
+
+        self.functions.agents.add(SwarmDefinition(name, swarm, place_of(None, 2), pool=pool))
+
+    def reward(self, function: Reward, /) -> Reward:
+        """Declare how the app's trajectory items are scored: `weft trajectory export --format sar --reward` asks it.
+
+        The function, sync or async, gets a `TrajectoryItem` and the task's end, and returns a number, an object with
+        `score`, or None. There is one per app.
+        """
+        if not callable(function):
+            raise ConfigurationError(
+                f"{function!r} cannot be called: give a function of a TrajectoryItem and a task's end"
+            )
+        if self.reward_function is not None and self.reward_function is not function:
+            raise ConfigurationError(
+                f"{self!r} has the reward function {shown(self.reward_function)} already: declare one that does both"
+            )
+        self.reward_function = function
+        return function
+
+    def add_sessions(self, *, pool: str = "") -> None:
+        """Declare the agent that keeps the contexts of sessions, for `ctx.session()`: in one app of a namespace."""
+        from runtime_core.context.session import SESSION_AGENT, keep_session
+
+        self.functions.agents.add(FunctionAgent(SESSION_AGENT, keep_session, place_of(keep_session, 2), pool=pool))
 
     def include(self, other: App) -> None:
         """Add what another app has declared until now. The same declaration reached by two ways is one."""
@@ -277,6 +254,14 @@ class App:
             self.functions.engine_functions.add(engine_function)
         for agent in other.agents.values():
             self.functions.agents.add(agent)
+        self.hooks.include(other.hooks)
+        if other.reward_function is not None:
+            self.reward(other.reward_function)
+        for name, handler in other.handlers.items():
+            if self.handlers.setdefault(name, handler) is not handler:
+                raise ConfigurationError(f"handler {name!r} is declared by {self!r} and by {other!r}: keep one of them")
+        known = self.functions.subscribers
+        known += [each for each in other.functions.subscribers if each not in known]
 
     # ------------------------------------------------------------ look up
 
@@ -295,6 +280,14 @@ class App:
         """By name."""
         return self.functions.engine_functions.view
 
+    @property
+    def handlers(self) -> dict[str, type[Handler]]:
+        """Handlers of messages (`runtime_core.events`): `app.handlers["tool"] = MyToolHandler` replaces the default.
+
+        Under any other name it is one that a task may choose, with `conf.handlers`.
+        """
+        return self.functions.handlers
+
     # ------------------------------------------------------------ check
 
     def check(self) -> None:
@@ -311,48 +304,26 @@ class App:
             for named in agent.tools:
                 if self.functions.tool(named) is None:
                     raise ConfigurationError(
-                        f"{agent.what} ({agent.place}) names the unknown tool {_shown(named)}: "
+                        f"{agent.what} ({agent.place}) names the unknown tool {shown(named)}: "
                         f"{_suggestion(named, self.tools)}"
                     )
 
     def manifest(self) -> Manifest:
         """Names and schemas, for the broker. Raises ConfigurationError as `check` does."""
-        return Manifest(
+        manifest = Manifest(
             app=self.name,
             version=self.version,
-            agents={
-                name: AgentEntry(
-                    input=agent.input_schema(),
-                    output=agent.output_schema(),
-                    pool=agent.pool,
-                    description=agent.description,
-                )
-                for name, agent in self.agents.items()
-            },
-            tools={
-                name: ToolEntry(
-                    arguments=tool.arguments.schema(),
-                    result=tool.result_schema,
-                    pool=tool.pool,
-                    description=tool.description,
-                    repeatable=tool.repeatable,
-                )
-                for name, tool in self.tools.items()
-            },
-            engine_functions={
-                name: EngineFunctionEntry(
-                    arguments=item.arguments.schema(),
-                    result=item.result_schema,
-                    pool=item.pool,
-                    description=item.description,
-                )
-                for name, item in self.engine_functions.items()
-            },
+            agents={name: agent.entry() for name, agent in self.agents.items()},
+            tools={name: tool.entry() for name, tool in self.tools.items()},
+            engine_functions={name: function.entry() for name, function in self.engine_functions.items()},
+            hooks=self.hooks.entries(),
         )
+        if self.hooks.of_ends:
+            from runtime_core.hooks.ended import TaskEnded  # here: it stands on runs, which an app's users may not need
 
-
-def _shown(named: object) -> str:
-    return repr(named) if isinstance(named, str) else str(getattr(named, "__qualname__", repr(named)))
+            ended = TaskEnded(self.name)
+            manifest.agents[ended.name] = ended.entry()
+        return manifest
 
 
 def _suggestion(named: object, known: Mapping[str, Tool]) -> str:

@@ -113,6 +113,17 @@ def canonical(value: object) -> bytes:
     return _encode(value, _canonical_encoder)
 
 
+def readable(data: bytes) -> object:
+    """What JSON says; None for nothing, the text itself where it is none. For people who look at what was kept."""
+    if not data:
+        return None
+    try:
+        value: object = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return data.decode("utf-8", "replace")
+    return value
+
+
 def quoted(value: object, width: int = 60) -> str:
     """`value` as one short line for an error message."""
     try:

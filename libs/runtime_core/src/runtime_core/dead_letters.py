@@ -12,7 +12,9 @@ import msgspec
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import ingress
+from runtime_core.bus.reply import position
 from runtime_core.bus.transport import Argument, Reply
+from runtime_core.codec import readable
 from runtime_core.errors import InvalidInput
 
 PAGE = 200
@@ -89,13 +91,13 @@ class DeadLetter:
     @property
     def error(self) -> dict[str, Any]:  # Any: JSON
         """`type`, `message`, and where there is one `traceback`."""
-        found = _json(self.fields.get("error", b""))
+        found = readable(self.fields.get("error", b""))
         return found if isinstance(found, dict) else {"type": "", "message": str(found or "")}
 
     @property
     def errors(self) -> list[dict[str, Any]]:  # Any: JSON
         """The error of each attempt, oldest first, with `traceback` and `at` (epoch milliseconds)."""
-        found = _json(self.fields.get("errors", b""))
+        found = readable(self.fields.get("errors", b""))
         return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
 
     @property
@@ -110,7 +112,7 @@ class DeadLetter:
     @property
     def data(self) -> object:
         """What the delivery carried: an input, arguments, or the data of a rejected event."""
-        return _json(self.fields.get(_EVENT + "data", self.fields.get("d", b"")))
+        return readable(self.fields.get(_EVENT + "data", self.fields.get("d", b"")))
 
     def group_key(self, by: By) -> str:
         """What letters are counted by."""
@@ -143,7 +145,7 @@ class DeadLetter:
             "error": self.error,
             "errors": self.errors,
             "data": self.data,
-            "context": _json(self.fields.get("x", b"")),
+            "context": readable(self.fields.get("x", b"")),
             "event": self.event,
         }
 
@@ -185,7 +187,7 @@ class DeadLetters:
                 if len(of_partition) >= limit:
                     break
             found += of_partition
-        return sorted(found, key=lambda letter: _order(letter.entry), reverse=True)[:limit]
+        return sorted(found, key=lambda letter: position(letter.entry), reverse=True)[:limit]
 
     async def counted(self, by: By, selection: Selection = EVERY) -> list[tuple[str, int, DeadLetter]]:
         """Letters counted by what they have in common, the most frequent first, each with its newest letter."""
@@ -194,7 +196,7 @@ class DeadLetters:
         async for letter in self.all(selection):
             key = letter.group_key(by)
             counts[key] += 1
-            if key not in newest or _order(letter.entry) >= _order(newest[key].entry):
+            if key not in newest or position(letter.entry) >= position(newest[key].entry):
                 newest[key] = letter
         return [(key, count, newest[key]) for key, count in counts.most_common()]
 
@@ -311,22 +313,6 @@ class DeadLetters:
 
 def _missing(letter_id: str) -> InvalidInput:
     return InvalidInput("letter_id", f"there is no dead letter {letter_id}: it may have been redriven or dropped")
-
-
-def _order(entry: str) -> tuple[int, int]:
-    milliseconds, _, sequence = entry.partition("-")
-    return int(milliseconds), int(sequence)
-
-
-def _json(data: bytes) -> object:
-    """What JSON says; None for nothing, the text itself where it is none."""
-    if not data:
-        return None
-    try:
-        value: object = msgspec.json.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return data.decode("utf-8", "replace")
-    return value
 
 
 def _with_data(event: bytes, data: bytes) -> bytes:

@@ -15,6 +15,7 @@ from types import FrameType, FunctionType, MethodType, SimpleNamespace
 
 from runtime_core.errors import ConfigurationError
 from runtime_core.policy import RetryPolicy
+from runtime_core.printable import shortened
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
 """What an agent, tool or engine function may be called: names become parts of keys, paths and messages."""
@@ -140,6 +141,15 @@ def arguments_of(what: str, function: Callable[..., object], place: Place) -> li
     return arguments
 
 
+def needed_argument(made: type) -> str | None:
+    """The first argument without which this class cannot be made; None where it needs none."""
+    for parameter in inspect.signature(made).parameters.values():
+        variadic = parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        if parameter.default is inspect.Parameter.empty and not variadic:
+            return parameter.name
+    return None
+
+
 def unannotated(what: str, argument: Argument, place: Place) -> ConfigurationError:
     """The refusal of an argument without a type."""
     hint = " (a method: declare it from an instance, or as a plain function)" if argument.name == "self" else ""
@@ -171,7 +181,7 @@ def resolved(what: str, name: str, annotation: object, function: object, place: 
 def one_line(error: BaseException, limit: int = 300) -> str:
     """Class and text of an error in one line of at most about `limit` characters."""
     text = " ".join(str(error).split())
-    text = text if len(text) <= limit else text[: limit - 1] + "…"
+    text = shortened(text, limit)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

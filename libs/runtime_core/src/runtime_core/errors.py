@@ -10,13 +10,15 @@ WeftError                     anything that Weft raises on purpose: one line tha
 ├── StoreUnavailable          the trajectory store could not be asked; the same call may be repeated
 ├── Fenced                    this owner was declared dead: it must drop what it holds and take a new name
 ├── LimitExceeded             a task, run or journal went over a limit that is named
+├── JobCancelled              a job of `ctx.background` was awaited and had been cancelled
 ├── Divergence                a replay asked for another step than the journal holds
 ├── StepError                 a step that the run waited for has failed (type and message are recorded)
 │   ├── ToolError             … a tool call
 │   ├── AgentError            … an agent that was asked
 │   ├── EngineError           … a compute step
 │   ├── HumanTimeout          … a question that nobody answered in time
-│   └── LocalStepError        … a `ctx.step`
+│   ├── LocalStepError        … a `ctx.step`
+│   └── Denied                … refused by a hook, or by the human whom it asked
 └── Outcome                   raised by user code to say how an attempt ends
     ├── Retry                 try again, after a delay
     └── Reject                do not try again: the run fails with this reason
@@ -83,6 +85,10 @@ class LimitExceeded(WeftError):
     """A task, run or journal went over a limit; the message names the limit and its value."""
 
 
+class JobCancelled(WeftError):
+    """A job of `ctx.background` was awaited that `job.cancel()` had stopped."""
+
+
 class Divergence(WeftError):
     """A replay asked for another step than the journal holds; the message names both."""
 
@@ -98,6 +104,10 @@ class StepError(WeftError):
         super().__init__(f"{type}: {message}" if type else message)
         self.type = type
         self.message = message
+
+
+class TaskCancelled(StepError):
+    """The code of a run has ended it as cancelled, and with it the task whose first run it is."""
 
 
 class ToolError(StepError):
@@ -118,6 +128,13 @@ class HumanTimeout(StepError):
 
 class LocalStepError(StepError):
     """A function given to `ctx.step` raised."""
+
+
+class Denied(StepError):
+    """A hook, or the human whom it asked, has refused what the agent wanted to do; or a guard has failed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("Denied", message)
 
 
 class Outcome(WeftError):

@@ -17,6 +17,7 @@ MAX_NAME_CHARACTERS = 256
 
 TASK_ID_RULE = "1 to 200 of A-Z a-z 0-9 . _ @ + = -, beginning with a letter or digit"
 _TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+=-]{0,199}")
+_TOPIC = re.compile(r"[\w\-.:=/]{1,256}")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
@@ -28,6 +29,13 @@ def has_control(text: str) -> bool:
 def is_task_id(text: str) -> bool:
     """Whether `text` may be a task id: it becomes part of keys, so the alphabet is small."""
     return _TASK_ID.fullmatch(text) is not None
+
+
+def checked_topic(topic: object) -> str:
+    """The topic. Raises InvalidInput, field `topic`, for what is none."""
+    if not isinstance(topic, str) or _TOPIC.fullmatch(topic) is None:
+        raise InvalidInput("topic", f"{topic!r} is no topic: give 1 to 256 letters, digits or _ - . : = /")
+    return topic
 
 
 def partition_of(text: str, count: int) -> int:
@@ -72,6 +80,23 @@ def step_digest(kind: str, name: str, key: str, data: bytes) -> str:
     return hashlib.blake2b(head + data, digest_size=4).hexdigest()
 
 
+def any_digest(kind: str, name: str) -> str:
+    """In the place of a step's digest: fits every step of this kind and name, whatever its arguments.
+
+    A fork's journal holds it, since a changed input may have changed what is asked. Engines count as one kind, and
+    the texts of questions and timers are arguments.
+    """
+    if kind in ("ray", "spark"):
+        kind = "engine"
+    if kind in ("human", "timer"):
+        name = ""
+    return "*" + hashlib.blake2b(f"{kind}\0{name}".encode(), digest_size=4).hexdigest()[:7]
+
+
+ANY_DIGEST = "*" * 8
+"""In the place of a step's digest: fits every step."""
+
+
 def fingerprint(*parts: str, digits: int = 16) -> str:
     """The first `digits` hexadecimal digits of SHA-256 over the parts, joined by NUL."""
     # Lone surrogates come from Python callers only; any stable bytes will do for them.
@@ -81,3 +106,8 @@ def fingerprint(*parts: str, digits: int = 16) -> str:
 def event_id(task: str, *parts: str | int) -> str:
     """The id of an event about `task`: the same happening has the same id, however often it is sent."""
     return "/".join((task, *map(str, parts)))
+
+
+def task_of_message(task: str, run: str, step: str) -> str:
+    """The id of the task that a message of `ctx.send` starts: the same at each replay."""
+    return fingerprint(task, run, step, digits=32)

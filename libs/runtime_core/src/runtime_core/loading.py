@@ -1,4 +1,4 @@
-"""Finds the app that `WEFT_APP=package.module:app` names."""
+"""Finds the app that `WEFT_APP=package.module:app` names, and other objects that are named so."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from types import ModuleType
 from runtime_core.app import App
 from runtime_core.declaration import one_line
 from runtime_core.errors import ConfigurationError
+from runtime_core.runners.task_runner import TaskRunner
 
 _REFERENCE = re.compile(r"(?P<module>\w+(\.\w+)*):(?P<attribute>\w+(\.\w+)*)")
 
@@ -23,46 +24,59 @@ def load_app(reference: str) -> App:
     The current directory is searched first, as servers of web apps do. Raises ConfigurationError, one line, for
     whatever stands in the way.
     """
-    match = _REFERENCE.fullmatch(reference)
-    if match is None or match["module"].endswith(".py"):
-        raise ConfigurationError(f"app {reference!r} is not written as package.module:app{_spelling(reference)}")
-    module_name, attribute = match["module"], match["attribute"]
-    directory = os.getcwd()
-    if directory not in sys.path:
-        sys.path.insert(0, directory)
-    module = _imported(reference, module_name, directory)
-    found: object = module
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise ConfigurationError(
-                f"app {reference!r}: {module_name} has no {part!r}{_candidates(module, found, part)}"
-            )
-        found = getattr(found, part)
+    found, module = _found("app", reference)
     if not isinstance(found, App):
         raise ConfigurationError(
             f"app {reference!r} is not an App but of type {type(found).__name__}{_candidates(module, found, '')}"
         )
+    # What every app offers to those who submit a Task.
+    found.add_runner(TaskRunner)
     found.check()
     return found
 
 
-def _imported(reference: str, name: str, directory: str) -> ModuleType:
+def load_object(what: str, reference: str) -> object:
+    """What `package.module:name` names, found as the app is; `what` is what errors call it."""
+    return _found(what, reference)[0]
+
+
+def _found(what: str, reference: str) -> tuple[object, ModuleType]:
+    match = _REFERENCE.fullmatch(reference)
+    if match is None or match["module"].endswith(".py"):
+        raise ConfigurationError(f"{what} {reference!r} is not written as package.module:app{_spelling(reference)}")
+    module_name, attribute = match["module"], match["attribute"]
+    directory = os.getcwd()
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+    module = _imported(what, reference, module_name, directory)
+    found: object = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            near = _candidates(module, found, part) if what == "app" else ""
+            raise ConfigurationError(f"{what} {reference!r}: {module_name} has no {part!r}{near}")
+        found = getattr(found, part)
+    return found, module
+
+
+def _imported(what: str, reference: str, name: str, directory: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ConfigurationError:  # a declaration that was refused: it says where itself
         raise
     except SyntaxError as error:
         raise ConfigurationError(
-            f"app {reference!r} cannot be imported: {error.filename}:{error.lineno}: {error.msg}"
+            f"{what} {reference!r} cannot be imported: {error.filename}:{error.lineno}: {error.msg}"
         ) from error
     except (Exception, SystemExit) as error:  # importing runs the user's code: it may fail in any way
         where = _place(error, directory)
         if isinstance(error, ModuleNotFoundError) and where is None:
             raise ConfigurationError(
-                f"app {reference!r}: there is no module {error.name!r} in {directory} or among the installed "
+                f"{what} {reference!r}: there is no module {error.name!r} in {directory} or among the installed "
                 "packages: start from the folder that holds it, or set PYTHONPATH"
             ) from None
-        raise ConfigurationError(f"app {reference!r} cannot be imported: {where or name}: {one_line(error)}") from error
+        raise ConfigurationError(
+            f"{what} {reference!r} cannot be imported: {where or name}: {one_line(error)}"
+        ) from error
 
 
 def _place(error: BaseException, directory: str) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.printable import shortened
 
 FORMAT = 1
 """Version of the manifest's own shape."""
@@ -23,6 +24,10 @@ class AgentEntry(msgspec.Struct, omit_defaults=True):
     """JSON schema of the output; None: not declared."""
     pool: str = ""
     description: str = ""
+    interleave: bool = False
+    """True: events of one instance are handled beside each other, not one at a time."""
+    topics: list[str] = []
+    """Topics that the agent has subscribed to; `…*` is a prefix."""
 
 
 class ToolEntry(msgspec.Struct, omit_defaults=True):
@@ -47,6 +52,15 @@ class EngineFunctionEntry(msgspec.Struct, omit_defaults=True):
     description: str = ""
 
 
+class HookEntry(msgspec.Struct, omit_defaults=True):
+    """One hook."""
+
+    order: int = 0
+    guard: bool = False
+    always: bool = False
+    description: str = ""
+
+
 class Manifest(msgspec.Struct):
     """An app's names and schemas, as JSON on the broker. Fields of later formats are ignored when it is read."""
 
@@ -56,6 +70,8 @@ class Manifest(msgspec.Struct):
     agents: dict[str, AgentEntry] = {}
     tools: dict[str, ToolEntry] = {}
     engine_functions: dict[str, EngineFunctionEntry] = {}
+    hooks: dict[str, dict[str, HookEntry]] = {}
+    """Point → name → hook."""
 
     def to_json(self) -> bytes:
         """The same bytes for the same app, in any process."""
@@ -177,8 +193,7 @@ def _parts(path: Iterable[object]) -> list[str]:
 
 
 def _line(text: str, limit: int = 200) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    return shortened(" ".join(text.split()), limit)
 
 
 def _quoted(value: object) -> str:

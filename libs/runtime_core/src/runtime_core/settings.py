@@ -61,6 +61,8 @@ class Settings:
     """How this process is called in logs, where several of one service run side by side."""
     log_level: str = "info"
     log_format: str = "text"
+    engine_processes: int = 0
+    """How many worker processes run `ctx.engine("local")`; 0: threads of the agent-handler do."""
     shutdown_seconds: float = 20.0
     """How long a process may take to finish what it holds after SIGTERM."""
 
@@ -97,6 +99,7 @@ class Settings:
             instance=read.name("WEFT_INSTANCE"),
             log_level=read.choice("WEFT_LOG_LEVEL", LOG_LEVELS, cls.log_level),
             log_format=read.choice("WEFT_LOG_FORMAT", LOG_FORMATS, cls.log_format),
+            engine_processes=read.whole("WEFT_ENGINE_PROCESSES", 0, 1024, cls.engine_processes),
             shutdown_seconds=read.seconds("WEFT_SHUTDOWN_SECONDS", 0.0, 3600.0, cls.shutdown_seconds),
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from runtime_core.declaration import Place, arguments_of, is_async
+from runtime_core.declaration import Place, arguments_of, is_async, needed_argument
 from runtime_core.errors import ConfigurationError
 
 # What a handler returns and awaits is the user's; only that it is a method and async is asked for.
@@ -76,13 +76,12 @@ def handlers_of(what: str, agent: type[Agent], place: Place) -> dict[str, Handle
 
 def check_constructor(what: str, agent: type[Agent], place: Place) -> None:
     """Raises ConfigurationError where the class cannot be made without arguments, or its `state` is no dict."""
-    for parameter in inspect.signature(agent).parameters.values():
-        variadic = parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        if parameter.default is inspect.Parameter.empty and not variadic:
-            raise ConfigurationError(
-                f"{what} ({place}): {agent.__name__}() needs {parameter.name!r}: an instance is made for each run, "
-                "so give it a default"
-            )
+    needed = needed_argument(agent)
+    if needed is not None:
+        raise ConfigurationError(
+            f"{what} ({place}): {agent.__name__}() needs {needed!r}: an instance is made for each run, "
+            "so give it a default"
+        )
     if not isinstance(inspect.getattr_static(agent, "state"), dict):
         raise ConfigurationError(f"{what} ({place}): {agent.__name__}.state is not a dict: write state = {{…}}")
 

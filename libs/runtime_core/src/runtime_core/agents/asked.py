@@ -6,6 +6,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from runtime_core.agents.branch import Wait
+from runtime_core.agents.run_context import snapshot_of
 from runtime_core.agents.step import Step, T, result_of
 from runtime_core.consumer.effects import Call, Question, Timer
 
@@ -25,11 +26,18 @@ class Asked(Step[T]):
         branch = run.flow.branch_here(self)
         value = run.find(self)
         if value is None:
+            self.carry(branch)
             wait = Wait()
             wait.missing[self.id] = self
             yield from run.flow.wait(wait)
             value = run.found(self)
         return result_of(self, value, branch)
+
+    def carry(self, branch: Branch) -> None:
+        """Give an agent that is to be asked the context of the branch that asks, where that was used."""
+        request = self.request
+        if isinstance(request, Call) and request.kind == "agent" and self.id not in self.run.journal.pending:
+            request.snapshot = snapshot_of(self.run, branch)
 
 
 def call(

@@ -10,19 +10,32 @@ from functools import partial
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from runtime_core.agents.approval import Approval, ApprovalQuestion, checked_default
 from runtime_core.agents.asked import Asked, call, question, sleep
 from runtime_core.agents.branch import Branch
 from runtime_core.agents.engine import ENGINES, Engine
 from runtime_core.agents.gather import Gather
+from runtime_core.agents.job import AtEnd, Job
 from runtime_core.agents.local import LocalStep, call_function
 from runtime_core.agents.naming import name_and_pool
-from runtime_core.agents.outgoing import Emit, SendStep
+from runtime_core.agents.outgoing import Emit, Note, PublishStep, SendStep, SpendStep
+from runtime_core.agents.run_context import context_of
+from runtime_core.agents.values import from_json
+from runtime_core.context.session import Session
 from runtime_core.encoding import encode
 from runtime_core.errors import InvalidInput
-from runtime_core.identifiers import idempotency_key
+from runtime_core.hooks.guarded import Ready
+from runtime_core.hooks.points import point_named
+from runtime_core.identifiers import checked_topic, idempotency_key
+from runtime_core.usage import Usage, total
 
 if TYPE_CHECKING:
+    from runtime_core.agents.ports import Functions
     from runtime_core.agents.run import Run
+    from runtime_core.context.context import Context
+    from runtime_core.events.handler import Handler
 
 # Scopes what `ctx.uuid()` derives; any fixed UUID will do, but it may never change.
 _NAMESPACE = uuid.UUID("6f0cb1f3-5f0f-4f57-9d5a-0f6a3c1f7e42")
@@ -75,6 +88,16 @@ class AgentContext:
         return self._run.meta.get("session_id", "")
 
     @property
+    def topic(self) -> str:
+        """The topic on which this run's message was published; empty for one that was sent or asked."""
+        return self._run.meta.get("topic", "")
+
+    @property
+    def sender(self) -> str:
+        """Who published it, as `agent/key`; empty where that was no instance with a key."""
+        return self._run.meta.get("sender", "")
+
+    @property
     def metadata(self) -> Mapping[str, Any]:  # Any: the user's own JSON
         return self._run.meta.get("metadata", {})
 
@@ -89,9 +112,19 @@ class AgentContext:
         return self._run.cancelled
 
     @property
+    def functions(self) -> Functions:
+        """What this app has declared, by name or by the declared object."""
+        return self._run.functions
+
+    @property
     def idempotency_key(self) -> str:
         """The same at each attempt and replay of this run, and of no other run."""
         return idempotency_key(self._run.task_id, self._run.run_id)
+
+    @property
+    def handlers(self) -> Mapping[str, type[Handler]]:
+        """The app's handlers of messages, by category or name; see `runtime_core.events`."""
+        return self._run.functions.handlers
 
     @property
     def state(self) -> dict[str, Any]:  # Any: JSON values of the user's choice
@@ -101,13 +134,35 @@ class AgentContext:
         """
         return self._run.state.value()
 
+    @property
+    def context(self) -> Context:
+        """What the task's runs know together: see `runtime_core.context`.
+
+        A run that is asked has a fork of the asking run's, and its changes are merged when its result is taken; each
+        coroutine of a `gather` has a fork of its own, merged in the order of the parts. So ask for it in each coroutine
+        anew, and change it between steps only, not in the function of a `ctx.step`.
+        """
+        return context_of(*self._here("ctx.context"))
+
+    def session(self) -> Session:
+        """What all tasks of the session know together: `async with ctx.session() as session` gives its context.
+
+        The changes of the block are merged when it ends without an error. InvalidInput where the task has no session.
+        """
+        return Session(self)
+
     # ---- asking others -----------------------------------------------------------------------------------
 
-    def tool(self, tool: object, /, **arguments: object) -> Asked[Any]:  # Any: the tool's own JSON
-        """Call a tool, by its function or name. Raises ToolError when awaited, if it failed for good."""
+    def tool(self, tool: object, /, **arguments: object) -> Awaitable[Any]:  # Any: the tool's own JSON
+        """Call a tool, by its function or name.
+
+        Raises, when awaited, ToolError if it failed for good, and Denied if a hook refused it.
+        """
         run, branch = self._here("ctx.tool")
         name, pool = name_and_pool(run, "tool", run.functions.tool(tool), tool)
         data = encode(arguments, f"arguments of tool {name!r}")
+        if run.hooks is not None and (guarded := run.hooks.tool(branch, name, data, pool)) is not None:
+            return guarded
         return call(run, branch, "tool", name, data=data, pool=pool)
 
     def agent(self, agent: object, input: object = None, /, *, key: str = "") -> Asked[Any]:  # Any: its own JSON
@@ -134,7 +189,7 @@ class AgentContext:
         data: object = None,
         timeout: float | timedelta | None = None,
         default: object = ...,
-    ) -> Asked[Any]:  # Any: the answer is whatever JSON was sent
+    ) -> Awaitable[Any]:  # Any: the answer is whatever JSON was sent
         """Ask a human, or whoever answers with `weft.task.signal`.
 
         After `timeout` (seconds or timedelta; None: no limit) the answer is `default`; without a default,
@@ -144,7 +199,35 @@ class AgentContext:
         shown = encode(data, "data of ctx.human")
         answer = None if isinstance(default, EllipsisType) else encode(default, "default of ctx.human")
         limit = None if timeout is None else _milliseconds(timeout, "timeout of ctx.human")
+        if run.hooks is not None:
+            guarded = run.hooks.human(branch, prompt, shown, limit, answer)
+            if guarded is not None:
+                return guarded
         return question(run, branch, prompt, data=shown, timeout_ms=limit, default=answer)
+
+    def approve(
+        self,
+        what: str,
+        *,
+        data: object = None,
+        timeout: float | timedelta | None = None,
+        default: object = ...,
+    ) -> Awaitable[Approval]:
+        """Let a human approve, deny or edit `data`; the run waits on the broker for the verdict.
+
+        After `timeout` (seconds or timedelta; None: no limit) the answer is `default`, True to approve or False to
+        deny; without a default, HumanTimeout is raised. What else is sent as an answer is refused, and the question
+        stays open.
+        """
+        run, branch = self._here("ctx.approve")
+        shown = encode(data, "data of ctx.approve")
+        answer = checked_default(default, "default of ctx.approve")
+        limit = None if timeout is None else _milliseconds(timeout, "timeout of ctx.approve")
+        if run.hooks is not None:
+            guarded = run.hooks.approve(branch, what, shown, limit, answer)
+            if guarded is not None:
+                return guarded
+        return ApprovalQuestion(run, branch, what, data=shown, timeout_ms=limit, default=answer)
 
     def sleep(self, delay: float | timedelta) -> Asked[None]:
         """Wait for seconds or days without using a process. A delay below zero is none."""
@@ -168,18 +251,85 @@ class AgentContext:
         body = partial(call_function, fn, args, kwargs, run.threads)
         return LocalStep(run, branch, "step", label, body, data)
 
-    def emit(self, value: object) -> Emit:
+    def model(
+        self, name: str, request: object, function: Callable[..., object], /
+    ) -> Awaitable[Any]:  # Any: the model's own JSON
+        """Call a model: `function(request)`, sync or async, once, with its JSON result recorded as a step.
+
+        The hooks of `before_llm_call` may change or refuse the request, those of `after_llm_call` the result. What the
+        function raises becomes LocalStepError.
+        """
+        run, branch = self._here("ctx.model")
+        if run.hooks is not None:
+            guarded = run.hooks.model(branch, name, request, function)
+            if guarded is not None:
+                return guarded
+        body = partial(call_function, function, (request,), {}, run.threads)
+        return LocalStep(run, branch, "model", name, body, encode(request, "request of ctx.model"))
+
+    def hook(self, point: str, payload: object = None, /, *, name: str = "") -> Awaitable[Any]:  # Any: as the payload
+        """Run the hooks of a point that only the agent's code knows, such as `before_context_compact`.
+
+        Gives the payload as they leave it. Raises Denied. Without hooks it does nothing and takes no place.
+        """
+        run, branch = self._here("ctx.hook")
+        known = point_named(point, "point")
+        data = encode(payload, "payload of ctx.hook")
+        return Ready(from_json(data)) if run.hooks is None else run.hooks.at(branch, known, name, data)
+
+    def emit(self, value: object) -> Awaitable[None]:
         """Send a delta (text or any JSON value) to the client's stream, at once when awaited."""
         run, branch = self._here("ctx.emit")
-        return Emit(run, branch, encode(value, "value of ctx.emit"))
+        data = encode(value, "value of ctx.emit")
+        if run.hooks is not None and (guarded := run.hooks.emit(branch, data)) is not None:
+            return guarded
+        return Emit(run, branch, data)
 
     def send(self, agent: object, input: object = None, /, *, key: str = "") -> SendStep:
-        """Send a message to an agent without waiting for an answer. It leaves with this turn's commit."""
+        """Send a message to an agent without waiting for an answer. It leaves with this turn's commit.
+
+        Awaited it gives the id of the task that the message starts, by which a client finds it.
+        """
         run, branch = self._here("ctx.send")
         known = run.functions.agent(agent)
         name, _ = name_and_pool(run, "agent", known, agent)
         data = encode(input, "input") if known is None else known.encode_input(input)
         return SendStep(run, branch, name, key, data)
+
+    def publish(self, topic: str, data: object = None, /, *, source: str = "") -> PublishStep:
+        """Publish a message to every agent that has subscribed to the topic. It leaves with this turn's commit.
+
+        `source` names the instance of each agent that gets it; empty: one of its own for this message.
+        """
+        run, branch = self._here("ctx.publish")
+        return PublishStep(run, branch, checked_topic(topic), source, encode(data, "data of ctx.publish"))
+
+    def note(self, name: str, value: object) -> Note:
+        """Keep a value in the task's trajectory, as a row of kind `message` with this name. Nobody is told of it."""
+        run, branch = self._here("ctx.note")
+        return Note(run, branch, name, encode(value, "value of ctx.note"))
+
+    def spend(self, *, model: str = "", **amounts: float) -> SpendStep:
+        """Report what was used, as in `await ctx.spend(tokens=812, requests=1, cost=0.004, model="…")`.
+
+        It is added to the task's usage by this turn's commit, once, and counts against `max_tokens` and `max_cost`.
+        Raises InvalidInput (`spend.…`) for what is no amount.
+        """
+        run, branch = self._here("ctx.spend")
+        return SpendStep(run, branch, Usage.of(amounts, model))
+
+    async def usage(self) -> Usage:
+        """What the whole task has used: all runs and calls that were committed, and this run until here.
+
+        A step like others: a replay sees the sums that it saw the first time.
+        """
+        run, branch = self._here("ctx.usage")
+
+        async def sums() -> object:
+            committed = Usage.from_json(await run.port.usage())
+            return msgspec.to_builtins(total([committed, *(spend.usage for spend in run.spends)]))
+
+        return msgspec.convert(await LocalStep(run, branch, "step", "ctx.usage", sums, b""), Usage)
 
     def gather(self, *parts: Awaitable[Any], return_exceptions: bool = False) -> Gather:  # Any: see Gather
         """Do several things at once: steps, and coroutines that take steps themselves.
@@ -194,6 +344,26 @@ class AgentContext:
                     part.close()
             raise
         return Gather(run, branch, parts, return_exceptions)
+
+    def background(self, part: Awaitable[Any], /, *, at_end: AtEnd = "join") -> Job:  # Any: the part's own result
+        """Start a step, or a coroutine that takes steps, and go on; `await job` later gives its result.
+
+        Where this function ends first, the run waits for the job, and fails where the job fails and nobody has awaited
+        it. With `at_end="cancel"` it is stopped instead. Where this function fails, jobs are stopped. A message to an
+        agent that shall outlive the run is a task of its own: `ctx.send`. `await job.cancel()` stops it now.
+
+        What is asked of others leaves when all of this run waits: long work of its own belongs into a tool or an agent,
+        or it holds up the rest.
+        """
+        try:
+            run, branch = self._here("ctx.background")
+        except BaseException:
+            if hasattr(part, "close"):  # a coroutine that will never be awaited
+                part.close()
+            raise
+        if at_end not in ("join", "cancel"):
+            raise InvalidInput("at_end", f"{at_end!r} is neither join nor cancel")
+        return Job(run, branch, part, at_end)
 
     # ---- values that are the same at each replay ---------------------------------------------------------
 

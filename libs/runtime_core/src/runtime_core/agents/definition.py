@@ -7,11 +7,13 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 
 import msgspec
 
 from runtime_core.agents.agent import Agent, Handler, check_constructor, handlers_of
+from runtime_core.agents.ports import RunStart, TurnRun
+from runtime_core.agents.run import Run
 from runtime_core.declaration import (
     NO_DEFAULT,
     Argument,
@@ -28,6 +30,8 @@ from runtime_core.declaration import (
 )
 from runtime_core.encoding import encode
 from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.identifiers import checked_topic
+from runtime_core.manifest import AgentEntry
 from runtime_core.policy import RetryPolicy
 from runtime_core.schema import NoInput, Schema, Value, result_schema, tagged_schema
 
@@ -37,12 +41,24 @@ if TYPE_CHECKING:
 Coro = Coroutine[object, object, object]
 
 
-class AgentDefinition(ABC):
-    """An agent by its name.
+class AgentSettings(TypedDict, total=False):
+    """What may be said of an agent where it is declared."""
 
-    `timeout_seconds` limits the running time of one turn, not the waits between turns; `tools` are those that it
-    may offer to a model.
-    """
+    retry: RetryPolicy | None
+    pool: str
+    """Of the handlers that run it; `` is the default one."""
+    timeout_seconds: float
+    """Limits the running time of one turn, not the waits between turns; 600 where nothing is said."""
+    tools: Sequence[str | Callable[..., object]]
+    """Those that it may offer to a model."""
+    topics: Sequence[str]
+    """Those that it has subscribed to, `…*` all that begin so."""
+    interleave: bool
+    """Events of one instance are handled beside each other; of two that change its state, the later commit counts."""
+
+
+class AgentDefinition(ABC):
+    """An agent by its name, with its settings: see `AgentSettings`."""
 
     def __init__(
         self,
@@ -54,6 +70,8 @@ class AgentDefinition(ABC):
         pool: str = "",
         timeout_seconds: float = 600.0,
         tools: Sequence[str | Callable[..., object]] = (),
+        topics: Sequence[str] = (),
+        interleave: bool = False,
         description: str = "",
     ) -> None:
         self.name = checked_name("agent", name, None, place)
@@ -66,6 +84,10 @@ class AgentDefinition(ABC):
         if isinstance(tools, str):
             raise ConfigurationError(f"{self.what} ({place}) has tools={tools!r}: give a list of names")
         self.tools = tuple(tools)
+        if isinstance(topics, str):
+            raise ConfigurationError(f"{self.what} ({place}) has topics={topics!r}: give a list")
+        self.topics = tuple(_checked(self.what, topic, place) for topic in topics)
+        self.interleave = interleave
         self.description = description
 
     @abstractmethod
@@ -75,6 +97,10 @@ class AgentDefinition(ABC):
     @abstractmethod
     def start(self, ctx: AgentContext, value: object) -> Coro:
         """The coroutine of a run with this decoded input; nothing runs before it is awaited."""
+
+    def make_run(self, **start: Unpack[RunStart]) -> TurnRun:
+        """A run of this agent, from the top or replayed."""
+        return Run(definition=self, **start)
 
     @abstractmethod
     def input_schema(self) -> Schema:
@@ -92,6 +118,17 @@ class AgentDefinition(ABC):
         """The output as JSON. Raises InvalidInput("output", …) that names the type that cannot be written."""
         return encode(value, "output")
 
+    def entry(self) -> AgentEntry:
+        """What the manifest says of it. Raises ConfigurationError as `check` does."""
+        return AgentEntry(
+            input=self.input_schema(),
+            output=self.output_schema(),
+            pool=self.pool,
+            description=self.description,
+            interleave=self.interleave,
+            topics=list(self.topics),
+        )
+
     def check(self) -> None:
         """Make all that the first run would make. Raises ConfigurationError."""
         self.input_schema()
@@ -106,21 +143,14 @@ class FunctionAgent(AgentDefinition):
         name: str,
         function: Callable[..., Coro],
         place: Place,
-        *,
-        retry: RetryPolicy | None = None,
-        pool: str = "",
-        timeout_seconds: float = 600.0,
-        tools: Sequence[str | Callable[..., object]] = (),
+        **settings: Unpack[AgentSettings],
     ) -> None:
         """Raises ConfigurationError for what can be seen without evaluating the annotations."""
         super().__init__(
             name,
             function,
             place,
-            retry=retry,
-            pool=pool,
-            timeout_seconds=timeout_seconds,
-            tools=tools,
+            **settings,
             description=inspect.getdoc(function) or "",
         )
         if not callable(function) or inspect.isclass(function):
@@ -201,11 +231,7 @@ class ClassAgent(AgentDefinition):
         name: str,
         agent: type[Agent],
         place: Place,
-        *,
-        retry: RetryPolicy | None = None,
-        pool: str = "",
-        timeout_seconds: float = 600.0,
-        tools: Sequence[str | Callable[..., object]] = (),
+        **settings: Unpack[AgentSettings],
     ) -> None:
         """Raises ConfigurationError for what can be seen without evaluating the annotations."""
         if not (inspect.isclass(agent) and issubclass(agent, Agent)):
@@ -214,10 +240,7 @@ class ClassAgent(AgentDefinition):
             name,
             agent,
             place,
-            retry=retry,
-            pool=pool,
-            timeout_seconds=timeout_seconds,
-            tools=tools,
+            **settings,
             # A class without a docstring has its base's, which says nothing of it.
             description=inspect.cleandoc(agent.__doc__ or ""),
         )
@@ -280,6 +303,13 @@ class ClassAgent(AgentDefinition):
         if handler is not None and type(value) is handler.message_type:
             return encode({"type": name, "data": value}, "input")
         return encode(value, "input")
+
+
+def _checked(what: str, topic: object, place: Place) -> str:
+    try:
+        return checked_topic(topic.removesuffix("*") if isinstance(topic, str) else topic) and str(topic)
+    except InvalidInput as error:
+        raise ConfigurationError(f"{what} ({place}): {error}") from None
 
 
 def _is_context(argument: Argument) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from runtime_core.agents.asked import Asked, call
 from runtime_core.agents.local import LocalStep, call_function
 from runtime_core.agents.naming import name_and_pool
-from runtime_core.agents.ports import LocalFunction
+from runtime_core.agents.ports import Compute, LocalFunction
 from runtime_core.agents.values import from_json
 from runtime_core.encoding import encode
 
@@ -22,7 +22,7 @@ ENGINES = (LOCAL, "ray", "spark")
 
 
 class Engine:
-    """One of `local` (a thread of this process), `ray` and `spark`."""
+    """One of `local` (a thread or a worker process of this one), `ray` and `spark`."""
 
     __slots__ = ("_engine", "_run")
 
@@ -44,11 +44,15 @@ class Engine:
         data = encode(arguments, f"arguments of engine function {name!r}")
         if self._engine != LOCAL or known is None:
             return call(run, branch, self._engine, name, data=data, pool=pool)
-        body = partial(_run_here, known, data, run.threads)
+        body = partial(_run_here, known, data, run.threads, run.compute)
         return LocalStep(run, branch, "engine", name, body, data)
 
 
-async def _run_here(function: LocalFunction, arguments: bytes, threads: Executor | None) -> object:
+async def _run_here(
+    function: LocalFunction, arguments: bytes, threads: Executor | None, compute: Compute | None
+) -> object:
+    if compute is not None:
+        return from_json(await compute.run(function, arguments))
     result = await call_function(function.run, (arguments,), {}, threads)
     assert isinstance(result, bytes)  # `run` says so; what is called in a thread loses its type
     return from_json(result)

@@ -8,12 +8,15 @@ from runtime_core.consumer.effects import Failed
 from runtime_core.errors import (
     AgentError,
     ConfigurationError,
+    Denied,
     Divergence,
     InvalidInput,
+    JobCancelled,
     LimitExceeded,
     Reject,
     Retry,
     StepError,
+    TaskCancelled,
     ToolError,
     WeftError,
 )
@@ -32,14 +35,17 @@ def failure_of(error: BaseException) -> Failed:
             return Failed("Retry", clean(error.reason), retry_after_seconds=error.after_seconds)
         case Reject():
             return Failed("Reject", clean(error.reason), retryable=False, rejected=True)
+        case TaskCancelled():
+            return Failed(error.type, clean(error.message), retryable=False, rejected=True, cancelled=True)
         case StepError():
             kind = error.type or type(error).__name__
             # The step's own delivery is the dead letter: a second one of the run that waited says no more.
-            kept = isinstance(error, ToolError | AgentError)
+            # And what was denied is an answer, not a defect.
+            kept = isinstance(error, ToolError | AgentError | Denied)
             return Failed(kind, clean(error.message), text_of(error), retryable=False, rejected=kept)
         case Divergence():
             return Failed("Divergence", clean(str(error)), retryable=False, parked=True)
-        case InvalidInput() | LimitExceeded() | ConfigurationError():
+        case InvalidInput() | LimitExceeded() | ConfigurationError() | JobCancelled():
             return Failed(type(error).__name__, clean(str(error)), text_of(error), retryable=False)
     # WeftError itself is raised for wrong use of the context: the same code would do the same again.
     return Failed(type(error).__name__, clean(str(error)), text_of(error), retryable=type(error) is not WeftError)

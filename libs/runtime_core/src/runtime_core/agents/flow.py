@@ -80,7 +80,14 @@ class Flow:
                 "(gather, wait_for, create_task, TaskGroup) a replay could not find it again; "
                 "use ctx.gather to do things at once, and timeout= to limit a wait"
             )
+        if branch.stopped:
+            raise asyncio.CancelledError("the job was cancelled")
         return branch
+
+    def is_stopped(self, task: asyncio.Task[Any] | None) -> bool:  # Any: as `_branches`
+        """Whether the task's branch was ended by itself (see `stop_branch`)."""
+        branch = None if task is None else self._branches.get(task)
+        return branch is not None and branch.stopped
 
     def help(
         self, coroutine: Coroutine[Any, Any, Any], branch: Branch | None, wait: Wait
@@ -94,6 +101,7 @@ class Flow:
         self.check_going()
         assert self._loop is not None
         future = wait.future = self._loop.create_future()
+        wait.owner = asyncio.current_task()
         self.waits[wait] = None
         for step in wait.missing:
             self.waiting.setdefault(step, []).append(wait)
@@ -101,6 +109,8 @@ class Flow:
         try:
             yield from future
         except asyncio.CancelledError:
+            if self.is_stopped(wait.owner):
+                raise
             self._give_up(wait)
             if not self.stopping:
                 raise self.misuse(
@@ -153,6 +163,28 @@ class Flow:
         for wait in list(self.waits):
             self._give_up(wait)
         for task in self._branches:
+            task.cancel(why)
+
+    def stop_branch(self, branch: Branch, why: str) -> None:
+        """End a branch, with those that it has started, by CancelledError where they await; the others go on."""
+        tasks = [
+            task
+            for task, other in self._branches.items()
+            if other is not None and (other is branch or other.prefix.startswith(branch.prefix))
+        ]
+        for wait in [wait for wait in self.waits if wait.owner in tasks]:
+            del self.waits[wait]
+            self.active += 1
+            for step in wait.missing:
+                others = [other for other in self.waiting.get(step, ()) if other is not wait]
+                if others:
+                    self.waiting[step] = others
+                else:
+                    self.waiting.pop(step, None)
+        for task in tasks:
+            known = self._branches[task]
+            if known is not None:
+                known.stopped = True
             task.cancel(why)
 
     async def stopped(self) -> None:

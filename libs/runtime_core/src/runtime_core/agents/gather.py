@@ -11,6 +11,7 @@ from runtime_core.agents.asked import Asked
 from runtime_core.agents.branch import Branch, Wait
 from runtime_core.agents.local import LocalStep
 from runtime_core.agents.outgoing import Outgoing
+from runtime_core.agents.run_context import join
 from runtime_core.agents.step import Step, result_of
 from runtime_core.errors import Outcome
 
@@ -91,6 +92,7 @@ class Gather:
         match part:
             case Asked():
                 if run.find(part) is None:
+                    part.carry(branch)
                     wait.missing[part.id] = part
             case LocalStep():
                 if run.find(part) is None:
@@ -103,8 +105,8 @@ class Gather:
                 elif not part._wait.over():
                     raise run.flow.misuse("a ctx.gather is part of two others at once")
             case _:
-                helper = Branch(f"{self.id}.{place}.", branch.now_ms)
-                self._tasks[place] = run.flow.help(_coroutine(part), helper, wait), helper
+                helper = Branch(f"{self.id}.{place}.", branch.now_ms, branch)
+                self._tasks[place] = run.flow.help(as_coroutine(part), helper, wait), helper
 
     def close(self) -> None:
         """Close the coroutines that will not be started any more: Python warns of them else."""
@@ -130,7 +132,7 @@ class Gather:
     def _result(self, place: int, part: Awaitable[Any], branch: Branch) -> object:  # Any: see `parts`
         match part:
             case Outgoing():
-                return None
+                return part.result()
             case Gather():
                 return part._results(branch)
         task, helper = self._tasks.get(place, (None, None))
@@ -141,10 +143,13 @@ class Gather:
         assert task is not None
         if helper is not None:
             branch.saw(helper.now_ms)
+            if helper.context is not None:
+                join(self.run, branch, helper)
         return task.result()
 
 
-def _coroutine(part: Awaitable[Any]) -> Coroutine[Any, Any, Any]:  # Any: see Gather
+def as_coroutine(part: Awaitable[Any]) -> Coroutine[Any, Any, Any]:  # Any: see Gather
+    """What a branch runs, from a coroutine or anything else that can be awaited."""
     if inspect.iscoroutine(part):
         return part
 

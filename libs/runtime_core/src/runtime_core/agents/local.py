@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from runtime_core import codec
 from runtime_core.agents.failure import clean, text_of
-from runtime_core.agents.journal import DIGEST_BYTES, payload_of, status_of
+from runtime_core.agents.journal import DIGEST_BYTES, payload_of, status_of, time_of
 from runtime_core.agents.step import Step, result_of
 from runtime_core.consumer.effects import COMPLETED, FAILED
 from runtime_core.encoding import encode
-from runtime_core.errors import InvalidInput, Outcome
+from runtime_core.errors import EngineError, InvalidInput, Outcome
 from runtime_core.trajectory.steps import StepError as RowError
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
         except asyncio.CancelledError as error:
             run.flow.check_going()
             task = asyncio.current_task()
+            if run.flow.is_stopped(task):
+                raise
             if task is not None and task.cancelling():
                 raise run.flow.misuse(
                     f"{self!r} was cancelled from outside: put asyncio.timeout inside the function of ctx.step, "
@@ -97,6 +99,9 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
         else:
             status = FAILED
             kind, message = type(failure).__name__, clean(str(failure))
+            if self.kind == "engine" and isinstance(failure, EngineError):
+                # The engine's word for what has failed in its call: that is the step's error.
+                kind, message = failure.type, clean(failure.message)
             payload = codec.encode({"type": kind, "message": message})
             row_error = RowError(kind, message, text_of(failure), at=time.time() * 1000)
         try:
@@ -108,7 +113,9 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
         run.journal.add(self.id, value)
         if status_of(value) == status and payload_of(value) == payload:
             output = payload if failure is None else b""
-            run.rows.add(self, started=began, input=self.data, output=output, error=row_error)
+            # As journaled: a replay from the trajectory sees the times that this run saw (`ctx.now`).
+            ended = max(began, float(time_of(value)))
+            run.rows.add(self, started=began, ended=ended, input=self.data, output=output, error=row_error)
         # Another process may have been first, with other code.
         if value[:DIGEST_BYTES] != self.digest.encode():
             raise run.diverged(self)

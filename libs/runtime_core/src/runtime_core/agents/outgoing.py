@@ -1,27 +1,34 @@
-"""Steps that nobody waits for: deltas to the client, messages to other agents."""
+"""Steps that nobody waits for: deltas, messages to agents and topics, notes in the trajectory, reports of usage."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from runtime_core.agents.step import Step
-from runtime_core.consumer.effects import Send
+from runtime_core.agents.step import Step, T
+from runtime_core.consumer.effects import Publish, Send, Spend
+from runtime_core.identifiers import task_of_message
+from runtime_core.usage import Usage
 
 if TYPE_CHECKING:
     from runtime_core.agents.branch import Branch
     from runtime_core.agents.run import Run
 
 
-class Outgoing(Step[None]):
+class Outgoing(Step[T]):
     """Done at once where the journal does not hold it; else nothing happens."""
 
     __slots__ = ()
 
-    def __await__(self) -> Generator[Any, None, None]:  # Any: asyncio's protocol; this one yields nothing
+    def __await__(self) -> Generator[Any, None, T]:  # Any: asyncio's protocol; this one yields nothing
         self.run.flow.branch_here(self)
         self.perform()
         yield from ()
+        return self.result()
+
+    def result(self) -> T:
+        """What the code gets: nothing, where there is nothing to say."""
+        return None  # type: ignore[return-value]  # T is None but for steps that say otherwise
 
     def perform(self) -> None:
         if self.run.find(self) is None:
@@ -33,7 +40,7 @@ class Outgoing(Step[None]):
         raise NotImplementedError
 
 
-class Emit(Outgoing):
+class Emit(Outgoing[None]):
     """A delta (text or any JSON value) to the client."""
 
     __slots__ = ()
@@ -49,7 +56,7 @@ class Emit(Outgoing):
         self.run.rows.add(self, output=self.data)
 
 
-class SendStep(Outgoing):
+class SendStep(Outgoing[str]):
     """A message to an agent, sent by the commit that ends this turn."""
 
     __slots__ = ()
@@ -57,6 +64,53 @@ class SendStep(Outgoing):
     def __init__(self, run: Run, branch: Branch, agent: str, key: str, data: bytes) -> None:
         super().__init__(run, branch, "send", agent, key, data)
 
+    def result(self) -> str:
+        """The id of the task that it starts."""
+        return task_of_message(self.run.task_id, self.run.run_id, self.id)
+
     def go(self) -> None:
         self.run.sends.append(Send(self.id, self.name, self.key, self.data, self.digest))
         self.run.rows.add(self, input=self.data)
+
+
+class PublishStep(Outgoing[None]):
+    """A message to a topic, published by the commit that ends this turn."""
+
+    __slots__ = ()
+
+    def __init__(self, run: Run, branch: Branch, topic: str, source: str, data: bytes) -> None:
+        super().__init__(run, branch, "publish", topic, source, data)
+
+    def go(self) -> None:
+        self.run.sends.append(Publish(self.id, self.name, self.key, self.data, self.digest))
+        self.run.rows.add(self, input=self.data)
+
+
+class Note(Outgoing[None]):
+    """A row of kind `message` in the trajectory, written once."""
+
+    __slots__ = ()
+
+    def __init__(self, run: Run, branch: Branch, name: str, data: bytes) -> None:
+        super().__init__(run, branch, "message", name, "", data)
+
+    def go(self) -> None:
+        try:
+            self.run.port.note(self.id, self.digest)
+        except Exception as error:
+            raise self.run.flow.abandon(error) from error
+        self.run.rows.add(self, input=self.data)
+
+
+class SpendStep(Outgoing[None]):
+    """A report of what was used, which the commit of this turn adds to the task's usage."""
+
+    __slots__ = ("usage",)
+
+    def __init__(self, run: Run, branch: Branch, usage: Usage) -> None:
+        super().__init__(run, branch, "usage", next(iter(usage.models), "usage"), "", usage.to_json())
+        self.usage = usage
+
+    def go(self) -> None:
+        self.run.spends.append(Spend(self.id, self.digest, self.usage))
+        self.run.rows.add(self, usage=self.usage.amounts)

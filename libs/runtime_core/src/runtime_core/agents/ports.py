@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, Required, TypedDict
 
 if TYPE_CHECKING:
     from runtime_core.agents.context import AgentContext
+    from runtime_core.consumer.effects import TurnResult
+    from runtime_core.events.handler import Handler
+    from runtime_core.events.subscriber import DeclaredSubscriber
 
 
 class RunPort(Protocol):
-    """What a running turn may write on the broker before it commits. Both writes are put-if-absent."""
+    """What a running turn may write on the broker before it commits. All writes are put-if-absent."""
 
     async def record(self, step: str, digest: str, status: bytes, payload: bytes) -> bytes:
         """Journal the result of a step; returns the journal value that is stored now, maybe another's.
@@ -19,8 +22,16 @@ class RunPort(Protocol):
         """
         ...
 
+    async def usage(self) -> bytes:
+        """What the whole task has used so far, as the broker sums it (JSON; empty: nothing). Raises as `record`."""
+        ...
+
     def emit(self, step: str, digest: str, data: bytes) -> None:
         """Send a delta (JSON) to the client. Does not wait; a step that is journaled is sent once."""
+        ...
+
+    def note(self, step: str, digest: str) -> None:
+        """Journal a step that has no result but its row in the trajectory. Does not wait."""
         ...
 
 
@@ -69,8 +80,25 @@ class RegisteredAgent(Registered, Protocol):
 class LocalFunction(Registered, Protocol):
     """An engine function that can run in this process."""
 
+    @property
+    def timeout_seconds(self) -> float:
+        """How long one call may take, where the engine can end it."""
+        ...
+
     def run(self, arguments: bytes, /) -> bytes:
         """Call it with a JSON object of arguments; returns JSON. Blocks, so it is called in a thread."""
+        ...
+
+    def bound(self, arguments: bytes, /) -> Callable[[], object]:
+        """The function with its arguments, read from a JSON object, to be called elsewhere."""
+        ...
+
+
+class Compute(Protocol):
+    """Runs engine functions outside the threads of this process."""
+
+    async def run(self, function: LocalFunction, arguments: bytes, /) -> bytes:
+        """Call it with a JSON object of arguments; returns JSON. A cancel stops the call."""
         ...
 
 
@@ -86,6 +114,16 @@ class Functions(Protocol):
 
     def engine_function(self, named: object, /) -> LocalFunction | None: ...
 
+    @property
+    def handlers(self) -> Mapping[str, type[Handler]]:
+        """Handlers of messages, by category or by a name of the app's own."""
+        ...
+
+    @property
+    def subscribers(self) -> Sequence[DeclaredSubscriber]:
+        """Functions of messages, for all event-driven runs."""
+        ...
+
 
 class Meta(TypedDict, total=False):
     """What the task says of itself."""
@@ -94,3 +132,47 @@ class Meta(TypedDict, total=False):
     metadata: Mapping[str, Any]  # Any: the user's own JSON
     deadline: float | None
     """Epoch seconds."""
+    topic: str
+    """The topic on which the run's message was published."""
+    sender: str
+    """Who published it, as `agent/key`."""
+    asked: bool
+    """Whether it answers a step of a task in another partition."""
+    hooks: Mapping[str, Sequence[str]]
+    """Hook point → names that the submit chose; `!` before the name of a guard."""
+
+
+class RunStart(TypedDict, total=False):
+    """With what a run begins, or is replayed; see `Run`."""
+
+    task_id: Required[str]
+    run_id: Required[str]
+    input: Required[bytes]
+    started_ms: Required[int]
+    port: Required[RunPort]
+    functions: Required[Functions]
+    key: str
+    attempt: int
+    journal: Mapping[str, bytes]
+    pending: Mapping[str, str]
+    state: bytes
+    owner: str
+    meta: Meta
+    unrecorded: Collection[str]
+    overrides: Mapping[str, bytes]
+    carried: bytes
+
+
+class TurnRun(Protocol):
+    """A run as its turns are driven. `Run` says what each member promises."""
+
+    async def advance(self) -> TurnResult: ...
+
+    def deliver(self, step: str, value: bytes) -> None: ...
+
+    @property
+    def awaited(self) -> frozenset[str]: ...
+
+    def cancel(self, reason: str) -> None: ...
+
+    def drop(self) -> None: ...

@@ -41,6 +41,7 @@ class Rows:
         input: bytes = b"",
         output: bytes = b"",
         error: RowError | None = None,
+        usage: dict[str, float] | None = None,
     ) -> None:
         """Note a finished step. Times are epoch milliseconds; 0: now."""
         ended = ended or time.time() * 1000
@@ -58,6 +59,7 @@ class Rows:
                 input=msgspec.Raw(input) if input else NOTHING,
                 output=msgspec.Raw(output) if output else NOTHING,
                 error=error,
+                usage=usage or {},
                 owner=self._owner,
             )
         )
@@ -70,7 +72,7 @@ class Rows:
         ended = float(time_of(value))
         if step.kind == "emit":
             self.add(step, ended=ended, output=step.data)
-        elif step.kind == "send":
+        elif step.kind in ("send", "publish", "message"):
             self.add(step, ended=ended, input=step.data)
         elif status_of(value) == COMPLETED:
             self.add(step, ended=ended, input=step.data, output=payload_of(value))

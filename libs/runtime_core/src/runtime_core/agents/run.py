@@ -7,7 +7,7 @@ steps return at once what they gave (replay).
 
     1. ports.py       what a run needs from others
     2. context.py     what the agent's code sees; it makes the steps (engine.py, naming.py help)
-    3. step.py        what all steps have; asked.py, local.py, outgoing.py, gather.py: the kinds
+    3. step.py        what all steps have; asked.py, local.py, outgoing.py, gather.py: the kinds; job.py: in background
     4. branch.py      who numbers steps, and what a branch waits for
     5. flow.py        which branches run and which wait, and how they are stopped
     6. run.py         this file: the turn, and the journal as the steps see it
@@ -31,16 +31,20 @@ from runtime_core.agents.context import AgentContext
 from runtime_core.agents.failure import failure_of
 from runtime_core.agents.flow import Flow
 from runtime_core.agents.journal import MAX_JOURNAL_BYTES, MAX_STEPS, Journal, pack
-from runtime_core.agents.ports import Definition, Functions, Meta, RunPort
+from runtime_core.agents.ports import Compute, Definition, Functions, Meta, RunPort
 from runtime_core.agents.rows import Rows
+from runtime_core.agents.run_context import answer_of
 from runtime_core.agents.state import State
 from runtime_core.agents.step import Step
 from runtime_core.agents.suspension import suspend
-from runtime_core.consumer.effects import COMPLETED, Completed, Failed, Send, Suspended, TurnResult
+from runtime_core.consumer.effects import COMPLETED, Completed, Failed, Publish, Send, Spend, Suspended, TurnResult
 from runtime_core.errors import Divergence, LimitExceeded, WeftError
+from runtime_core.identifiers import ANY_DIGEST, any_digest
 
 if TYPE_CHECKING:
     from runtime_core.agents.gather import Gather
+    from runtime_core.agents.job import Job
+    from runtime_core.hooks.around import RunHooks
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +60,7 @@ class Run:
     `unrecorded` names journaled steps whose trajectory rows no commit has written (the process died in between):
     their rows are made from the journal. `overrides` maps a step to the instance's state from its result on, where
     a nested run has changed it.
-    `threads` runs sync functions; None: the loop's own pool.
+    `threads` runs sync functions; None: the loop's own pool. `carried` is the context of the event that began the run.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Run:
         unrecorded: Collection[str] = (),
         overrides: Mapping[str, bytes] | None = None,
         threads: Executor | None = None,
+        carried: bytes = b"",
     ) -> None:
         self.definition = definition
         self.task_id = task_id
@@ -92,12 +97,19 @@ class Run:
         self.port = port
         self.functions = functions
         self.threads = threads
+        self.compute: Compute | None = None
+        """What runs the functions of `ctx.engine("local")`; None: threads do."""
+        self.carried = carried
+        self._branch = Branch("", started_ms)
         self.cancelled = False
         self.journal = Journal(journal or {}, pending or {})
         self.state = State(state)
         self.flow = Flow(f"run {run_id} of task {task_id} (agent {definition.name})")
         self.rows = Rows(run_id, attempt, owner, unrecorded)
-        self.sends: list[Send] = []
+        self.sends: list[Send | Publish] = []
+        self.spends: list[Spend] = []
+        self.jobs: list[Job] = []
+        """What `ctx.background` has started, in program order."""
         self.steps_taken = 0
         self.unawaited: dict[str, Step[Any] | Gather] = {}  # Any: steps of all result types
         self._overrides = dict(overrides or {})
@@ -105,6 +117,8 @@ class Run:
         self._started_ms = started_ms
         self._root: asyncio.Task[object] | None = None
         self._over = False
+        self.hooks: RunHooks | None = None
+        """What runs around this run and its calls; mostly nothing."""
 
     # ---- the caller's side -------------------------------------------------------------------------------
 
@@ -119,16 +133,18 @@ class Run:
         flow = self.flow
         if self._root is None and flow.verdict is None:
             self._start()
-        if flow.active and flow.verdict is None:
+        while flow.active and flow.verdict is None:
             limit = asyncio.get_running_loop().call_later(self.definition.timeout_seconds, self._time_out)
             try:
                 await flow.until_quiet()
             finally:
                 limit.cancel()
+            if self._root is not None and self._root.done():
+                self._stop_jobs(self._root)
         if flow.verdict is not None:
             return await self._ended_by(flow.verdict)
         assert self._root is not None
-        if self._root.done():
+        if self._root.done() and (_has_failed(self._root) or all(job.over for job in self.jobs)):
             result = self._result(self._root)
             await self._close()
             return result
@@ -194,12 +210,15 @@ class Run:
             self.flow.abort(_too_large())
         else:
             try:
-                value = self.definition.decode_input(self._input)
-                coroutine = self.definition.start(AgentContext(self), value)
+                if self.hooks is not None:
+                    coroutine = self.hooks.around(self._input)
+                else:
+                    value = self.definition.decode_input(self._input)
+                    coroutine = self.definition.start(AgentContext(self), value)
             except Exception as error:
                 self.flow.abort(error)
             else:
-                self._root = self.flow.start(coroutine, Branch("", self._started_ms))
+                self._root = self.flow.start(coroutine, self._branch)
 
     def _time_out(self) -> None:
         limit = self.definition.timeout_seconds
@@ -211,6 +230,12 @@ class Run:
             ),
             "time limit",
         )
+
+    def _stop_jobs(self, root: asyncio.Task[object]) -> None:
+        """The function has ended: its jobs are stopped where they were told to be, or it has failed."""
+        for job in self.jobs:
+            if not job.over and (job.at_end == "cancel" or _has_failed(root)):
+                job.stop()
 
     async def _suspended(self) -> Suspended | Failed:
         pending = self.journal.pending
@@ -226,6 +251,7 @@ class Run:
         for question in result.questions:
             pending[question.step] = question.digest
         result.sends, self.sends = self.sends, []
+        result.spends, self.spends = self.spends, []
         result.steps = self.rows.take()
         return result
 
@@ -238,16 +264,25 @@ class Run:
             )
         elif (error := root.exception()) is not None:
             failed = failure_of(error)
+        elif (unseen := next((job for job in self.jobs if job.error is not None and not job.seen), None)) is not None:
+            assert unseen.error is not None
+            failed = failure_of(unseen.error)
         else:
             try:
+                for job in self.jobs:
+                    if not job.seen:
+                        job.merge(self._branch)
                 output = self.definition.encode_output(root.result())
+                answer = answer_of(self, self._branch, output) if self._branch.context is not None else None
                 state = self.state.changed()
             except Exception as wrong:
                 failed = _for_good(wrong)
             else:
                 self._warn_of_unawaited()
-                return Completed(output, sends=self.sends, steps=self.rows.take(), state=state)
-        failed.steps = self.rows.take()
+                return Completed(
+                    output, answer, sends=self.sends, spends=self.spends, steps=self.rows.take(), state=state
+                )
+        failed.spends, failed.steps = self.spends, self.rows.take()
         return failed
 
     async def _ended_by(self, verdict: Failed | BaseException) -> Failed:
@@ -255,7 +290,7 @@ class Run:
         await self._close()
         if not isinstance(verdict, Failed):
             raise verdict
-        verdict.steps = self.rows.take()
+        verdict.spends, verdict.steps = self.spends, self.rows.take()
         return verdict
 
     async def _close(self) -> None:
@@ -300,7 +335,8 @@ class Run:
             if self.journal.pending.get(step.id, step.digest) != step.digest:
                 raise self.diverged(step)
             return None
-        if self.journal.digest(step.id) != step.digest:
+        held = self.journal.digest(step.id)
+        if held != step.digest and held not in (ANY_DIGEST, any_digest(step.kind, step.name)):
             raise self.diverged(step)
         self.rows.replayed(step, value)
         if self._overrides and (changed := self._overrides.pop(step.id, None)) is not None:
@@ -330,6 +366,10 @@ class Run:
                 "roll back or fix it, then redrive"
             )
         )
+
+
+def _has_failed(root: asyncio.Task[object]) -> bool:
+    return root.cancelled() or root.exception() is not None
 
 
 def _cancelled(reason: str) -> Failed:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
+from runtime_core.agents.carried import unwrapped
 from runtime_core.agents.journal import payload_of, status_of, time_of
+from runtime_core.agents.run_context import bring_in
 from runtime_core.agents.values import canonical, from_json
 from runtime_core.consumer.effects import FAILED
 from runtime_core.errors import (
@@ -34,6 +36,7 @@ _ERRORS: dict[str, type[StepError]] = {
     "spark": EngineError,
     "human": HumanTimeout,
     "step": LocalStepError,
+    "model": LocalStepError,
 }
 
 
@@ -76,6 +79,11 @@ class Step(Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:  # Any: what asyncio's futures yield to their task
         raise NotImplementedError
 
+    def read(self, payload: bytes) -> T:
+        """The result that a recorded payload stands for."""
+        result: T = from_json(payload)  # type: ignore[assignment]  # JSON, whose shape the step's creator declares
+        return result
+
     def __repr__(self) -> str:
         return f"<step {self.id}: {self.kind} {self.name}>"
 
@@ -85,8 +93,12 @@ def result_of(step: Step[T], value: bytes, branch: Branch) -> T:
     branch.saw(time_of(value))
     if status_of(value) == FAILED:
         raise _ERRORS.get(step.kind, StepError)(*recorded_error(value))
-    result: T = from_json(payload_of(value))  # type: ignore[assignment]  # JSON, whose shape the step's creator declares
-    return result
+    payload = payload_of(value)
+    if step.kind == "agent":
+        payload, changes = unwrapped(payload)
+        if changes:
+            bring_in(step.run, branch, changes)
+    return step.read(payload)
 
 
 def recorded_error(value: bytes) -> tuple[str, str]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import msgspec
 
+from runtime_core.agents.carried import with_snapshot, without_snapshot
 from runtime_core.app import App
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.transport import Argument
-from runtime_core.consumer.effects import Call, Completed, Suspended
+from runtime_core.consumer.effects import Call, Completed, Publish, Send, Spend, Suspended
 from runtime_core.envelope import rfc3339
-from runtime_core.identifiers import fingerprint, instance_address, partition_of
+from runtime_core.identifiers import fingerprint, instance_address, partition_of, task_of_message
+from runtime_core.topics import published, sent
 from runtime_core.trajectory.steps import Step, StepError
 
 
@@ -19,29 +22,18 @@ def parts_of(
     result: Suspended | Completed, delivery: Delivery, app: App, partitions: int = 1
 ) -> tuple[list[Argument], int]:
     """The parts of a commit (see `commit_turn.lua`) and how many there are."""
-    parts: list[Argument] = []
-    count = len(result.sends)
     # A message that nobody waits for goes first: two sends to one instance keep the order of the program.
-    for send in result.sends:
-        task = fingerprint(delivery.task, delivery.run, send.step, digits=32)
-        there = _elsewhere(send.agent, send.key, delivery.partition, partitions)
-        if there is not None:
-            agent = f"@{there}:{send.agent}"
-        else:
-            # No declared name begins with `@`, which means another partition there: it stays a name that nobody has.
-            agent = f"?{send.agent}" if send.agent.startswith("@") else send.agent
-        parts += ("s", task, agent, send.key, send.data, send.step, send.digest)
+    parts = parts_of_sends(result.sends, delivery, partitions) + spend_parts(result.spends)
+    count = len(result.sends) + len(result.spends)
     if isinstance(result, Completed):
         return parts, count
-    for call in result.calls:
-        parts += (
-            "c", _stream(call, app, delivery, partitions), call.step, call.name, call.key, call.digest, call.wait,
-            call.data, delivery.context,
-        )  # fmt: skip
+    parts += parts_of_calls(result.calls, delivery, app, partitions)
     for timer in result.timers:
         parts += ("t", timer.step, timer.digest, timer.wait, timer.after_ms, timer.status, timer.payload)
     for question in result.questions:
-        request = {
+        # First, where there is one: the function that takes the answer looks for it at this place.
+        request: dict[str, object] = {"expects": question.expects} if question.expects else {}
+        request |= {
             "task_id": delivery.task,
             "request_id": f"{delivery.run}:{question.step}",
             "prompt": question.prompt,
@@ -60,6 +52,55 @@ def parts_of(
         parts += ("a", step, wait)
     count += len(result.calls) + len(result.timers) + len(result.questions) + len(result.again)
     return parts, count
+
+
+def parts_of_sends(sends: Sequence[Send | Publish], delivery: Delivery, partitions: int) -> list[Argument]:
+    """The parts of messages that nobody waits for."""
+    parts: list[Argument] = []
+    for send in sends:
+        task = task_of_message(delivery.task, delivery.run, send.step)
+        if isinstance(send, Publish):
+            # Where there are several partitions, the relay finds those of the agents.
+            topic = send.topic if partitions == 1 else f"@{send.topic}"
+            sender = delivery.instance
+            context = published(without_snapshot(delivery.context), send.topic, sender)
+            parts += ("p", task, topic, send.key, send.data, context, sender, send.step, send.digest)
+            continue
+        there = _elsewhere(send.agent, send.key, delivery.partition, partitions)
+        if there is not None:
+            agent = f"@{there}:{send.agent}"
+        else:
+            # No declared name begins with `@`, which means another partition there: it stays a name that nobody has.
+            agent = f"?{send.agent}" if send.agent.startswith("@") else send.agent
+        context = sent(without_snapshot(delivery.context))
+        parts += ("s", task, agent, send.key, send.data, context, send.step, send.digest)
+    return parts
+
+
+def parts_of_calls(calls: Sequence[Call], delivery: Delivery, app: App, partitions: int) -> list[Argument]:
+    """The parts of calls whose results the run waits for."""
+    parts: list[Argument] = []
+    for call in calls:
+        parts += (
+            "c", _stream(call, app, delivery, partitions), call.step, call.name, call.key, call.digest, call.wait,
+            call.data, _context(call, delivery.context),
+        )  # fmt: skip
+    return parts
+
+
+def _context(call: Call, x: bytes) -> bytes:
+    """What travels with a call: an agent gets the context of who asks it."""
+    if call.snapshot:
+        return with_snapshot(x, call.snapshot)
+    return x if call.kind == "agent" else without_snapshot(x)
+
+
+def spend_parts(spends: Sequence[Spend]) -> list[Argument]:
+    """The parts of a commit that say what was used, one for each."""
+    parts: list[Argument] = []
+    for spend in spends:
+        parts += ("u", spend.step, spend.digest, spend.usage.to_json())
+    return parts
 
 
 def _elsewhere(agent: str, key: str, here: int, partitions: int) -> int | None:

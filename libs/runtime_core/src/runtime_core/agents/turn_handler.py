@@ -7,23 +7,30 @@ import logging
 import random
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import msgspec
 
 from runtime_core.agents.definition import AgentDefinition
-from runtime_core.agents.ports import Meta
+from runtime_core.agents.ports import Compute, Meta, TurnRun
 from runtime_core.agents.run import Run
-from runtime_core.agents.turn_commit import parts_of, row_of_run
+from runtime_core.agents.turn_commit import parts_of, parts_of_calls, parts_of_sends, row_of_run, spend_parts
 from runtime_core.app import App
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import RunFields
 from runtime_core.consumer.attempt import give_up, log_retry
 from runtime_core.consumer.decision import RetryAt, decide, reason_of
-from runtime_core.consumer.effects import Completed, Failed, Suspended
+from runtime_core.consumer.effects import Call, Completed, Failed, Publish, Send, Suspended
 from runtime_core.errors import BusError, Fenced, InvalidInput, LimitExceeded, WeftError
+from runtime_core.hooks.around import RunHooks
+from runtime_core.hooks.ended import HooksOfEnd, TaskEnded
+from runtime_core.replies import Answer, Replies, name_of_step
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.steps import ENCODER, StepError
+from runtime_core.usage import total
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +47,17 @@ class _TurnGone(WeftError):
 class TurnPort:
     """What a running turn writes on the broker before its commit, for the delivery that it handles now."""
 
-    __slots__ = ("_bus", "_emits", "delivery")
+    __slots__ = ("_app", "_bus", "_partitions", "_replies", "_writes", "delivery")
 
-    def __init__(self, bus: EventBus, delivery: Delivery) -> None:
+    def __init__(
+        self, bus: EventBus, delivery: Delivery, app: App, partitions: int = 1, replies: Replies | None = None
+    ) -> None:
         self._bus = bus
+        self._app = app
+        self._partitions = partitions
+        self._replies = replies
         self.delivery = delivery
-        self._emits: list[asyncio.Task[bool]] = []
+        self._writes: list[asyncio.Task[object]] = []
 
     async def record(self, step: str, digest: str, status: bytes, payload: bytes) -> bytes:
         stored = await self._bus.record(
@@ -55,16 +67,66 @@ class TurnPort:
             raise _TurnGone(f"{self.delivery!r} is handled by another owner")
         return stored
 
+    async def usage(self) -> bytes:
+        return await self._bus.usage(self.delivery.task)
+
     def emit(self, step: str, digest: str, data: bytes) -> None:
         value = b"%bK%013dnull" % (digest.encode(), _now())
         task = asyncio.get_running_loop().create_task(self._bus.emit(self.delivery, step, value, data))
-        self._emits.append(task)
+        self._writes.append(task)
+
+    def note(self, step: str, digest: str) -> None:
+        value = b"%bK%013dnull" % (digest.encode(), _now())
+        self._writes.append(asyncio.get_running_loop().create_task(self._bus.record(self.delivery, step, value)))
+
+    async def ask(
+        self, calls: Sequence[Call], sends: Sequence[Send | Publish] = (), state: bytes = b""
+    ) -> dict[str, asyncio.Future[Answer]]:
+        """Ask for results, and send messages, while the turn goes on: a future of the answer for each call's step.
+
+        A repeat asks for nothing twice and sends nothing twice. `state` (JSON; empty: unchanged) is what a call back
+        into this instance sees. Who gives up waiting cancels the future. Raises `Fenced`, `BusError`, and
+        `LimitExceeded` where the task would go over its `max_steps`.
+        """
+        if self._replies is None:
+            raise WeftError("nothing can be asked in mid-turn here: this handler has no reply stream")
+        delivery, replies = self.delivery, self._replies
+        names = {call.step: name_of_step(delivery.task, delivery.run, call.step) for call in calls}
+        futures = {step: replies.expect(name) for step, name in names.items()}
+        for step, future in futures.items():
+            delivery.waits += 1
+            future.add_done_callback(partial(self._answered, delivery, names[step]))
+        parts = parts_of_sends(sends, delivery, self._partitions)
+        parts += parts_of_calls(calls, delivery, self._app, self._partitions)
+        try:
+            known = await self._bus.ask(delivery, _now(), replies.name, state, parts, len(calls) + len(sends))
+        except BaseException:
+            for future in futures.values():
+                future.cancel()
+            raise
+        if known is None:
+            for future in futures.values():
+                future.cancel()
+            raise _TurnGone(f"{delivery!r} is handled by another owner")
+        for step, value in known.items():
+            replies.hand_out(names[step], Answer(value))
+        if delivery.quarantined and not all(future.done() for future in futures.values()):
+            # Whom it asked may need this very process. It has lived until here, and once it has its answer on record
+            # it comes to whatever follows without a wait: what kills its process then is convicted by that.
+            delivery.quarantined = False
+            await self._bus.leave_quarantine(delivery)
+        return futures
+
+    def _answered(self, delivery: Delivery, name: str, future: asyncio.Future[Answer]) -> None:
+        delivery.waits -= 1
+        if self._replies is not None:
+            self._replies.forget(name, future)
 
     async def flush(self) -> None:
-        """Wait for the deltas on their way: the commit must not overtake them. Raises what they raised."""
-        if self._emits:
-            emits, self._emits = self._emits, []
-            for result in await asyncio.gather(*emits, return_exceptions=True):
+        """Wait for the deltas and notes on their way: the commit must not overtake them. Raises what they raised."""
+        if self._writes:
+            writes, self._writes = self._writes, []
+            for result in await asyncio.gather(*writes, return_exceptions=True):
                 if isinstance(result, Fenced | BusError):
                     raise result
 
@@ -72,33 +134,49 @@ class TurnPort:
 class _Warm:
     """A run in memory that waits, with the port of its last turn."""
 
-    __slots__ = ("input", "port", "run", "started_ms", "turn")
+    __slots__ = ("context", "input", "port", "run", "started_ms", "turn")
 
-    def __init__(self, run: Run, port: TurnPort, turn: int, started_ms: int, data: bytes) -> None:
+    def __init__(self, run: TurnRun, port: TurnPort, turn: int, started_ms: int, data: bytes, context: bytes) -> None:
         self.run = run
         self.input = data
         self.port = port
         self.turn = turn
         self.started_ms = started_ms
+        self.context = context
+        """What travels with the events that it causes."""
 
 
 class TurnHandler:
     """Runs agents of one app for the deliveries of one consumer. A run that waits stays warm while there is room."""
 
     def __init__(
-        self, bus: EventBus, app: App, metrics: Metrics, *, partitions: int = 1, warm_runs: int = WARM_RUNS
+        self,
+        bus: EventBus,
+        app: App,
+        metrics: Metrics,
+        *,
+        partitions: int = 1,
+        warm_runs: int = WARM_RUNS,
+        replies: Replies | None = None,
+        compute: Compute | None = None,
     ) -> None:
         self._bus = bus
+        self._replies = replies
+        self._compute = compute
         self._app = app
         self._agents = app.agents
+        self._hooks = app.hooks
+        self._task_ended = TaskEnded(app.name)
         self._metrics = metrics
         self._warm: OrderedDict[tuple[str, str], _Warm] = OrderedDict()
         self._warm_limit = warm_runs
         self._partitions = partitions
-        self._running: dict[str, set[Run]] = {}
+        self._running: dict[str, set[TurnRun]] = {}
 
     async def handle(self, delivery: Delivery) -> None:
         definition = self._agents.get(delivery.name)
+        if definition is None and delivery.name == self._task_ended.name:
+            definition = self._task_ended
         if definition is None:
             await self._hand_on(delivery)
             return
@@ -127,10 +205,10 @@ class TurnHandler:
             case Suspended():
                 await self._suspend(delivery, definition, warm, result)
             case Completed():
-                await self._complete(delivery, warm, result)
+                await self._complete(delivery, definition, warm, result)
             case Failed():
                 warm.run.drop()
-                await self._fail(delivery, definition, result, warm.started_ms)
+                await self._fail(delivery, definition, result, warm)
 
     def forget(self) -> None:
         """Drop every warm run: this owner was declared dead, and others go on with them."""
@@ -152,6 +230,7 @@ class TurnHandler:
             if delivery.kind == "resume" and warm.turn == delivery.turn and delivery.attempt == 1:
                 # First: a branch goes on as soon as it has its result, and what it emits is this delivery's.
                 warm.port.delivery = delivery
+                delivery.context = warm.context
                 try:
                     await self._bring_results(delivery, warm.run)
                 except BaseException:
@@ -160,11 +239,20 @@ class TurnHandler:
                     raise
                 return warm
             warm.run.drop()
-        if delivery.kind == "start" and delivery.deliveries == 1 and delivery.attempt == 1 and not delivery.key:
-            return self._fresh(delivery, definition)
-        return await self._replayed(delivery, definition)
+        if (
+            delivery.kind == "start"
+            and delivery.deliveries == 1
+            and delivery.attempt == 1
+            and delivery.turn == 0  # a redriven one has another
+            and not delivery.key
+        ):
+            # The very first turn: there is nothing to load.
+            started = int(delivery.entry.partition(b"-")[0])
+            return self._made(delivery, definition, RunFields(data=delivery.data, started_ms=started))
+        fields = await self._stored(delivery)
+        return None if fields is None else self._made(delivery, definition, fields)
 
-    async def _bring_results(self, delivery: Delivery, run: Run) -> None:
+    async def _bring_results(self, delivery: Delivery, run: TurnRun) -> None:
         """Give the run the result that woke it, and those of its other steps that have come in."""
         if delivery.step:
             run.deliver(delivery.step, delivery.data)
@@ -174,34 +262,20 @@ class TurnHandler:
                 if value is not None:
                     run.deliver(step, value)
 
-    def _fresh(self, delivery: Delivery, definition: AgentDefinition) -> _Warm:
-        port = TurnPort(self._bus, delivery)
-        started = int(delivery.entry.partition(b"-")[0])
-        run = Run(
-            definition=definition,
-            task_id=delivery.task,
-            run_id=delivery.run,
-            key=delivery.key,
-            input=delivery.data,
-            attempt=delivery.attempt,
-            started_ms=started,
-            journal={},
-            pending={},
-            state=b"",
-            port=port,
-            owner=self._bus.owner,
-            meta=_meta(delivery.context),
-            functions=self._app.functions,
-        )
-        return _Warm(run, port, 0, started, delivery.data)
-
-    async def _replayed(self, delivery: Delivery, definition: AgentDefinition) -> _Warm | None:
+    async def _stored(self, delivery: Delivery) -> RunFields | None:
+        """What the broker holds of the run; None where the delivery is no longer its current one."""
         fields = await self._bus.load(delivery)
         if fields is None or fields.cur != delivery.entry.decode() or fields.status not in _LIVE:
             return None
-        port = TurnPort(self._bus, delivery)
-        run = Run(
-            definition=definition,
+        # A resume carries none: the task's is the run's, and what the run asks for carries it on.
+        delivery.context = delivery.context or fields.context
+        return fields
+
+    def _made(self, delivery: Delivery, definition: AgentDefinition, fields: RunFields) -> _Warm:
+        """A run from its beginning, or replayed as far as `fields` know it."""
+        port = self._port(delivery)
+        meta = _meta(delivery.context)
+        run = definition.make_run(
             task_id=delivery.task,
             run_id=delivery.run,
             key=delivery.key,
@@ -213,12 +287,33 @@ class TurnHandler:
             state=fields.state,
             port=port,
             owner=self._bus.owner,
-            meta=_meta(delivery.context or fields.context),
+            meta=meta,
             unrecorded=fields.unrecorded,
             overrides=fields.overrides,
             functions=self._app.functions,
+            carried=delivery.context,
         )
-        return _Warm(run, port, fields.turn, fields.started_ms, fields.data)
+        if isinstance(run, Run):
+            run.compute = self._compute
+        if self._hooks.everywhere or "hooks" in meta or definition is self._task_ended:
+            self._add_hooks(run, definition, port)
+        return _Warm(run, port, fields.turn, fields.started_ms, fields.data, delivery.context)
+
+    def _add_hooks(self, run: TurnRun, definition: AgentDefinition, port: TurnPort) -> None:
+        if not isinstance(run, Run):
+            return  # an actor's messages pass its runtime's intervention handlers instead
+        kind = HooksOfEnd if definition is self._task_ended else RunHooks
+        run.hooks = kind(
+            run,
+            self._hooks,
+            run.meta.get("hooks", {}),
+            retry=definition.retry,
+            entry=lambda: port.delivery.entry.decode(),
+            failed=lambda point: self._metrics.hook_failures[point].inc(),
+        )
+
+    def _port(self, delivery: Delivery) -> TurnPort:
+        return TurnPort(self._bus, delivery, self._app, self._partitions, self._replies)
 
     async def _hand_on(self, delivery: Delivery) -> None:
         """A handler that lacks a name hands the event back without counting, unless no app has it."""
@@ -243,12 +338,7 @@ class TurnHandler:
             )
         except LimitExceeded as error:
             warm.run.drop()
-            await self._fail(
-                delivery,
-                definition,
-                Failed("LimitExceeded", str(error), retryable=False, rejected=True),
-                warm.started_ms,
-            )
+            await self._fail(delivery, definition, _over_limit(error, result), warm)
             return
         except BaseException:
             warm.run.drop()
@@ -269,7 +359,7 @@ class TurnHandler:
         if len(self._warm) > self._warm_limit:
             self._warm.popitem(last=False)[1].run.drop()
 
-    async def _complete(self, delivery: Delivery, warm: _Warm, result: Completed) -> None:
+    async def _complete(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm, result: Completed) -> None:
         now = _now()
         row = row_of_run(delivery, "completed", warm.started_ms, now, self._bus.owner)
         row.input = msgspec.Raw(warm.input)
@@ -277,14 +367,19 @@ class TurnHandler:
         steps = [row, *result.steps]
         parts, count = parts_of(result, delivery, self._app, self._partitions)
         asked = time.perf_counter()
-        committed = await self._bus.commit_turn(
-            delivery, "c", now, ENCODER.encode(steps), len(steps), result.output, result.state or b"", parts, count
-        )
+        try:
+            answer = result.answer or result.output
+            committed = await self._bus.commit_turn(
+                delivery, "c", now, ENCODER.encode(steps), len(steps), answer, result.state or b"", parts, count
+            )
+        except LimitExceeded as error:
+            await self._fail(delivery, definition, _over_limit(error, result), warm)
+            return
         self._metrics.commit_seconds.observe(time.perf_counter() - asked)
         if not committed:
             self._metrics.duplicates_suppressed.inc()
 
-    async def _fail(self, delivery: Delivery, definition: AgentDefinition, failed: Failed, started_ms: float) -> None:
+    async def _fail(self, delivery: Delivery, definition: AgentDefinition, failed: Failed, warm: _Warm) -> None:
         now = _now()
         error = StepError(failed.type, failed.message, failed.traceback, now)
         decision = decide(delivery.attempt, definition.retry, failed, random.random)
@@ -293,14 +388,28 @@ class TurnHandler:
             log_retry(delivery, error, decision.delay_seconds)
             await self._bus.retry(delivery, int(decision.delay_seconds * 1000), ENCODER.encode(error))
             return
-        row = row_of_run(delivery, "failed", started_ms, now, self._bus.owner)
+        row = row_of_run(delivery, "failed", warm.started_ms, now, self._bus.owner)
+        row.input = msgspec.Raw(warm.input)
         row.error = error
         if failed.rejected:
             steps = [row, *failed.steps]
             payload = ENCODER.encode({"type": error.type, "message": error.message})
-            await self._bus.commit_turn(delivery, "f", now, ENCODER.encode(steps), len(steps), payload, b"", (), 0)
+            mode = "x" if failed.ends_task else "k" if failed.cancelled else "f"
+            parts, count = spend_parts(failed.spends), len(failed.spends)
+            await self._bus.commit_turn(
+                delivery, mode, now, ENCODER.encode(steps), len(steps), payload, b"", parts, count
+            )
         else:
-            await give_up(self._bus, self._metrics, delivery, reason_of(decision), error, row)
+            used = total(spend.usage for spend in failed.spends)
+            await give_up(self._bus, self._metrics, delivery, reason_of(decision), error, row, used, failed.steps)
+
+
+def _over_limit(error: LimitExceeded, result: Suspended | Completed) -> Failed:
+    """The end of the whole task, with what this turn has done and used."""
+    return Failed(
+        "LimitExceeded", str(error), retryable=False, rejected=True, ends_task=True, spends=result.spends,
+        steps=result.steps,
+    )  # fmt: skip
 
 
 _LIVE = ("accepted", "running", "waiting")
@@ -313,6 +422,9 @@ def _now() -> int:
 _META = msgspec.json.Decoder(dict[str, object])
 
 
+_KNOWN = ("session_id", "metadata", "deadline", "topic", "sender", "hooks")
+
+
 def _meta(context: bytes) -> Meta:
     if not context:
         return Meta()
@@ -320,5 +432,7 @@ def _meta(context: bytes) -> Meta:
         found = _META.decode(context)
     except msgspec.DecodeError as error:
         raise InvalidInput("x", f"the context cannot be read: {error}") from None
-    known = {name: found[name] for name in ("session_id", "metadata", "deadline") if name in found}
+    known = {name: found[name] for name in _KNOWN if name in found}
+    if "~chain" in found:
+        known["asked"] = True
     return cast(Meta, known)  # the admission wrote it

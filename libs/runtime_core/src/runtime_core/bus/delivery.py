@@ -18,7 +18,7 @@ class Delivery:
 
     __slots__ = (
         "attempt", "context", "data", "deliveries", "entry", "errors", "key", "kind", "name", "partition",
-        "quarantined", "run", "step", "stream", "task", "turn",
+        "quarantined", "run", "step", "stream", "task", "turn", "waits",
     )  # fmt: skip
 
     def __init__(self, partition: int, stream: str, entry: bytes) -> None:
@@ -33,6 +33,8 @@ class Delivery:
         self.errors = b""
         self.deliveries = 1
         self.quarantined = False
+        self.waits = 0
+        """How many answers of others its turn waits for at this moment."""
 
     def parse(self, fields: list[bytes]) -> Delivery:
         """Read the entry's fields. Raises InvalidInput where the entry was not written by the bus."""

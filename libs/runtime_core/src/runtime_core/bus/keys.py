@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from runtime_core.identifiers import partition_of
-
 GROUPS = {
     "agent": "agent-handler",
     "tool": "tool-handler",
@@ -84,6 +82,26 @@ class Keys:
         return self.base + "tools"
 
     @property
+    def interleaved(self) -> str:
+        """Agents whose instances handle events beside each other: a hash."""
+        return self.base + "interleaved"
+
+    @property
+    def enders(self) -> str:
+        """Agents whose apps have hooks at the end of a task, and the agents that run those: a hash."""
+        return self.base + "enders"
+
+    @property
+    def topics(self) -> str:
+        """Who has subscribed to what: a hash by topic, with prefixes under `^`."""
+        return self.base + "topics"
+
+    @property
+    def unheard(self) -> str:
+        """Messages on topics that nobody had subscribed to: a stream."""
+        return self.base + "unheard"
+
+    @property
     def manifests(self) -> str:
         """What each app and pool has declared: a hash of JSON."""
         return self.base + "manifests"
@@ -99,6 +117,16 @@ class Keys:
         return self.base + "seenq"
 
     @property
+    def schedules(self) -> str:
+        """Schedules by id, as JSON: a hash, in the first partition."""
+        return self.base + "schedules"
+
+    @property
+    def scheduled(self) -> str:
+        """Their ids by the time when they are due: a sorted set."""
+        return self.base + "scheduled"
+
+    @property
     def places(self) -> str:
         """Partitions of tasks that live elsewhere than their id says: a hash."""
         return self.base + "places"
@@ -112,8 +140,29 @@ class Keys:
     def quarantine(self) -> str:
         return self.base + "quarantine"
 
+    @property
+    def states(self) -> str:
+        """Changes of runs, nodes and groups, for those who wait for them: a stream."""
+        return self.base + "states"
+
+    def node(self, node: str) -> str:
+        """A run node that user code has made: a hash."""
+        return f"{self.base}node:{node}"
+
+    def group(self, group: str) -> str:
+        """A group of run nodes: a hash."""
+        return f"{self.base}group:{group}"
+
+    def nodes(self, index: str) -> str:
+        """Ids of run nodes, as in `nodes:task/<id>`, by when they expire: a sorted set."""
+        return f"{self.base}nodes:{index}"
+
     def task(self, task: str) -> str:
         return f"{self.base}task:{task}"
+
+    def run(self, task: str, run: str) -> str:
+        """The hash of a run; that of a task's first run is the task's own."""
+        return self.task(task) if run == "r" else f"{self.base}run:{task}/{run}"
 
     def out(self, task: str) -> str:
         return f"{self.base}out:{task}"
@@ -136,7 +185,3 @@ def ingress(namespace: str) -> str:
 def namespace_settings(namespace: str) -> str:
     """What is fixed for the whole namespace (partitions, format): a hash."""
     return f"{namespace}:settings"
-
-
-def partition_of_task(task: str, partitions: int) -> int:
-    return partition_of(task, partitions)

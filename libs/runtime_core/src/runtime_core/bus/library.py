@@ -15,27 +15,37 @@ from importlib.resources import files
 FUNCTIONS = {
     "adopt": True,
     "answered": True,
+    "ask": True,
     "beat": True,
     "cancel": True,
     "commit_call": True,
     "commit_turn": True,
+    "create_node": False,
     "dead_letter": True,
     "drop_letter": True,
     "emit": True,
     "erase": True,
+    "idle": True,
     "lead": True,
     "leave": True,
     "load": True,
     "mark_started": True,
+    "node": True,
     "progress": True,
     "promote": True,
+    "publish": False,
+    "put_state": False,
     "record": True,
     "redrive": False,
     "repair": True,
     "retry": True,
+    "schedule": True,
     "signal": False,
     "submit": False,
+    "fork": False,  # stands on submit
+    "subscribe": False,
     "trim": True,
+    "unsubscribe": True,
     "watch": True,
 }
 
@@ -53,7 +63,7 @@ class Library:
 def library() -> Library:
     """Read and assemble the source once per process."""
     folder = files("runtime_core.bus") / "functions"
-    body = [(folder / f"{name}.lua").read_text("utf-8") for name in ("prelude", "checks")]
+    body = [(folder / f"{name}.lua").read_text("utf-8") for name in ("prelude", "checks", "nodes")]
     body += [(folder / f"{name}.lua").read_text("utf-8") for name in FUNCTIONS]
     digest = hashlib.sha256("\n".join(body).encode()).hexdigest()[:8]
     functions = {name: f"weft_{digest}_{name}" for name in FUNCTIONS}

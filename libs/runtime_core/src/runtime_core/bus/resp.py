@@ -128,6 +128,9 @@ class RespTransport:
             cause = self._last_error
             await self.close()
             raise BusUnavailable(f"no answer from {self._address}: {_reason(cause)}") from cause
+        except asyncio.CancelledError:
+            await self.close()  # whoever has stopped waiting cannot close it: it was never given to them
+            raise
 
     def call(self, *args: Argument) -> asyncio.Future[Reply]:
         future: asyncio.Future[Reply] = self._loop.create_future()

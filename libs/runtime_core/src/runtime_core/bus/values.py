@@ -9,6 +9,21 @@ from runtime_core.errors import Rejected
 
 
 @dataclass(slots=True)
+class Begun:
+    """What a fork begins with: results of another task, by step, as journal values."""
+
+    task: str
+    """The origin."""
+    step: str
+    """The step from which on the fork goes its own way; empty: from the start."""
+    journal: dict[str, bytes] = field(default_factory=dict)
+    result: bytes = b""
+    """JSON in the place of what `step` gave; empty: the fork takes that step itself."""
+    started_ms: int = 0
+    """When the run shall count as begun, for `ctx.now()`; 0: now."""
+
+
+@dataclass(slots=True)
 class NewTask:
     """What `submit` needs to start a task."""
 
@@ -25,7 +40,11 @@ class NewTask:
     max_steps: int = 0
     timeout_ms: int = 0
     epoch: str = ""
-    streamed: bool = False
+    streamed: int = 0
+    """1: its output is wanted as a stream; 2: with its steps."""
+    limits: bytes = b""
+    """The most that it may use (JSON: `tokens`, `cost`); empty: no limit."""
+    begun: Begun | None = None
 
 
 @dataclass(slots=True)
@@ -35,6 +54,15 @@ class Submitted:
     task: str
     status: str
     started: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSubscription:
+    """An agent gets what is published on a topic, or on all topics that begin with a prefix."""
+
+    topic: str
+    agent: str
+    prefix: bool = False
 
 
 @dataclass(slots=True)
@@ -51,15 +79,15 @@ class Adopted:
 
 @dataclass(slots=True)
 class RunFields:
-    """What the broker holds of a run: enough to replay it."""
+    """What the broker holds of a run: enough to replay it. Of one that begins, only data and time are known."""
 
-    cur: str
-    status: str
+    cur: str = ""
+    status: str = ""
     """The task's."""
-    context: bytes
-    state: bytes
+    context: bytes = b""
+    state: bytes = b""
     """The instance's, as it was when the run began."""
-    header: str
+    header: str = ""
     """The task's."""
     data: bytes = b""
     turn: int = 0

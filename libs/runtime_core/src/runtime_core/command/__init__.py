@@ -1,1 +1,1 @@
-"""The command `weft`: `main`, then one file per group of commands."""
+"""The command `weft`: `main`, then one file, or folder, per group of commands."""

@@ -17,6 +17,7 @@ from runtime_core.bus.keys import (
     namespace_settings,
 )
 from runtime_core.bus.library import library
+from runtime_core.bus.reply import position, text
 from runtime_core.bus.transport import Argument, Reply
 from runtime_core.command.backlog import groups_of, work_streams
 from runtime_core.command.connection import Broker, has_trajectories, trajectories
@@ -174,7 +175,7 @@ async def functions(opened: Broker, wanted: Wanted) -> AsyncIterator[Finding]:
     except ServerError as error:
         yield Finding("functions", False, f"cannot be listed: {error}", "let this user call FUNCTION LIST")
         return
-    names = [_text(dict(zip(map(_text, flat[::2]), flat[1::2], strict=True))["library_name"]) for flat in reply]
+    names = [text(dict(zip(map(text, flat[::2]), flat[1::2], strict=True))["library_name"]) for flat in reply]
     others = sorted(set(names) - {own})
     loaded = f"{own} is loaded" if own in names else f"{own} is not loaded; the first call loads it"
     yield Finding("functions", True, loaded)
@@ -303,6 +304,11 @@ async def store(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
             "start a trajectory-recorder, or set WEFT_TRAJECTORY_URL as it has it",
         )  # fmt: skip
         return
+    # Before the store is asked: the recorder, which writes there first, may go on between the two looks.
+    told = [
+        [group.position for group in await groups_of(bus, bus.keys.record) if group.name == TRAJECTORY_RECORDER]
+        for bus in opened.buses
+    ]
     try:
         async with trajectories(opened.settings) as opened_store:
             assert opened_store is not None
@@ -311,14 +317,11 @@ async def store(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
     except WeftError as error:
         yield Finding("trajectories", False, str(error), "check WEFT_TRAJECTORY_URL")
         return
-    for bus, cursor in zip(opened.buses, cursors, strict=True):
-        published = [
-            group.position for group in await groups_of(bus, bus.keys.record) if group.name == TRAJECTORY_RECORDER
-        ]
+    for bus, cursor, published in zip(opened.buses, cursors, told, strict=True):
         place = f" of partition {bus.keys.partition}" if len(opened.buses) > 1 else ""
         behind = cast(list[Reply], await bus.transport.call("XRANGE", bus.keys.record, f"({cursor}", "+", "COUNT", 1))
         # The store may be ahead of what is published, never behind: what is published may have been trimmed.
-        ok = not published or _order(cursor) >= _order(published[0])
+        ok = not published or position(cursor) >= position(published[0])
         yield Finding(
             "trajectories",
             ok,
@@ -365,8 +368,8 @@ async def _left_behind(opened: Broker, partition: int, alive: set[str]) -> list[
         except ServerError:
             continue  # a stream or group that nobody has made
         for flat in reply:
-            named = dict(zip(map(_text, flat[::2]), flat[1::2], strict=True))
-            if named["pending"] and _text(named["name"]) not in alive:
+            named = dict(zip(map(text, flat[::2]), flat[1::2], strict=True))
+            if named["pending"] and text(named["name"]) not in alive:
                 left.append(f"{cast(int, named['pending'])} on {stream}")
     return left
 
@@ -378,7 +381,7 @@ async def _info(opened: Broker, section: str) -> dict[str, str]:
 async def _config(opened: Broker, *names: str) -> dict[str, str]:
     arguments: list[Argument] = ["CONFIG", "GET", *names]
     flat = cast(list[Reply], await _allowed(opened.transport.call(*arguments)) or [])
-    return dict(zip(map(_text, flat[::2]), map(_text, flat[1::2]), strict=True))
+    return dict(zip(map(text, flat[::2]), map(text, flat[1::2]), strict=True))
 
 
 async def _allowed(asked: Awaitable[Reply]) -> Reply:
@@ -393,16 +396,12 @@ async def _allowed(asked: Awaitable[Reply]) -> Reply:
 
 async def _hash(opened: Broker, key: str) -> dict[str, str]:
     flat = cast(list[bytes], await opened.transport.call("HGETALL", key))
-    return dict(zip(map(_text, flat[::2]), map(_text, flat[1::2]), strict=True))
+    return dict(zip(map(text, flat[::2]), map(text, flat[1::2]), strict=True))
 
 
 def _lines(reply: Reply) -> dict[str, str]:
     lines = reply.decode().splitlines() if isinstance(reply, bytes) else []
     return dict(line.split(":", 1) for line in lines if ":" in line)
-
-
-def _text(item: Reply) -> str:
-    return item.decode() if isinstance(item, bytes) else str(item)
 
 
 def _names(named: dict[str, Any]) -> str:  # Any: entries of a manifest, of several kinds
@@ -414,8 +413,3 @@ def _bytes(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count / 1024:.0f} KiB"
-
-
-def _order(entry: str) -> tuple[int, int]:
-    milliseconds, _, sequence = entry.partition("-")
-    return int(milliseconds), int(sequence or 0)

@@ -40,8 +40,7 @@ class Broker:
 
     async def now_ms(self) -> int:
         """The broker's own time: what it stores must not be compared with this machine's clock."""
-        seconds, micros = cast(list[bytes], await self.transport.call("TIME"))
-        return int(seconds) * 1000 + int(micros) // 1000
+        return await self.buses[0].time_ms()
 
 
 def read_settings() -> Settings:

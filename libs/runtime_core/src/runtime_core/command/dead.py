@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from runtime_core.command.options import Json
 from runtime_core.command.output import error_line, moment, preview, print_json, print_table, shown
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ class GroupBy(enum.StrEnum):
     REASON = "reason"
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Reason = Annotated[str, typer.Option("--reason", metavar="REASON", help="Only letters with this reason.")]
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Only letters of this agent or tool.")]
 Task = Annotated[str, typer.Option("--task", metavar="ID", help="Only letters of this task.")]

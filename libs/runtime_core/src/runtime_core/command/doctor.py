@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from runtime_core.command.output import plain, print_json
+from runtime_core.command.options import Json
+from runtime_core.command.output import print_json
+from runtime_core.printable import plain
 
 if TYPE_CHECKING:
     from runtime_core.command.checks import Finding, Wanted
@@ -21,7 +23,7 @@ def doctor(
         bool, typer.Option("--repair", help="Free what is stuck: lost work becomes dead letters, instances go on.")
     ] = False,
     clean: Annotated[bool, typer.Option("--clean", help="Remove functions of other releases from the broker.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Check that everything is as it must be.
 

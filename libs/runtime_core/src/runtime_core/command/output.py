@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from runtime_core.printable import plain, shortened
+
 PREVIEW = 80
 
 
@@ -40,14 +42,7 @@ def moment(milliseconds: float | None) -> str:
 def preview(value: object, limit: int = PREVIEW) -> str:
     """A value on one line."""
     text = plain(value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode())
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def plain(text: str) -> str:
-    """On one line, without the control characters by which it could drive the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else " " if char.isspace() else "�" for char in text)
+    return shortened(text, limit)
 
 
 def shown(text: str) -> str:

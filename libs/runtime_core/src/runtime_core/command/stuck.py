@@ -17,7 +17,7 @@ from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.command.backlog import work_streams
 from runtime_core.command.connection import pages
-from runtime_core.command.task_view import unpacked
+from runtime_core.command.task.view import hash_at, unpacked
 from runtime_core.told import ENDED
 
 PAGE = 1000
@@ -143,12 +143,12 @@ async def _open_runs(bus: EventBus) -> dict[tuple[str, str], Fields]:
             status = cast(bytes | None, await asked)
             if status is None or status.decode() in ENDED:
                 continue
-            fields = await _hash(bus, keys.task(task))
+            fields = await hash_at(bus, keys.task(task))
             if fields.get(b"status", b"").decode() in (*ENDED, ""):
                 continue
             found[task, "r"] = fields
             for run in [name[2:].decode() for name in fields if name.startswith(b"k:")]:
-                child = await _hash(bus, f"{keys.base}run:{task}/{run}")
+                child = await hash_at(bus, f"{keys.base}run:{task}/{run}")
                 if child:
                     found[task, run] = child
     return found
@@ -206,8 +206,3 @@ async def _delayed(bus: EventBus) -> set[tuple[str, str]]:
 def _run_of(fields: Fields) -> set[tuple[str, str]]:
     lines = fields.get(b"h", b"").decode("utf-8", "replace").split("\n")
     return {(lines[2], lines[3])} if len(lines) > 3 else set()
-
-
-async def _hash(bus: EventBus, key: str) -> Fields:
-    flat = cast(list[bytes], await bus.transport.call("HGETALL", key))
-    return dict(zip(flat[::2], flat[1::2], strict=True))

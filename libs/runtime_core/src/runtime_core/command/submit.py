@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runtime_core.command.output import error_line, plain, preview, print_json, print_value, shown
+from runtime_core.command.output import error_line, preview, print_json, print_value, shown
 from runtime_core.command.values import typed
+from runtime_core.printable import plain
 
 if TYPE_CHECKING:
     from runtime_core.client import StreamEvent, TaskHandle
@@ -43,8 +44,20 @@ def submit(
         typer.Option("--task-id", metavar="ID", help="Your own id: submitted again, it names the same task."),
     ] = None,
     session: Annotated[str, typer.Option("--session", metavar="ID", help="The session that the task belongs to.")] = "",
+    hooks: Annotated[
+        list[str] | None,
+        typer.Option("--hook", metavar="POINT=NAME", help="Run this hook of the app at this point; may be repeated."),
+    ] = None,
     max_steps: Annotated[
         int | None, typer.Option("--max-steps", metavar="N", min=1, help="The task fails over so many steps.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", metavar="N", min=1, help="The task fails when all its runs use more tokens."),
+    ] = None,
+    max_cost: Annotated[
+        float | None,
+        typer.Option("--max-cost", metavar="X", min=0.0, help="The task fails when all its runs cost more."),
     ] = None,
     timeout: Annotated[
         float | None,
@@ -75,7 +88,18 @@ def submit(
     from runtime_core.command.connection import run
 
     options = {"key": key, "task_id": task_id, "session_id": session, "max_steps": max_steps}
-    run(_submit(agent, value, {**options, "timeout_seconds": timeout}, wait, stream, as_json), None)
+    limits = {"timeout_seconds": timeout, "max_tokens": max_tokens, "max_cost": max_cost}
+    run(_submit(agent, value, {**options, **limits, "hooks": _hooks(hooks or [])}, wait, stream, as_json), None)
+
+
+def _hooks(given: list[str]) -> dict[str, list[str]]:
+    hooks: dict[str, list[str]] = {}
+    for pair in given:
+        point, equals, name = pair.partition("=")
+        if not (point and equals and name):
+            raise typer.BadParameter(f"--hook {pair!r} is not written as POINT=NAME, as in before_tool_call=check")
+        hooks.setdefault(point, []).append(name)
+    return hooks
 
 
 def _input(text: str | None, file: Path | None) -> object:
@@ -106,16 +130,20 @@ async def _submit(
             else:
                 print(task.task_id)
             return
-        try:
-            await _follow(task, stream, as_json)
-        except BaseException as end:
-            if not isinstance(end, typer.Exit | BrokenPipeError):
-                print(f"the task goes on: weft task show {task.task_id}", file=sys.stderr)
-            raise
+        await follow(task, stream, as_json)
+
+
+async def follow(task: TaskHandle, stream: bool, as_json: bool) -> None:
+    """Print what was asked for until the task ends. Raises typer.Exit(1) where it did not complete."""
+    try:
+        await _follow(task, stream, as_json)
+    except BaseException as end:
+        if not isinstance(end, typer.Exit | BrokenPipeError):
+            print(f"the task goes on: weft task show {task.task_id}", file=sys.stderr)
+        raise
 
 
 async def _follow(task: TaskHandle, stream: bool, as_json: bool) -> None:
-    """Print what was asked for until the task ends. Raises typer.Exit(1) where it did not complete."""
     open_line = False
     async for event in task.stream():
         ended = event.type.startswith("weft.task.")
@@ -145,14 +173,12 @@ def _print_delta(event: StreamEvent) -> bool:
 
 
 def _print_question(request: dict[str, Any], open_line: bool) -> None:  # Any: JSON
+    from runtime_core.command.task.view import answers_to
+
     start = "\n" if open_line else ""
     data = f"  {preview(request['data'])}" if request.get("data") is not None else ""
-    print(
-        f"{start}? {plain(str(request['prompt']))}{data}\n"
-        f"  answer it: weft task signal {request['task_id']} {request['request_id']} VALUE",
-        file=sys.stderr,
-        flush=True,
-    )
+    answers = "\n".join(f"  answer it: {command}" for command in answers_to(request))
+    print(f"{start}? {plain(str(request['prompt']))}{data}\n{answers}", file=sys.stderr, flush=True)
 
 
 def _end(final: dict[str, Any], as_json: bool) -> None:  # Any: JSON

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
+from collections.abc import Sequence
 
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
@@ -13,12 +14,14 @@ from runtime_core.errors import InvalidInput, LimitExceeded, Reject, Retry, Step
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory import steps
 from runtime_core.trajectory.steps import ENCODER, Step
+from runtime_core.usage import Usage
 
 logger = logging.getLogger(__name__)
 
 # Longer texts say no more, and every one of them is kept with its delivery.
 LONGEST_TRACEBACK = 8_000
 LONGEST_MESSAGE = 2_000
+NOTHING_USED = Usage()
 
 
 def failed_from(error: Exception, *, repeatable: bool = True) -> Failed:
@@ -37,9 +40,19 @@ def failed_from(error: Exception, *, repeatable: bool = True) -> Failed:
 
 
 async def give_up(
-    bus: EventBus, metrics: Metrics, delivery: Delivery, reason: str, error: steps.StepError, step: Step
+    bus: EventBus,
+    metrics: Metrics,
+    delivery: Delivery,
+    reason: str,
+    error: steps.StepError,
+    step: Step,
+    used: Usage = NOTHING_USED,
+    inner: Sequence[Step] = (),
 ) -> None:
-    """Keep the delivery as a dead letter and answer who waits for it with its last error."""
+    """Keep the delivery as a dead letter and answer who waits for it with its last error.
+
+    `inner` are the rows of steps inside a run that no commit has written.
+    """
     step.error = error
     await bus.dead_letter(
         delivery.stream,
@@ -48,8 +61,9 @@ async def give_up(
         ENCODER.encode([error]),
         int(time.time() * 1000),
         ENCODER.encode({"type": error.type, "message": error.message}),
-        ENCODER.encode([step]),
-        1,
+        ENCODER.encode([step, *inner]),
+        1 + len(inner),
+        used.to_json() if used else b"",
     )
     metrics.dead_letters[reason].inc()
     logger.error("%r is given up (%s): %s: %s", delivery, reason, error.type, error.message)

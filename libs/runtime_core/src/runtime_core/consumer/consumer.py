@@ -77,7 +77,8 @@ class Consumer:
         self._known = asyncio.Event()
         self._full = False
         self._stop = asyncio.Event()
-        self._alone = False
+        self._alone: str | None = None
+        """The stream of which one entry shall run alone, or does."""
         self._in_read = False
         self._reading: asyncio.Task[None] | None = None
         self._loops: list[asyncio.Task[None]] = []
@@ -106,6 +107,20 @@ class Consumer:
         await self._stop.wait()
         if self._failure is not None:
             raise self._failure
+
+    async def add_streams(self, streams: Sequence[str]) -> None:
+        """Read these streams too, from now on."""
+        new = [stream for stream in streams if stream not in self._streams]
+        if not new:
+            return
+        await self._bus.make_groups(new)
+        self._streams += new
+        if self._reading is not None and not self._stop.is_set():
+            # The read that waits knows nothing of them. What its reply may have brought is found by reconciling.
+            self._reading.cancel()
+            await asyncio.wait((self._reading,))
+            self._unreconciled = True
+            self._reading = asyncio.get_running_loop().create_task(self._read(), name="read")
 
     async def stop(self) -> None:
         """Stop taking, finish what runs, hand back the rest, leave.
@@ -196,7 +211,7 @@ class Consumer:
             self._running[place] = loop.create_task(self._handle(place, delivery))
         for stream, entry, why in malformed:
             loop.create_task(self._bury(stream, entry, why), name="bury").add_done_callback(_log_failure)
-        if len(self._held) >= self._limit or self._alone:
+        if len(self._held) >= self._limit or self._alone is not None:
             self._full = True
             self._room.clear()
         self._watch.waiting(bool(self._held))
@@ -250,7 +265,7 @@ class Consumer:
         if not self._held:
             self._stopped_tasks.clear()
             self._watch.waiting(False)
-        if self._full and not self._alone:
+        if self._full and self._alone is None:
             self._full = False
             self._room.set()
 
@@ -288,7 +303,9 @@ class Consumer:
         if places:
             self._stopped_tasks.add(task)
             for place in places:
-                self._running[place].cancel()
+                # Two beats tell of what was stopped in the millisecond between them; its clean-up is not disturbed.
+                if not self._running[place].cancelling():
+                    self._running[place].cancel()
 
     def _on_fenced(self, owner: str) -> None:
         """Others have declared this owner dead and own what it held: drop it all and come back under a new name."""
@@ -360,24 +377,27 @@ class Consumer:
                 self._take(*await self._bus.reopen(stream, lost))
 
     async def _adopt(self, stream: str) -> None:
-        if self._alone:
-            # Nothing may run beside a quarantined entry: neither what is held still, nor what a read may hand out.
-            if self._held or self._in_read:
+        if self._alone is not None:
+            if stream != self._alone:
+                return  # that this one has nothing for empty hands must not fill them
+            # Nothing may run beside a quarantined entry: neither what is held still, nor what a read may hand out. What
+            # waits for others does not run, and may wait for what only this process would take.
+            if self._in_read or not all(delivery.waits for delivery in self._held.values()):
                 return
             adopted = await self._bus.adopt(stream, 1, empty_handed=True)
             if not adopted.empty_hands and not adopted.deliveries:
-                self._alone = False
+                self._alone = None
                 self._room.set()
             await self._take_adopted(adopted)
             return
         # One after the other, each with a head start: whatever killed its process at once does so again before its
         # neighbours are in hand, and they need not wait for another lease.
         count = 0
-        while len(self._held) < self._limit and not self._alone and not self._stop.is_set():
+        while len(self._held) < self._limit and self._alone is None and not self._stop.is_set():
             adopted = await self._bus.adopt(stream, 1, empty_handed=False)
             if adopted.empty_hands:
                 logger.warning("an entry of %s was delivered too often: emptying hands to run it alone", stream)
-                self._alone = True
+                self._alone = stream
                 self._room.clear()
             taken = await self._take_adopted(adopted)
             if not taken:

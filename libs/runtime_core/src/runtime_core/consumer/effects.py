@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from runtime_core.trajectory.steps import Step
+from runtime_core.usage import Usage
 
 # A journal entry is `digest (8 hex) · status (1) · epoch ms (13 digits) · payload`.
 JOURNAL_PREFIX = 22
@@ -35,6 +36,8 @@ class Call:
     key: str = ""
     """The instance key of an agent; empty: an instance of its own run."""
     pool: str = ""
+    snapshot: bytes = b""
+    """Of the asking branch's context (JSON), where it was used."""
 
 
 @dataclass(slots=True)
@@ -63,6 +66,8 @@ class Question:
     timeout_ms: int | None = None
     default: bytes | None = None
     """JSON used as the answer at the deadline; without it the deadline is an error."""
+    expects: str = ""
+    """`verdict`: the broker takes no other answer. Empty: any JSON will do."""
 
 
 @dataclass(slots=True)
@@ -78,15 +83,38 @@ class Send:
 
 
 @dataclass(slots=True)
+class Publish:
+    """A message to every agent that has subscribed to a topic: a task of its own for each."""
+
+    step: str
+    topic: str
+    key: str
+    """The topic's source: the instance of each agent that gets it. Empty: one of its own."""
+    data: bytes
+    digest: str = ""
+    """As a Send's."""
+
+
+@dataclass(slots=True)
+class Spend:
+    """What a step has used; the commit adds it to the task's usage and journals the step, so that it counts once."""
+
+    step: str
+    digest: str
+    usage: Usage
+
+
+@dataclass(slots=True)
 class Suspended:
     """The turn waits: these are asked for now, those again."""
 
     calls: list[Call] = field(default_factory=list)
     timers: list[Timer] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
-    sends: list[Send] = field(default_factory=list)
+    sends: list[Send | Publish] = field(default_factory=list)
     again: list[tuple[str, str]] = field(default_factory=list)
     """(step, wait) of steps asked for in an earlier turn that have no result yet."""
+    spends: list[Spend] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     """Local steps that this turn finished, for the record."""
     working_state: bytes | None = None
@@ -98,7 +126,10 @@ class Completed:
 
     output: bytes
     """JSON."""
-    sends: list[Send] = field(default_factory=list)
+    answer: bytes | None = None
+    """What the asking run's step gets, where that is more than the output."""
+    sends: list[Send | Publish] = field(default_factory=list)
+    spends: list[Spend] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     state: bytes | None = None
     """The instance's new state (JSON); None: unchanged."""
@@ -118,6 +149,11 @@ class Failed:
     """The journal and the code disagree: the run waits for a rollback or a fix."""
     rejected: bool = False
     """The code said that this will not work: fail without a dead letter."""
+    cancelled: bool = False
+    """The code has chosen this end: the task whose first run this is ends as cancelled."""
+    ends_task: bool = False
+    """Over a limit of the task: all of it ends, whichever of its runs this is."""
+    spends: list[Spend] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
 
 

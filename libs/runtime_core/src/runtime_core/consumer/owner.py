@@ -25,6 +25,7 @@ class Owner:
         self._service = service
         self._lease_ms = int(lease_seconds * 1000)
         self._since = ""
+        self._told: frozenset[str] = frozenset()
         self._heard = time.monotonic()
 
     @property
@@ -50,4 +51,6 @@ class Owner:
             self._heard = time.monotonic()
             raise
         self._heard = time.monotonic()
-        return stopped
+        # The broker says some of them twice.
+        told, self._told = self._told, frozenset(stopped)
+        return [task for task in stopped if task not in told]

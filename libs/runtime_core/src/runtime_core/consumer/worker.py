@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from runtime_core.admission import announce
 from runtime_core.app import App
@@ -39,6 +39,7 @@ class Worker:
         self._consumers: list[Consumer] = []
         self._announcing = Periodic("announce", ANNOUNCE_SECONDS, self._announce)
         self._worn_out: Callable[[], bool] = lambda: False
+        self._at_stop: list[Callable[[], Awaitable[None]]] = []
 
     @classmethod
     async def open(cls, settings: Settings, metrics: Metrics, *, service: str, stream: str) -> Worker:
@@ -74,6 +75,10 @@ class Worker:
                 )
             )
 
+    def at_stop(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Close something of the handlers' after the last of them has stopped."""
+        self._at_stop.append(close)
+
     async def start(self) -> None:
         for consumer in self._consumers:
             await consumer.start()
@@ -95,6 +100,8 @@ class Worker:
     async def stop(self) -> None:
         await self._announcing.stop()
         await asyncio.gather(*(consumer.stop() for consumer in self._consumers))
+        for close in self._at_stop:
+            await close()
         for transport in self._transports:
             await transport.close()
 

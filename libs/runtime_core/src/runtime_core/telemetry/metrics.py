@@ -65,6 +65,8 @@ class Metrics:
         handled, dead = counter(names.EVENTS_HANDLED), counter(names.DEAD_LETTERS)
         self.events_handled: Children[str, Counter] = Children(lambda outcome: handled.labels(service, outcome))
         self.dead_letters: Children[str, Counter] = Children(lambda reason: dead.labels(service, reason))
+        hooks = counter(names.HOOK_FAILURES)
+        self.hook_failures: Children[str, Counter] = Children(lambda point: hooks.labels(service, point))
         self.handler_seconds = histogram(names.HANDLER_SECONDS).labels(service)
         self.commit_seconds = histogram(names.COMMIT_SECONDS).labels(service)
         self.retries = counter(names.RETRIES).labels(service)

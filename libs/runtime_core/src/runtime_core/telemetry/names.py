@@ -37,6 +37,9 @@ DEAD_LETTERS = MetricName(
 FENCED_COMMITS = MetricName(
     "weft_fenced_commits_total", "Commits refused because this owner had been declared dead.", ("service",)
 )
+HOOK_FAILURES = MetricName(
+    "weft_hook_failures_total", "Executions of hooks and callbacks that failed, by their point.", ("service", "point")
+)
 DUPLICATES_SUPPRESSED = MetricName(
     "weft_duplicates_suppressed_total",
     "Submits and deliveries that were recognised as repeated and had no effect.",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 
 from runtime_core.encoding import encode
+from runtime_core.usage import Usage, total
 
 
 class ToolContext:
@@ -19,6 +20,7 @@ class ToolContext:
         "_cancelled",
         "_loop",
         "_on_progress",
+        "_spent",
         "attempt",
         "deadline",
         "idempotency_key",
@@ -47,6 +49,7 @@ class ToolContext:
         """Epoch seconds after which nobody wants the result; None: there is no such time."""
         self._on_progress = on_progress
         self._cancelled = False
+        self._spent: list[Usage] = []
         try:
             self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:  # made outside a loop, as in a test of a plain function
@@ -71,6 +74,17 @@ class ToolContext:
             report(data)
         else:
             self._loop.call_soon_threadsafe(report, data)
+
+    def spend(self, *, model: str = "", **amounts: float) -> None:
+        """Report what the call has used, as in `spend(tokens=812, cost=0.004, model="…")`; several reports add up.
+
+        It is added to the task's usage when the attempt ends, however it ends. Raises InvalidInput (`spend.…`).
+        """
+        self._spent.append(Usage.of(amounts, model))  # one append: safe from any thread
+
+    def used(self) -> Usage:
+        """What was reported until now."""
+        return total(list(self._spent))
 
 
 class AbandonedThreads:

@@ -13,13 +13,14 @@ import msgspec
 from runtime_core.app import App
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.consumer.attempt import failed_from, give_up, log_retry
+from runtime_core.consumer.attempt import NOTHING_USED, failed_from, give_up, log_retry
 from runtime_core.consumer.decision import RetryAt, decide, reason_of
 from runtime_core.consumer.effects import Failed
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.tools.call import AbandonedThreads, ToolContext
 from runtime_core.tools.tool import Tool
 from runtime_core.trajectory.steps import ENCODER, Step, StepError
+from runtime_core.usage import Usage
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,8 @@ class CallHandler:
         try:
             output = await tool.call(delivery.data, context, self._threads, self._abandoned)
         except Exception as error:
-            await self._fail(delivery, tool, failed_from(error, repeatable=tool.repeatable), started)
+            failed = failed_from(error, repeatable=tool.repeatable)
+            await self._fail(delivery, tool, failed, started, context.used())
             if not tool.repeatable:
                 # It was given up: whoever drives its letter again has decided that it may run.
                 await self._bus.forget_started(delivery)
@@ -77,8 +79,12 @@ class CallHandler:
         ended = time.time() * 1000
         step = _step(delivery, "completed", started, ended, self._bus.owner)
         step.output = msgspec.Raw(output)
+        used = context.used()
+        step.usage = used.amounts
         asked = time.perf_counter()
-        committed = await self._bus.commit_call(delivery, b"K", int(ended), output, ENCODER.encode([step]), 1)
+        committed = await self._bus.commit_call(
+            delivery, b"K", int(ended), output, ENCODER.encode([step]), 1, used.to_json() if used else b""
+        )
         self._metrics.commit_seconds.observe(time.perf_counter() - asked)
         if not committed:
             self._metrics.duplicates_suppressed.inc()
@@ -126,27 +132,37 @@ class CallHandler:
             self._bus, self._metrics, delivery, "unknown_name", error, _step(delivery, "failed", now, now, "")
         )
 
-    async def _fail(self, delivery: Delivery, tool: Tool, failed: Failed, started: float) -> None:
+    async def _fail(self, delivery: Delivery, tool: Tool, failed: Failed, started: float, used: Usage) -> None:
         now = time.time() * 1000
         error = StepError(failed.type, failed.message, failed.traceback, now)
         decision = decide(delivery.attempt, tool.retry, failed, random.random)
         if isinstance(decision, RetryAt):
             self._metrics.retries.inc()
             log_retry(delivery, error, decision.delay_seconds)
-            await self._bus.retry(delivery, int(decision.delay_seconds * 1000), ENCODER.encode(error))
+            await self._bus.retry(
+                delivery,
+                int(decision.delay_seconds * 1000),
+                ENCODER.encode(error),
+                usage=used.to_json() if used else b"",
+            )
         elif failed.rejected:
-            await self._end(delivery, error, started, b"E")
+            await self._end(delivery, error, started, b"E", used)
         else:
             step = _step(delivery, "failed", started, now, self._bus.owner)
-            await give_up(self._bus, self._metrics, delivery, reason_of(decision), error, step)
+            step.usage = used.amounts
+            await give_up(self._bus, self._metrics, delivery, reason_of(decision), error, step, used)
 
-    async def _end(self, delivery: Delivery, error: StepError, started: float, status: bytes) -> None:
+    async def _end(
+        self, delivery: Delivery, error: StepError, started: float, status: bytes, used: Usage = NOTHING_USED
+    ) -> None:
         """Answer the waiting run with an error that is no defect: nothing is kept as a dead letter."""
         now = time.time() * 1000
         step = _step(delivery, "failed", started, now, self._bus.owner)
         step.error = error
+        step.usage = used.amounts
         payload = ENCODER.encode({"type": error.type, "message": error.message})
-        await self._bus.commit_call(delivery, status, int(now), payload, ENCODER.encode([step]), 1)
+        usage = used.to_json() if used else b""
+        await self._bus.commit_call(delivery, status, int(now), payload, ENCODER.encode([step]), 1, usage)
 
 
 def _step(delivery: Delivery, status: str, started: float, ended: float, owner: str) -> Step:

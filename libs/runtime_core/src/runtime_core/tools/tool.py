@@ -3,83 +3,59 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import cast, get_args
 
-from runtime_core.declaration import (
-    NO_DEFAULT,
-    Argument,
-    Place,
-    arguments_of,
-    checked_name,
-    checked_pool,
-    checked_retry,
-    checked_timeout,
-    is_async,
-    is_generator,
-    unannotated,
-)
+from runtime_core.declaration import NO_DEFAULT, Argument, Place, is_async, unannotated
 from runtime_core.encoding import encode
 from runtime_core.errors import ConfigurationError
+from runtime_core.function import DeclaredFunction, FunctionSettings
+from runtime_core.manifest import ToolEntry
 from runtime_core.policy import RetryPolicy
-from runtime_core.schema import Arguments, Schema, arguments_reader, result_schema
 from runtime_core.tools.call import AbandonedThreads, ToolContext, run_in_thread, run_limited
 
 # The annotation as text: the class may be imported for type checkers only, and then cannot be looked up.
 _CONTEXT = re.compile(r"['\"]?((\w+\.)*Optional\[)?(\w+\.)*ToolContext(\s*\|\s*None)?\]?['\"]?")
 
 
-class Tool:
-    """A function, async or plain, with its name, limits and typed arguments.
+class ToolSettings(FunctionSettings, total=False):
+    """What may be said of a tool where it is declared; `timeout_seconds` is 60 where nothing is said."""
 
-    `timeout_seconds` limits one attempt; `repeatable=False` says that an attempt whose end is unknown must not be
-    made again; `pool` names the pool of handlers that runs it, `` the default one.
-    """
+    repeatable: bool
+    """False: an attempt whose end is unknown must not be made again."""
+
+
+class Tool(DeclaredFunction):
+    """A function, async or plain, with its name, limits and typed arguments: see `ToolSettings`."""
 
     def __init__(
         self,
         function: Callable[..., object],
         place: Place,
         *,
-        name: str | None = None,
         timeout_seconds: float = 60.0,
-        retry: RetryPolicy | None = None,
         repeatable: bool = True,
+        name: str | None = None,
+        retry: RetryPolicy | None = None,
         pool: str = "",
     ) -> None:
         """Raises ConfigurationError for what can be seen without evaluating the annotations."""
-        if not callable(function) or inspect.isclass(function):
-            raise ConfigurationError(f"{function!r} ({place}) cannot be a tool: give a function")
-        self.name = checked_name("tool", name, function, place)
-        self.what = f"tool {self.name!r}"
-        self.function = self.source = function
-        self.place = place
-        self.timeout_seconds = checked_timeout(self.what, timeout_seconds, place)
-        self.retry = checked_retry(self.what, retry, place)
+        super().__init__("tool", function, place, timeout_seconds=timeout_seconds, name=name, retry=retry, pool=pool)
         self.repeatable = repeatable
-        self.pool = checked_pool(self.what, pool, place)
-        self.description = inspect.getdoc(function) or ""
-        if is_generator(function):
-            raise ConfigurationError(f"{self.what} ({place}) is a generator: return a list")
         self._is_async = is_async(function)
-        self._context_name, self._arguments = _split(self.what, arguments_of(self.what, function, place), place)
+        self._context_name, self._arguments = _split(self.what, self._arguments, place)
 
-    @functools.cached_property
-    def arguments(self) -> Arguments:
-        """What reads the arguments. Made at the first use; raises ConfigurationError for types without JSON."""
-        return arguments_reader(self.what, self.function, self._arguments, self.place)
-
-    @functools.cached_property
-    def result_schema(self) -> Schema | None:
-        """The JSON schema of the result; None where the function does not say."""
-        return result_schema(self.what, self.function, self.place)
-
-    def check(self) -> None:
-        """Make all that the first call would make. Raises ConfigurationError."""
-        _ = self.arguments, self.result_schema
+    def entry(self) -> ToolEntry:
+        """What the manifest says of it. Raises ConfigurationError as `check` does."""
+        return ToolEntry(
+            arguments=self.arguments.schema(),
+            result=self.result_schema,
+            pool=self.pool,
+            description=self.description,
+            repeatable=self.repeatable,
+        )
 
     async def call(
         self, arguments: bytes, context: ToolContext, threads: Executor, abandoned: AbandonedThreads

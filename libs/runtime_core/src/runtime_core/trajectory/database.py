@@ -1,4 +1,4 @@
-"""Opens the databases: makes folder and tables, checks their version, returns an engine for reads."""
+"""Opens the databases: makes folder and tables, brings older ones up to date, returns an engine for reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from runtime_core.errors import ConfigurationError, StoreUnavailable
-from runtime_core.trajectory import tables
+from runtime_core.trajectory import migrations, tables
 from runtime_core.trajectory.address import PostgresAddress, SqliteAddress
 from runtime_core.trajectory.failures import translated
 from runtime_core.trajectory.sqlite_writer import BUSY_TIMEOUT_SECONDS
@@ -89,8 +89,10 @@ async def open_postgres(address: PostgresAddress) -> AsyncEngine:
                 version = (await connection.execute(select(func.max(tables.FORMATS.c.version)))).scalar()
                 if version is None:
                     await connection.execute(insert(tables.FORMATS).values(version=tables.FORMAT))
-                else:
-                    _check_version(version)
+                elif version != tables.FORMAT:
+                    for statement in migrations.statements(version):
+                        await connection.execute(text(statement))
+                    await connection.execute(insert(tables.FORMATS).values(version=tables.FORMAT))
     except BaseException:
         await engine.dispose()
         raise
@@ -110,8 +112,10 @@ def _prepare_sqlite(path: Path) -> None:
         (version,) = connection.execute("SELECT max(version) FROM weft_format").fetchone()
         if version is None:
             connection.execute("INSERT INTO weft_format VALUES (?)", (tables.FORMAT,))
-        else:
-            _check_version(version)
+        elif version != tables.FORMAT:
+            for statement in migrations.statements(version):
+                connection.execute(statement)
+            connection.execute("INSERT INTO weft_format VALUES (?)", (tables.FORMAT,))
         connection.execute("COMMIT")
 
 
@@ -127,13 +131,6 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
-
-
-def _check_version(version: int) -> None:
-    if version > tables.FORMAT:
-        raise ConfigurationError(
-            f"the trajectory store has format {version}, this release knows up to {tables.FORMAT}: upgrade it"
-        )
 
 
 # The driver's connection has no public type behind SQLAlchemy's event.

@@ -1,20 +1,27 @@
-"""Trajectories as files for audit and training: one row per step, as JSON lines or Parquet."""
+"""Trajectories as files for audit and training, as JSON lines or Parquet: one row per step, or one per item."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import BinaryIO
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 import msgspec
 
 from runtime_core.errors import ConfigurationError
-from runtime_core.trajectory.recorded import StoredStep
+from runtime_core.trajectory.items import TrajectoryItem
+from runtime_core.trajectory.model_call import logprobs_of, usage_of
+from runtime_core.trajectory.recorded import StoredStep, TaskTrajectory
+from runtime_core.trajectory.reward import RewardFunction, score
 from runtime_core.trajectory.steps import ENCODER, StepError
-from runtime_core.trajectory.store import TrajectoryStore
+from runtime_core.trajectory.store import Filters, TrajectoryStore
+from runtime_core.trajectory.strategy import DefaultTrajectoryStrategy, TrajectoryStrategy
+
+if TYPE_CHECKING:
+    from runtime_core.trajectory.parquet import Shape
 
 _CHUNK_BYTES = 1 << 18
 ROW_GROUP_ROWS = 5_000
@@ -49,25 +56,90 @@ class ExportedStep(msgspec.Struct):
     error: StepError | None
     errors: list[StepError]
     usage: dict[str, float]
+    """Tokens, where the step was a model call."""
+    logprobs: object
+    """Log-probabilities, as the model gave them; null where it gave none."""
     cause: str
     owner: str
 
 
-async def export_jsonl(
+async def export_jsonl(store: TrajectoryStore, namespace: str, out: BinaryIO, **filters: Unpack[Filters]) -> int:
+    """Write one JSON object per line and step; return how many. Filters are those of `store.steps`."""
+    return await _write_lines(out, _steps(store, namespace, filters))
+
+
+async def export_parquet(
+    store: TrajectoryStore, namespace: str, path: str | os.PathLike[str], **filters: Unpack[Filters]
+) -> int:
+    """Write a Parquet file with one row per step; return how many. Filters are those of `store.steps`.
+
+    Times are timestamps in UTC; input, output and errors are JSON in text columns, null where there is none.
+    The file appears under its name when it is whole. ConfigurationError where pyarrow is missing.
+    """
+    parquet = _parquet()
+    return await _write_parquet(Path(path), parquet, parquet.STEPS, _steps(store, namespace, filters), _size_of_step)
+
+
+async def trajectory_items(
     store: TrajectoryStore,
     namespace: str,
-    out: BinaryIO,
     *,
-    tasks: Sequence[str] | None = None,
-    status: str | None = None,
-    agent: str | None = None,
-    since: datetime | None = None,
-) -> int:
-    """Write one JSON object per line and step; return how many. Filters are those of `store.steps`."""
+    strategy: TrajectoryStrategy | None = None,
+    reward: RewardFunction | None = None,
+    min_reward: float | None = None,
+    **filters: Unpack[Filters],
+) -> AsyncIterator[TrajectoryItem]:
+    """Yield the items of tasks, task after task: one task's steps are in memory at a time.
+
+    `reward` scores each item; `min_reward` leaves out those without a score and those below. Filters are those of
+    `store.steps`. InvalidInput where the reward function fails.
+    """
+    made = strategy if strategy is not None else DefaultTrajectoryStrategy()
+    async for trajectory in _tasks(store, namespace, filters):
+        for item in made.items(trajectory):
+            if reward is not None:
+                await score(item, trajectory.end, reward)
+            if min_reward is None or (item.reward.score is not None and item.reward.score >= min_reward):
+                yield item
+
+
+async def export_items_jsonl(out: BinaryIO, items: AsyncIterator[TrajectoryItem]) -> int:
+    """Write one JSON object per line and item (see `items.py`); return how many."""
+    return await _write_lines(out, items)
+
+
+async def export_items_parquet(path: str | os.PathLike[str], items: AsyncIterator[TrajectoryItem]) -> int:
+    """Write a Parquet file with one row per item; return how many.
+
+    What has the user's own shape (input, messages, content, tool calls, …) is JSON in text columns. The file appears
+    under its name when it is whole. ConfigurationError where pyarrow is missing.
+    """
+    parquet = _parquet()
+    return await _write_parquet(Path(path), parquet, parquet.ITEMS, items, _size_of_item)
+
+
+async def _steps(store: TrajectoryStore, namespace: str, filters: Filters) -> AsyncIterator[ExportedStep]:
+    async for stored in store.steps(namespace, **filters):
+        yield _exported(namespace, stored)
+
+
+async def _tasks(store: TrajectoryStore, namespace: str, filters: Filters) -> AsyncIterator[TaskTrajectory]:
+    task: TaskTrajectory | None = None
+    async for stored in store.steps(namespace, **filters):
+        if task is None or task.task != stored.task:
+            if task is not None:
+                yield task
+            task = TaskTrajectory(namespace, stored.task, stored.end, [])
+        task.steps.append(stored.step)
+    if task is not None:
+        yield task
+
+
+async def _write_lines(out: BinaryIO, rows: AsyncIterator[Any]) -> int:  # Any: one of the two shapes
     count = 0
     chunk = bytearray()
-    async for stored in store.steps(namespace, tasks=tasks, status=status, agent=agent, since=since):
-        chunk += ENCODER.encode(_exported(namespace, stored))
+    async for row in rows:
+        chunk += ENCODER.encode(row)
         chunk += b"\n"
         count += 1
         if len(chunk) >= _CHUNK_BYTES:
@@ -77,37 +149,31 @@ async def export_jsonl(
     return count
 
 
-async def export_parquet(
-    store: TrajectoryStore,
-    namespace: str,
-    path: str | os.PathLike[str],
-    *,
-    tasks: Sequence[str] | None = None,
-    status: str | None = None,
-    agent: str | None = None,
-    since: datetime | None = None,
-) -> int:
-    """Write a Parquet file with one row per step; return how many. Filters are those of `store.steps`.
-
-    Times are timestamps in UTC; input, output and errors are JSON in text columns, null where there is none.
-    The file appears under its name when it is whole. ConfigurationError where pyarrow is missing.
-    """
+def _parquet() -> ModuleType:
     try:
-        from runtime_core.trajectory.parquet import ParquetFile
+        from runtime_core.trajectory import parquet
     except ImportError:
         raise ConfigurationError("Parquet needs pyarrow, which is missing: install weft[parquet]") from None
-    target = Path(path)
+    return parquet
+
+
+async def _write_parquet(
+    target: Path,
+    parquet: ModuleType,
+    shape: Shape[Any],
+    rows: AsyncIterator[Any],  # Any: one of the two shapes
+    size_of: Callable[[Any], int],
+) -> int:
     part = target.with_name(f".{target.name}.part-{os.getpid()}")
     count = 0
     try:
-        file = await asyncio.to_thread(ParquetFile, part)
+        file = await asyncio.to_thread(parquet.ParquetFile, part, shape)
         try:
-            group: list[ExportedStep] = []
+            group: list[Any] = []  # Any: see `rows`
             size = 0
-            async for stored in store.steps(namespace, tasks=tasks, status=status, agent=agent, since=since):
-                row = _exported(namespace, stored)
+            async for row in rows:
                 group.append(row)
-                size += len(bytes(row.input)) + len(bytes(row.output))
+                size += size_of(row)
                 count += 1
                 if len(group) >= ROW_GROUP_ROWS or size >= ROW_GROUP_BYTES:
                     await asyncio.to_thread(file.write, group)
@@ -121,6 +187,14 @@ async def export_parquet(
         part.unlink(missing_ok=True)
         raise
     return count
+
+
+def _size_of_step(row: ExportedStep) -> int:
+    return len(bytes(row.input)) + len(bytes(row.output))
+
+
+def _size_of_item(row: TrajectoryItem) -> int:
+    return len(ENCODER.encode(row))
 
 
 def _exported(namespace: str, stored: StoredStep) -> ExportedStep:
@@ -146,7 +220,8 @@ def _exported(namespace: str, stored: StoredStep) -> ExportedStep:
         output=_one_line(step.output),
         error=step.error,
         errors=step.errors,
-        usage=step.usage,
+        usage=usage_of(step),
+        logprobs=logprobs_of(step),
         cause=step.cause,
         owner=step.owner,
     )

@@ -1,10 +1,11 @@
-"""A Parquet file of exported steps. Imports pyarrow, so it is itself imported only when one is written."""
+"""Parquet files of exported steps or items. Imports pyarrow, so it is itself imported only when one is written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -14,6 +15,9 @@ from runtime_core.trajectory.steps import ENCODER
 
 if TYPE_CHECKING:
     from runtime_core.trajectory.export import ExportedStep
+    from runtime_core.trajectory.items import TrajectoryItem
+
+Row = TypeVar("Row")
 
 _YEAR_9999 = 253_402_300_799_000.0
 _TIME = pa.timestamp("us", tz="UTC")
@@ -43,28 +47,68 @@ SCHEMA = pa.schema(
         pa.field("error_message", pa.string()),
         pa.field("errors", pa.string()),
         pa.field("usage", pa.map_(pa.string(), pa.float64()), nullable=False),
+        pa.field("logprobs", pa.string()),
         pa.field("cause", pa.string(), nullable=False),
         pa.field("owner", pa.string(), nullable=False),
     ]
 )
 
 
-class ParquetFile:
+ITEM_SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("session_id", pa.string(), nullable=False),
+        pa.field("task_id", pa.string(), nullable=False),
+        pa.field("run_id", pa.string(), nullable=False),
+        pa.field("agent", _REPEATED, nullable=False),
+        pa.field("step", pa.int32(), nullable=False),
+        pa.field("step_id", pa.string(), nullable=False),
+        pa.field("execute_time", _TIME, nullable=False),
+        pa.field("pre_agent", _REPEATED),
+        pa.field("input", pa.string()),
+        pa.field("messages", pa.string()),
+        pa.field("context", pa.string(), nullable=False),
+        pa.field("content", pa.string()),
+        pa.field("tool_calls", pa.string(), nullable=False),
+        pa.field("is_agent_finished", pa.bool_(), nullable=False),
+        pa.field("usage", pa.map_(pa.string(), pa.float64()), nullable=False),
+        pa.field("logprobs", pa.string()),
+        pa.field("ext_info", pa.string(), nullable=False),
+        pa.field("tool_outputs", pa.string(), nullable=False),
+        pa.field("status", _REPEATED, nullable=False),
+        pa.field("score", pa.float64()),
+        pa.field("details", pa.string(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape(Generic[Row]):
+    """What a file's rows are."""
+
+    schema: pa.Schema
+    columns: Callable[[Row], dict[str, object]]
+    """A row's values by column."""
+
+
+class ParquetFile(Generic[Row]):
     """A file under way; each `write` is one row group. Without one, `close` leaves an empty table."""
 
-    def __init__(self, path: Path) -> None:
-        self._writer = pq.ParquetWriter(path, SCHEMA, compression="zstd")
+    def __init__(self, path: Path, shape: Shape[Row]) -> None:
+        self._shape = shape
+        self._writer = pq.ParquetWriter(path, shape.schema, compression="zstd")
 
-    def write(self, rows: Sequence[ExportedStep]) -> None:
+    def write(self, rows: Sequence[Row]) -> None:
         """Append a row group."""
-        self._writer.write_table(pa.Table.from_pylist([_row(row) for row in rows], schema=SCHEMA))
+        columns = [self._shape.columns(row) for row in rows]
+        self._writer.write_table(pa.Table.from_pylist(columns, schema=self._shape.schema))
 
     def close(self) -> None:
         """Write the footer."""
         self._writer.close()
 
 
-def _row(step: ExportedStep) -> dict[str, object]:
+def _of_step(step: ExportedStep) -> dict[str, object]:
     row: dict[str, object] = {name: getattr(step, name) for name in SCHEMA.names if name in step.__struct_fields__}
     for name in ("task_created", "task_ended", "started", "ended"):
         at = getattr(step, name)
@@ -75,7 +119,36 @@ def _row(step: ExportedStep) -> dict[str, object]:
     row["error_message"] = step.error.message if step.error else None
     row["errors"] = ENCODER.encode(step.errors).decode() if step.errors else None
     row["usage"] = list(step.usage.items())
+    row["logprobs"] = _json(step.logprobs)
     return row
+
+
+def _of_item(item: TrajectoryItem) -> dict[str, object]:
+    meta, state, action, reward = item.meta, item.state, item.action, item.reward
+    return {
+        "id": item.id,
+        "session_id": meta.session_id,
+        "task_id": meta.task_id,
+        "run_id": meta.run_id,
+        "agent": meta.agent,
+        "step": meta.step,
+        "step_id": meta.step_id,
+        "execute_time": _microseconds(meta.execute_time),
+        "pre_agent": meta.pre_agent,
+        "input": _json(state.input),
+        "messages": _json(state.messages),
+        "context": _json(state.context),
+        "content": _json(action.content),
+        "tool_calls": _json(action.tool_calls),
+        "is_agent_finished": action.is_agent_finished,
+        "usage": list(action.usage.items()),
+        "logprobs": _json(action.logprobs),
+        "ext_info": _json(action.ext_info),
+        "tool_outputs": _json(reward.tool_outputs),
+        "status": reward.status,
+        "score": reward.score,
+        "details": _json(reward.details),
+    }
 
 
 def _microseconds(milliseconds: float) -> int:
@@ -86,3 +159,11 @@ def _microseconds(milliseconds: float) -> int:
 def _text(raw: msgspec.Raw) -> str | None:
     text = bytes(raw).decode("utf-8", "replace")
     return text if text != "null" else None
+
+
+def _json(value: object) -> str | None:
+    return None if value is None else ENCODER.encode(value).decode()
+
+
+STEPS: Shape[ExportedStep] = Shape(SCHEMA, _of_step)
+ITEMS: Shape[TrajectoryItem] = Shape(ITEM_SCHEMA, _of_item)

@@ -31,6 +31,16 @@ def place(run: str, step: str) -> str:
     return text
 
 
+def before(run: str, step: str, at: str) -> bool:
+    """Return whether a step, or a run that it started, comes before step `at` of the task's first run.
+
+    The first run's own row does not: a fork has its own.
+    """
+    inside, _, rest = run.partition("/")
+    of_first_run = rest.partition("/")[0] if rest else step
+    return inside == "r" and bool(of_first_run) and place("r", of_first_run) < place("r", at)
+
+
 def _path(path: str) -> str:
     return _SLASH.join(".".join(map(_part, piece.split("."))) for piece in path.split("/"))
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from sqlalchemy import Table, select
+from sqlalchemy import ARRAY, LargeBinary, Table, any_, bindparam, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from runtime_core.trajectory import tables
+from runtime_core.trajectory.contents import missing
 from runtime_core.trajectory.failures import translated
-from runtime_core.trajectory.rows import Value, rows_of
-from runtime_core.trajectory.statements import postgres_upsert
+from runtime_core.trajectory.rows import Rows, Value, heads_of, rows_of, rows_of_contents
+from runtime_core.trajectory.statements import postgres_insert, postgres_upsert
 from runtime_core.trajectory.writer import NO_ENTRY, Batch, next_cursor
+
+_REPLACED = (tables.STEPS, tables.TASKS, tables.UNREADABLE, tables.FORKS)
+CONTENTS_LOCK = 0x77656675
+"""Number of the advisory lock of the contents: writers share it, since only an erasure may not be beside them."""
 
 
 class PostgresWriter:
@@ -21,7 +26,8 @@ class PostgresWriter:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
-        self._upserts = {table: postgres_upsert(table) for table in (tables.STEPS, tables.TASKS, tables.UNREADABLE)}
+        self._upserts = {table: postgres_upsert(table) for table in _REPLACED}
+        self._inserts = {table: postgres_insert(table) for table in (tables.CONTENTS, tables.LISTS, tables.USES)}
 
     async def write(self, batch: Batch) -> None:
         # In a thread, so that a large batch does not hold up the event loop.
@@ -32,6 +38,9 @@ class PostgresWriter:
                 await self._upsert(connection, tables.STEPS, rows.steps)
                 await self._upsert(connection, tables.TASKS, rows.tasks)
                 await self._upsert(connection, tables.UNREADABLE, rows.unreadable)
+                await self._upsert(connection, tables.FORKS, rows.forks)
+                if rows.uses:
+                    await self._write_contents(connection, batch.namespace, rows)
 
     async def close(self) -> None:
         """Nothing is held between writes."""
@@ -50,6 +59,27 @@ class PostgresWriter:
             stored = (await connection.execute(read)).one()
         cursor = next_cursor(batch, stored.epoch, stored.entry)
         await connection.execute(tables.CURSORS.update().where(here).values(epoch=batch.epoch, entry=cursor))
+
+    async def _write_contents(self, connection: AsyncConnection, namespace: str, rows: Rows) -> None:
+        await connection.execute(text("SELECT pg_advisory_xact_lock_shared(:lock)"), {"lock": CONTENTS_LOCK})
+        lists = tables.LISTS.c
+        search = missing(heads_of(rows), rows.contents.nodes)
+        known: set[bytes] | None = None
+        while True:
+            try:
+                asked = next(search) if known is None else search.send(known)
+            except StopIteration as found:
+                lacking: list[bytes] = found.value
+                break
+            read = select(lists.digest).where(
+                lists.namespace == namespace, lists.digest == any_(bindparam("asked", type_=ARRAY(LargeBinary)))
+            )
+            read = read.params(asked=asked)
+            known = set((await connection.execute(read)).scalars())
+        contents, nodes = rows_of_contents(namespace, rows, lacking)
+        for table, made in ((tables.CONTENTS, contents), (tables.LISTS, nodes), (tables.USES, rows.uses)):
+            if made:
+                await connection.exec_driver_sql(self._inserts[table], tuple(zip(*made, strict=True)))
 
     async def _upsert(self, connection: AsyncConnection, table: Table, rows: Sequence[tuple[Value, ...]]) -> None:
         if not rows:

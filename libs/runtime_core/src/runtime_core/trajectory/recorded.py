@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from runtime_core.trajectory.steps import Step, TaskEnd
+from runtime_core.trajectory.steps import Fork, Step, TaskEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,10 @@ class TaskTrajectory:
     """None while the task runs, or while its end has not been recorded yet."""
     steps: list[Step]
     """By run path, then step path, then attempt; a run's own row comes first, `r/2` before `r/10`."""
+    fork: Fork | None = None
+    """Where the task was forked, if it was."""
+    inherited: list[Step] = field(default_factory=list)
+    """The steps before the fork, which other tasks have done; in the order of `steps`."""
 
     @property
     def complete(self) -> bool:

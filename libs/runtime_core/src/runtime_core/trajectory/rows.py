@@ -10,6 +10,7 @@ import msgspec
 from sqlalchemy import Row
 
 from runtime_core.errors import InvalidInput
+from runtime_core.trajectory.contents import REFERENCES, Contents, readable
 from runtime_core.trajectory.place import place
 from runtime_core.trajectory.steps import ENCODER, STEPS, Step, StepError, TaskEnd
 
@@ -44,6 +45,9 @@ class Rows:
 
     steps: list[tuple[Value, ...]] = field(default_factory=list)
     tasks: list[tuple[Value, ...]] = field(default_factory=list)
+    forks: list[tuple[Value, ...]] = field(default_factory=list)
+    uses: list[tuple[Value, ...]] = field(default_factory=list)
+    contents: Contents = field(default_factory=Contents)
     unreadable: list[tuple[Value, ...]] = field(default_factory=list)
 
 
@@ -75,11 +79,33 @@ def rows_of(namespace: str, partition: int, entries: Sequence[RecordEntry]) -> R
             if entry.end is not None:
                 rows.tasks.append(_end_row(namespace, task, entry.end))
             if entry.steps:
-                rows.steps += _step_rows(namespace, task, entry.steps)
+                _add_steps(rows, namespace, task, entry.steps)
         except (msgspec.MsgspecError, ValueError, RecursionError, InvalidInput) as error:
             reason = storable(str(error))
             rows.unreadable.append((namespace, partition, entry.entry_id, task[:TASK_MAX], reason, entry.steps))
     return rows
+
+
+def heads_of(rows: Rows) -> list[bytes]:
+    """Return the lists that steps of a batch refer to."""
+    return [digest for _, _, digest in rows.uses if isinstance(digest, bytes) and digest in rows.contents.nodes]
+
+
+def rows_of_contents(
+    namespace: str, rows: Rows, lacking: Sequence[bytes]
+) -> tuple[list[tuple[Value, ...]], list[tuple[Value, ...]]]:
+    """Return rows for the tables of contents and of lists, where the store lacks these lists; ordered by digest.
+
+    In that order two writers that add the same ones wait for each other, and not in a circle.
+    """
+    nodes = {digest: rows.contents.nodes[digest] for digest in lacking}
+    wanted = {node.message for node in nodes.values()}
+    wanted.update(digest for _, _, digest in rows.uses if isinstance(digest, bytes) and digest in rows.contents.values)
+    contents: list[tuple[Value, ...]] = [(namespace, digest, rows.contents.values[digest]) for digest in sorted(wanted)]
+    lists: list[tuple[Value, ...]] = [
+        (namespace, digest, node.parent, node.message) for digest, node in sorted(nodes.items(), key=lambda at: at[0])
+    ]
+    return contents, lists
 
 
 def _check_task(task: str) -> None:
@@ -87,20 +113,24 @@ def _check_task(task: str) -> None:
         raise InvalidInput("task", f"the task id is longer than {TASK_MAX} bytes; submit with a shorter one")
 
 
-def _step_rows(namespace: str, task: str, steps: bytes) -> list[tuple[Value, ...]]:
+def _add_steps(rows: Rows, namespace: str, task: str, steps: bytes) -> None:
     encode = ENCODER.encode
-    rows: list[tuple[Value, ...]] = []
-    for step in STEPS.decode(steps):
-        attempt = step.attempt
-        if not 0 <= attempt < 2**31:
-            raise InvalidInput("attempt", f"{attempt} is not between 0 and 2147483647")
-        given, returned = step.input, step.output
-        rows.append(
+    made: list[tuple[Value, ...]] = []
+    heads: dict[bytes, None] = {}
+    decoded = STEPS.decode(steps)
+    # All of them first: an entry that is refused leaves nothing in `rows`.
+    places = [_checked_place(step) for step in decoded]
+    for step, at in zip(decoded, places, strict=True):
+        given, given_refs = _taken_out(rows.contents, bytes(step.input), heads)
+        returned, returned_refs = _taken_out(rows.contents, bytes(step.output), heads)
+        if step.fork is not None:
+            rows.forks.append((namespace, task, storable(step.fork.task), storable(step.fork.step)))
+        made.append(
             (
                 namespace,
                 task,
-                place(step.run, step.step),
-                attempt,
+                at,
+                step.attempt,
                 step.run,
                 step.step,
                 step.kind,
@@ -109,19 +139,39 @@ def _step_rows(namespace: str, task: str, steps: bytes) -> list[tuple[Value, ...
                 step.started,
                 step.ended,
                 step.key,
-                # Raw JSON is skipped over, not checked, so it may hold bytes that are not UTF-8.
-                str(given, "utf-8", "replace") if given else None,
-                str(returned, "utf-8", "replace") if returned else None,
+                given,
+                returned,
                 encode(step.error).decode() if step.error is not None else None,
                 encode(step.errors).decode() if step.errors else None,
                 encode(step.usage).decode() if step.usage else None,
                 step.cause,
                 step.owner,
+                given_refs,
+                returned_refs,
             )
         )
     if b"\\u0000" in steps:
-        return [tuple(storable(v) if isinstance(v, str) else v for v in row) for row in rows]
-    return rows
+        made = [tuple(storable(v) if isinstance(v, str) else v for v in row) for row in made]
+    rows.steps += made
+    rows.uses += [(namespace, task, digest) for digest in heads]
+
+
+def _checked_place(step: Step) -> str:
+    if not 0 <= step.attempt < 2**31:
+        raise InvalidInput("attempt", f"{step.attempt} is not between 0 and 2147483647")
+    return place(step.run, step.step)
+
+
+def _taken_out(contents: Contents, data: bytes, heads: dict[bytes, None]) -> tuple[str | None, str | None]:
+    """The columns of an input or output: what is left of it, and where the rest is."""
+    if not data:
+        return None, None
+    text, references = contents.take_out(readable(data), data)
+    if not references:
+        return text, None
+    for reference in references:
+        heads[bytes.fromhex(reference.digest)] = None
+    return text, ENCODER.encode(references).decode()
 
 
 def _end_row(namespace: str, task: str, end: TaskEnd) -> tuple[Value, ...]:
@@ -139,8 +189,8 @@ def _end_row(namespace: str, task: str, end: TaskEnd) -> tuple[Value, ...]:
 
 
 # As above: the columns are read by name.
-def step_of(row: Row[Any]) -> Step:
-    """Return the step that a row of the table of steps holds."""
+def step_of(row: Row[Any], contents: Contents) -> Step:
+    """Return the step that a row of the table of steps holds; `contents` has what the row refers to."""
     return Step(
         run=row.run,
         kind=row.kind,
@@ -151,14 +201,20 @@ def step_of(row: Row[Any]) -> Step:
         step=row.step,
         attempt=row.attempt,
         key=row.key,
-        input=msgspec.Raw(row.input.encode() if row.input else b""),
-        output=msgspec.Raw(row.output.encode() if row.output else b""),
+        input=msgspec.Raw(_put_back(contents, row.input, row.input_refs)),
+        output=msgspec.Raw(_put_back(contents, row.output, row.output_refs)),
         error=_ERROR.decode(row.error) if row.error else None,
         errors=_ERRORS.decode(row.errors) if row.errors else [],
         usage=_USAGE.decode(row.usage) if row.usage else {},
         cause=row.cause,
         owner=row.owner,
     )
+
+
+def _put_back(contents: Contents, text: str | None, references: str | None) -> bytes:
+    if references:
+        return contents.put_back(text, REFERENCES.decode(references))
+    return text.encode() if text else b""
 
 
 # The values of a row have the types of their columns, which a sequence cannot say.

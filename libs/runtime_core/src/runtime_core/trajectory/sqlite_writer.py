@@ -14,12 +14,15 @@ from pathlib import Path
 
 from runtime_core.errors import StoreUnavailable
 from runtime_core.trajectory import tables
-from runtime_core.trajectory.rows import rows_of
-from runtime_core.trajectory.statements import sqlite_upsert
+from runtime_core.trajectory.contents import missing
+from runtime_core.trajectory.rows import Rows, heads_of, rows_of, rows_of_contents
+from runtime_core.trajectory.statements import sqlite_insert, sqlite_upsert
 from runtime_core.trajectory.writer import NO_ENTRY, Batch, next_cursor
 
 BUSY_TIMEOUT_SECONDS = 10.0
 """How long a statement waits for another process's transaction."""
+
+_HAS_LIST = "SELECT 1 FROM weft_lists WHERE namespace = ? AND digest = ?"
 
 
 class SqliteWriter:
@@ -33,6 +36,10 @@ class SqliteWriter:
         self._tasks = sqlite_upsert(tables.TASKS)
         self._unreadable = sqlite_upsert(tables.UNREADABLE)
         self._cursors = sqlite_upsert(tables.CURSORS)
+        self._forks = sqlite_upsert(tables.FORKS)
+        self._contents = sqlite_insert(tables.CONTENTS)
+        self._lists = sqlite_insert(tables.LISTS)
+        self._uses = sqlite_insert(tables.USES)
 
     async def write(self, batch: Batch) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._write, batch)
@@ -62,6 +69,9 @@ class SqliteWriter:
                 connection.executemany(self._steps, rows.steps)
                 connection.executemany(self._tasks, rows.tasks)
                 connection.executemany(self._unreadable, rows.unreadable)
+                connection.executemany(self._forks, rows.forks)
+                if rows.uses:
+                    self._write_contents(connection, batch.namespace, rows)
                 connection.execute(self._cursors, (batch.namespace, batch.partition, batch.epoch, cursor))
                 connection.execute("COMMIT")
             except BaseException:
@@ -73,6 +83,21 @@ class SqliteWriter:
             raise StoreUnavailable(
                 f"the trajectory file {str(self._path)!r} was not written: {error}; check disk and rights"
             ) from error
+
+    def _write_contents(self, connection: sqlite3.Connection, namespace: str, rows: Rows) -> None:
+        search = missing(heads_of(rows), rows.contents.nodes)
+        known: set[bytes] | None = None
+        while True:
+            try:
+                asked = next(search) if known is None else search.send(known)
+            except StopIteration as found:
+                lacking: list[bytes] = found.value
+                break
+            known = {digest for digest in asked if connection.execute(_HAS_LIST, (namespace, digest)).fetchone()}
+        contents, lists = rows_of_contents(namespace, rows, lacking)
+        connection.executemany(self._contents, contents)
+        connection.executemany(self._lists, lists)
+        connection.executemany(self._uses, rows.uses)
 
     def _connect(self) -> sqlite3.Connection:
         if self._connection is None:

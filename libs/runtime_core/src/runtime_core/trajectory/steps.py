@@ -18,6 +18,18 @@ class StepError(msgspec.Struct, omit_defaults=True):
     """Epoch milliseconds."""
 
 
+class Fork(msgspec.Struct, omit_defaults=True):
+    """Where a task was forked: its steps before `step` are those of `task`, and are not recorded again."""
+
+    task: str
+    step: str = ""
+    """A step of the task's first run, as in `3.0.1`; empty: at its beginning."""
+
+
+FORK_STEP = "0.0"
+"""The place of the row that says where a task was forked: before all that its code does."""
+
+
 class Step(msgspec.Struct, omit_defaults=True):
     """One step: an agent's run, a tool call, an engine step, or a step inside a run.
 
@@ -27,7 +39,8 @@ class Step(msgspec.Struct, omit_defaults=True):
 
     run: str
     kind: str
-    """`agent`, `tool`, `engine`, `step`, `model`, `human`, `timer`, `emit` or `send`."""
+    """`agent`, `tool`, `engine`, `step`, `model`, `human`, `timer`, `emit`, `send`, `publish`, `message`, `fork`,
+    `usage`, `hook`, `callback` or `hooks` (which of them a run has)."""
     name: str
     status: str
     """`completed`, `failed` or `cancelled`."""
@@ -47,10 +60,13 @@ class Step(msgspec.Struct, omit_defaults=True):
     errors: list[StepError] = []
     """Errors of earlier attempts, oldest first."""
     usage: dict[str, float] = {}
+    """What it has used: names to amounts."""
     cause: str = ""
     """Id of the event that caused it, where it is not the parent's step."""
     owner: str = ""
     """The process that did it."""
+    fork: Fork | None = None
+    """Set on a row of a forked task, one that is written when it begins: where it comes from."""
 
 
 class TaskEnd(msgspec.Struct):

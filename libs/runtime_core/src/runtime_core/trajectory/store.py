@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
-from typing import Self
+from typing import Self, TypedDict
 
 from sqlalchemy import ColumnElement, and_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -13,19 +13,32 @@ from runtime_core.errors import InvalidInput
 from runtime_core.trajectory import tables
 from runtime_core.trajectory.address import SqliteAddress, parse
 from runtime_core.trajectory.database import open_postgres, open_sqlite
+from runtime_core.trajectory.erasure import erase
 from runtime_core.trajectory.failures import translated
+from runtime_core.trajectory.forks import fork_of, inherited_by
 from runtime_core.trajectory.postgres_writer import PostgresWriter
+from runtime_core.trajectory.reading import contents_of
 from runtime_core.trajectory.recorded import StoredStep, TaskTrajectory, Unreadable
 from runtime_core.trajectory.rows import RecordEntry, end_of, step_of, storable
 from runtime_core.trajectory.sqlite_writer import SqliteWriter
 from runtime_core.trajectory.steps import TaskEnd
 from runtime_core.trajectory.writer import NO_ENTRY, Batch, Writer
 
-__all__ = ["RecordEntry", "StoredStep", "TaskTrajectory", "TrajectoryStore", "Unreadable"]
+__all__ = ["Filters", "RecordEntry", "StoredStep", "TaskTrajectory", "TrajectoryStore", "Unreadable"]
 
 _PAGE_ROWS_MAX = 1_000
 _PAGE_BYTES = 4_000_000
 _TASKS_PER_QUERY = 200
+
+
+class Filters(TypedDict, total=False):
+    """Which tasks' steps `TrajectoryStore.steps` gives."""
+
+    tasks: Sequence[str] | None
+    status: str | None
+    agent: str | None
+    session: str | None
+    since: datetime | None
 
 
 class TrajectoryStore:
@@ -88,9 +101,19 @@ class TrajectoryStore:
                 # The end first: a commit between the two reads can then only add steps.
                 end = (await connection.execute(read_end)).one_or_none()
                 rows = (await connection.execute(read_steps)).all()
+                contents = await contents_of(connection, namespace, rows)
+                fork = await fork_of(connection, namespace, task)
+                inherited = await inherited_by(connection, namespace, fork) if fork is not None else []
         if end is None and not rows:
             return None
-        return TaskTrajectory(namespace, task, end_of(end) if end is not None else None, [step_of(row) for row in rows])
+        return TaskTrajectory(
+            namespace,
+            task,
+            end_of(end) if end is not None else None,
+            [step_of(row, contents) for row in rows],
+            fork,
+            inherited,
+        )
 
     async def tasks(
         self,
@@ -98,6 +121,7 @@ class TrajectoryStore:
         *,
         status: str | None = None,
         agent: str | None = None,
+        session: str | None = None,
         limit: int = 50,
         before: str | None = None,
     ) -> list[TaskEnd]:
@@ -111,6 +135,8 @@ class TrajectoryStore:
             query = query.where(tasks.status == status)
         if agent is not None:
             query = query.where(tasks.agent == agent)
+        if session is not None:
+            query = query.where(tasks.session == storable(session))
         query = query.order_by(tasks.ended.desc(), tasks.task.desc()).limit(limit)
         with translated("the tasks were not read"):
             async with self._engine.connect() as connection:
@@ -131,20 +157,26 @@ class TrajectoryStore:
         tasks: Sequence[str] | None = None,
         status: str | None = None,
         agent: str | None = None,
+        session: str | None = None,
         since: datetime | None = None,
+        kind: str | None = None,
     ) -> AsyncIterator[StoredStep]:
-        """Yield steps by task, each task's in their order.
+        """Yield steps by task, each task's in their order; `kind` leaves out steps of other kinds.
 
-        `status`, `agent` and `since` (when the task ended, with a time zone) leave out tasks that have not
+        `status`, `agent`, `session` and `since` (when the task ended, with a time zone) leave out tasks that have not
         ended. Read in pages, each a query of its own: memory stays flat, no transaction stays open, and
         what is written meanwhile may or may not be seen.
         """
         ends = tables.TASKS.c
         wanted: list[ColumnElement[bool]] = []
+        if kind is not None:
+            wanted.append(tables.STEPS.c.kind == kind)
         if status is not None:
             wanted.append(ends.status == status)
         if agent is not None:
             wanted.append(ends.agent == agent)
+        if session is not None:
+            wanted.append(ends.session == storable(session))
         if since is not None:
             if since.tzinfo is None:
                 raise InvalidInput("since", "has no time zone; give one, as in 2026-11-01T00:00:00+00:00")
@@ -177,11 +209,13 @@ class TrajectoryStore:
             with translated("the steps were not read"):
                 async with self._engine.connect() as connection:
                     rows = (await connection.execute(page.limit(rows_wanted))).all()
+                    contents = await contents_of(connection, namespace, rows)
             size = 1
             for row in rows:
-                size += len(row.input or "") + len(row.output or "")
+                step = step_of(row, contents)
+                size += len(bytes(step.input)) + len(bytes(step.output))
                 end = end_of(row[-len(end_columns) :]) if row.end_task is not None else None
-                yield StoredStep(row.task, end, step_of(row))
+                yield StoredStep(row.task, end, step)
             if len(rows) < rows_wanted:
                 return
             last = rows[-1]
@@ -203,13 +237,9 @@ class TrajectoryStore:
 
     async def delete(self, namespace: str, task: str) -> int:
         """Erase all that is recorded of a task; return how many rows that were."""
-        erased = 0
         with translated("the task was not deleted"):
             async with self._engine.begin() as connection:
-                for table in (tables.STEPS, tables.TASKS, tables.UNREADABLE):
-                    chosen = (table.c.namespace == namespace) & (table.c.task == storable(task))
-                    erased += (await connection.execute(table.delete().where(chosen))).rowcount
-        return erased
+                return await erase(connection, namespace, storable(task))
 
     async def close(self) -> None:
         """Wait for a write that is under way and let go of the database. May be called again."""

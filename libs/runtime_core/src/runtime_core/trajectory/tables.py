@@ -15,7 +15,7 @@ from sqlalchemy import (
     Text,
 )
 
-FORMAT = 1
+FORMAT = 2
 """Version of the tables below; raised by a change that an older release cannot read or write."""
 
 METADATA = MetaData()
@@ -53,6 +53,9 @@ STEPS = Table(
     Column("usage", Text),
     Column("cause", Text, nullable=False),
     Column("owner", Text, nullable=False),
+    # What was taken out of input and output (JSON, `contents.Reference`); null: nothing.
+    Column("input_refs", Text),
+    Column("output_refs", Text),
     # In SQLite this leaves a rowid table with a unique index: appends stay appends, and only the small
     # index is written at random places.
     PrimaryKeyConstraint("namespace", "task", "place", "attempt"),
@@ -73,6 +76,51 @@ TASKS = Table(
     Column("session", Text, nullable=False),
     PrimaryKeyConstraint("namespace", "task"),
     Index("weft_tasks_by_end", "namespace", "ended", "task"),
+    Index("weft_tasks_by_session", "namespace", "session", "ended", "task"),
+)
+
+CONTENTS = Table(
+    "weft_contents",
+    METADATA,
+    Column("namespace", _key(), nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    # JSON: a message, or a large value.
+    Column("content", Text, nullable=False),
+    PrimaryKeyConstraint("namespace", "digest"),
+)
+
+LISTS = Table(
+    "weft_lists",
+    METADATA,
+    Column("namespace", _key(), nullable=False),
+    # Stands for a list of messages: `parent` with one message more.
+    Column("digest", LargeBinary, nullable=False),
+    Column("parent", LargeBinary),
+    Column("message", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("namespace", "digest"),
+    Index("weft_lists_by_parent", "namespace", "parent"),
+    Index("weft_lists_by_message", "namespace", "message"),
+)
+
+USES = Table(
+    "weft_uses",
+    METADATA,
+    Column("namespace", _key(), nullable=False),
+    Column("task", _key(), nullable=False),
+    # A content or a list that a step of the task refers to.
+    Column("digest", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("namespace", "task", "digest"),
+    Index("weft_uses_by_digest", "namespace", "digest"),
+)
+
+FORKS = Table(
+    "weft_forks",
+    METADATA,
+    Column("namespace", _key(), nullable=False),
+    Column("task", _key(), nullable=False),
+    Column("fork_of_task", _key(), nullable=False),
+    Column("fork_of_step", Text, nullable=False),
+    PrimaryKeyConstraint("namespace", "task"),
 )
 
 CURSORS = Table(

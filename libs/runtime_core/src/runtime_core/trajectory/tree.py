@@ -9,9 +9,11 @@ from typing import TypedDict
 
 import msgspec
 
+from runtime_core.codec import readable
+from runtime_core.printable import plain, shortened
 from runtime_core.trajectory.place import place
 from runtime_core.trajectory.recorded import TaskTrajectory
-from runtime_core.trajectory.steps import Step, StepError
+from runtime_core.trajectory.steps import Fork, Step, StepError
 
 PREVIEW = 48
 """Characters of an input or output that a line shows."""
@@ -27,6 +29,11 @@ _GLYPHS = {
     "timer": "~",
     "emit": "»",
     "send": "→",
+    "message": "✉",
+    "fork": "⑂",
+    "hook": "◇",
+    "hooks": "◇",
+    "callback": "↩",
 }
 _OTHER_GLYPH = "-"
 
@@ -63,6 +70,14 @@ class NodeDict(TypedDict):
     children: list[NodeDict]
 
 
+class ForkDict(TypedDict):
+    """Where a task was forked: `inherited` steps before `step` (empty: its beginning) are another task's."""
+
+    task: str
+    step: str
+    inherited: int
+
+
 class TreeDict(TypedDict):
     """A task; times in epoch milliseconds. What its end would say is None while that is not recorded."""
 
@@ -77,6 +92,7 @@ class TreeDict(TypedDict):
     created: float | None
     ended: float | None
     error: ErrorDict | None
+    fork: ForkDict | None
     runs: list[NodeDict]
 
 
@@ -97,6 +113,8 @@ class _Node:
 def render(trajectory: TaskTrajectory) -> str:
     """Return the run tree as lines: kind, name, status, duration, attempts, input, output, error; a total."""
     lines = [_head(trajectory)]
+    if trajectory.fork is not None:
+        lines.append(_fork_line(trajectory.fork, len(trajectory.inherited)))
     for indent, branch, node in _walk(_roots(trajectory)):
         lines.append(f"{indent}{branch}{_line(node)}")
     lines.append(_total(trajectory))
@@ -126,14 +144,23 @@ def to_tree(trajectory: TaskTrajectory) -> TreeDict:
         "created": end.created if end else None,
         "ended": end.ended if end else None,
         "error": _error_dict(end.error) if end and end.error else None,
+        "fork": _fork_dict(trajectory),
         "runs": made,
     }
+
+
+def _fork_dict(trajectory: TaskTrajectory) -> ForkDict | None:
+    fork = trajectory.fork
+    if fork is None:
+        return None
+    return {"task": fork.task, "step": fork.step, "inherited": len(trajectory.inherited)}
 
 
 def _roots(trajectory: TaskTrajectory) -> list[_Node]:
     """Link steps below their run, and a run below the step or the run that started it."""
     nodes: dict[tuple[str, str], _Node] = {}
-    for step in trajectory.steps:
+    # Of a fork, what was done before it stands where it would stand in the task itself.
+    for step in (*trajectory.inherited, *trajectory.steps):
         nodes.setdefault((step.run, step.step), _Node(step.run, step.step)).attempts.append(step)
     # A run that is not recorded yet still has its place, so that its steps are not shown as another's.
     for recorded, _ in list(nodes):
@@ -173,21 +200,29 @@ def _walk(roots: list[_Node]) -> Iterator[tuple[str, str, _Node]]:
 
 
 def _head(trajectory: TaskTrajectory) -> str:
-    end = trajectory.end
+    end, fork = trajectory.end, trajectory.fork
+    origin = f"  fork of {plain(fork.task)}" + (f" at {plain(fork.step)}" if fork.step else "") if fork else ""
     if end is None:
-        return f"task {_plain(trajectory.task)}"
-    session = f"  session {_plain(end.session)}" if end.session else ""
-    return f"task {_plain(trajectory.task)}  {_plain(end.agent)}  {_plain(end.status)}{session}"
+        return f"task {plain(trajectory.task)}{origin}"
+    session = f"  session {plain(end.session)}" if end.session else ""
+    return f"task {plain(trajectory.task)}  {plain(end.agent)}  {plain(end.status)}{session}{origin}"
+
+
+def _fork_line(fork: Fork, inherited: int) -> str:
+    if not fork.step:
+        return f"fork of {plain(fork.task)} at its beginning"
+    steps = "1 step" if inherited == 1 else f"{inherited} steps"
+    return f"fork of {plain(fork.task)} at step {plain(fork.step)}, with {steps} of its trajectory"
 
 
 def _line(node: _Node) -> str:
     step = node.last
     if step is None:
-        return f"{_OTHER_GLYPH} {_plain(node.run)}  not recorded"
-    parts = [f"{_GLYPHS.get(step.kind, _OTHER_GLYPH)} {_plain(step.kind)} {_plain(step.name)}"]
+        return f"{_OTHER_GLYPH} {plain(node.run)}  not recorded"
+    parts = [f"{_GLYPHS.get(step.kind, _OTHER_GLYPH)} {plain(step.kind)} {plain(step.name)}"]
     if step.key:
-        parts[0] += f"/{_plain(step.key)}"
-    parts += [_plain(step.status), duration(step.ended - step.started)]
+        parts[0] += f"/{plain(step.key)}"
+    parts += [plain(step.status), duration(step.ended - step.started)]
     if step.attempt > 1:
         parts.append(f"{step.attempt} attempts")
     given, returned = _preview(step.input), _preview(step.output)
@@ -201,14 +236,14 @@ def _line(node: _Node) -> str:
 def _total(trajectory: TaskTrajectory) -> str:
     end, steps = trajectory.end, trajectory.steps
     if end is not None:
-        text = f"{_plain(end.status)} in {duration(end.ended - end.created)}"
+        text = f"{plain(end.status)} in {duration(end.ended - end.created)}"
         if end.error is not None:
             text += f" with {_error_line(end.error)}"
     elif steps:
         text = f"{duration(max(s.ended for s in steps) - min(s.started for s in steps))} so far"
     else:
         text = "nothing recorded"
-    kinds = ", ".join(f"{count} {_plain(kind)}" for kind, count in Counter(s.kind for s in steps).most_common())
+    kinds = ", ".join(f"{count} {plain(kind)}" for kind, count in Counter(s.kind for s in steps).most_common())
     text += f": {len(steps)} {'step' if len(steps) == 1 else 'steps'}" + (f" ({kinds})" if kinds else "")
     if trajectory.complete:
         return text
@@ -242,23 +277,12 @@ def _preview(raw: msgspec.Raw) -> str:
             text = msgspec.json.encode(msgspec.json.decode(data)).decode()
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
             text = ""
-    return _cut(_plain(text or data[:_DECODED_MAX].decode("utf-8", "replace")), PREVIEW)
+    return shortened(plain(text or data[:_DECODED_MAX].decode("utf-8", "replace")), PREVIEW)
 
 
 def _error_line(error: StepError) -> str:
     first = (error.message.splitlines() or [""])[0]
-    return _cut(_plain(f"{error.type}: {first}" if first else error.type), _ERROR_MAX)
-
-
-def _plain(text: str) -> str:
-    """Return `text` on one line, without the control characters by which it could drive the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else " " if char.isspace() else "�" for char in text)
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return shortened(plain(f"{error.type}: {first}" if first else error.type), _ERROR_MAX)
 
 
 def _node_dict(node: _Node) -> NodeDict:
@@ -295,11 +319,4 @@ def _error_dict(error: StepError) -> ErrorDict:
 
 def decoded(raw: msgspec.Raw) -> object:
     """Return what JSON says; None where there is none, the text itself where it cannot be decoded."""
-    data = bytes(raw)
-    if not data:
-        return None
-    try:
-        value: object = msgspec.json.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return data.decode("utf-8", "replace")
-    return value
+    return readable(bytes(raw))

@@ -1,18 +1,34 @@
 -- Answers a step that was asked in another partition: put if absent, so that a relay may repeat it.
 -- KEYS 1 base · ARGV 1 task · 2 run · 3 step · 4 status `K` or `E` · 5 payload (JSON) · 6 agent · 7 the task there
+--      8 what that task has used (JSON) or ''; over the limit of this task, it ends
 -- RETURNS 'OK' · 'DONE' where the step has its result or nobody waits for it any more
 local function answered(keys, args)
   local base, task, run, step = keys[1], args[1], args[2], args[3]
   local key = base .. 'task:' .. task
-  local status = redis.call('HGET', key, 'status')
-  if not status or ENDED[status] then return 'DONE' end
-  redis.call('XLEN', base .. 'record')
+  local v = redis.call('HMGET', key, 'status', 'fl', 'us', 'lim', 'h', 'cur', 'steps')
+  if not v[1] or ENDED[v[1]] then return 'DONE' end
+  if redis.call('HEXISTS', run_key(base, task, run), 'm:' .. step) == 0 then return 'DONE' end
+  local flags = v[2] or ''
+  check_record(base, task, flags)
   check_waiting(base, task, run)
   local now = text(now_ms(base))
-  if not answer(base, task, run, step, args[4], now, args[5]) then return 'DONE' end
+  local usage, over, ending
+  if args[8] and args[8] ~= '' and args[8] ~= '{}' then
+    local used = usage_with(v[3], {args[8]})
+    over = over_limit(used, v[4])
+    usage, flags = cjson.encode(used), flag(flags, 'u')
+    if over then ending = check_end(base, task, v[5], flags, 'failed') end
+    redis.call('HSET', key, 'us', usage, 'fl', flags)
+  end
+  if over then
+    local in_flight = v[6] and string.find(v[6], '-', 1, true)
+    end_task(base, task, ending, flags, 'failed', error_json('LimitExceeded', over), v[7] or '0', now, '[]', false, in_flight)
+    return 'OK'
+  end
+  answer(base, task, run, step, args[4], now, args[5])
   redis.call('HDEL', key, 'k:' .. run .. '/' .. step)
   redis.call('HINCRBY', key, 'steps', 1)
-  redis.call('XADD', base .. 'record', '*', 't', task, 'd', '[{"run":' .. quote(run .. '/' .. step) ..
+  record_rows(base, task, flags, '[{"run":' .. quote(run .. '/' .. step) ..
     ',"kind":"agent","name":' .. quote(args[6]) .. ',"status":"' .. (args[4] == 'K' and 'completed' or 'failed') ..
     '","started":' .. now .. ',"ended":' .. now .. ',"cause":' .. quote(args[7]) ..
     (args[4] == 'K' and ',"output":' or ',"error":') .. args[5] .. '}]')

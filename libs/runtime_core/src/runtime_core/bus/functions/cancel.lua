@@ -7,7 +7,7 @@ local function cancel(keys, args)
   local v = redis.call('HMGET', key, 'status', 'h', 'steps', 'fl', 'cur')
   local now = text(now_ms(base))
   if not v[1] then
-    stop_running(base, 'tomb:' .. task, now)
+    stop_running(base, 'tomb:' .. task)
     redis.call('HSET', base .. 'meta', 'tombs', now)
     return {'unknown'}
   end

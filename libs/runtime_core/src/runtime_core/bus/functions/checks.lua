@@ -3,6 +3,12 @@
 
 local function check_stream(base, name) redis.call('XLEN', base .. name) end
 
+-- Rows that are recorded, and shown where the task's client asked for them.
+local function check_record(base, task, flags)
+  check_stream(base, 'record')
+  if flags and string.find(flags, 'r', 1, true) then check_stream(base, 'out:' .. task) end
+end
+
 -- An instance that is entered or released, and the runs that hold it. `stream` is where its events go.
 local function check_instance(base, inst, stream)
   local busy = redis.call('HGET', base .. 'inst:' .. inst, 'busy')
@@ -47,6 +53,7 @@ local function check_send(base, agent, key)
     check_instance(base, agent .. '/' .. key)
     redis.call('HLEN', base .. 'seen')
     redis.call('ZCARD', base .. 'stopped')
+    redis.call('HLEN', base .. 'enders')
   end
 end
 
@@ -60,10 +67,15 @@ local function check_end(base, task, h, flags, status)
   if head.to ~= '' then
     redis.call('XLEN', string.sub(head.to, 1, #base + 6) == base .. 'reply:' and head.to or base .. 'replies')
   end
-  if status ~= 'completed' then redis.call('ZCARD', base .. 'stopped') end
+  if status ~= 'completed' then
+    redis.call('ZCARD', base .. 'stopped')
+    local own = redis.call('HMGET', base .. 'task:' .. task, 'x', 'j:0')
+    ending.hooks = hooks_of_end(base, head, own[1], own[2])
+  end
   if head.key ~= '' then check_instance(base, head.agent .. '/' .. head.key, head.stream) end
   if flags == '' then return ending end
   if string.find(flags, 'o', 1, true) then check_stream(base, 'out:' .. task) end
+  if string.find(flags, 'n', 1, true) then check_stream(base, 'states') end
   if string.find(flags, 'z', 1, true) then check_timers(base) end
   if not string.find(flags, 'c', 1, true) then return ending end
   local fields = redis.call('HGETALL', base .. 'task:' .. task)
@@ -77,4 +89,50 @@ local function check_end(base, task, h, flags, status)
     end
   end
   return ending
+end
+
+-- A published message: each task that it starts.
+local function check_publish(base, topic, key, sender)
+  if string.sub(topic, 1, 1) == '@' then return check_stream(base, 'asks') end
+  for _, agent in ipairs((subscribers(base, topic, key, sender))) do check_send(base, agent, key) end
+  check_stream(base, 'unheard')
+end
+
+-- A part's size with its letter; the parts are described in `commit_turn.lua`.
+local PART_SIZE = {c = 9, t = 7, q = 7, s = 8, p = 9, a = 3, u = 4}
+
+-- A part that sends a message which nobody waits for.
+local function check_sent(base, args, at)
+  if args[at] == 's' then
+    check_send(base, args[at + 2], args[at + 3])
+  elseif args[at] == 'p' then
+    check_publish(base, args[at + 2], args[at + 3], args[at + 6])
+  end
+end
+
+local function send_part(base, args, at, task, run)
+  if args[at] == 's' then
+    send_detached(base, args[at + 1], args[at + 2], args[at + 3], args[at + 4], args[at + 5], task, run)
+  elseif args[at] == 'p' then
+    publish_message(base, args[at + 1], args[at + 2], args[at + 3], args[at + 4], args[at + 5], args[at + 6], task, run)
+  end
+end
+
+-- A part that calls an agent, a tool or an engine.
+local function check_call(base, args, at, task, run)
+  local target, kind = args[at + 1], string.sub(args[at + 1], 1, 1)
+  if kind == '@' then
+    target = 'asks'
+  elseif kind == '?' then
+    kind = string.sub(target, 2, 2)
+    target = stream_by_manifest(base, target, args[at + 3])
+  end
+  if target then check_stream(base, target) end
+  if kind == 'a' then
+    redis.call('HLEN', run_key(base, task, run .. '/' .. args[at + 2]))
+    if args[at + 4] ~= '' then
+      check_instance(base, args[at + 3] .. '/' .. args[at + 4])
+      redis.call('HLEN', base .. 'meta')
+    end
+  end
 end

@@ -3,14 +3,15 @@
 -- KEYS 1 base
 -- ARGV 1 owner · 2 stream · 3 entry · 4 task · 5 run (the call's own: parent run + '/' + step) · 6 status `K` or `E`
 --      7 now (epoch ms, 13 digits) · 8 result (JSON), or the error object · 9 record (JSON steps) · 10 steps in the record
--- RETURNS 'OK' · 'DONE' where the step has its result or the task is over · 'FENCED'
+--      11 what the call has used (JSON) or ''
+-- RETURNS 'OK', also where what it has used is over the task's limit, which ends the task here · 'DONE' where the step has its result or the task is over · 'FENCED'
 local function commit_call(keys, args)
   local base, task = keys[1], args[4]
   local parent, step = parent_of(args[5])
   if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
   local key = base .. 'task:' .. task
   local field = 'm:' .. step
-  local v = redis.call('HMGET', key, 'status', 'steps', field, 'cur', 'h', 'u')
+  local v = redis.call('HMGET', key, 'status', 'steps', field, 'cur', 'h', 'u', 'fl')
   local rk, missing, cur, h, turn = key, v[3], v[4], v[5], v[6]
   if parent ~= 'r' then
     rk = run_key(base, task, parent)
@@ -21,20 +22,38 @@ local function commit_call(keys, args)
     settle(base, args[2], args[3])
     return 'DONE'
   end
-  redis.call('XLEN', base .. 'record')
+  local flags = v[7] or ''
+  local steps = text(tonumber(v[2] or '0') + tonumber(args[10]))
+  check_record(base, task, flags)
+  local usage
+  if args[11] and args[11] ~= '' then
+    local held = redis.call('HMGET', key, 'us', 'lim')
+    local used = usage_with(held[1], {args[11]})
+    local over = over_limit(used, held[2])
+    usage, flags = cjson.encode(used), flag(flags, 'u')
+    if over then
+      local ending = check_end(base, task, v[5], flags, 'failed')
+      settle(base, args[2], args[3])
+      redis.call('HSET', key, 'us', usage)
+      local in_flight = v[4] and string.find(v[4], '-', 1, true)
+      end_task(base, task, ending, flags, 'failed', error_json('LimitExceeded', over), steps, args[7], args[9], false, in_flight)
+      return 'OK'
+    end
+  end
   local stream, agent, key_of_run = target_of(h)
   if cur == 'held' then check_target(base, stream, agent, key_of_run) end
   local wait = string.sub(missing, 10)
   local value = string.sub(missing, 1, 8) .. args[6] .. args[7] .. args[8]
   settle(base, args[2], args[3])
+  if usage then redis.call('HSET', key, 'us', usage, 'fl', flags) end
   redis.call('HDEL', rk, field)
   turn = keep_override(rk, key_of_run, turn or '0', step)
   local ready = false
-  if cur == 'held' then
+  local asked = string.sub(wait, 1, 1) == '>'
+  if cur == 'held' and not asked then
     ready = wait == '!'
     if not ready and wait ~= '0' then ready = redis.call('HINCRBY', rk, wait, -1) <= 0 end
   end
-  local steps = text(tonumber(v[2] or '0') + tonumber(args[10]))
   if ready then
     local next_cur = resume(base, task, parent, stream, agent, key_of_run, turn, step, value)
     if rk == key then
@@ -49,6 +68,7 @@ local function commit_call(keys, args)
     redis.call('HSET', rk, 'j:' .. step, value)
     redis.call('HSET', key, 'steps', steps)
   end
-  redis.call('XADD', base .. 'record', '*', 't', task, 'd', args[9])
+  if asked then tell_asker(base, rk, task, parent, step, wait, value, turn) end
+  record_rows(base, task, flags, args[9])
   return 'OK'
 end

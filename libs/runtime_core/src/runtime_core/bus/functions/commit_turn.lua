@@ -2,31 +2,20 @@
 -- and last the release of the instance.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 stream · 3 entry · 4 task · 5 run · 6 instance (`agent/key`) or ''
---      7 mode: `w` waits, `c` completed, `f` failed · 8 now (epoch ms) · 9 record (JSON steps) or '' · 10 steps in the record
+--      7 mode: `w` waits, `c` completed, `f` failed, `k` failed and, for a task's first run, the task is cancelled, `x` the task fails (over a limit) · 8 now (epoch ms) · 9 record (JSON steps) or '' · 10 steps in the record
 --      11 output, error object or, for `w`, the state in mid-run ('' unchanged) · 12 new state or '' (for `c`)
 --      13 number of parts, then each part, its letter first:
 --        c stream step name key digest wait data context   ask a tool, an agent or an engine; stream `?agent`, `?tool`, `?ray`, `?spark`: by manifest
 --          stream `@<partition>:<task>`: an instance that lives elsewhere is asked by a task of its own there
 --        t step digest wait after_ms status payload        a timer that answers the step
 --        q step digest wait data timeout_ms ('' none) default ('' none)   a question; data is JSON for `weft.human.requested`
---        s task agent key data step digest                 a message nobody waits for: a task of its own
+--        s task agent key data context step digest         a message nobody waits for: a task of its own
+--        p id topic key data context sender step digest    a message to all who have subscribed to the topic
 --        a step wait                                       wait again for a step asked for before
+--        u step digest usage                               what was used (JSON: names to numbers, `models` by model)
 -- RETURNS 'OK' · 'DONE' where the event had been handled or its task is over (settled, nothing else happened)
---         'FENCED' where the owner was declared dead · 'LIMIT <n>' over max steps · both: nothing was written
-local PART_SIZE = {c = 9, t = 7, q = 7, s = 7, a = 3}
-
--- Where what this app lacks goes to: an agent or a tool of another app, an engine's gateway.
-local function stream_by_manifest(base, target, name)
-  if target == '?agent' then return redis.call('HGET', base .. 'agents', name) end
-  if target == '?tool' then return redis.call('HGET', base .. 'tools', name) end
-  return redis.call('HGET', base .. 'engines', string.sub(target, 2))
-end
-
-local function nobody_serves(target, name)
-  local kind = string.sub(target, 2)
-  if kind == 'agent' or kind == 'tool' then return 'no ' .. kind .. ' is named ' .. name end
-  return 'no ' .. kind .. '-gateway serves this namespace: start one, or use the engine local'
-end
+--         'FENCED' where the owner was declared dead · 'LIMIT <why>' over a limit of the task · both: nothing was written
+local END_OF = {c = 'completed', f = 'failed', k = 'cancelled', x = 'failed'}
 
 local function commit_turn(keys, args)
   local base, stream, entry, task, run, inst = keys[1], args[2], args[3], args[4], args[5], args[6]
@@ -46,31 +35,53 @@ local function commit_turn(keys, args)
   end
   local steps = tonumber(v[3] or '0') + tonumber(args[10])
   local mode, parts = args[7], tonumber(args[13])
+  local flags = v[4] or ''
+  local at, used = 14, nil
+  for _ = 1, parts do
+    local size = PART_SIZE[args[at]]
+    if not size or not args[at + size - 1] then return redis.error_reply('ERR weft: malformed part ' .. tostring(args[at])) end
+    if args[at] == 'u' then
+      used = used or {}
+      used[#used + 1] = args[at + 3]
+    end
+    at = at + size
+  end
+  local usage
+  if used then
+    local held = redis.call('HMGET', key, 'us', 'lim')
+    usage = usage_with(held[1], used)
+    local over = (mode == 'w' or mode == 'c') and over_limit(usage, held[2])
+    if over then return 'LIMIT ' .. over end
+    flags, usage = flag(flags, 'u'), cjson.encode(usage)
+  end
 
   if mode ~= 'w' then
-    local at, ending = 14, nil
+    local ending
+    at = 14
     for _ = 1, parts do
-      if args[at] == 's' then check_send(base, args[at + 2], args[at + 3]) end
+      check_sent(base, args, at)
       at = at + PART_SIZE[args[at]]
     end
-    if run == 'r' then
-      ending = check_end(base, task, own_h, v[4] or '', mode == 'c' and 'completed' or 'failed')
+    if run == 'r' or mode == 'x' then
+      ending = check_end(base, task, v[2], flags, END_OF[mode])
+      if run ~= 'r' and inst ~= '' then check_instance(base, inst, stream) end
     else
-      check_stream(base, 'record')
+      check_record(base, task, flags)
       check_waiting(base, task, (parent_of(run)))
       if inst ~= '' then check_instance(base, inst, stream) end
     end
     settle(base, stream, entry)
+    if usage then redis.call('HSET', key, 'us', usage, 'fl', flags) end
     at = 14
     for _ = 1, parts do
-      if args[at] == 's' then
-        send_detached(base, args[at + 1], args[at + 2], args[at + 3], args[at + 4], task, run)
-      end
+      send_part(base, args, at, task, run)
       at = at + PART_SIZE[args[at]]
     end
     if inst ~= '' and args[12] ~= '' then
       local busy = redis.call('HGET', base .. 'inst:' .. inst, 'busy')
-      if busy and string.find(busy, '\n', 1, true) then
+      if busy and string.find(busy, '\n', 1, true) and interleaves(base, string.match(inst, '^[^/]*')) then
+        redis.call('HSET', base .. 'inst:' .. inst, 'ws', args[12], 'state', args[12])
+      elseif busy and string.find(busy, '\n', 1, true) then
         redis.call('HSET', base .. 'inst:' .. inst, 'ws', args[12])
         local below = string.match(busy, '([^\n]*)\n[^\n]*$')
         local below_task, below_run = string.match(below, '^(.*)|([^|]*)$')
@@ -79,59 +90,46 @@ local function commit_turn(keys, args)
         redis.call('HSET', base .. 'inst:' .. inst, 'state', args[12])
       end
     end
-    if run == 'r' then
-      end_task(base, task, ending, v[4] or '', mode == 'c' and 'completed' or 'failed', args[11], text(steps), args[8],
-        args[9], false, false)
+    if mode == 'x' then
+      end_over_limit(base, task, run, inst, ending, flags, args[11], text(steps), args[8], args[9], v[5])
+    elseif run == 'r' then
+      end_task(base, task, ending, flags, END_OF[mode], args[11], text(steps), args[8], args[9], false, false)
     else
       redis.call('HSET', key, 'steps', text(steps))
-      redis.call('XADD', base .. 'record', '*', 't', task, 'd', args[9])
+      record_rows(base, task, flags, args[9])
       end_child(base, task, run, inst, mode == 'c' and 'K' or 'E', args[8], args[11])
     end
     return 'OK'
   end
 
-  if args[9] ~= '' then check_stream(base, 'record') end
-  local at, asked = 14, 0
+  check_record(base, task, flags)
+  local asked = 0
+  at = 14
   for _ = 1, parts do
     local letter = args[at]
-    local size = PART_SIZE[letter]
-    if not size or not args[at + size - 1] then return redis.error_reply('ERR weft: malformed part ' .. tostring(letter)) end
-    if letter ~= 'a' then asked = asked + 1 end
+    if letter ~= 'a' and letter ~= 'u' then asked = asked + 1 end
     if letter == 'c' then
-      local target, kind = args[at + 1], string.sub(args[at + 1], 1, 1)
-      if kind == '@' then
-        target = 'asks'
-      elseif kind == '?' then
-        kind = string.sub(target, 2, 2)
-        target = stream_by_manifest(base, target, args[at + 3])
-      end
-      if target then check_stream(base, target) end
-      if kind == 'a' then
-        redis.call('HLEN', run_key(base, task, run .. '/' .. args[at + 2]))
-        if args[at + 4] ~= '' then
-          check_instance(base, args[at + 3] .. '/' .. args[at + 4])
-          redis.call('HLEN', base .. 'meta')
-        end
-      end
+      check_call(base, args, at, task, run)
     elseif letter == 't' or letter == 'q' then
       check_timers(base)
       if letter == 'q' then
         check_stream(base, 'out:' .. task)
         check_stream(base, 'replies')
       end
-    elseif letter == 's' then
-      check_send(base, args[at + 2], args[at + 3])
+    else
+      check_sent(base, args, at)
     end
-    at = at + size
+    at = at + PART_SIZE[letter]
   end
   local limit = tonumber(string.match(v[2], '^[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n(%d*)') or '0') or 0
-  if limit > 0 and steps + asked > limit then return 'LIMIT ' .. text(limit) end
+  if limit > 0 and steps + asked > limit then
+    return 'LIMIT the task would take more than max_steps=' .. text(limit) .. ' steps'
+  end
   if inst ~= '' then check_instance(base, inst, stream) end
 
   settle(base, stream, entry)
   local set, groups, ready = {}, nil, false
   local woke_step, woke_value = '', ''
-  local flags = v[4] or ''
   local function missing(step, digest, kind, wait)
     set[#set + 1] = 'm:' .. step
     set[#set + 1] = digest .. kind .. wait
@@ -152,49 +150,18 @@ local function commit_turn(keys, args)
   for _ = 1, parts do
     local letter = args[at]
     if letter == 'c' then
-      local target, step, name, call_key, digest, wait, data, context =
-        args[at + 1], args[at + 2], args[at + 3], args[at + 4], args[at + 5], args[at + 6], args[at + 7], args[at + 8]
-      local kind = string.sub(target, 1, 1)
-      local child, unknown = run .. '/' .. step, nil
-      if kind == '@' then
-        ask_elsewhere(base, target, name, call_key, data, context, task .. '|' .. run .. '|' .. step)
-        redis.call('HSET', key, 'k:' .. child, target)
-        flags = flag(flags, 'c')
-        missing(step, digest, 'a', wait)
-      elseif kind == '?' then
-        kind = string.sub(target, 2, 2)
-        unknown, target = nobody_serves(target, name), stream_by_manifest(base, target, name)
-      end
-      if kind == '@' then
-        target = nil -- asked above
-      elseif not target then
-        local value = digest .. 'E' .. args[8] .. error_json('UnknownName', unknown)
+      local step, digest, wait = args[at + 2], args[at + 5], args[at + 6]
+      local kind, failed, child = start_call(base, task, run, step, args[at + 1], args[at + 3], args[at + 4], args[at + 7],
+        args[at + 8], args[8])
+      if child then flags = flag(flags, 'c') end
+      if kind then missing(step, digest, kind, wait) else
+        record_refused(base, task, flags, run .. '/' .. step, args[at + 1], args[at + 3], args[at + 4], args[at + 7],
+          args[8], failed)
+        steps = steps + 1
+        local value = digest .. 'E' .. args[8] .. failed
         set[#set + 1] = 'j:' .. step
         set[#set + 1] = value
         present(step, wait, value)
-      elseif kind == 'a' then
-        local ck = run_key(base, task, child)
-        local cur_child = deliver(base, task, child, target, name, call_key, data, context, true)
-        if cur_child then
-          redis.call('HSET', ck, 'cur', cur_child, 'h', target .. '\n' .. name .. '\n' .. call_key .. '\n\n' ..
-            (string.find(cur_child, '-', 1, true) and ms_of(cur_child) or args[8]) .. '\n0', 'd', data, 'x', context)
-          redis.call('HSET', key, 'k:' .. child, call_key ~= '' and (name .. '/' .. call_key) or '')
-          flags = flag(flags, 'c')
-          missing(step, digest, kind, wait)
-        else
-          local value = digest .. 'E' .. args[8] .. mailbox_full(name, call_key)
-          set[#set + 1] = 'j:' .. step
-          set[#set + 1] = value
-          present(step, wait, value)
-        end
-      else
-        local header = '1\ncall\n' .. task .. '\n' .. child .. '\n' .. name .. '\n' .. call_key .. '\n1\n0'
-        if context ~= '' then
-          redis.call('XADD', base .. target, '*', 'h', header, 'd', data, 'x', context)
-        else
-          redis.call('XADD', base .. target, '*', 'h', header, 'd', data)
-        end
-        missing(step, digest, kind, wait)
       end
     elseif letter == 't' then
       local step = args[at + 1]
@@ -220,10 +187,14 @@ local function commit_turn(keys, args)
       set[#set + 1] = 'q:' .. step
       set[#set + 1] = args[8] .. args[at + 4]
       missing(step, args[at + 2], 'h', args[at + 3])
-    elseif letter == 's' then
-      send_detached(base, args[at + 1], args[at + 2], args[at + 3], args[at + 4], task, run)
-      set[#set + 1] = 'j:' .. args[at + 5]
-      set[#set + 1] = args[at + 6] .. 'K' .. args[8] .. 'null'
+    elseif letter == 's' or letter == 'p' then
+      send_part(base, args, at, task, run)
+      local size = PART_SIZE[letter]
+      set[#set + 1] = 'j:' .. args[at + size - 2]
+      set[#set + 1] = args[at + size - 1] .. 'K' .. args[8] .. 'null'
+    elseif letter == 'u' then
+      set[#set + 1] = 'j:' .. args[at + 1]
+      set[#set + 1] = args[at + 2] .. 'K' .. args[8] .. 'null'
     else
       local step, wait = args[at + 1], args[at + 2]
       local known = redis.call('HMGET', rk, 'm:' .. step, 'j:' .. step)
@@ -268,7 +239,8 @@ local function commit_turn(keys, args)
   -- In pieces: Lua hands over no more than 8,000 values at once.
   for i = 1, #set, 4000 do redis.call('HSET', rk, unpack(set, i, math.min(i + 3999, #set))) end
   if unwritten then redis.call('HDEL', rk, 'w') end
-  if args[9] ~= '' then redis.call('XADD', base .. 'record', '*', 't', task, 'd', args[9]) end
+  if usage then redis.call('HSET', key, 'us', usage) end
+  if args[9] ~= '' then record_rows(base, task, flags, args[9]) end
   if inst ~= '' then
     if args[11] ~= '' then redis.call('HSET', base .. 'inst:' .. inst, 'ws', args[11]) end
     if now_cur == 'held' and redis.call('LLEN', base .. 'nest:' .. inst) > 0 then

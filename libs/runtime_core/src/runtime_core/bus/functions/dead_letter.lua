@@ -3,7 +3,8 @@
 -- KEYS 1 base
 -- ARGV 1 owner · 2 stream · 3 entry · 4 reason (`attempts`, `not_retryable`, `poison`, `diverged`, `malformed`, …)
 --      5 errors of this delivery (JSON array) · 6 now (epoch ms) · 7 error object (JSON) for the waiting step or the task
---      8 record (JSON steps) or '' · 9 steps in the record
+--      8 record (JSON steps: the delivery's own, then those that its turn has finished) or '' · 9 steps in the record
+--      10 what it has used (JSON) or ''
 -- RETURNS 'OK' · 'DONE' · 'FENCED'
 local function dead_letter(keys, args)
   local base, stream, entry, reason = keys[1], args[2], args[3], args[4]
@@ -61,17 +62,27 @@ local function dead_letter(keys, args)
     redis.call('XADD', base .. 'dead', '*', unpack(letter))
     return 'OK'
   end
-  local ending
+  local ending, usage
+  local flags = v[4] or ''
+  if args[10] and args[10] ~= '' then
+    usage = cjson.encode(usage_with(redis.call('HGET', key, 'us'), {args[10]}))
+    flags = flag(flags, 'u')
+  end
   if is_turn and run == 'r' then
-    ending = check_end(base, task, v[2], v[4] or '', 'failed')
+    ending = check_end(base, task, v[2], flags, 'failed')
+    ending.attempt = head[7]
   else
+    check_record(base, task, flags)
     check_waiting(base, task, parent)
     if inst ~= '' then check_instance(base, inst, stream) end
   end
   settle(base, stream, entry)
+  -- The record holds the rows of the steps that this turn had kept.
+  if is_turn and reason ~= 'diverged' and tonumber(args[9]) > 1 then redis.call('HDEL', run_key(base, task, run), 'w') end
   local letter_id = redis.call('XADD', base .. 'dead', '*', unpack(letter))
   redis.call('ZADD', base .. 'letters', letter_id and ms_of(letter_id) or 0, task .. '|' .. letter_id)
   redis.call('HINCRBY', key, 'lt', 1)
+  if usage then redis.call('HSET', key, 'us', usage, 'fl', flags) end
   local steps = text(tonumber(v[3] or '0') + tonumber(args[9]))
   if reason == 'diverged' then
     -- The code, not the run, is wrong: it stays as it is until a rollback or a fix and a redrive.
@@ -79,11 +90,11 @@ local function dead_letter(keys, args)
     return 'OK'
   end
   if is_turn and run == 'r' then
-    end_task(base, task, ending, v[4] or '', 'failed', args[7], steps, args[6], args[8], true, false)
+    end_task(base, task, ending, flags, 'failed', args[7], steps, args[6], args[8], true, false)
     return 'OK'
   end
-  redis.call('HSET', key, 'steps', steps, 'fl', flag(v[4] or '', 'l'))
-  if args[8] ~= '' then redis.call('XADD', base .. 'record', '*', 't', task, 'd', args[8]) end
+  redis.call('HSET', key, 'steps', steps, 'fl', flag(flags, 'l'))
+  if args[8] ~= '' then record_rows(base, task, flags, args[8]) end
   if is_turn then
     end_child(base, task, run, inst, 'E', args[6], args[7])
   else

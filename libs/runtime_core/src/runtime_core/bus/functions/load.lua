@@ -1,6 +1,6 @@
 -- What a replay needs of a run, in one reading: its fields without those of other runs, and its instance's state.
 -- KEYS 1 base · ARGV 1 task · 2 run · 3 instance or '' · 4 entry
--- RETURNS {cur, status, task's context, state as it was when the run began, task's header, field, value …} or nothing where the run is no more
+-- RETURNS {cur, status, the run's context, else the task's, state as it was when the run began, task's header, field, value …} or nothing where the run is no more
 local function load(keys, args)
   local base, task, run = keys[1], args[1], args[2]
   local rk = run_key(base, task, run)
@@ -15,6 +15,8 @@ local function load(keys, args)
   for i = 1, #all, 2 do
     local field = all[i]
     if field == 'cur' then reply[1] = all[i + 1] end
+    -- What came with the run's own event goes before the task's.
+    if field == 'x' then reply[3] = all[i + 1] end
     local prefix = string.sub(field, 1, 2)
     if prefix == 'm:' or prefix == 'j:' or prefix == 'o:' or field == 'd' or field == 'u' or field == 'h' or field == 'w' then
       reply[#reply + 1] = field

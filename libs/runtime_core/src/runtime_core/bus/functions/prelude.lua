@@ -4,18 +4,22 @@
 -- A run's fields live in one hash (the task's own hash for its first run `r`):
 --   cur        entry id in flight · `held` (waits for steps) · `mail` (in a mailbox) · `retry` · `nest` · `pend` · `park`
 --   h          stream, agent, key, reply, created ms, max steps, event id, source, digest, session: one line each
---   d          the input        u   number of turns committed        fl  flags: o out stream, c child runs, z timers, l dead letters
+--   d          the input        u   number of turns committed        fl  flags: o out stream, c child runs, z timers, l dead letters,
+--                                                                     r steps on the out stream, u usage or limits, n somebody waits for its runs
 --   m:<step>   a step without a result: digest (8), kind (1), wait      j:<step>  its result: digest (8), status (1), ms (13), payload
 --   lt         number of its dead letters, which pin the ended task
+--   us, lim    what the task has used, and the most that it may use: JSON
 --   w          journaled steps whose rows no commit has written to the record yet
 --   q:<step>   a question: when it was asked (ms) and its event's data
 --   s0         the instance's state as it was when this (nested) run began
+--   a          set once the run has asked in mid-turn: its turn stays in flight while it waits
 --   ov, o:<step>  the instance's state after a nested run: not yet tied to a step, and from this step on
 --   g<n>       how many steps of a group still lack a result          k:<run>   a child run; the value is its instance, if it has one
 -- A key's instance lives in `inst:<agent>/<key>`: busy (stack of task|run, newest last), state, ws (state in mid-run).
 
 local GROUPS = {agent = 'agent-handler', tool = 'tool-handler', ray = 'ray-gateway', spark = 'spark-gateway'}
 local REPLY_MAX = '100000'
+local UNHEARD_MAX = '1000'
 local ENDED = {completed = true, failed = true, cancelled = true}
 
 
@@ -88,6 +92,18 @@ end
 local function waits_for(holder, task, run)
   local held_task, held_run = string.match(holder, '^(.*)|([^|]*)$')
   return held_task == task and string.sub(run, 1, #held_run + 1) == held_run .. '/'
+end
+
+-- Does `holder` wait, through other partitions, for what this context belongs to? The relay notes in `~chain` who asked:
+-- `<partition>:<task>|<run>`, one word each.
+local function waits_through(base, holder, context)
+  local chain = context and string.match(context, '"~chain":"([^"]*)"')
+  if not chain then return false end
+  local here = string.match(base, '{(%d+)}:$')
+  for place, task, run in string.gmatch(chain, '(%d+):([^ |]*)|([^ |]*)') do
+    if place == here and (holder == task .. '|' .. run or waits_for(holder, task, run)) then return true end
+  end
+  return false
 end
 
 local function top_of(busy) return string.match(busy, '([^\n]*)$') end
@@ -189,6 +205,9 @@ local function release(base, inst, task, run)
   redis.call('HDEL', key, 'busy')
 end
 
+-- Agents whose instances handle events beside each other.
+local function interleaves(base, agent) return redis.call('HEXISTS', base .. 'interleaved', agent) == 1 end
+
 -- Delivers a run to its agent: at once, as a nested call, or through the instance's mailbox. The caller stores
 -- `cur` (the value returned) with the run's other fields. `bounded`: nil, and nothing written, where the mailbox is full.
 local function deliver(base, task, run, stream, agent, key, data, context, bounded)
@@ -201,11 +220,18 @@ local function deliver(base, task, run, stream, agent, key, data, context, bound
     redis.call('HSET', ik, 'busy', ref)
     return append_start(base, task, run, stream, agent, key, data, context)
   end
+  if interleaves(base, agent) then
+    redis.call('HSET', ik, 'busy', busy .. '\n' .. ref)
+    keep_snapshot(base, inst, task, run)
+    return append_start(base, task, run, stream, agent, key, data, context)
+  end
   for _, holder in ipairs(lines(busy)) do
-    if waits_for(holder, task, run) then
+    if waits_for(holder, task, run) or waits_through(base, holder, context) then
       local top = top_of(busy)
       local top_task, top_run = string.match(top, '^(.*)|([^|]*)$')
-      if redis.call('HGET', run_key(base, top_task, top_run), 'cur') == 'held' then
+      -- Holders that ask in mid-turn never suspend: they wait while their turn is in flight.
+      local waiting = redis.call('HMGET', run_key(base, top_task, top_run), 'cur', 'a')
+      if waiting[1] == 'held' or waiting[2] then
         redis.call('HSET', ik, 'busy', busy .. '\n' .. ref)
         keep_snapshot(base, inst, task, run)
         return append_start(base, task, run, stream, agent, key, data, context)
@@ -226,7 +252,7 @@ end
 local function resume(base, task, run, stream, agent, key, turn, step, value)
   if key ~= '' then
     local busy = redis.call('HGET', base .. 'inst:' .. agent .. '/' .. key, 'busy')
-    if busy and top_of(busy) ~= task .. '|' .. run then return 'pend' end
+    if busy and top_of(busy) ~= task .. '|' .. run and not interleaves(base, agent) then return 'pend' end
   end
   return append_resume(base, task, run, stream, agent, key, turn, step, value)
 end
@@ -242,6 +268,16 @@ local function keep_override(rk, key, turn, step)
   return '-1'
 end
 
+-- A run that asked in mid-turn is still in a process: its result goes to that process's reply stream. After a nested
+-- run has changed the instance's state, the changed state goes with it.
+local function tell_asker(base, rk, task, run, step, wait, value, turn)
+  local fields = {'t', task .. '|' .. run .. '|' .. step, 'd', value}
+  if turn == '-1' then
+    fields[5], fields[6] = 's', redis.call('HGET', rk, 'o:' .. step)
+  end
+  redis.call('XADD', base .. 'reply:' .. string.sub(wait, 2), 'NOMKSTREAM', 'MAXLEN', '~', REPLY_MAX, '*', unpack(fields))
+end
+
 -- Writes a step's result and, where that lets a branch of the run go on, appends one resume.
 -- Returns false where the step is not missing (any more): nothing was written.
 local function answer(base, task, run, step, status, ms, payload)
@@ -254,6 +290,11 @@ local function answer(base, task, run, step, status, ms, payload)
   redis.call('HDEL', rk, field)
   local stream, agent, key = target_of(v[3])
   local turn = keep_override(rk, key, v[4] or '0', step)
+  if string.sub(wait, 1, 1) == '>' then
+    redis.call('HSET', rk, 'j:' .. step, value)
+    tell_asker(base, rk, task, run, step, wait, value, turn)
+    return true
+  end
   if v[2] == 'held' then
     local ready = wait == '!'
     if not ready and wait ~= '0' then ready = redis.call('HINCRBY', rk, wait, -1) <= 0 end
@@ -267,6 +308,23 @@ local function answer(base, task, run, step, status, ms, payload)
   return true
 end
 
+local function publish_out(base, task, kind, data, retention)
+  local key = base .. 'out:' .. task
+  redis.call('XADD', key, '*', 'type', kind, 'source', 'weft', 'taskid', task, 'data', data)
+  if retention then redis.call('EXPIRE', key, retention) end
+end
+
+-- A task whose client asked for its steps shows the rows of each commit on its stream.
+local function tell_steps(base, task, flags, rows)
+  if not flags or rows == '' or rows == '[]' or not string.find(flags, 'r', 1, true) then return end
+  publish_out(base, task, 'weft.step.recorded', '{"task_id":' .. quote(task) .. ',"steps":' .. rows .. '}')
+end
+
+local function record_rows(base, task, flags, rows)
+  redis.call('XADD', base .. 'record', '*', 't', task, 'd', rows)
+  tell_steps(base, task, flags, rows)
+end
+
 -- The record's row of a step that the broker itself answered: a sleep, or a question.
 local function record_answer(base, task, run, step, asked, ended, status, payload)
   local question = redis.call('HGET', run_key(base, task, run), 'q:' .. step)
@@ -276,13 +334,16 @@ local function record_answer(base, task, run, step, asked, ended, status, payloa
     (question and (',"input":' .. string.sub(question, 14)) or '') ..
     (status == 'K' and ',"output":' or ',"error":') .. payload .. '}]'
   redis.call('HINCRBY', base .. 'task:' .. task, 'steps', 1)
-  redis.call('XADD', base .. 'record', '*', 't', task, 'd', row)
+  record_rows(base, task, redis.call('HGET', base .. 'task:' .. task, 'fl'), row)
 end
 
-local function stop_running(base, task, ms)
+-- By the server's own clock, as heartbeats ask: the clock of who ended it may be behind a beat that it came after.
+local function stop_running(base, task)
   local key = base .. 'stopped'
-  redis.call('ZADD', key, ms, task)
-  redis.call('ZREMRANGEBYSCORE', key, '-inf', '(' .. text(tonumber(ms) - 600000))
+  local t = redis.call('TIME')
+  local ms = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+  redis.call('ZADD', key, text(ms), task)
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', '(' .. text(ms - 600000))
 end
 
 -- Asks an instance that lives in another partition: the leader of this one starts a task there, in order, whose id
@@ -315,16 +376,11 @@ end
 
 local KINDS = {completed = 'weft.task.completed', failed = 'weft.task.failed', cancelled = 'weft.task.cancelled'}
 
-local function publish_out(base, task, kind, data, retention)
-  local key = base .. 'out:' .. task
-  redis.call('XADD', key, '*', 'type', kind, 'source', 'weft', 'taskid', task, 'data', data)
-  if retention then redis.call('EXPIRE', key, retention) end
-end
-
-local function publish_delta(base, task, run, attempt, seq, value)
+-- `progress`: a call's report of how far it is, and not what an agent says.
+local function publish_delta(base, task, run, attempt, seq, value, progress)
   local name = string.sub(value, 1, 1) == '"' and 'text' or 'value'
   publish_out(base, task, 'weft.output.delta', '{"task_id":' .. quote(task) .. ',"run_id":' .. quote(run) ..
-    ',"attempt":' .. attempt .. ',"seq":' .. seq .. ',"' .. name .. '":' .. value .. '}')
+    ',"attempt":' .. attempt .. ',"seq":' .. seq .. (progress and ',"progress":true,"' or ',"') .. name .. '":' .. value .. '}')
 end
 
 local HEADER = '^([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)'
@@ -346,14 +402,122 @@ local function tell_question(base, task, h, data)
   end
 end
 
+local function flag(flags, letter)
+  if string.find(flags, letter, 1, true) then return flags end
+  return flags .. letter
+end
+
+-- What has been used, with more of it added: both are JSON, names to numbers, with `models` for the same by model.
+-- Raises where one of them is something else, so it belongs before the first write.
+local function usage_with(held, more)
+  local total = held and cjson.decode(held) or {}
+  local function add(into, amounts)
+    for name, amount in pairs(amounts) do into[name] = (into[name] or 0) + amount end
+  end
+  for _, one in ipairs(more) do
+    local amounts = cjson.decode(one)
+    local models = amounts.models
+    amounts.models = nil
+    local known = total.models
+    total.models = nil
+    add(total, amounts)
+    if models then
+      known = known or {}
+      for model, of_model in pairs(models) do
+        known[model] = known[model] or {}
+        add(known[model], of_model)
+      end
+    end
+    total.models = known
+  end
+  return total
+end
+
+-- Says which limit the usage is over, or nil. At the limit is within it, whatever sums of fractions make of it.
+local function over_limit(used, limits)
+  if not limits then return nil end
+  local most = cjson.decode(limits)
+  for _, name in ipairs({'tokens', 'cost'}) do
+    if most[name] and (used[name] or 0) > most[name] * (1 + 1e-9) then
+      return string.format('the task has used %.14g %s, over its max_%s=%.14g', used[name], name, name, most[name])
+    end
+  end
+  return nil
+end
+
+-- The points of a task's hooks that are left when it has not completed.
+local END_POINTS = {'post_task_call', 'task_failed', 'session_failed'}
+
+-- The agent that runs the hooks of a task which ends without being completed, or nil where there are none: those that
+-- its first run has chosen (`selection`, from the journal), and before it has begun those that its context names or
+-- that always run. A task that answers a step of another one leaves them to that one.
+local function agent_of_end(base, head, context, selection)
+  if string.sub(head.to, 1, 1) == '@' then return nil end
+  local found = redis.call('HGET', base .. 'enders', head.agent)
+  if not found then return nil end
+  local agent, known, chosen = string.sub(found, 2), false, nil
+  if selection and string.sub(selection, 9, 9) == 'K' then
+    known, chosen = pcall(cjson.decode, string.sub(selection, 23))
+  elseif string.sub(found, 1, 1) == '!' then
+    return agent
+  elseif context then
+    known, chosen = pcall(cjson.decode, context)
+  end
+  local hooks = known and type(chosen) == 'table' and chosen.hooks
+  if type(hooks) ~= 'table' then return nil end
+  for _, point in ipairs(END_POINTS) do
+    if hooks[point] then return agent end
+  end
+  return nil
+end
+
+-- What `end_task` needs to start the hooks of the end; nothing is written here.
+local function hooks_of_end(base, head, context, selection)
+  local agent = agent_of_end(base, head, context, selection)
+  if not agent then return nil end
+  redis.call('XLEN', base .. head.stream)
+  redis.call('ZCARD', base .. 'index')
+  return {agent = agent, context = context or '', selection = selection and string.sub(selection, 23) or 'null'}
+end
+
+-- Stores a task that nobody has submitted; `entry` is that of its start event, or the word for where it waits.
+local function store_task(base, task, stream, agent, key, data, context, from, entry)
+  local created = string.find(entry, '-', 1, true) and ms_of(entry) or text(now_ms(base))
+  redis.call('ZADD', base .. 'index', created, task)
+  redis.call('HSET', base .. 'task:' .. task, 'status', 'accepted', 'cur', entry, 'd', data, 'h', stream .. '\n' .. agent ..
+    '\n' .. key .. '\n\n' .. created .. '\n0\n' .. task .. '\n' .. from .. '\n\n')
+  if context ~= '' then redis.call('HSET', base .. 'task:' .. task, 'x', context) end
+end
+
+-- The hooks of a task's end are a task of their own, in the stream of the task's agent. A task that was opened again
+-- may end again: then they run again.
+local function start_hooks_of_end(base, task, ending, status, error, ms)
+  local head, hooks = ending.head, ending.hooks
+  local data = '{"task_id":' .. quote(task) .. ',"agent":' .. quote(head.agent) .. ',"key":' .. quote(head.key) ..
+    ',"status":"' .. status .. '","error":' .. error .. ',"attempt":' .. (ending.attempt or '1') ..
+    ',"selection":' .. hooks.selection .. '}'
+  local own = string.sub(redis.sha1hex(task .. '\nended\n' .. ms), 1, 32)
+  local entry = append_start(base, own, 'r', head.stream, hooks.agent, '', data, hooks.context)
+  store_task(base, own, head.stream, hooks.agent, '', data, hooks.context, task .. '/r', entry)
+end
+
+-- Says on the partition's stream of states that a run, a node or a group has changed, for those who wait for it. The
+-- stream is short: who may have missed an entry looks at the thing itself.
+local STATES_MAX = '10000'
+
+local function tell_state(base, name, status)
+  redis.call('XADD', base .. 'states', 'MAXLEN', '~', STATES_MAX, '*', 'i', name, 's', status)
+end
+
 -- Ends a task: final event, reply, record, expiry. `ending` is what `check_end` has read; `result` is JSON: the
 -- output, or the error object. `keep` leaves the journal with the task, for a dead letter that may be driven again.
 local function end_task(base, task, ending, flags, status, result, steps, ms, record, keep, run_in_flight)
   local key = base .. 'task:' .. task
   local head = ending.head
   local body = status == 'completed' and ',"output":' or ',"error":'
+  local usage = string.find(flags, 'u', 1, true) and redis.call('HGET', key, 'us') or '{}'
   local final = '{"task_id":"' .. task .. '","status":"' .. status .. '"' .. body .. result ..
-    ',"usage":{},"steps":' .. steps .. ',"trajectory":"' .. task .. '"}'
+    ',"usage":' .. usage .. ',"steps":' .. steps .. ',"trajectory":"' .. task .. '"}'
   if flags ~= '' then free_children(base, task, redis.call('HGETALL', key)) end
   if keep or string.find(flags, 'l', 1, true) then
     redis.call('HSET', key, 'status', status, 'out', final, 'ended', ms, 'steps', steps)
@@ -374,15 +538,20 @@ local function end_task(base, task, ending, flags, status, result, steps, ms, re
       redis.call('XADD', base .. 'replies', '*', 'to', to, 'type', KINDS[status], 't', task, 'd', final, 'id', head.id)
     end
   end
-  if string.find(flags, 'o', 1, true) then publish_out(base, task, KINDS[status], final, ending.retention) end
+  if string.find(flags, 'o', 1, true) then
+    tell_steps(base, task, flags, record)
+    publish_out(base, task, KINDS[status], final, ending.retention)
+  end
   if ending.seen then
     redis.call('HSET', base .. 'seen', head.source .. '\n' .. head.id, task .. '\n' .. head.digest .. '\n' .. status)
   end
   redis.call('XADD', base .. 'record', '*', 't', task, 'd', record, 'e',
     status .. '\n' .. head.agent .. '\n' .. steps .. '\n' .. head.created .. '\n' .. ms .. '\n' .. head.session,
     'f', status == 'completed' and '' or result)
-  if status ~= 'completed' then stop_running(base, task, ms) end
+  if string.find(flags, 'n', 1, true) then tell_state(base, 'run/' .. task .. '/r', status) end
+  if status ~= 'completed' then stop_running(base, task) end
   if head.key ~= '' and not run_in_flight then release(base, head.agent .. '/' .. head.key, task, 'r') end
+  if ending.hooks then start_hooks_of_end(base, task, ending, status, result, ms) end
 end
 
 -- Ends a run that is not the task's first: its parent's step gets the result.
@@ -391,6 +560,11 @@ local function end_child(base, task, run, inst, status, ms, payload)
   redis.call('DEL', run_key(base, task, run))
   redis.call('HDEL', base .. 'task:' .. task, 'k:' .. run)
   answer(base, task, parent, step, status, ms, payload)
+  if string.find(redis.call('HGET', base .. 'task:' .. task, 'fl') or '', 'n', 1, true) then
+    -- pcall: not all that end a run have looked at this stream before; a wait looks at the run itself too.
+    redis.pcall('XADD', base .. 'states', 'MAXLEN', '~', STATES_MAX, '*', 'i', 'run/' .. task .. '/' .. run, 's',
+      status == 'K' and 'completed' or 'failed')
+  end
   if inst ~= '' then release(base, inst, task, run) end
 end
 
@@ -407,17 +581,20 @@ local function settle_late(base, stream, entry, inst, task, run)
   end
 end
 
-local function flag(flags, letter)
-  if string.find(flags, letter, 1, true) then return flags end
-  return flags .. letter
-end
-
 -- A dead letter of a task is gone. Returns whether another one pins the task still.
 local function unpin(key, flags)
   if redis.call('HINCRBY', key, 'lt', -1) > 0 then return true end
   redis.call('HDEL', key, 'lt')
   if string.find(flags, 'l', 1, true) then redis.call('HSET', key, 'fl', (string.gsub(flags, 'l', ''))) end
   return false
+end
+
+-- Ends the task from one of its runs or calls because it is over a limit. `ending` is what `check_end` has read, `inst`
+-- the instance that the run in hand holds, `root_cur` the `cur` of the first run.
+local function end_over_limit(base, task, run, inst, ending, flags, error, steps, ms, rows, root_cur)
+  local in_flight = run ~= 'r' and root_cur and string.find(root_cur, '-', 1, true)
+  end_task(base, task, ending, flags, 'failed', error, steps, ms, rows, false, in_flight)
+  if run ~= 'r' and inst ~= '' then release(base, inst, task, run) end
 end
 
 -- A timer is listed with its task, so that the task's end removes it.
@@ -434,10 +611,10 @@ end
 
 -- A message that nobody waits for becomes a task of its own; its id derives from the step that sent it, so that
 -- a repeated commit starts nothing twice.
-local function send_detached(base, task, agent, key, data, from_task, from_run)
+local function send_detached(base, task, agent, key, data, context, from_task, from_run)
   if string.sub(agent, 1, 1) == '@' then
     local place, name = string.match(agent, '^(@%d+):(.*)$')
-    ask_elsewhere(base, place .. ':' .. task, name, key, data, '', '')
+    ask_elsewhere(base, place .. ':' .. task, name, key, data, context, '')
     return
   end
   local stream = redis.call('HGET', base .. 'agents', agent)
@@ -449,15 +626,113 @@ local function send_detached(base, task, agent, key, data, from_task, from_run)
   end
   local tk = base .. 'task:' .. task
   if redis.call('EXISTS', tk) == 1 then return end
-  local entry = deliver(base, task, 'r', stream, agent, key, data, '', true)
-  local created = entry and string.find(entry, '-', 1, true) and ms_of(entry) or text(now_ms(base))
-  local h = stream .. '\n' .. agent .. '\n' .. key .. '\n\n' .. created .. '\n0\n' .. task .. '\n' ..
-    from_task .. '/' .. from_run .. '\n\n'
-  redis.call('ZADD', base .. 'index', created, task)
+  local from = from_task .. '/' .. from_run
+  local entry = deliver(base, task, 'r', stream, agent, key, data, context, true)
   if entry then
-    redis.call('HSET', tk, 'status', 'accepted', 'cur', entry, 'd', data, 'h', h)
+    store_task(base, task, stream, agent, key, data, context, from, entry)
   else
-    local ending = {h = h, head = header_of(h), retention = redis.call('HGET', base .. 'meta', 'retention') or '3600'}
-    end_task(base, task, ending, '', 'failed', mailbox_full(agent, key), '0', created, '[]', false, true)
+    local now = text(now_ms(base))
+    local h = stream .. '\n' .. agent .. '\n' .. key .. '\n\n' .. now .. '\n0\n' .. task .. '\n' .. from .. '\n\n'
+    local head = header_of(h)
+    redis.call('ZADD', base .. 'index', now, task)
+    local ending = {h = h, head = head, retention = redis.call('HGET', base .. 'meta', 'retention') or '3600',
+      hooks = hooks_of_end(base, head, context ~= '' and context or nil, nil)}
+    end_task(base, task, ending, '', 'failed', mailbox_full(agent, key), '0', now, '[]', false, true)
   end
+end
+
+-- Agents that a topic's subscriptions name, each once, without the sender's own instance.
+local function subscribers(base, topic, key, sender)
+  local v = redis.call('HMGET', base .. 'topics', '=' .. topic, '^')
+  local found, known = {}, {}
+  local function add(agent)
+    if not known[agent] and agent .. '/' .. key ~= sender then found[#found + 1] = agent end
+    known[agent] = true
+  end
+  if v[1] then
+    for _, agent in ipairs(lines(v[1])) do add(agent) end
+  end
+  if v[2] then
+    for _, line in ipairs(lines(v[2])) do
+      local prefix, agent = string.match(line, '^(%S*) (.*)$')
+      if string.sub(topic, 1, #prefix) == prefix then add(agent) end
+    end
+  end
+  return found, next(known) ~= nil
+end
+
+-- The task by which an agent gets a published message: the same for a repeat of the message.
+local function task_of_message(id, agent, key) return string.sub(redis.sha1hex(id .. '\n' .. agent .. '/' .. key), 1, 32) end
+
+-- Publishes a message: a task for each agent that has subscribed to its topic. What nobody has subscribed to is kept
+-- for agents that come later. Returns how many agents get it. A topic `@…` is carried out of the partition first.
+local function publish_message(base, id, topic, key, data, context, sender, from_task, from_run)
+  if string.sub(topic, 1, 1) == '@' then
+    redis.call('XADD', base .. 'asks', '*', 'publish', id, 'topic', string.sub(topic, 2), 'key', key, 'd', data, 'x',
+      context, 'sender', sender)
+    return 0
+  end
+  local agents, heard = subscribers(base, topic, key, sender)
+  for _, agent in ipairs(agents) do
+    send_detached(base, task_of_message(id, agent, key), agent, key, data, context, from_task, from_run)
+  end
+  if not heard then
+    redis.call('XADD', base .. 'unheard', 'MAXLEN', '~', UNHEARD_MAX, '*', 'id', id, 'topic', topic, 'key', key, 'd', data,
+      'x', context, 'sender', sender)
+  end
+  return #agents
+end
+
+-- Where what this app lacks goes to: an agent or a tool of another app, an engine's gateway.
+local function stream_by_manifest(base, target, name)
+  if target == '?agent' then return redis.call('HGET', base .. 'agents', name) end
+  if target == '?tool' then return redis.call('HGET', base .. 'tools', name) end
+  return redis.call('HGET', base .. 'engines', string.sub(target, 2))
+end
+
+local function nobody_serves(target, name)
+  local kind = string.sub(target, 2)
+  if kind == 'agent' or kind == 'tool' then return 'no ' .. kind .. ' is named ' .. name end
+  return 'no ' .. kind .. '-gateway serves this namespace: start one, or use the engine local'
+end
+
+-- The record's row of a call that nobody takes: no handler sees it, so nobody else would write it.
+local CALL_KINDS = {a = 'agent', t = 'tool', r = 'ray', s = 'spark'}
+local function record_refused(base, task, flags, child, target, name, call_key, data, ms, error)
+  local kind = CALL_KINDS[string.match(target, '^%??(.)')]
+  record_rows(base, task, flags, '[{"run":' .. quote(child) .. ',"kind":"' .. kind .. '","name":' .. quote(name) ..
+    ',"status":"failed","started":' .. ms .. ',"ended":' .. ms .. (call_key ~= '' and ',"key":' .. quote(call_key) or '') ..
+    (data ~= '' and ',"input":' .. data or '') .. ',"error":' .. error .. '}]')
+end
+
+-- Starts what a step calls. Returns the call's kind, or nil and the error (JSON) that answers the step at once; and
+-- whether the task has a child run by it.
+local function start_call(base, task, run, step, target, name, call_key, data, context, ms)
+  local kind = string.sub(target, 1, 1)
+  local child = run .. '/' .. step
+  if kind == '@' then
+    ask_elsewhere(base, target, name, call_key, data, context, task .. '|' .. run .. '|' .. step)
+    redis.call('HSET', base .. 'task:' .. task, 'k:' .. child, target)
+    return 'a', nil, true
+  end
+  if kind == '?' then
+    local wanted = target
+    kind, target = string.sub(target, 2, 2), stream_by_manifest(base, target, name)
+    if not target then return nil, error_json('UnknownName', nobody_serves(wanted, name)), false end
+  end
+  if kind == 'a' then
+    local cur = deliver(base, task, child, target, name, call_key, data, context, true)
+    if not cur then return nil, mailbox_full(name, call_key), false end
+    redis.call('HSET', run_key(base, task, child), 'cur', cur, 'h', target .. '\n' .. name .. '\n' .. call_key .. '\n\n' ..
+      (string.find(cur, '-', 1, true) and ms_of(cur) or ms) .. '\n0', 'd', data, 'x', context)
+    redis.call('HSET', base .. 'task:' .. task, 'k:' .. child, call_key ~= '' and (name .. '/' .. call_key) or '')
+    return kind, nil, true
+  end
+  local header = '1\ncall\n' .. task .. '\n' .. child .. '\n' .. name .. '\n' .. call_key .. '\n1\n0'
+  if context ~= '' then
+    redis.call('XADD', base .. target, '*', 'h', header, 'd', data, 'x', context)
+  else
+    redis.call('XADD', base .. target, '*', 'h', header, 'd', data)
+  end
+  return kind, nil, false
 end

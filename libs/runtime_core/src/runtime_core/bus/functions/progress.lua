@@ -12,6 +12,6 @@ local function progress(keys, args)
   if redis.call('HEXISTS', run_key(base, task, parent), 'm:' .. step) == 0 then return 'DONE' end
   redis.call('XLEN', base .. 'out:' .. task)
   redis.call('HSET', key, 'fl', flag(v[2] or '', 'o'))
-  publish_delta(base, task, run, args[4], redis.call('HINCRBY', key, 'seq', 1), args[5])
+  publish_delta(base, task, run, args[4], redis.call('HINCRBY', key, 'seq', 1), args[5], true)
   return 'OK'
 end

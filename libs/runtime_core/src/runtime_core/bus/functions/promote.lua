@@ -37,7 +37,7 @@ local function promote_answer(base, member, rest, now)
   local live = status and not ENDED[status]
   if live then
     check_waiting(base, task, run)
-    check_stream(base, 'record')
+    check_record(base, task, redis.call('HGET', key, 'fl'))
   end
   redis.call('ZREM', base .. 'timers', member)
   redis.call('HDEL', base .. 'delayed', member)

@@ -25,6 +25,8 @@ local function redrive(keys, args)
   if not r[1] or not r[2] then return {'gone', task} end
   if is_turn and not ended and r[1] ~= 'park' then return {'gone', task} end
   head[7] = '1'
+  -- A turn that no warm run has, and that no new run begins with: what the journal holds is not done again.
+  if is_turn then head[8] = '-1' end
   local fields = {'h', table.concat(head, '\n')}
   for _, name in ipairs({'s', 'd', 'x'}) do
     if named[name] then
@@ -51,6 +53,11 @@ local function redrive(keys, args)
     redis.call('PERSIST', key)
     redis.call('ZREM', base .. 'stopped', task)
   end
+  -- Attempts begin anew, so rows of what is done again take the places of those that were counted: the delivery's own
+  -- (one that was parked has none), and for a call also that of the run whose end it was.
+  local again = (is_turn and 0 or 1) + (ended and 1 or 0)
+  local counted = tonumber(redis.call('HGET', key, 'steps') or '0')
+  if again > 0 and counted >= again then redis.call('HSET', key, 'steps', text(counted - again)) end
   unpin(key, v[3] or '')
   redis.call('XDEL', base .. 'dead', args[1])
   redis.call('ZREM', base .. 'letters', task .. '|' .. args[1])

@@ -1,6 +1,7 @@
 -- Puts a delivery back for later: it waits in the timers, and its instance stays busy.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 stream · 3 entry · 4 task · 5 run · 6 delay ms · 7 next attempt · 8 error (JSON) or ''
+--      9 what the attempt has used (JSON) or '': a call's attempts are all counted
 -- RETURNS 'OK' · 'DONE' · 'FENCED'
 local function retry(keys, args)
   local base, stream, entry, task, run = keys[1], args[2], args[3], args[4], args[5]
@@ -45,9 +46,12 @@ local function retry(keys, args)
     kept[#kept + 1] = 'e'
     kept[#kept + 1] = errors
   end
+  local usage
+  if args[9] and args[9] ~= '' then usage = cjson.encode(usage_with(redis.call('HGET', key, 'us'), {args[9]})) end
   local member = 'e|' .. stream .. '|' .. entry
   check_timers(base)
   settle(base, stream, entry)
+  if usage then redis.call('HSET', key, 'us', usage, 'fl', flag(redis.call('HGET', key, 'fl') or '', 'u')) end
   redis.call('HSET', base .. 'delayed', member, cmsgpack.pack(kept))
   add_timer(base, task, member, now_ms(base) + tonumber(args[6]))
   if is_turn then redis.call('HSET', run_key(base, task, run), 'cur', 'retry') end

@@ -1,6 +1,25 @@
 -- Answers a question: put if absent, so that of two answers (or an answer and the deadline) one counts.
 -- KEYS 1 base · ARGV 1 task · 2 request id (run ':' step) · 3 value (JSON)
--- RETURNS {'ok'} · {'unknown'} task · {'ended', status} · {'answered'} · {'no_request'}
+-- RETURNS {'ok'} · {'invalid', what is wrong} with the answer: the question stays open · {'unknown'} task · {'ended', status} · {'answered'} · {'no_request'}
+local EXPECTS_VERDICT = '{"expects":"verdict",'
+local VERDICTS = {approve = true, deny = true, edit = true}
+local VERDICT_FIELDS = {verdict = true, value = true, reason = true}
+
+-- What is wrong with an answer to a question that expects a verdict; nil where nothing is.
+local function no_verdict(value)
+  if value == 'true' or value == 'false' then return nil end
+  local readable, found = pcall(cjson.decode, value)
+  if not readable or type(found) ~= 'table' or not VERDICTS[found.verdict] then
+    return 'is no verdict: send true, false or {"verdict": "approve" | "deny" | "edit", "value", "reason"}'
+  end
+  for name in pairs(found) do
+    if not VERDICT_FIELDS[name] then return 'has the unknown field ' .. tostring(name) .. '; known are verdict, value, reason' end
+  end
+  if found.verdict == 'edit' and found.value == nil then return 'has the verdict edit and no value: send what it was edited to' end
+  if found.reason ~= nil and type(found.reason) ~= 'string' then return 'has a reason that is no text' end
+  return nil
+end
+
 local function signal(keys, args)
   local base, task = keys[1], args[1]
   local run, step = string.match(args[2], '^(.*):([^:]*)$')
@@ -15,8 +34,13 @@ local function signal(keys, args)
   end
   if ENDED[status] then return {'ended', status} end
   if not v[1] then return {'answered'} end
+  -- After the time stands the question as its client sees it; what it expects comes first in it.
+  if string.sub(v[2], 14, 13 + #EXPECTS_VERDICT) == EXPECTS_VERDICT then
+    local wrong = no_verdict(args[3])
+    if wrong then return {'invalid', wrong} end
+  end
   check_waiting(base, task, run)
-  check_stream(base, 'record')
+  check_record(base, task, redis.call('HGET', base .. 'task:' .. task, 'fl'))
   check_timers(base)
   local member = 's|' .. task .. '|' .. run .. '|' .. step
   if redis.call('ZREM', base .. 'timers', member) == 1 then

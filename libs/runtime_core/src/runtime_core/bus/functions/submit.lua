@@ -2,7 +2,8 @@
 -- KEYS 1 base
 -- ARGV 1 task id · 2 source · 3 event id · 4 digest · 5 agent · 6 instance key or '' · 7 input (JSON)
 --      8 reply stream or '' · 9 context (JSON) or '' · 10 session id or '' · 11 max steps or '0'
---      12 timeout ms or '0' · 13 admitter's epoch or '' (a direct submit) · 14 '1' where the output is wanted as a stream
+--      12 timeout ms or '0' · 13 admitter's epoch or '' (a direct submit) · 14 '1' where the output is wanted as a stream, '2' with its steps
+--      15 the most that it may use (JSON: `tokens`, `cost`) or ''
 -- RETURNS {'started', task} · {'known', task, status} · {'rejected', field, message} · {'overloaded', message}
 --         {'wait'} before the first manifest · {'fenced'} for an admitter that was replaced
 local function submit(keys, args)
@@ -72,7 +73,12 @@ local function submit(keys, args)
     redis.call('HSET', key, 'status', 'accepted', 'cur', entry, 'h', h, 'd', args[7])
   end
   redis.call('ZADD', base .. 'index', created, task)
-  if args[14] == '1' then redis.call('HSET', key, 'fl', 'o') end
+  local flags = args[14] == '2' and 'or' or args[14] == '1' and 'o' or ''
+  if args[15] and args[15] ~= '' then
+    flags = flags .. 'u'
+    redis.call('HSET', key, 'lim', args[15])
+  end
+  if flags ~= '' then redis.call('HSET', key, 'fl', flags) end
   if args[12] ~= '0' then add_timer(base, task, 'd|' .. task, now_ms(base) + tonumber(args[12])) end
   return {'started', task}
 end

@@ -128,23 +128,8 @@ class SortedSetCommands:
         return None if members is None else members.rank(args[1])
 
     def zrange(self, args: Args) -> Reply:
-        by_score = reverse = with_scores = False
-        limit: tuple[int, int] | None = None
-        position = 3
-        while position < len(args):
-            match args[position].upper():
-                case b"BYSCORE":
-                    by_score = True
-                case b"REV":
-                    reverse = True
-                case b"WITHSCORES":
-                    with_scores = True
-                case b"LIMIT":
-                    limit = integer(option_value(args, position)), integer(option_value(args, position + 1))
-                    position += 2
-                case _:
-                    raise syntax_error()
-            position += 1
+        given, limit = _options(args, (b"BYSCORE", b"REV", b"WITHSCORES"))
+        by_score, reverse, with_scores = b"BYSCORE" in given, b"REV" in given, b"WITHSCORES" in given
         if limit is not None and not by_score:
             raise ServerError("ERR syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX")
         if by_score:
@@ -161,20 +146,8 @@ class SortedSetCommands:
         return _shown(pairs[::-1] if reverse else pairs, with_scores)
 
     def zrangebyscore(self, args: Args) -> Reply:
-        with_scores = False
-        limit: tuple[int, int] | None = None
-        position = 3
-        while position < len(args):
-            match args[position].upper():
-                case b"WITHSCORES":
-                    with_scores = True
-                case b"LIMIT":
-                    limit = integer(option_value(args, position)), integer(option_value(args, position + 1))
-                    position += 2
-                case _:
-                    raise syntax_error()
-            position += 1
-        return self._by_score(args[0], args[1], args[2], False, limit, with_scores)
+        given, limit = _options(args, (b"WITHSCORES",))
+        return self._by_score(args[0], args[1], args[2], False, limit, b"WITHSCORES" in given)
 
     def _by_score(
         self,
@@ -230,6 +203,24 @@ class SortedSetCommands:
         taken = _shown(members.pairs(0, count), with_scores=True)
         self._cut(args[0], members, 0, count)
         return taken
+
+
+def _options(args: Args, known: tuple[bytes, ...]) -> tuple[set[bytes], tuple[int, int] | None]:
+    """The words that follow key and range, and `LIMIT` as offset and count."""
+    given: set[bytes] = set()
+    limit: tuple[int, int] | None = None
+    position = 3
+    while position < len(args):
+        word = args[position].upper()
+        if word == b"LIMIT":
+            limit = integer(option_value(args, position)), integer(option_value(args, position + 1))
+            position += 2
+        elif word in known:
+            given.add(word)
+        else:
+            raise syntax_error()
+        position += 1
+    return given, limit
 
 
 def _shown(pairs: list[tuple[float, bytes]], with_scores: bool) -> list[Reply]:

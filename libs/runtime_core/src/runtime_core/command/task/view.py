@@ -38,7 +38,7 @@ async def read_task(bus: EventBus, task: str) -> dict[str, Any] | None:  # Any: 
     `task_id` of an agent asked elsewhere), and `dead_letters` (ids).
     """
     call, keys = bus.transport.call, bus.keys
-    fields = await _hash(bus, keys.task(task))
+    fields = await hash_at(bus, keys.task(task))
     if not fields:
         return None
     view = shown(task, fields)
@@ -60,7 +60,7 @@ async def read_task(bus: EventBus, task: str) -> dict[str, Any] | None:  # Any: 
     for name in fields:
         if name.startswith(b"k:"):
             run = name[2:].decode()
-            runs[run] = await _hash(bus, f"{keys.base}run:{task}/{run}")
+            runs[run] = await hash_at(bus, f"{keys.base}run:{task}/{run}")
     retries = await _retries(bus, fields)
     waits: list[dict[str, Any]] = []
     questions: list[dict[str, Any]] = []
@@ -93,6 +93,18 @@ def describe_wait(wait: Mapping[str, Any], now_ms: float) -> str:  # Any: JSON
         left = wait["due"] - now_ms
         text += f", in {duration(left)}" if left > 0 else ", due now"
     return text
+
+
+def answers_to(question: Mapping[str, Any]) -> list[str]:  # Any: JSON
+    """What to type to answer a question, one command a line."""
+    signal = f"weft task signal {question['task_id']} {question['request_id']}"
+    if question.get("expects") != "verdict":
+        return [f"{signal} VALUE"]
+    return [
+        f"{signal} true",
+        f"{signal} false",
+        signal + """ '{"verdict": "edit", "value": …}'""",
+    ]
 
 
 def _run_waits(run: str, fields: dict[bytes, bytes], retries: Mapping[str, _Retry]) -> list[dict[str, Any]]:
@@ -165,7 +177,8 @@ def unpacked(packed: bytes | None) -> dict[bytes, bytes]:
     return {name.encode(): value.encode() for name, value in zip(flat[::2], flat[1::2], strict=False)}
 
 
-async def _hash(bus: EventBus, key: str) -> dict[bytes, bytes]:
+async def hash_at(bus: EventBus, key: str) -> dict[bytes, bytes]:
+    """A hash of the broker; empty where there is none."""
     flat = cast(list[bytes], await bus.transport.call("HGETALL", key))
     return dict(zip(flat[::2], flat[1::2], strict=True))
 

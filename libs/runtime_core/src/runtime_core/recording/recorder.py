@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import TRAJECTORY_RECORDER
 from runtime_core.consumer.leader import Leader
 from runtime_core.errors import BusUnavailable
 from runtime_core.progress import Health, ProgressWatch
-from runtime_core.settings import Settings
+from runtime_core.recording.entries import record_entry
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.store import TrajectoryStore
-from services.trajectory_recorder.entries import record_entry
 
 logger = logging.getLogger(__name__)
 
@@ -24,16 +23,26 @@ PAUSE_SECONDS = 0.02
 
 
 class Recorder:
-    """One replica of the trajectory-recorder."""
+    """One replica of the trajectory-recorder, on one bus per partition. `written` is called after each batch."""
 
-    def __init__(self, buses: Sequence[EventBus], store: TrajectoryStore, settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        buses: Sequence[EventBus],
+        store: TrajectoryStore,
+        metrics: Metrics,
+        *,
+        namespace: str,
+        lease_seconds: float,
+        written: Callable[[], None] | None = None,
+    ) -> None:
         self._buses = buses
         self._store = store
-        self._namespace = settings.namespace
-        self._lease = settings.lease_seconds
+        self._namespace = namespace
+        self._lease = lease_seconds
         self._metrics = metrics
+        self._written = written
         self._stop = asyncio.Event()
-        self._watch = ProgressWatch(limit_seconds=max(30.0, 10 * settings.lease_seconds))
+        self._watch = ProgressWatch(limit_seconds=max(30.0, 10 * lease_seconds))
         self._leaders = [self._leader(bus) for bus in buses]
 
     async def start(self) -> None:
@@ -96,6 +105,8 @@ class Recorder:
             # After the rows are committed: what is published may be trimmed.
             await bus.publish_cursor(TRAJECTORY_RECORDER, cursor)
             self._watch.progressed()
+            if self._written is not None:
+                self._written()
             self._metrics.events_handled["recorded"].inc(len(entries))
             if len(entries) < READ_AT_ONCE:
                 await asyncio.sleep(PAUSE_SECONDS)

@@ -1,0 +1,66 @@
+"""A task with a swarm, a config, hooks and a stream of its steps."""
+
+import asyncio
+
+from runtime_core import AgentContext, App, HookEvent, Runners, StreamingMode, Swarm, Task
+
+app = App("hooks")
+
+
+async def outline(ctx: AgentContext, topic: str) -> list[str]:
+    """The headings of a text about the topic."""
+    return [f"What is {topic}?", f"Who needs {topic}?"]
+
+
+async def write(ctx: AgentContext, headings: list[str]) -> str:
+    """The text, heading by heading; each is streamed when it is there."""
+    for heading in headings:
+        await ctx.emit(heading)
+    return " ".join(headings)
+
+
+@app.hook("start")
+def init_logging(event: HookEvent) -> None:
+    print("init_logging", event.point)
+
+
+@app.hook("start")
+def init_context(event: HookEvent) -> None:
+    print("init_context", event.point)
+
+
+@app.hook("error")
+def handle_error(event: HookEvent) -> None:
+    print("handle_error", event.error)
+
+
+@app.hook("error")
+def send_alert(event: HookEvent) -> None:
+    print("send_alert", event.error)
+
+
+user_input = "a stream"
+multi_agent = Swarm(outline, write)
+
+# example of task
+task = Task(
+    name="complex_task",
+    input=user_input,
+    swarm=multi_agent,
+    conf={"max_steps": 20, "run_mode": "interactive", "check_input": True},
+    hooks={"start": ["init_logging", "init_context"], "error": ["handle_error", "send_alert"]},
+    streaming_mode=StreamingMode.CORE,
+)
+
+
+async def main() -> None:
+    async for event in Runners.streaming_run_task(task, app=app):
+        if event.response is not None:
+            print(event.type, event.response.answer)
+        for row in event.data.get("steps", ()) if event.response is None else ():
+            if row["kind"] == "agent":
+                print(event.type, row["name"], row["status"])
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

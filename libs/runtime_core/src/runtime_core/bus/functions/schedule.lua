@@ -1,0 +1,21 @@
+-- Keeps, changes or removes a schedule with its next time, if it still is what the caller has seen.
+-- KEYS 1 base
+-- ARGV 1 id · 2 the value that it must have now, '' for none, '*' for any · 3 its new value (JSON), '' removes it
+--      4 when it is to be looked at (epoch ms) or '' for never · 5 how many there may be
+-- RETURNS 1 · 0 where it is not as it was seen, or there is none to remove · -1 over the limit: nothing was written
+local function schedule(keys, args)
+  local kept, times = keys[1] .. 'schedules', keys[1] .. 'scheduled'
+  local there = redis.call('HGET', kept, args[1])
+  redis.call('ZCARD', times)
+  if args[2] ~= '*' and (there or '') ~= args[2] then return 0 end
+  if args[3] == '' then
+    if not there then return 0 end
+    redis.call('HDEL', kept, args[1])
+    redis.call('ZREM', times, args[1])
+    return 1
+  end
+  if not there and redis.call('HLEN', kept) >= tonumber(args[5]) then return -1 end
+  redis.call('HSET', kept, args[1], args[3])
+  if args[4] ~= '' then redis.call('ZADD', times, args[4], args[1]) else redis.call('ZREM', times, args[1]) end
+  return 1
+end

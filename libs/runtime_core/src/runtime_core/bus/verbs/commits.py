@@ -1,0 +1,123 @@
+"""Verbs of a delivery that goes well: what it keeps and asks in its middle, and how it is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.transport import Argument
+from runtime_core.bus.verbs.partition import Partition
+from runtime_core.errors import LimitExceeded
+
+JOURNAL_LIMIT = 10_000
+"""Steps that one run may journal."""
+
+
+class CommitVerbs(Partition):
+    """Every write counts only while this owner holds the delivery."""
+
+    async def commit_turn(
+        self,
+        delivery: Delivery,
+        mode: str,
+        now_ms: int,
+        record: bytes,
+        steps: int,
+        body: bytes,
+        state: bytes,
+        parts: Sequence[Argument],
+        count: int,
+    ) -> bool:
+        """Commit a turn: effects, state, acknowledgement in one step.
+
+        `mode` is `w` (waits), `c` (completed), `f` (failed) or `x` (the whole task fails); `parts` are described in
+        `commit_turn.lua`. Returns False where the event had been handled before or its task is over. Raises
+        `LimitExceeded` where the task would go over a limit of its own (nothing was written).
+        """
+        reply = await self.call(
+            "commit_turn", self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run, delivery.instance,
+            mode, now_ms, record, steps, body, state, count, *parts,
+        )  # fmt: skip
+        if reply == b"OK":
+            return True
+        self._fence(reply)
+        if isinstance(reply, bytes) and reply.startswith(b"LIMIT"):
+            raise LimitExceeded(reply[6:].decode())
+        return False
+
+    async def commit_call(
+        self,
+        delivery: Delivery,
+        status: bytes,
+        now_ms: int,
+        payload: bytes,
+        record: bytes,
+        steps: int,
+        usage: bytes = b"",
+    ) -> bool:
+        """Commit the result of a call; False where the step has its result already or its task is over.
+
+        `usage` (JSON) is added to the task's; over a limit, the task ends here.
+        """
+        reply = await self.call(
+            "commit_call", self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run, status, now_ms,
+            payload, record, steps, usage,
+        )  # fmt: skip
+        self._fence(reply)
+        return reply == b"OK"
+
+    async def ask(
+        self, delivery: Delivery, now_ms: int, reply: str, state: bytes, parts: Sequence[Argument], count: int
+    ) -> dict[str, bytes] | None:
+        """Ask for parts `c`, `s` and `p` (see `commit_turn.lua`) while the turn goes on.
+
+        Returns the journal values of calls that have their result already; the others' come on the reply stream
+        `reply`. None: the turn is no longer this delivery's. `state`, JSON, is what a call back into the instance sees;
+        empty: unchanged. Raises `LimitExceeded` where the task would go over its `max_steps`.
+        """
+        answer = cast(
+            list[bytes],
+            await self.call(
+                "ask", self.owner, delivery.entry, delivery.task, delivery.run, delivery.instance, now_ms, reply, state,
+                count, *parts,
+            ),
+        )  # fmt: skip
+        self._fence(answer[0])
+        if answer[0] == b"LIMIT":
+            raise LimitExceeded(f"the task would take more than max_steps={answer[1].decode()} steps")
+        if answer[0] == b"DONE":
+            return None
+        return {answer[at].decode(): answer[at + 1] for at in range(1, len(answer), 2)}
+
+    async def record(self, delivery: Delivery, step: str, value: bytes) -> bytes | None:
+        """Journal a step in mid-turn, put if absent: what is stored now, or None where the turn is lost."""
+        reply = await self.call(
+            "record", self.owner, delivery.entry, delivery.task, delivery.run, step, value, JOURNAL_LIMIT
+        )
+        self._fence(reply)
+        if reply == b"LIMIT":
+            raise LimitExceeded(f"the run's journal holds its limit of {JOURNAL_LIMIT} steps")
+        return None if reply == b"DONE" else cast(bytes, reply)
+
+    async def emit(self, delivery: Delivery, step: str, value: bytes, data: bytes) -> bool:
+        """Append a delta to the task's output, once per step."""
+        reply = await self.call(
+            "emit",
+            self.owner,
+            delivery.entry,
+            delivery.task,
+            delivery.run,
+            step,
+            value,
+            delivery.attempt,
+            data,
+        )
+        self._fence(reply)
+        return reply == b"OK"
+
+    async def progress(self, delivery: Delivery, data: bytes) -> bool:
+        """Show the client how far a call is (JSON); False where nobody waits for it any more."""
+        reply = await self.call("progress", self.owner, delivery.task, delivery.run, delivery.attempt, data)
+        self._fence(reply)
+        return reply == b"OK"

@@ -1,0 +1,75 @@
+"""Verbs of a delivery that does not go well: try again, give up, and what becomes of what was given up."""
+
+from __future__ import annotations
+
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.reply import texts
+from runtime_core.bus.verbs.partition import Partition
+
+
+class FailureVerbs(Partition):
+    """Retries, marks of calls that may not be repeated, quarantine, dead letters."""
+
+    async def retry(
+        self, delivery: Delivery, delay_ms: int, error: bytes, *, counts: bool = True, usage: bytes = b""
+    ) -> bool:
+        """Put the delivery back for `delay_ms`, waiting on the broker; `usage` (JSON) is added to the task's."""
+        attempt = delivery.attempt + (1 if counts else 0)
+        reply = await self.call(
+            "retry",
+            self.owner,
+            delivery.stream,
+            delivery.entry,
+            delivery.task,
+            delivery.run,
+            delay_ms,
+            attempt,
+            error,
+            usage,
+        )
+        self._fence(reply)
+        return reply == b"OK"
+
+    async def dead_letter(
+        self,
+        stream: str,
+        entry: bytes,
+        reason: str,
+        errors: bytes,
+        now_ms: int,
+        error: bytes,
+        record: bytes = b"",
+        steps: int = 0,
+        usage: bytes = b"",
+    ) -> bool:
+        """End a delivery that will not be tried again, answer who waits for it, and keep it whole."""
+        reply = await self.call(
+            "dead_letter", self.owner, stream, entry, reason, errors, now_ms, error, record, steps, usage
+        )
+        self._fence(reply)
+        return reply == b"OK"
+
+    async def redrive(self, letter: str, reopen: bool, data: bytes = b"") -> list[str]:
+        """`ok` + task, `missing`, `ended` + task + status, or `gone` + task."""
+        return texts(await self.call("redrive", letter, "1" if reopen else "0", data))
+
+    async def drop_letter(self, letter: str) -> bool:
+        return await self.call("drop_letter", letter) == 1
+
+    async def mark_started(self, delivery: Delivery) -> bool:
+        """Mark a call that may not be repeated, before it runs; False where an earlier owner had begun it."""
+        reply = await self.call("mark_started", self.owner, delivery.task, delivery.run)
+        self._fence(reply)
+        return reply == 1
+
+    async def forget_started(self, delivery: Delivery) -> None:
+        await self.transport.call("HDEL", self.keys.started, f"{delivery.task}/{delivery.run}")
+
+    async def leave_quarantine(self, delivery: Delivery) -> None:
+        """A quarantined entry came to an end: forget its deaths."""
+        await self.transport.call(
+            "HDEL",
+            self.keys.quarantine,
+            f"{delivery.stream}|{delivery.entry.decode()}",
+            f"~{delivery.stream}",
+        )

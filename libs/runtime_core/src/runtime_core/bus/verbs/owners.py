@@ -1,0 +1,41 @@
+"""Verbs of a process: it lives, it leads, it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.reply import texts
+from runtime_core.bus.transport import Argument
+from runtime_core.bus.verbs.partition import Partition
+from runtime_core.errors import Fenced
+
+
+class OwnerVerbs(Partition):
+    """Heartbeat, leadership, and a clean end."""
+
+    async def beat(self, lease_ms: int, first: bool, since_ms: str) -> tuple[str, list[str], int]:
+        """Say that this owner lives, and count the silence of others.
+
+        Returns the broker's time (for the next `since_ms`), the tasks that ended early from then on (those of that very
+        millisecond may have been told before), and how many owners this beat declared dead. Raises `Fenced` where this
+        owner was declared dead.
+        """
+        reply = texts(
+            await self.call("beat", self.owner, lease_ms, max(100, lease_ms // 6), "1" if first else "0", since_ms)
+        )
+        if reply[0] != "OK":
+            raise Fenced(f"{self.owner} was declared dead")
+        return reply[1], reply[3:], int(reply[2])
+
+    async def lead(self, role: str, floor: int = 0) -> int:
+        """The epoch under which this owner leads a role, above `floor`, or 0 where another leads."""
+        return cast(int, await self.call("lead", role, self.owner, floor))
+
+    async def leave(self, unstarted: Iterable[Delivery]) -> None:
+        """Go: hand back what was not started without counting it, and let others adopt at once."""
+        handed: list[Argument] = []
+        for delivery in unstarted:
+            handed += [delivery.stream, delivery.entry]
+        await self.call("leave", self.owner, *handed)

@@ -1,0 +1,89 @@
+"""One partition of a namespace and its functions: what all verbs of the bus stand on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from runtime_core.bus.keys import (
+    NAMESPACE_FORMAT,
+    STATE_MANAGER,
+    TRAJECTORY_RECORDER,
+    Keys,
+    group_of,
+    namespace_settings,
+)
+from runtime_core.bus.library import library
+from runtime_core.bus.transport import Argument, Reply, Transport
+from runtime_core.errors import Fenced, ServerError
+
+
+class Partition:
+    """One partition of a namespace, seen by one owner.
+
+    `owner` is this process's incarnation: boot time and random, so that no name comes back. Every verb may raise
+    `BusUnavailable`; those that write for a delivery raise `Fenced` where the owner was declared dead.
+    """
+
+    def __init__(self, transport: Transport, keys: Keys, owner: str = "", *, durability: str = "fast") -> None:
+        self.transport = transport
+        self.keys = keys
+        self.owner = owner
+        self.durability = durability
+        self._library = library()
+        self._functions = self._library.functions
+        self._base = keys.base.encode()
+
+    async def call(self, function: str, *args: Argument) -> Reply:
+        """Call one function of the library; a lost library or group is made again, once."""
+        try:
+            return await self.transport.call(b"FCALL", self._functions[function], 1, self._base, *args)
+        except ServerError as error:
+            if not await self.repair(error):
+                raise
+            return await self.transport.call(b"FCALL", self._functions[function], 1, self._base, *args)
+
+    async def repair(self, error: ServerError) -> bool:
+        """Make again what a flushed or failed-over server has lost. False: this error is something else."""
+        said = str(error)
+        if "Function not found" in said:
+            await self.load_library()
+            return True
+        if "NOGROUP" in said or "no such key" in said:
+            await self.make_groups(group_streams=())
+            return True
+        return False
+
+    async def load_library(self) -> None:
+        try:
+            await self.transport.call("FUNCTION", "LOAD", self._library.source)
+        except ServerError as error:
+            if "already exists" not in str(error):
+                raise
+
+    async def make_groups(self, group_streams: Iterable[str]) -> None:
+        """Make the groups of these work streams and of the record stream, from 0: never from `$`."""
+        wanted = [(self.keys.stream(stream), group_of(stream)) for stream in group_streams]
+        wanted += [(self.keys.record, STATE_MANAGER), (self.keys.record, TRAJECTORY_RECORDER)]
+        for key, group in wanted:
+            await self.make_group(key, group)
+
+    async def make_group(self, key: str, group: str) -> None:
+        await make_group(self.transport, key, group)
+
+    async def namespace_is_newer(self) -> bool:
+        """Whether a newer release has written this namespace since it was opened."""
+        stored = await self.transport.call("HGET", namespace_settings(self.keys.namespace), "format")
+        return isinstance(stored, bytes) and int(stored) > NAMESPACE_FORMAT
+
+    def _fence(self, reply: Reply) -> None:
+        if reply == b"FENCED":
+            raise Fenced(f"{self.owner} was declared dead")
+
+
+async def make_group(transport: Transport, key: str, group: str) -> None:
+    """Make a group where it is missing, from 0, and its stream with it."""
+    try:
+        await transport.call("XGROUP", "CREATE", key, group, "0", "MKSTREAM")
+    except ServerError as error:
+        if not str(error).startswith("BUSYGROUP"):
+            raise

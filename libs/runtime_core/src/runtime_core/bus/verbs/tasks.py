@@ -1,0 +1,130 @@
+"""Verbs for tasks: start, cancel, answer, and what is known of them."""
+
+from __future__ import annotations
+
+import time
+from typing import cast
+
+import msgspec
+
+from runtime_core.bus.reply import text, texts
+from runtime_core.bus.transport import Argument, Reply
+from runtime_core.bus.values import Begun, NewTask, NotDurable, NotYet, Submitted
+from runtime_core.bus.verbs.partition import Partition
+from runtime_core.errors import ConfigurationError, Fenced, Rejected, ServerError
+from runtime_core.trajectory.steps import ENCODER, FORK_STEP, Fork, Step
+
+
+class TaskVerbs(Partition):
+    """What clients and the services do with whole tasks."""
+
+    async def submit(self, new: NewTask) -> Submitted:
+        """Start a task, or say what became of an equal submit.
+
+        Raises `Rejected` with the field, `NotYet` before the first manifest, `Fenced` for a replaced admitter.
+        """
+        function, more = ("submit", []) if new.begun is None else ("fork", _fork_arguments(new.begun))
+        reply = await self.call(
+            function, new.task, new.source, new.event_id, new.digest, new.agent, new.key, new.data, new.reply,
+            new.context, new.session, new.max_steps, new.timeout_ms, new.epoch, int(new.streamed), new.limits, *more,
+        )  # fmt: skip
+        answer = [text(item) for item in cast(list[Reply], reply)]
+        match answer[0]:
+            case "started":
+                await self._make_durable()
+                return Submitted(answer[1], "accepted", True)
+            case "known":
+                await self._make_durable()  # the first one's answer may have been lost before it was
+                return Submitted(answer[1], answer[2], False)
+            case "overloaded":
+                raise Rejected("overloaded", answer[1], retry_after_seconds=1.0, task_id=new.task)
+            case "wait":
+                raise NotYet("data.agent", "no agent-handler has published its agents yet", 0.2, new.task)
+            case "fenced":
+                raise Fenced("another admitter leads")
+        raise Rejected(answer[1], answer[2], task_id=new.task)
+
+    async def _make_durable(self) -> None:
+        """Wait until the submit is on disk (`fsync`) or on a replica (`quorum`), as far as the server can say.
+
+        Raises NotDurable where it is not within two seconds: the task runs, and the same submit may be repeated.
+        """
+        if self.durability == "fast":
+            return
+        try:
+            if self.durability == "fsync":
+                done = cast(list[int], await self.transport.call("WAITAOF", 1, 0, 2000))[0] >= 1
+            else:
+                done = cast(int, await self.transport.call("WAIT", 1, 2000)) >= 1
+        except ServerError as error:
+            raise ConfigurationError(
+                f"WEFT_DURABILITY={self.durability}: the server cannot promise it ({error}); fsync needs an "
+                "append-only file and Redis 7.2 or Valkey, quorum a replica"
+            ) from error
+        if not done:
+            raise NotDurable("durability", f"the submit is not {self.durability}-durable yet; submit it again", 1.0)
+
+    async def cancel(self, task: str, reason: str) -> list[str]:
+        """`cancelled`, `ended` + status, or `unknown` (then a later submit of this id is refused)."""
+        return texts(await self.call("cancel", task, reason))
+
+    async def signal(self, task: str, request: str, value: bytes) -> list[str]:
+        """`ok`, `answered`, `no_request`, `unknown`, `ended` + status, or `invalid` + what the question expects."""
+        return texts(await self.call("signal", task, request, value))
+
+    async def answered(
+        self,
+        task: str,
+        run: str,
+        step: str,
+        status: bytes,
+        payload: bytes,
+        agent: str,
+        there: str,
+        usage: bytes = b"",
+    ) -> bool:
+        """Answer a step that was asked in another partition, where task `there` has ended; once.
+
+        `usage` (JSON) is what that task has used.
+        """
+        return await self.call("answered", task, run, step, status, payload, agent, there, usage) == b"OK"
+
+    async def usage(self, task: str) -> bytes:
+        """What a task has used so far (JSON); empty for nothing."""
+        found = await self.transport.call("HGET", self.keys.task(task), "us")
+        return cast(bytes, found) if found is not None else b""
+
+    async def erase(self, task: str) -> str:
+        """`OK`, `unknown`, or the status of a task that has not ended."""
+        return text(await self.call("erase", task))
+
+    async def put_state(self, instance: str, state: bytes) -> bool:
+        """Set the state (JSON) of the instance `agent/key`; False where a run holds it."""
+        return await self.call("put_state", instance, state) == b"OK"
+
+    async def knows_tool(self, name: str) -> bool:
+        """Whether any app has declared this tool."""
+        return await self.transport.call("HEXISTS", self.keys.tools, name) == 1
+
+    async def knows_agent(self, name: str) -> bool:
+        return await self.transport.call("HEXISTS", self.keys.agents, name) == 1
+
+    async def idle(self) -> tuple[int, str]:
+        """How much there is to do in this partition, and a text that changes when anything is appended."""
+        open_work, mark = cast(list[Reply], await self.call("idle"))
+        return cast(int, open_work), text(mark)
+
+
+def _fork_arguments(begun: Begun) -> list[Argument]:
+    """What `fork.lua` takes besides the arguments of `submit`."""
+    now = time.time() * 1000
+    told = {"task": begun.task, "step": begun.step}
+    origin = msgspec.json.encode(told)
+    row = Step("r", "fork", begun.task, "completed", now, now, step=FORK_STEP, fork=Fork(begun.task, begun.step))
+    row.input = msgspec.Raw(
+        msgspec.json.encode({**told, "result": msgspec.Raw(begun.result)}) if begun.result else origin
+    )
+    arguments: list[Argument] = [origin, ENCODER.encode([row]), begun.started_ms or ""]
+    for step, value in begun.journal.items():
+        arguments += (step, value)
+    return arguments

@@ -1,0 +1,149 @@
+"""`weft task show`: all that is known of a task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from runtime_core.command.options import Json
+from runtime_core.command.output import error_line, moment, preview, print_json
+from runtime_core.command.task.arguments import Id
+from runtime_core.printable import plain
+
+if TYPE_CHECKING:
+    from runtime_core.trajectory.recorded import TaskTrajectory
+
+
+def show(task_id: Id, as_json: Json = False) -> None:
+    """Show all that is known of a task.
+
+    What it waits for, its questions and how to answer them, its error, and its runs with their times.
+
+    \b
+    Example:
+      weft task show t-1
+    """
+    from runtime_core.command.connection import run
+
+    run(_show(task_id, as_json))
+
+
+async def _show(task_id: str, as_json: bool) -> None:
+    from runtime_core.command.connection import broker, trajectories
+    from runtime_core.command.task.view import read_task
+    from runtime_core.errors import InvalidInput
+    from runtime_core.trajectory.tree import to_tree
+
+    async with broker() as opened:
+        bus = await opened.admission.find(task_id)
+        view = await read_task(bus, task_id)
+        async with trajectories(opened.settings) as store:
+            recorded = await store.task(opened.settings.namespace, task_id) if store is not None else None
+        now = await opened.now_ms()
+    if view is None and recorded is None:
+        raise InvalidInput("task_id", f"no task {task_id!r} is known; `weft task list` shows those that are")
+    if len(opened.buses) > 1 and view is not None and "dead_letters" in view:
+        view["dead_letters"] = [f"{bus.keys.partition}/{entry}" for entry in view["dead_letters"]]
+    if view is None and recorded is not None:
+        view = _from_store(recorded)
+    assert view is not None
+    if recorded is not None and recorded.fork is not None:
+        view["forked_from"] = {"task": recorded.fork.task, "step": recorded.fork.step}
+    if as_json:
+        print_json({**view, "trajectory": to_tree(recorded) if recorded is not None else None})
+        return
+    _print_task(view, now)
+    _print_runs(recorded, view)
+
+
+def _from_store(recorded: TaskTrajectory) -> dict[str, Any]:  # Any: JSON
+    """A task that the broker has forgotten."""
+    from runtime_core.trajectory.tree import decoded
+
+    end = recorded.end
+    first = next((step for step in recorded.steps if step.run == "r" and not step.step), None)
+    view: dict[str, Any] = {"task_id": recorded.task, "status": end.status if end else "unknown", "agent": ""}
+    if end is not None:
+        view |= {"agent": end.agent, "created": end.created, "ended": end.ended, "steps": end.steps}
+        if end.session:
+            view["session_id"] = end.session
+        if end.error is not None:
+            view["error"] = {"type": end.error.type, "message": end.error.message}
+    if first is not None:
+        if first.input:
+            view["input"] = decoded(first.input)
+        if first.output:
+            view["output"] = decoded(first.output)
+    return view
+
+
+def _print_task(view: dict[str, Any], now_ms: int) -> None:  # Any: JSON
+    from runtime_core.command.task.view import answers_to, describe_wait
+    from runtime_core.trajectory.tree import duration
+
+    created, ended = view.get("created"), view.get("ended")
+    lines = [
+        ("task", view["task_id"]),
+        ("status", view["status"]),
+        ("agent", view["agent"] + (f"/{view['key']}" if view.get("key") else "")),
+        ("session", view.get("session_id", "")),
+        ("fork of", _origin(view["forked_from"]) if "forked_from" in view else ""),
+        ("created", f"{moment(created)} ({duration(now_ms - created)} ago)" if created else ""),
+        ("ended", f"{moment(ended)} (after {duration(ended - created)})" if ended and created else ""),
+        ("limit", _limits(view)),
+        ("usage", _amounts(view.get("usage") or {})),
+        ("limit", f"until {moment(view['time_limit_at'])}" if "time_limit_at" in view else ""),
+        ("input", preview(view["input"], 500) if "input" in view else ""),
+        ("output", preview(view["output"], 500) if "output" in view else ""),
+        ("error", error_line(view["error"]) if view.get("error") else ""),
+    ]
+    for name, text in lines:
+        if text:
+            print(f"{name:<9}{plain(str(text))}")
+    for wait in view.get("waits_for", ()):
+        if wait["kind"] == "human":
+            continue  # the question stands below
+        errors = wait.get("errors") or [None]
+        last = f"; the last error: {error_line(errors[-1])}" if errors[-1] else ""
+        print(f"waits    {plain(describe_wait(wait, now_ms))}{last}")
+    for question in view.get("questions", ()):
+        data = f"  {preview(question['data'], 300)}" if question.get("data") is not None else ""
+        print(f"question {plain(str(question['prompt']))}{data}")
+        if "deadline" in question:
+            otherwise = f", then it is {preview(question['default'])}" if "default" in question else ""
+            print(f"         until {moment(question['deadline'])}{otherwise}")
+        for command in answers_to(question):
+            print(f"         answer it: {command}")
+    for letter in view.get("dead_letters", ()):
+        print(f"dead     {letter}  look: weft dead show {letter}")
+
+
+def _limits(view: dict[str, Any]) -> str:  # Any: JSON
+    limits = [f"{view['max_steps']} steps"] if "max_steps" in view else []
+    limits += [f"{limit:g} {name.removeprefix('max_')}" for name, limit in view.get("limits", {}).items()]
+    return ", ".join(limits)
+
+
+def _amounts(usage: dict[str, Any]) -> str:  # Any: JSON
+    return ", ".join(f"{amount:g} {name}" for name, amount in usage.items() if name != "models")
+
+
+def _origin(fork: dict[str, str]) -> str:
+    return f"{fork['task']}, from step {fork['step']}" if fork["step"] else f"{fork['task']}, from its beginning"
+
+
+def _print_runs(recorded: TaskTrajectory | None, view: dict[str, Any]) -> None:  # Any: JSON
+    from runtime_core.trajectory.tree import render
+
+    print()
+    if recorded is None:
+        ended = "ended" in view
+        print(
+            "trajectory: nothing is recorded of this task: is the trajectory-recorder running?"
+            if ended
+            else "trajectory: nothing is recorded yet; steps are when a turn ends or a call is answered"
+        )
+        return
+    if recorded.end is not None and "ended" not in view:
+        print("opened again since; what was recorded before:")
+    # The task's own line stands above already.
+    print("\n".join(render(recorded).splitlines()[1:]))

@@ -1,0 +1,40 @@
+"""An engine by its name."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+
+from runtime_core.engines.local_engine import LocalEngine
+from runtime_core.engines.run_config import RunConfig
+from runtime_core.engines.runtime_engine import RuntimeEngine
+from runtime_core.errors import ConfigurationError
+
+_GATEWAYS = {"ray": "Ray", "spark": "Spark"}
+
+
+def engine_named(name: str, config: RunConfig | None = None) -> RuntimeEngine:
+    """The engine `local`, or one of one's own as `package.module:Class`; not started.
+
+    `config` has its settings; `name` goes before the name in it. Raises ConfigurationError for what is no engine.
+    """
+    config = replace(config or RunConfig(), name=name)
+    if name == "local":
+        return LocalEngine(config)
+    if name in _GATEWAYS:
+        raise ConfigurationError(
+            f"engine {name!r}: this installation has no gateway to {_GATEWAYS[name]}; use 'local', or name an "
+            "engine of your own as 'package.module:Class'"
+        )
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise ConfigurationError(
+            f"engine {name!r} is none; there is 'local', and engines of your own as 'package.module:Class'"
+        )
+    try:
+        found: object = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"engine {name!r} cannot be loaded: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, RuntimeEngine)):
+        raise ConfigurationError(f"engine {name!r} is {found!r}: give a subclass of RuntimeEngine")
+    return found(config)

@@ -1,0 +1,249 @@
+"""The points around a run, and around what its agent does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from runtime_core.agents.approval import Approval, ApprovalQuestion, approval_of
+from runtime_core.agents.asked import call, question
+from runtime_core.agents.context import AgentContext
+from runtime_core.agents.failure import failure_of
+from runtime_core.agents.local import LocalStep, call_function
+from runtime_core.agents.outgoing import Emit
+from runtime_core.agents.values import from_json
+from runtime_core.consumer.decision import RetryAt, decide
+from runtime_core.encoding import encode
+from runtime_core.errors import Denied, InvalidInput, ToolError
+from runtime_core.hooks.guarded import Guarded
+from runtime_core.hooks.pipeline import Moment, Pipeline
+from runtime_core.hooks.points import HookPoint
+from runtime_core.hooks.selection import settle
+from runtime_core.identifiers import ROOT_RUN
+from runtime_core.policy import RetryPolicy
+
+if TYPE_CHECKING:
+    from runtime_core.agents.branch import Branch
+    from runtime_core.agents.run import Run
+    from runtime_core.hooks.declared import HookTable
+
+_BEFORE_TASK = (
+    HookPoint.TASK_CREATED,
+    HookPoint.SESSION_STARTED,
+    HookPoint.USER_INPUT_RECEIVED,
+    HookPoint.PRE_TASK_CALL,
+)
+_AFTER_TASK = (
+    HookPoint.POST_TASK_CALL,
+    HookPoint.OUTPUT_PROCESS,
+    HookPoint.TASK_COMPLETED,
+    HookPoint.SESSION_FINISHED,
+)
+
+
+class RunHooks:
+    """The hooks of one run. A run without any has None in its place.
+
+    `named` are those that the task's context names; `entry` gives the id of the delivery in hand; `failed` is told the
+    point of each execution that failed.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        table: HookTable,
+        named: Mapping[str, Iterable[str]],
+        *,
+        retry: RetryPolicy,
+        entry: Callable[[], str],
+        failed: Callable[[str], None],
+    ) -> None:
+        self._run = run
+        self._table = table
+        self._named = named
+        self._retry = retry
+        self._entry = entry
+        self._pipeline = Pipeline(run, table, failed)
+        self._running = False
+        """Whether the agent has been started and not been stopped, as its hooks see it."""
+
+    # ---- around the run ------------------------------------------------------------------------------------
+
+    async def around(self, data: bytes) -> object:
+        """Run the agent on the input in `data` (JSON), with the points of its run and, in the first one, its task's."""
+        run = self._run
+        await self._settle()
+        if not self._pipeline.selection.hooks:
+            return await self._agent(data)
+        is_task = run.run_id == ROOT_RUN
+        try:
+            payload = given = from_json(data)
+            for point in (*(_BEFORE_TASK if is_task else ()), HookPoint.AGENT_STARTED):
+                payload = await self._fire(point, self._label(point), payload)
+            if payload is not given:
+                data = encode(payload, "the input that a hook has changed")
+            self._running = True
+            result = await self._agent(data)
+            return await self._ended(result, payload, is_task)
+        except Exception as error:
+            await self._failed(error)
+            raise
+
+    async def _settle(self) -> None:
+        self._pipeline.selection = await settle(self._run, self._table, self._named)
+
+    async def _agent(self, data: bytes) -> object:
+        run = self._run
+        return await run.definition.start(AgentContext(run), run.definition.decode_input(data))
+
+    async def _ended(self, result: object, given: object, is_task: bool) -> object:
+        points = (HookPoint.AGENT_STOPPED, *(_AFTER_TASK if is_task else ()))
+        if not any(self._pipeline.selection.at(point) for point in points):
+            return result
+        output = before = from_json(self._run.definition.encode_output(result))
+        self._running = False
+        for point in points:
+            output = await self._fire(point, self._label(point), output, input=given)
+        return result if output is before else output
+
+    async def _failed(self, error: Exception) -> None:
+        """Tell this run's hooks, where the attempt was the last one. Those of the task follow its end, in ended.py."""
+        if not self._running:
+            return
+        run = self._run
+        failed = failure_of(error)
+        if isinstance(decide(run.attempt, self._retry, failed, _no_chance), RetryAt):
+            return
+        # Numbered by the delivery: another attempt, or one after a redrive, may fail elsewhere and otherwise, and
+        # must not find the steps of this one.
+        run.flow.branch_here("hooks").move(f"e{self._entry().replace('-', '_')}.")
+        told = {"type": failed.type, "message": failed.message}
+        point = HookPoint.AGENT_STOPPED
+        await self._pipeline.fire(Moment(point, self._label(point), error=told, notice=True), None)
+
+    def _label(self, point: HookPoint) -> str:
+        run = self._run
+        if point is HookPoint.OUTPUT_PROCESS:
+            return "output"
+        return run.meta.get("session_id", "") if point.startswith("session_") else run.definition.name
+
+    # ---- around what the agent does ------------------------------------------------------------------------
+    # Each gives None where nothing runs around it: the caller then takes the step itself.
+
+    def tool(self, branch: Branch, name: str, data: bytes, pool: str) -> Guarded[Any] | None:  # Any: the tool's JSON
+        selection = self._pipeline.selection
+        if not selection.callbacks and not any(map(selection.at, _AROUND_TOOL)):
+            return None
+        return Guarded(self._run, branch, f"tool {name}", self._tool(name, data, pool))
+
+    async def _tool(self, name: str, data: bytes, pool: str) -> object:
+        run = self._run
+        given = from_json(data)
+        arguments = await self._fire(HookPoint.BEFORE_TOOL_CALL, name, given, objects=True)
+        if arguments is not given:
+            data = encode(arguments, f"arguments of tool {name!r}, which a hook has changed")
+        try:
+            result = await call(run, run.flow.branch_here("ctx.tool"), "tool", name, data=data, pool=pool)
+        except ToolError as error:
+            told = {"type": error.type, "message": error.message}
+            moment = Moment(HookPoint.TOOL_CALL_FAILED, name, error=told, notice=True)
+            await self._pipeline.fire(moment, arguments)
+            raise
+        result = await self._pipeline.call_back(name, arguments, result)
+        return await self._fire(HookPoint.AFTER_TOOL_CALL, name, result, input=arguments)
+
+    def model(
+        self, branch: Branch, name: str, request: object, function: Callable[..., object]
+    ) -> Guarded[Any] | None:  # Any: the model's JSON
+        if not any(map(self._pipeline.selection.at, _AROUND_MODEL)):
+            return None
+        return Guarded(self._run, branch, f"model {name}", self._model(name, request, function))
+
+    async def _model(self, name: str, request: object, function: Callable[..., object]) -> object:
+        run = self._run
+        given = from_json(encode(request, "request of ctx.model"))
+        changed = await self._fire(HookPoint.BEFORE_LLM_CALL, name, given)
+        if changed is not given:
+            request = changed
+        data = encode(request, "request of ctx.model")
+        body = partial(call_function, function, (request,), {}, run.threads)
+        result = await LocalStep(run, run.flow.branch_here("ctx.model"), "model", name, body, data)
+        return await self._fire(HookPoint.AFTER_LLM_CALL, name, result, input=changed)
+
+    def emit(self, branch: Branch, data: bytes) -> Guarded[None] | None:
+        if not self._pipeline.selection.at(HookPoint.OUTPUT_PROCESS):
+            return None
+        return Guarded(self._run, branch, "emit", self._emit(data))
+
+    async def _emit(self, data: bytes) -> None:
+        run = self._run
+        value = await self._fire(HookPoint.OUTPUT_PROCESS, "emit", from_json(data))
+        await Emit(run, run.flow.branch_here("ctx.emit"), encode(value, "value of ctx.emit"))
+
+    def human(
+        self, branch: Branch, prompt: str, data: bytes, timeout_ms: int | None, default: bytes | None
+    ) -> Guarded[Any] | None:  # Any: the human's JSON
+        if not any(map(self._pipeline.selection.at, _AROUND_HUMAN)):
+            return None
+        return Guarded(self._run, branch, "human", self._human(prompt, data, timeout_ms, default))
+
+    async def _human(self, prompt: str, data: bytes, timeout_ms: int | None, default: bytes | None) -> object:
+        run = self._run
+        prompt, data = await self._shown(prompt, data)
+        here = run.flow.branch_here("ctx.human")
+        answer = await question(run, here, prompt, data=data, timeout_ms=timeout_ms, default=default)
+        return await self._fire(HookPoint.HUMAN_ANSWERED, prompt, answer, input=from_json(data))
+
+    def approve(
+        self, branch: Branch, prompt: str, data: bytes, timeout_ms: int | None, default: bool | None
+    ) -> Guarded[Approval] | None:
+        if not any(map(self._pipeline.selection.at, _AROUND_HUMAN)):
+            return None
+        return Guarded(self._run, branch, "approve", self._approve(prompt, data, timeout_ms, default))
+
+    async def _approve(self, prompt: str, data: bytes, timeout_ms: int | None, default: bool | None) -> Approval:
+        run = self._run
+        prompt, data = await self._shown(prompt, data)
+        here = run.flow.branch_here("ctx.approve")
+        approval = await ApprovalQuestion(run, here, prompt, data=data, timeout_ms=timeout_ms, default=default)
+        answer = {"verdict": approval.verdict, "value": approval.value, "reason": approval.reason}
+        changed = await self._fire(HookPoint.HUMAN_ANSWERED, prompt, answer, input=from_json(data))
+        if changed is answer:
+            return approval
+        try:
+            return approval_of(changed, from_json(data))
+        except InvalidInput as error:
+            raise Denied(f"a hook at {HookPoint.HUMAN_ANSWERED} has changed the answer: {error.message}") from None
+
+    async def _shown(self, prompt: str, data: bytes) -> tuple[str, bytes]:
+        """What the human is shown, as the hooks leave it."""
+        given = {"prompt": prompt, "data": from_json(data)}
+        shown = await self._fire(HookPoint.HUMAN_REQUESTED, prompt, given, objects=True)
+        if shown is given:
+            return prompt, data
+        changed = encode(shown.get("data"), "data of a question, which a hook has changed")
+        return str(shown.get("prompt", prompt)), changed
+
+    def at(self, branch: Branch, point: HookPoint, name: str, payload: bytes) -> Guarded[Any]:  # Any: JSON
+        """The hooks of one point, where the agent's code says that it is there."""
+        return Guarded(self._run, branch, f"hook {point}", self._fire(point, name, from_json(payload)))
+
+    async def _fire(
+        self, point: HookPoint, name: str, payload: Any, *, input: object = None, objects: bool = False
+    ) -> Any:  # Any: JSON of the point's own shape
+        return await self._pipeline.fire(Moment(point, name, input=input, objects=objects), payload)
+
+
+def failed_entry(steps: Iterable[str]) -> str:
+    """The delivery that failed for good, by the steps of its hooks; of several the newest; empty: there is none."""
+    return max((step[1:].partition(".")[0] for step in steps if step.startswith("e")), default="").replace("_", "-")
+
+
+_AROUND_TOOL = (HookPoint.BEFORE_TOOL_CALL, HookPoint.AFTER_TOOL_CALL, HookPoint.TOOL_CALL_FAILED)
+_AROUND_MODEL = (HookPoint.BEFORE_LLM_CALL, HookPoint.AFTER_LLM_CALL)
+_AROUND_HUMAN = (HookPoint.HUMAN_REQUESTED, HookPoint.HUMAN_ANSWERED)
+
+
+def _no_chance() -> float:
+    return 0.0

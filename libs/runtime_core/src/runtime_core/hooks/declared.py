@@ -1,0 +1,161 @@
+"""A hook as an app declares it, and the table of an app's hooks and callbacks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import cast
+
+from runtime_core.declaration import Place, checked_name, checked_timeout, is_generator
+from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.hooks.callbacks import Callback
+from runtime_core.hooks.points import AFTER_FAILED_TASK, HookPoint, point_named
+from runtime_core.hooks.verdicts import HookEvent
+from runtime_core.manifest import HookEntry
+
+HookFunction = Callable[[HookEvent], object]
+
+
+class Hook:
+    """A function `(event)`, sync or async, or a class whose `exec(event)` is called on a new instance each time.
+
+    `order`: lower ones run first, equal ones as they were declared. `guard`: if it fails, what it guards is denied;
+    the failure of one that is no guard is reported and changes nothing. `always`: it runs in each run of the app's
+    agents, also where the task did not name it. `timeout_seconds` limits one execution.
+    """
+
+    def __init__(
+        self,
+        point: object,
+        function: Callable[..., object],
+        place: Place,
+        *,
+        name: str | None = None,
+        order: int = 0,
+        guard: bool = False,
+        always: bool = False,
+        timeout_seconds: float = 30.0,
+    ) -> None:
+        """Raises ConfigurationError."""
+        try:
+            self.point = point_named(point, repr(point))
+        except InvalidInput as error:
+            raise ConfigurationError(f"a hook ({place}): {error.field} {error.message}") from None
+        self.name = checked_name("hook", name, function, place)
+        self.what = f"hook {self.name!r} at {self.point}"
+        self.place = place
+        self.source = function
+        if isinstance(order, bool) or not isinstance(order, int):
+            raise ConfigurationError(f"{self.what} ({place}) has order={order!r}: give a whole number")
+        self.order = order
+        self.guard = bool(guard)
+        self.always = bool(always)
+        self.timeout_seconds = checked_timeout(self.what, timeout_seconds, place)
+        self.description = inspect.getdoc(function) or ""
+        self._class = function if inspect.isclass(function) else None
+        if self._class is not None and not callable(getattr(function, "exec", None)):
+            raise ConfigurationError(f"{self.what} ({place}): the class has no method exec(self, event)")
+        called = cast("Callable[..., object]", getattr(function, "exec", function)) if self._class else function
+        if not callable(called):
+            raise ConfigurationError(f"{self.what} ({place}): {function!r} is no function and no class with exec")
+        if is_generator(called):
+            raise ConfigurationError(f"{self.what} ({place}) is a generator: return a verdict")
+        _check_takes_one(self.what, place, called, ignored=1 if self._class else 0)
+
+    def bound(self) -> HookFunction:
+        """What one execution calls."""
+        if self._class is None:
+            return self.source
+        # Found on the class by the constructor; a new instance each time, so that runs share nothing.
+        return cast(HookFunction, getattr(self._class(), "exec"))  # noqa: B009  # mypy knows no `exec` of `object`
+
+    def entry(self) -> HookEntry:
+        """What the manifest says of it."""
+        return HookEntry(order=self.order, guard=self.guard, always=self.always, description=self.description)
+
+
+class HookTable:
+    """What one app has declared: hooks by point and name, callbacks by key."""
+
+    def __init__(self) -> None:
+        self._hooks: dict[tuple[HookPoint, str], Hook] = {}
+        self._callbacks: dict[str, Callback] = {}
+        self.everywhere = False
+        """Whether there is a callback, or a hook that runs without being named."""
+
+    @property
+    def of_ends(self) -> bool:
+        """Whether there is a hook for tasks that end without being completed."""
+        return any(hook.point in AFTER_FAILED_TASK for hook in self)
+
+    def add(self, hook: Hook) -> None:
+        """Raises ConfigurationError for a second hook of the same name at the same point."""
+        there = self._hooks.get((hook.point, hook.name))
+        if there is hook:
+            return
+        if there is not None:
+            raise ConfigurationError(
+                f"{hook.what} is declared twice, at {there.place} and at {hook.place}: give one of them another name"
+            )
+        self._hooks[hook.point, hook.name] = hook
+        self.everywhere = self.everywhere or hook.always
+
+    def add_callback(self, callback: Callback) -> None:
+        """Raises ConfigurationError for a second callback under the same key."""
+        there = self._callbacks.get(callback.key)
+        if there is callback:
+            return
+        if there is not None:
+            raise ConfigurationError(
+                f"{callback.what} is declared twice, at {there.place} and at {callback.place}: remove one"
+            )
+        self._callbacks[callback.key] = callback
+        self.everywhere = True
+
+    def include(self, other: HookTable) -> None:
+        """Add what another app has declared."""
+        for hook in other:
+            self.add(hook)
+        for callback in other._callbacks.values():
+            self.add_callback(callback)
+
+    def __iter__(self) -> Iterator[Hook]:
+        return iter(self._hooks.values())
+
+    def find(self, point: HookPoint, name: str) -> Hook | None:
+        return self._hooks.get((point, name))
+
+    def callback(self, key: str) -> Callback | None:
+        return self._callbacks.get(key)
+
+    @property
+    def callback_keys(self) -> list[str]:
+        return list(self._callbacks)
+
+    def entries(self) -> dict[str, dict[str, HookEntry]]:
+        """Point → name → what the manifest says of the hook."""
+        entries: dict[str, dict[str, HookEntry]] = {}
+        for hook in self:
+            entries.setdefault(str(hook.point), {})[hook.name] = hook.entry()
+        return entries
+
+
+def _check_takes_one(what: str, place: Place, function: Callable[..., object], *, ignored: int) -> None:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[ignored:]
+    except (TypeError, ValueError):
+        return  # a builtin: its first call tells
+    positional = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters)
+    required = [
+        parameter
+        for parameter in parameters
+        if parameter.default is inspect.Parameter.empty
+        and parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    ]
+    if not (positional or takes_any) or required[1:]:
+        raise ConfigurationError(f"{what} ({place}) must take one argument, the event")

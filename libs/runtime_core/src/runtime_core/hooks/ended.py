@@ -1,0 +1,119 @@
+"""The hooks of a task that has ended without being completed.
+
+Whatever ends it (its own error, a limit, a cancel, a process that dies again and again), the function that writes the
+end also starts a task for the agent in this file. So they run once for each end, also where nobody runs the task's own
+code any more, and survive crashes as every task does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from runtime_core.agents.definition import AgentDefinition, Coro
+from runtime_core.declaration import Place
+from runtime_core.errors import InvalidInput, WeftError
+from runtime_core.hooks.around import RunHooks
+from runtime_core.hooks.pipeline import Moment, Subject
+from runtime_core.hooks.points import AFTER_FAILED_TASK
+from runtime_core.hooks.selection import Selection
+from runtime_core.identifiers import ROOT_RUN
+from runtime_core.manifest import Manifest
+from runtime_core.policy import RetryPolicy
+from runtime_core.schema import Schema
+
+if TYPE_CHECKING:
+    from runtime_core.agents.context import AgentContext
+
+TURN_SECONDS = 3600.0
+"""For all hooks of one end together; each has its own `timeout_seconds`."""
+
+
+class Failure(msgspec.Struct):
+    """What a hook is told of the error; who writes it may say more, as when it was."""
+
+    type: str = ""
+    message: str = ""
+
+
+class Ended(msgspec.Struct):
+    """How a task ended, as `prelude.lua` tells it."""
+
+    task_id: str
+    agent: str
+    key: str
+    status: str
+    error: Failure
+    attempt: int = 1
+    selection: Selection | None = None
+    """The hooks that its run began with; None: it never began."""
+
+
+_ENDED = msgspec.json.Decoder(Ended)
+
+
+def agent_of_ends(app: str) -> str:
+    """The name of the agent that runs an app's hooks of ended tasks."""
+    return f"weft.task-ended.{app}"
+
+
+def enders(manifest: Manifest) -> dict[str, str]:
+    """Agent → who runs the hooks of its tasks' ends, behind `!` where some always run, `?` where only named ones do.
+
+    Empty for an app that declares no hook there.
+    """
+    there = [hook for point in AFTER_FAILED_TASK for hook in manifest.hooks.get(point, {}).values()]
+    if not there:
+        return {}
+    own = agent_of_ends(manifest.app)
+    mark = "!" if any(hook.always for hook in there) else "?"
+    return {name: mark + own for name in manifest.agents if name != own}
+
+
+class TaskEnded(AgentDefinition):
+    """The agent that runs an app's hooks of ended tasks. What it does is in `HooksOfEnd`."""
+
+    def __init__(self, app: str) -> None:
+        super().__init__(
+            agent_of_ends(app),
+            TaskEnded,
+            Place(__file__, 0),
+            retry=RetryPolicy(),
+            timeout_seconds=TURN_SECONDS,
+            description="Runs the hooks of tasks that have failed or were cancelled.",
+        )
+
+    def decode_input(self, data: bytes) -> object:
+        try:
+            return _ENDED.decode(data)
+        except msgspec.DecodeError as error:
+            raise InvalidInput("input", f"does not say how a task ended: {error}") from None
+
+    def start(self, ctx: AgentContext, value: object) -> Coro:
+        raise WeftError(f"{self.what} is run by HooksOfEnd")
+
+    def input_schema(self) -> Schema:
+        return {"type": "object"}
+
+    def output_schema(self) -> Schema | None:
+        return None
+
+
+class HooksOfEnd(RunHooks):
+    """Runs the hooks of a task that has ended, in the run of `TaskEnded`. They can only look on."""
+
+    async def around(self, data: bytes) -> object:
+        """Run them for the end that `data` (JSON) tells of."""
+        ended = self._run.definition.decode_input(data)
+        assert isinstance(ended, Ended)  # what decode_input of TaskEnded gives
+        if ended.selection is not None:
+            self._pipeline.selection = ended.selection
+        else:
+            await self._settle()
+        self._pipeline.subject = Subject(ended.task_id, ROOT_RUN, ended.agent, ended.key, ended.attempt)
+        error = {"type": ended.error.type, "message": ended.error.message}
+        for point in AFTER_FAILED_TASK:
+            name = self._run.meta.get("session_id", "") if point.startswith("session_") else ended.agent
+            await self._pipeline.fire(Moment(point, name, error=error, notice=True), None)
+        return None

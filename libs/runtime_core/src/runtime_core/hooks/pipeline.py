@@ -1,0 +1,235 @@
+"""One point's hooks in order: each is a step, and its verdict decides what the next one and the agent see."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from runtime_core import codec
+from runtime_core.agents.approval import ApprovalQuestion
+from runtime_core.agents.local import LocalStep, call_function
+from runtime_core.agents.values import from_json
+from runtime_core.encoding import encode
+from runtime_core.errors import Denied, HumanTimeout, InvalidInput, Outcome, StepError, WeftError
+from runtime_core.hooks import callbacks
+from runtime_core.hooks.points import HookPoint
+from runtime_core.hooks.selection import Chosen, Selection
+from runtime_core.hooks.verdicts import Change, HookEvent, recorded
+from runtime_core.identifiers import idempotency_key
+
+if TYPE_CHECKING:
+    from runtime_core.agents.run import Run
+    from runtime_core.hooks.declared import HookTable
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES = 4 * codec.MAX_DATA_BYTES
+"""What a hook may be told: a call's arguments and its result, each of which has its own limit."""
+
+
+class Moment:
+    """What one point is about, apart from the payload, which each hook may change."""
+
+    __slots__ = ("error", "input", "name", "notice", "objects", "point")
+
+    def __init__(
+        self,
+        point: HookPoint,
+        name: str,
+        *,
+        input: object = None,
+        error: Mapping[str, str] | None = None,
+        notice: bool = False,
+        objects: bool = False,
+    ) -> None:
+        self.point = point
+        self.name = name
+        self.input = input
+        self.error = error
+        self.notice = notice
+        """Whether hooks can only look on: it is over already."""
+        self.objects = objects
+        """Whether the payload must be a JSON object."""
+
+
+class Subject(NamedTuple):
+    """Whose hooks they are, as they are told: mostly the run that they are steps of."""
+
+    task_id: str
+    run_id: str
+    agent: str
+    key: str
+    attempt: int
+
+
+class Pipeline:
+    """Runs the hooks and callbacks of one run. `failed` is told the point of each execution that failed."""
+
+    def __init__(self, run: Run, table: HookTable, failed: Callable[[str], None]) -> None:
+        self._run = run
+        self._table = table
+        self._failed = failed
+        self.selection = Selection()
+        self.subject = Subject(run.task_id, run.run_id, run.definition.name, run.key, run.attempt)
+
+    async def fire(self, moment: Moment, payload: object) -> Any:  # Any: JSON of the point's own shape
+        """Run the point's hooks; gives the payload as they leave it. Raises Denied."""
+        for chosen in self.selection.at(moment.point):
+            payload = await self._one(moment, chosen, payload)
+        return payload
+
+    async def call_back(self, tool: str, arguments: Mapping[str, object], result: object) -> Any:  # Any: JSON
+        """Run the callback of this call, if there is one; gives the result that the agent will see."""
+        key = next((key for key in callbacks.keys_of(tool, arguments) if key in self.selection.callbacks), None)
+        if key is None:
+            return result
+        run = self._run
+        told = encode({"tool": tool, "arguments": arguments, "result": result}, f"callback {key!r}", MAX_BYTES)
+        body = partial(self._run_callback, key, tool, told)
+        step = LocalStep(run, run.flow.branch_here(f"callback {key!r}"), "callback", key, body, told)
+        try:
+            answer = await step
+        except StepError:
+            return result  # reported when it happened
+        if answer["success"] and answer["type"] == callbacks.CallbackResultType.OVERRIDE:
+            return answer["result_data"]
+        return result
+
+    # ---- one hook ------------------------------------------------------------------------------------------
+
+    async def _one(self, moment: Moment, chosen: Chosen, payload: object) -> object:
+        run, point = self._run, moment.point
+        what = f"hook {chosen.name!r} at {point}"
+        told: dict[str, object] = {"point": str(point), "name": moment.name, "payload": payload}
+        if moment.input is not None:
+            told["input"] = moment.input
+        if moment.error is not None:
+            told["error"] = dict(moment.error)
+        data = encode(told, f"what {what} is told", MAX_BYTES)
+        branch = run.flow.branch_here(what)
+        step = LocalStep(run, branch, "hook", chosen.name, _no_body, data)
+        step.body = partial(self._run_hook, moment, chosen, what, data, step.id)
+        try:
+            verdict = await step
+        except StepError as error:
+            if chosen.guard and not moment.notice:
+                raise Denied(f"{what} failed, and what it guards is denied: {error.type}: {error.message}") from error
+            return payload
+        match verdict:
+            case {"verdict": "change", "payload": changed}:
+                return changed
+            case {"verdict": "deny", "reason": reason}:
+                raise Denied(f"{what}: {reason}")
+            case {"verdict": "ask"}:
+                return await self._ask(moment, chosen, what, payload, verdict)
+        return payload
+
+    async def _ask(
+        self, moment: Moment, chosen: Chosen, what: str, payload: object, asked: Mapping[str, Any]
+    ) -> object:  # Any: JSON, see `verdicts.recorded`
+        run = self._run
+        shown = {"hook": chosen.name, "point": str(moment.point), "name": moment.name, "payload": payload}
+        question = ApprovalQuestion(
+            run,
+            run.flow.branch_here(what),
+            asked["prompt"],
+            data=encode(shown, f"what {what} shows", MAX_BYTES),
+            timeout_ms=None if asked["timeout"] is None else max(0, round(asked["timeout"] * 1000)),
+            default=asked["default"],
+        )
+        try:
+            approval = await question
+        except HumanTimeout:
+            raise Denied(f"{what} asked, and nobody answered in time") from None
+        if approval.denied:
+            raise Denied(f"{what} asked, and the answer is no" + (f": {approval.reason}" if approval.reason else ""))
+        if approval.verdict != "edit":
+            return payload
+        if moment.objects and not isinstance(approval.value, dict):
+            raise Denied(f"{what} asked, and the edited value is no object: {codec.quoted(approval.value)}")
+        return approval.value
+
+    async def _run_hook(self, moment: Moment, chosen: Chosen, what: str, data: bytes, step: str) -> object:
+        """Runs once, live: what it gives or raises is recorded."""
+        run, subject = self._run, self.subject
+        hook = self._table.find(moment.point, chosen.name)
+        try:
+            if hook is None:
+                raise WeftError(f"no app here declares {what}: include the app that does, or name it no more")
+            # Decoded for it alone: a replay must not see what it did to its copy.
+            told = from_json(data)
+            assert isinstance(told, dict)
+            event = HookEvent(
+                point=moment.point,
+                task_id=subject.task_id,
+                run_id=subject.run_id,
+                agent=subject.agent,
+                name=moment.name,
+                payload=told["payload"],
+                input=told.get("input"),
+                error=told.get("error"),
+                key=subject.key,
+                session_id=run.meta.get("session_id", ""),
+                metadata=run.meta.get("metadata", {}),
+                attempt=subject.attempt,
+                idempotency_key=f"{idempotency_key(run.task_id, run.run_id)}/{step}",
+            )
+            answer = await _limited(what, hook.timeout_seconds, hook.bound(), event, run)
+            if moment.objects and isinstance(answer, Change) and not isinstance(answer.payload, dict):
+                raise InvalidInput("payload", f"of Change must be an object, not {type(answer.payload).__name__}")
+            return recorded(answer, what, notice=moment.notice)
+        except BaseException as error:
+            self._report(what, str(moment.point), error)
+            raise
+
+    async def _run_callback(self, key: str, tool: str, data: bytes) -> object:
+        run = self._run
+        what = f"callback {key!r}"
+        callback = self._table.callback(key)
+        try:
+            if callback is None:
+                raise WeftError(f"no app here declares {what} any more")
+            told = from_json(data)
+            assert isinstance(told, dict)
+            result = callbacks.ToolResult(
+                tool_name=tool,
+                action_name=callbacks.action_of(told["arguments"]),
+                arguments=told["arguments"],
+                content=told["result"],
+                task_id=run.task_id,
+                run_id=run.run_id,
+            )
+            answer = await _limited(what, callback.timeout_seconds, callback.function, result, run)
+            return callbacks.recorded(answer, what)
+        except BaseException as error:
+            self._report(what, "callback", error)
+            raise
+
+    def _report(self, what: str, point: str, error: BaseException) -> None:
+        """Count and log a failed execution; the step's row tells the rest."""
+        if isinstance(error, asyncio.CancelledError) and self._run.flow.stopping:
+            return  # the run ends, not the hook
+        self._failed(point)
+        whose, kind = self.subject, type(error).__name__
+        logger.warning("%s failed in run %s of task %s: %s: %s", what, whose.run_id, whose.task_id, kind, error)
+
+
+async def _limited(what: str, seconds: float, function: Callable[..., object], told: object, run: Run) -> object:
+    """Call the function; a sync one, in its thread, is left behind at the limit. Raises what it raises."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await call_function(function, (told,), {}, run.threads)
+    except TimeoutError:
+        if limit.expired():
+            raise TimeoutError(f"{what} did not end within its timeout_seconds of {seconds:g}") from None
+        raise
+    except Outcome as error:
+        # How the whole attempt ends is not a hook's to say; said here, it is a failure like any other.
+        raise RuntimeError(f"{what} raised {type(error).__name__}: {error}; return Deny(reason) to refuse") from error
+
+
+async def _no_body() -> object:
+    raise AssertionError("the step has no body yet")

@@ -1,0 +1,92 @@
+"""Follows a partition's record: counts and tells the tasks that ended, and lets the record be trimmed."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from typing import cast
+
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import STATE_MANAGER
+from runtime_core.bus.transport import Reply
+from runtime_core.errors import ServerError
+from runtime_core.telemetry.metrics import Metrics
+
+LINES_AT_ONCE = 20
+READ_AT_ONCE = 5000
+
+logger = logging.getLogger(__name__)
+
+
+class Ends:
+    """Reads the record as the group `state-manager`."""
+
+    def __init__(self, bus: EventBus, metrics: Metrics) -> None:
+        self._bus = bus
+        self._metrics = metrics
+        self._cursor = ""
+
+    async def follow(self) -> None:
+        """Count the tasks that ended, and publish how far this group has come: trimming follows the slower one."""
+        call, keys = self._bus.transport.call, self._bus.keys
+        if not self._cursor:
+            self._cursor = await self._published_cursor()
+        self._cursor = await self._bus.within_record(self._cursor)
+        while True:
+            reply = cast(
+                list[list[Reply]], await call("XRANGE", keys.record, f"({self._cursor}", "+", "COUNT", READ_AT_ONCE)
+            )
+            if not reply:
+                return
+            ends = [end for entry in reply if (end := _task_end(cast(list[bytes], entry[1]))) is not None]
+            for end in ends:
+                self._metrics.tasks_ended[end.status].inc()
+                self._metrics.task_seconds.observe(end.seconds)
+            _tell(ends)
+            self._cursor = cast(bytes, reply[-1][0]).decode()
+            await self._bus.publish_cursor(STATE_MANAGER, self._cursor)
+
+    async def _published_cursor(self) -> str:
+        call, keys = self._bus.transport.call, self._bus.keys
+        try:
+            groups = cast(list[list[Reply]], await call("XINFO", "GROUPS", keys.record))
+        except ServerError:
+            await self._bus.make_groups(())
+            return "0-0"
+        for group in groups:
+            named = dict(zip(group[::2], group[1::2], strict=True))
+            if named[b"name"] == STATE_MANAGER.encode():
+                return cast(bytes, named[b"last-delivered-id"]).decode()
+        return "0-0"
+
+
+@dataclass(slots=True)
+class _End:
+    """What the record says of a task that has ended."""
+
+    task: str
+    status: str
+    agent: str
+    steps: str
+    seconds: float
+
+
+def _task_end(fields: list[bytes]) -> _End | None:
+    if len(fields) < 6 or fields[4] != b"e":
+        return None
+    status, agent, steps, created, ended, *_ = fields[5].decode().split("\n")
+    return _End(fields[1].decode(), status, agent, steps, max(0.0, (float(ended) - float(created)) / 1000))
+
+
+def _tell(ends: list[_End]) -> None:
+    """A line for each task, or one for many: a person reads these."""
+    if len(ends) > LINES_AT_ONCE:
+        counts = Counter(end.status for end in ends)
+        logger.info("%d tasks ended: %s", len(ends), ", ".join(f"{count} {status}" for status, count in counts.items()))
+        return
+    for end in ends:
+        level = logging.INFO if end.status == "completed" else logging.WARNING
+        logger.log(
+            level, "task %s (%s) %s in %.2f s, %s steps", end.task, end.agent, end.status, end.seconds, end.steps
+        )

@@ -1,0 +1,15 @@
+"""Text from anywhere, fit for one line of a terminal or of a message."""
+
+from __future__ import annotations
+
+
+def plain(text: str) -> str:
+    """On one line, without the control characters by which it could drive the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else " " if char.isspace() else "�" for char in text)
+
+
+def shortened(text: str, limit: int) -> str:
+    """At most `limit` characters, the last one an ellipsis where some are left out."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"

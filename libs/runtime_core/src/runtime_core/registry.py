@@ -1,0 +1,110 @@
+"""What an app has declared, found by name or by the declared object."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from runtime_core.agents.definition import AgentDefinition
+from runtime_core.declaration import Place
+from runtime_core.engines.function import EngineFunction
+from runtime_core.errors import ConfigurationError
+from runtime_core.tools.tool import Tool
+
+if TYPE_CHECKING:
+    from runtime_core.events.handler import Handler
+    from runtime_core.events.subscriber import DeclaredSubscriber
+
+
+class _Declared(Protocol):
+    """What agents, tools and engine functions have in common."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def what(self) -> str: ...
+
+    @property
+    def place(self) -> Place: ...
+
+    @property
+    def source(self) -> object:
+        """What was declared: a function, or a subclass of Agent."""
+        ...
+
+
+Item = TypeVar("Item", bound=_Declared)
+
+
+class Names(Generic[Item]):
+    """Items of one kind by name, and by what they were declared from."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Item] = {}
+        self._by_source: dict[object, list[Item]] = {}
+        self.view: Mapping[str, Item] = MappingProxyType(self._by_name)
+        """By name, in the order of declaration."""
+
+    def add(self, item: Item) -> None:
+        """Raises ConfigurationError for a name that stands for something else already."""
+        there = self._by_name.get(item.name)
+        if there is not None and there == item:
+            return
+        if there is not None:
+            raise ConfigurationError(
+                f"{item.what} is declared twice, at {there.place} and at {item.place}: give one of them another name"
+            )
+        self._by_name[item.name] = item
+        # What cannot be hashed (an object that compares by value) is found by its name only.
+        if isinstance(item.source, Hashable):
+            self._by_source.setdefault(item.source, []).append(item)
+
+    def find(self, named: object) -> Item | None:
+        """What a name, or the declared object itself, stands for; None if it is not declared here.
+
+        Raises ConfigurationError for an object that was declared under several names.
+        """
+        if isinstance(named, str):
+            return self._by_name.get(named)
+        found = self._by_source.get(named) if isinstance(named, Hashable) else None
+        if found is None:
+            return None
+        if len(found) > 1:
+            names = " and ".join(repr(item.name) for item in found)
+            raise ConfigurationError(f"{shown(named)} is declared as {names}: name it by one of these texts")
+        return found[0]
+
+
+class Functions:
+    """Everything that an app has declared, as its code names it: by a text or by the declared object.
+
+    None stands for what this app has not declared; a text may then still be another app's.
+    """
+
+    def __init__(self) -> None:
+        self.agents: Names[AgentDefinition] = Names()
+        self.tools: Names[Tool] = Names()
+        self.engine_functions: Names[EngineFunction] = Names()
+        self.handlers: dict[str, type[Handler]] = {}
+        """Handlers of messages, by category or by a name of the app's own."""
+        self.subscribers: list[DeclaredSubscriber] = []
+        """Functions of messages, for all event-driven runs."""
+
+    def agent(self, named: object, /) -> AgentDefinition | None:
+        """By name, function or Agent class."""
+        return self.agents.find(named)
+
+    def tool(self, named: object, /) -> Tool | None:
+        """By name or function."""
+        return self.tools.find(named)
+
+    def engine_function(self, named: object, /) -> EngineFunction | None:
+        """By name or function."""
+        return self.engine_functions.find(named)
+
+
+def shown(named: object) -> str:
+    """How a message names what code has named: a text, or a declared object."""
+    return repr(named) if isinstance(named, str) else str(getattr(named, "__qualname__", repr(named)))

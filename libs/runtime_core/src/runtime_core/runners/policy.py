@@ -1,0 +1,204 @@
+"""Agents that are objects with a policy: from an observation to actions, until there are none left to do.
+
+    class Searcher:
+        name = "searcher"
+        async def async_policy(self, observation, info=None, **kwargs):
+            if observation.action_result:
+                return [ActionModel(policy_info=observation.content)]
+            return [ActionModel(tool_name="search", params={"query": observation.content})]
+
+Each run has an object of its own: a deep copy of the one that was declared, or a new one of the class. A call of the
+policy is a step, so that it is done once; what it changes of the object's attributes is recorded with it where that is
+plain JSON, and is there again after a crash. What is no plain JSON (a client, a cache) is as it was at the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast
+
+import msgspec
+
+from runtime_core.agents.definition import AgentSettings
+from runtime_core.agents.values import from_json
+from runtime_core.codec import encode as encode_plain
+from runtime_core.declaration import Place, needed_argument, one_line
+from runtime_core.errors import ConfigurationError, InvalidInput, LimitExceeded
+from runtime_core.policy import RetryPolicy
+from runtime_core.runners.actions import act, content_of, observation_after
+from runtime_core.runners.observing import ObservingAgent
+from runtime_core.runners.values import ActionModel, Handoff, Observation, action_of
+
+if TYPE_CHECKING:
+    from runtime_core.agents.context import AgentContext
+
+MAX_STEPS = 100
+
+
+class _Decided(msgspec.Struct):
+    """What one call of the policy gave, as it is recorded."""
+
+    actions: list[Any]  # Any: JSON of actions
+    answer: Any = None  # Any: JSON
+    finished: bool = False
+    attributes: dict[str, Any] = {}  # Any: JSON
+    """Those of the object that the call has changed."""
+
+
+class HasAsyncPolicy(Protocol):
+    """An object or class with `async def async_policy(self, observation, info=None)`."""
+
+    @property
+    def async_policy(self) -> Callable[..., Any]: ...  # Any: actions or an answer
+
+
+class HasPolicy(Protocol):
+    """An object or class with `def policy(self, observation, info=None)`, which runs in a thread."""
+
+    @property
+    def policy(self) -> Callable[..., Any]: ...  # Any: actions or an answer
+
+
+def has_policy(agent: object) -> bool:
+    """Whether this object or class has a policy."""
+    return any(callable(getattr(agent, name, None)) for name in ("async_policy", "policy"))
+
+
+class PolicyDefinition(ObservingAgent):
+    """An object, or class, with `async_policy` or `policy`. Its input is an Observation, or just its content."""
+
+    sees_observations = True
+
+    def __init__(
+        self,
+        name: str,
+        agent: object,
+        place: Place,
+        *,
+        max_steps: int = MAX_STEPS,
+        **settings: Unpack[AgentSettings],
+    ) -> None:
+        """`max_steps` bounds the calls of the policy in one run, where its observation's `info` does not.
+
+        Raises ConfigurationError for what has no policy, or is a class that needs arguments.
+        """
+        # The errors of a policy are the task's to try again.
+        settings["retry"] = settings.get("retry") or RetryPolicy(attempts=1)
+        super().__init__(
+            name,
+            agent,
+            place,
+            **settings,
+            description=inspect.getdoc(agent if isinstance(agent, type) else type(agent)) or "",
+        )
+        if not has_policy(agent):
+            raise ConfigurationError(
+                f"{self.what} ({place}): {agent!r} is not a subclass of Agent and has no async_policy(observation): "
+                "use @app.agent for a function"
+            )
+        needed = needed_argument(agent) if isinstance(agent, type) else None
+        if needed is not None:
+            raise ConfigurationError(
+                f"{self.what} ({place}): {cast(type, agent).__name__}() needs {needed!r}: give an object of it, which "
+                "is copied for each run, or give that a default"
+            )
+        self.agent = agent
+        self.max_steps = max_steps
+
+    async def observe(self, ctx: AgentContext, observation: Observation) -> object:
+        agent = self._instance()
+
+        async def decide(seen: Observation) -> _Decided:
+            return await _decide(self.what, agent, seen)
+
+        info = observation.info
+        max_steps = _max_steps(info, self.max_steps)
+        for _ in range(max_steps):
+            found: Mapping[str, Any] = await ctx.step(decide, observation, name="policy")  # Any: JSON of _Decided
+            vars(agent).update(found["attributes"])
+            actions = [ActionModel(**action) for action in found["actions"]]
+            wanted = [action for action in actions if action.tool_name]
+            handoff = _handoff(actions, observation)
+            if handoff is not None:
+                return handoff
+            if found["finished"] or not wanted:
+                return _answer(found["answer"], actions)
+            observation = observation_after(
+                observation, await act(ctx, wanted, team=info.get("team", ()), peers=info.get("peers", ()))
+            )
+        raise LimitExceeded(f"{self.what} has not finished after max_steps={max_steps} calls of its policy")
+
+    def _instance(self) -> object:
+        """An object for one run, so that no two tasks see each other's data."""
+        if isinstance(self.agent, type):
+            made: object = self.agent()
+            return made
+        try:
+            return copy.deepcopy(self.agent)
+        except Exception as error:  # copying runs the user's code: it may fail in any way
+            raise ConfigurationError(
+                f"{self.what} ({self.place}) cannot be copied for a run, {one_line(error)}: give its class, "
+                "or define __deepcopy__"
+            ) from error
+
+
+async def _decide(what: str, agent: object, observation: Observation) -> _Decided:
+    before = _plain(agent)
+    policy = getattr(agent, "async_policy", None)
+    if policy is not None:
+        made = await cast("Callable[..., Awaitable[object]]", policy)(observation, info=observation.info)
+    else:
+        made = await _in_thread(cast("Callable[..., object]", getattr(agent, "policy")), observation)  # noqa: B009
+    decided = _Decided([], finished=getattr(agent, "finished", False) is True)
+    if isinstance(made, ActionModel):
+        made = [made]
+    if isinstance(made, list) and all(isinstance(action, ActionModel | Mapping) for action in made):
+        decided.actions = [vars(action_of(action, f"{what}: action {n}")) for n, action in enumerate(made)]
+    else:
+        decided.answer = made
+    after = _plain(agent)
+    decided.attributes = {name: from_json(value) for name, value in after.items() if before.get(name) != value}
+    return decided
+
+
+async def _in_thread(policy: Callable[..., object], observation: Observation) -> object:
+    return await asyncio.to_thread(policy, observation, info=observation.info)
+
+
+def _plain(agent: object) -> dict[str, bytes]:
+    """The attributes that JSON gives back as they were, as JSON."""
+    found = {}
+    for name, value in getattr(agent, "__dict__", {}).items():
+        try:
+            data = encode_plain(value)
+        except (InvalidInput, TypeError):
+            continue
+        if from_json(data) == value:
+            found[name] = data
+    return found
+
+
+def _max_steps(info: Mapping[str, object], default: int) -> int:
+    """The task's bound, where it says one."""
+    asked = info.get("max_steps")
+    return asked if isinstance(asked, int) and not isinstance(asked, bool) and asked > 0 else default
+
+
+def _answer(answer: object, actions: list[ActionModel]) -> object:
+    if not actions:
+        return answer
+    said = [action.policy_info for action in actions]
+    return said[0] if len(said) == 1 else said
+
+
+def _handoff(actions: list[ActionModel], observation: Observation) -> Handoff | None:
+    """The first action that names one of those to whom this agent may hand over."""
+    allowed = observation.info.get("handoffs", ())
+    for action in actions:
+        target = action.agent_name or action.tool_name
+        if target and target in allowed:
+            return Handoff(target, content_of(action))
+    return None

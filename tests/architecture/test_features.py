@@ -1,0 +1,61 @@
+"""The table of features names tests, and all of them exist."""
+
+from __future__ import annotations
+
+import re
+
+from tests.architecture.tree import ROOT
+
+TESTS = ROOT / "tests"
+PAGE = ROOT / "docs" / "features.md"
+FIELDS = ("capability", "AWorld", "AutoGen", "Weft: where", "test")
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """The cells of every row of its tables, without their heads."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return [row for row in cells if row != list(FIELDS) and not set("".join(row)) <= set("-|")]
+
+
+def missing_in(cell: str, tests: dict[str, set[str]]) -> list[str]:
+    """What a cell names and `tests` (path below `tests/` → names in it) has not; `…` stands for the rest of a name."""
+    missing = []
+    for named in re.findall(r"`([^`]+)`", cell):
+        path, _, name = named.rpartition("::")
+        if named.endswith(".py"):
+            path, name = named, ""
+        there = tests.get(path, set()) if path else set().union(*tests.values())
+        known = path in tests if not name else any(each == name or _begins(each, name) for each in there)
+        if not known:
+            missing.append(named)
+    return missing
+
+
+def _begins(test: str, name: str) -> bool:
+    return name.endswith("…") and test.startswith(name.removesuffix("…"))
+
+
+def all_tests() -> dict[str, set[str]]:
+    files = TESTS.rglob("test_*.py")
+    return {
+        str(path.relative_to(TESTS)): set(
+            re.findall(r"^(?:async )?def (test_\w+)", path.read_text("utf-8"), re.MULTILINE)
+        )
+        for path in files
+    }
+
+
+def test_every_feature_names_a_test_that_exists() -> None:
+    rows, tests = rows_of(PAGE.read_text("utf-8")), all_tests()
+    assert len(rows) > 100
+    assert [row for row in rows if len(row) != len(FIELDS) or not re.search("`.*test_.*`", row[-1])] == []
+    assert {row[0]: missing for row in rows if (missing := missing_in(row[-1], tests))} == {}
+
+
+def test_a_test_that_is_gone_is_found() -> None:
+    tests = {"unit/test_a.py": {"test_w1_first", "test_second"}, "unit/test_b.py": {"test_third"}}
+    here = "`unit/test_a.py`, `unit/test_a.py::test_second`, `unit/test_a.py::test_w1_…`, `test_third`, `test_w1_…`"
+    gone = ["unit/test_c.py", "unit/test_b.py::test_second", "unit/test_b.py::test_w1_…", "test_thir", "test_w2_…"]
+    assert missing_in(here, tests) == []
+    assert missing_in(", ".join(f"`{name}`" for name in gone), tests) == gone

@@ -1,0 +1,43 @@
+"""AutoGen's tests that are not expected to pass, each with its reason. One that begins to pass fails the suite."""
+
+from __future__ import annotations
+
+_NEEDS_A_KEY = "makes a client of OpenAI, which asks for a key; it fails in the same way with AutoGen's own runtime"
+_STEPS = "steps through the private queue of AutoGen's own class; test_cancellation.py here has the same cases without"
+
+_EVERYWHERE = {"test_group_chat.py::test_declarative_groupchats_with_config": _NEEDS_A_KEY}
+_ON_WEFT = {
+    "test_cancellation.py::test_cancellation_with_token": _STEPS,
+    "test_cancellation.py::test_nested_cancellation_only_outer_called": _STEPS,
+    "test_cancellation.py::test_nested_cancellation_inner_called": _STEPS,
+}
+
+_REPLICAS = "several workers may serve one type: test_several_runtimes.py has the opposite"
+_ON_HOSTS = {
+    "test_worker_runtime.py::test_agent_types_must_be_unique_multiple_workers": _REPLICAS,
+    "test_worker_runtime.py::test_duplicate_subscription": _REPLICAS,
+    "test_worker_runtime.py::test_disconnected_agent": "looks into private parts of the host over gRPC; a worker that "
+    "leaves is in test_several_runtimes.py",
+    "test_worker_runtime.py::test_instance_factory_messaging": "expects a default topic without the handler's key, "
+    "which only the runtime over gRPC forgets; test_several_runtimes.py has it with the key",
+    "test_worker_runtime.py::test_grpc_max_message_size": "sets gRPC's limits of size; the broker's are in "
+    "test_several_runtimes.py",
+}
+
+_LOGGED_THERE = "looks for a line of the log, which the agent's own process writes"
+_IN_PROCESSES = {
+    "test_runtime.py::test_register_receives_publish": "looks for spans, which the agent's own process exports",
+    "test_runtime.py::test_register_receives_publish_with_construction": _LOGGED_THERE,
+    "test_routed_agent.py::test_routed_agent": _LOGGED_THERE,
+    "test_tool_agent.py::test_tool_agent": _LOGGED_THERE,
+    "test_closure_agent.py::test_register_receives_publish": "its agent writes to a queue of the test's own process",
+}
+
+EXCEPTED: dict[str, dict[str, str]] = {
+    "autogen": _EVERYWHERE,
+    "memory": {**_EVERYWHERE, **_ON_WEFT},
+    "server": {**_EVERYWHERE, **_ON_WEFT},
+    "hosts": _ON_HOSTS,
+    "workers": {**_EVERYWHERE, **_ON_WEFT, **_IN_PROCESSES},
+}
+"""Mode → test, as `module.py::test` or `module.py::test[parameter]` → reason."""

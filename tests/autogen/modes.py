@@ -1,0 +1,17 @@
+"""Weft's runtime as AutoGen's tests make it: without arguments that they do not know."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from runtime_core.integrations.autogen import WeftAgentRuntime
+
+__all__ = ["OnServer", "WeftAgentRuntime"]
+
+
+class OnServer(WeftAgentRuntime):
+    """On the broker of WEFT_REDIS_URL, in a namespace of its own: tests expect a runtime that nobody else uses."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(namespace=f"a{secrets.token_hex(6)}", services=False, **options)

@@ -1,0 +1,59 @@
+"""Runs one of AutoGen's test modules in a process of its own, as it was published."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tests.autogen.exchanged import RUNTIME
+from tests.autogen.sources import ROOT, source
+
+TEST_SECONDS = 120
+
+
+def run_module(package: str, module: str, mode: str, cache: Path, scratch: Path, url: str = "") -> dict[str, int]:
+    """Runs `tests/<module>.py` of the package's source; how many tests passed, were skipped and are excepted.
+
+    `url` is the broker's in modes that need one.
+
+    Raises:
+        AssertionError: A test failed, or one that is excepted passed; with the end of what pytest said.
+    """
+    folder = source(package, cache)
+    tests = folder / "tests"
+    if (tests / "__init__.py").exists():
+        # A package that is called `tests`, as ours is.
+        tests = Path(shutil.copytree(tests, scratch / "their_tests"))
+    report = scratch / f"{module}.xml"
+    paths = [str(ROOT), str(ROOT / "tests" / "autogen" / "helpers"), str(tests)]
+    environment = {**os.environ, RUNTIME: mode, "PYTHONPATH": os.pathsep.join(paths), "WEFT_REDIS_URL": url}
+    # Their own settings, not ours: the file is theirs, and warnings are no errors there.
+    settings = ["--config-file", str(folder / "pyproject.toml"), "--rootdir", str(tests.parent)]
+    plugins = ["-p", "tests.autogen.exchanged", "-p", "no:cacheprovider", f"--timeout={TEST_SECONDS}"]
+    output = ["-q", "-rfEX", "--no-header", f"--junitxml={report}", "-o", "junit_family=xunit2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *settings, *plugins, *output, str(tests / f"{module}.py")],
+        cwd=tests.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = f"{done.stdout[-8000:]}\n{done.stderr[-4000:]}"
+    assert done.returncode == 0, said
+    return _counted(report)
+
+
+def _counted(report: Path) -> dict[str, int]:
+    counts = {"passed": 0, "skipped": 0, "excepted": 0}
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        skipped = case.find("skipped")
+        if skipped is None:
+            counts["passed"] += 1
+        else:
+            counts["excepted" if skipped.get("type") == "pytest.xfail" else "skipped"] += 1
+    return counts

@@ -1,0 +1,212 @@
+"""What the adapter adds to the runtime of agents: AutoGen's types, serializers, events, and its way with errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from autogen_agentchat.messages import StructuredMessage
+from autogen_core import (
+    EVENT_LOGGER_NAME,
+    JSON_DATA_CONTENT_TYPE,
+    AgentId,
+    AgentRuntime,
+    DefaultTopicId,
+    MessageContext,
+    RoutedAgent,
+    TopicId,
+    UnknownPayload,
+    default_subscription,
+    event,
+    message_handler,
+    rpc,
+)
+from autogen_core.exceptions import UndeliverableException
+from pydantic import BaseModel
+
+from runtime_core.integrations.autogen import WeftAgentRuntime
+from runtime_core.integrations.autogen.serialization import FaithfulRegistry
+from runtime_core.runtime.errors import SerializationError
+
+IDLE_SECONDS = 20
+HERE = AgentId("agent", "default")
+
+
+@dataclass
+class Ask:
+    value: Any = None
+
+
+@dataclass
+class Said:
+    text: str
+
+
+class Number(BaseModel):
+    number: int
+
+
+class Refusal(BaseException):
+    """An error that is no Exception, as those of AutoGen's tools."""
+
+
+@default_subscription
+class Agent(RoutedAgent):
+    """Does what `value` says, and keeps what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__("an agent")
+        self.contexts: list[MessageContext] = []
+        self.heard: list[object] = []
+        self.go_on = asyncio.Event()
+
+    @rpc
+    async def on_ask(self, message: Ask, ctx: MessageContext) -> Ask:
+        self.contexts.append(ctx)
+        if message.value == "wait":
+            await self.go_on.wait()
+        elif message.value == "go on":
+            self.go_on.set()
+        elif message.value == "refuse":
+            raise Refusal("no")
+        return message
+
+    @event
+    async def on_said(self, message: Said, ctx: MessageContext) -> None:
+        self.contexts.append(ctx)
+        self.heard.append(message)
+        if message.text == "fail":
+            await self.publish_message(Said("it failed"), DefaultTopicId())
+            raise ValueError("it failed")
+
+    @message_handler
+    async def on_structured(self, message: StructuredMessage[Number], ctx: MessageContext) -> None:
+        self.heard.append(message)
+
+
+@pytest.fixture
+async def runtime() -> AsyncIterator[WeftAgentRuntime]:
+    made = WeftAgentRuntime(url="memory://", interleaved=["beside"])
+    made.start()
+    yield made
+    await made.close()
+
+
+async def idle(runtime: WeftAgentRuntime) -> None:
+    await asyncio.wait_for(runtime.stop_when_idle(), IDLE_SECONDS)
+
+
+async def test_what_an_agent_sees_is_of_autogens_own_types(runtime: WeftAgentRuntime) -> None:
+    await Agent.register(runtime, "agent", Agent)
+    await runtime.send_message(Ask(), HERE, sender=AgentId("other", "key"))
+    await runtime.publish_message(Said("x"), TopicId("default", "default"))
+    await idle(runtime)
+    agent = await runtime.try_get_underlying_agent_instance(HERE, Agent)
+    asked, heard = agent.contexts
+    assert isinstance(runtime, AgentRuntime)
+    assert type(asked) is MessageContext
+    assert (asked.sender, asked.topic_id, asked.is_rpc) == (AgentId("other", "key"), None, True)
+    assert (heard.sender, heard.topic_id, heard.is_rpc) == (None, TopicId("default", "default"), False)
+    assert (agent.id, agent.runtime) == (HERE, runtime)
+
+
+async def test_an_unknown_recipient_is_autogens_own_error_at_once(runtime: WeftAgentRuntime) -> None:
+    with pytest.raises(UndeliverableException, match="nobody"):
+        await runtime.send_message(Ask(), AgentId("nobody", "default"))
+
+
+async def test_an_error_that_is_no_exception_reaches_the_caller(runtime: WeftAgentRuntime) -> None:
+    await Agent.register(runtime, "agent", Agent)
+    with pytest.raises(Refusal, match="no"):
+        await runtime.send_message(Ask("refuse"), HERE)
+
+
+async def test_what_a_handler_published_before_it_failed_is_published(runtime: WeftAgentRuntime) -> None:
+    await Agent.register(runtime, "agent", Agent)
+    await Agent.register(runtime, "another", Agent)
+    await runtime.send_message(Ask(), HERE)
+    await runtime.publish_message(Said("fail"), DefaultTopicId(), sender=AgentId("another", "default"))
+    await idle(runtime)
+    another = await runtime.try_get_underlying_agent_instance(AgentId("another", "default"), Agent)
+    assert another.heard == [Said("it failed")]
+
+
+async def test_messages_of_an_interleaved_type_are_handled_beside_each_other(runtime: WeftAgentRuntime) -> None:
+    await Agent.register(runtime, "beside", Agent)
+    beside = AgentId("beside", "default")
+    async with asyncio.timeout(IDLE_SECONDS):
+        await asyncio.gather(runtime.send_message(Ask("wait"), beside), runtime.send_message(Ask("go on"), beside))
+
+
+async def test_a_generic_message_keeps_its_class(runtime: WeftAgentRuntime) -> None:
+    await Agent.register(runtime, "agent", Agent)
+    sent = StructuredMessage[Number](content=Number(number=3), source="test")
+    await runtime.publish_message(sent, DefaultTopicId())
+    await idle(runtime)
+    agent = await runtime.try_get_underlying_agent_instance(HERE, Agent)
+    assert agent.heard == [sent]
+
+
+async def test_an_object_that_cannot_be_sent_is_refused_where_it_is_sent(runtime: WeftAgentRuntime) -> None:
+    await Agent.register(runtime, "agent", Agent)
+    with pytest.raises(SerializationError, match=r"message\.value is a asyncio\.locks\.Event"):
+        await runtime.send_message(Ask(asyncio.Event()), HERE)
+
+
+@dataclass
+class Upper:
+    """Writes the texts of `Said` in capitals."""
+
+    type_name: str = "Said"
+    data_content_type: str = JSON_DATA_CONTENT_TYPE
+    written: list[str] = field(default_factory=list)
+
+    def serialize(self, message: Said) -> bytes:
+        self.written.append(message.text)
+        return f'"{message.text.upper()}"'.encode()
+
+    def deserialize(self, payload: bytes) -> Said:
+        return Said(payload.decode().strip('"'))
+
+
+async def test_a_serializer_of_the_users_own_is_used(runtime: WeftAgentRuntime) -> None:
+    await Agent.register(runtime, "agent", Agent)
+    own = Upper()
+    runtime.add_message_serializer(own)
+    await runtime.publish_message(Said("text"), DefaultTopicId())
+    await idle(runtime)
+    agent = await runtime.try_get_underlying_agent_instance(HERE, Agent)
+    assert own.written == ["text"]
+    assert agent.heard == [Said("TEXT")]
+
+
+def test_a_message_of_an_unknown_type_is_autogens_unknown_payload() -> None:
+    found = FaithfulRegistry().deserialize(b"{}", type_name="no.such.Class", data_content_type=JSON_DATA_CONTENT_TYPE)
+    assert found == UnknownPayload("no.such.Class", JSON_DATA_CONTENT_TYPE, b"{}")
+
+
+async def test_a_message_and_its_answer_are_logged_as_autogen_logs_them(
+    runtime: WeftAgentRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
+    await Agent.register(runtime, "agent", Agent)
+    with caplog.at_level(logging.INFO, logger=EVENT_LOGGER_NAME):
+        await runtime.send_message(Ask("x"), HERE)
+        with pytest.raises(Refusal):
+            await runtime.send_message(Ask("refuse"), HERE)
+    logged: list[Any] = [record.msg for record in caplog.records if record.name == EVENT_LOGGER_NAME]
+    said = [
+        (event.kwargs["type"], str(event.kwargs.get("kind")), str(event.kwargs.get("delivery_stage")))
+        for event in logged
+    ]
+    assert said == [
+        ("Message", "MessageKind.DIRECT", "DeliveryStage.SEND"),
+        ("Message", "MessageKind.DIRECT", "DeliveryStage.DELIVER"),
+        ("Message", "MessageKind.RESPOND", "DeliveryStage.DELIVER"),
+        ("Message", "MessageKind.DIRECT", "DeliveryStage.SEND"),
+        ("Message", "MessageKind.DIRECT", "DeliveryStage.DELIVER"),
+        ("MessageHandlerException", "None", "None"),
+    ]

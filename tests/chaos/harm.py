@@ -1,0 +1,70 @@
+"""Harm at random: processes of services are killed and paused, the broker is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+
+from tests.fleet import Fleet
+from tests.servers.process import Server
+
+TASKS = int(os.environ.get("WEFT_CHAOS_TASKS") or 150)
+FULL = TASKS > 500
+LEASE_SECONDS = 3.0 if FULL else 1.0
+EVERY_SECONDS = 0.3
+RESULT_SECONDS = 1800.0 if FULL else 40.0
+PAUSED_AT_ONCE = 2
+"""Of eight processes: a pause lasts much longer than the time between two harms."""
+
+
+@asynccontextmanager
+async def under(harm: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Do harm while the block runs. Raises what the harm itself has met."""
+    harming = asyncio.create_task(harm, name="harm")
+    try:
+        yield
+    finally:
+        harming.cancel()
+        await asyncio.wait((harming,))
+    if not harming.cancelled():
+        harming.result()
+
+
+async def harm_services(fleet: Fleet, chance: random.Random) -> None:
+    """Every 300 ms one process is killed, or paused for longer than the lease."""
+    paused: set[asyncio.Task[None]] = set()
+
+    async def pause(name: str) -> None:
+        fleet.pause(name)
+        await asyncio.sleep(LEASE_SECONDS * chance.uniform(1.2, 2.0))
+        fleet.resume(name)
+
+    try:
+        while True:
+            await asyncio.sleep(EVERY_SECONDS)
+            name = chance.choice([name for name in fleet.names() if not fleet.members[name].paused])
+            if chance.random() < 0.6 or len(paused) >= PAUSED_AT_ONCE:
+                fleet.kill(name)
+            else:
+                task = asyncio.create_task(pause(name), name=f"pause {name}")
+                paused.add(task)
+                task.add_done_callback(paused.discard)
+    finally:
+        for task in list(paused):
+            task.cancel()
+
+
+async def harm_broker(server: Server, chance: random.Random, done: Callable[[], float]) -> None:
+    """Twice in the course of the work the broker is killed, and comes back a moment later.
+
+    `done` says which part of the work has ended.
+    """
+    for part in (0.25, 0.6):
+        while done() < part:  # progress is a number, not an event
+            await asyncio.sleep(0.02)
+        server.kill()
+        await asyncio.sleep(chance.uniform(0.05, 1.0))
+        server.start()

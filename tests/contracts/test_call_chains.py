@@ -1,0 +1,42 @@
+"""A call back through another partition: the context says who waits for it, and it is delivered as a nested turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime_core.bus.event_bus import EventBus
+from tests.contracts.broker import Broker, ask, complete, suspend
+
+
+async def held(broker: Broker, bus: EventBus) -> None:
+    """writer/k waits for what it has asked elsewhere."""
+    await broker.submit(bus, "t", key="k")
+    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="@1:there", key="e"))
+
+
+async def test_a_call_back_is_nested(broker: Broker, bus: EventBus) -> None:
+    await held(broker, bus)
+    await broker.submit(bus, "back", key="k", context=b'{"~chain":"1:x|r 0:t|r"}')
+    nested = await broker.take(bus)
+    assert (nested.task, nested.instance) == ("back", "writer/k")
+    assert await complete(bus, nested, state=b'{"n":1}')
+    assert (await broker.hash("inst:writer/k"))["busy"] == "t|r"
+    assert await bus.answered("t", "r", "1", b"K", b'"yes"', "editor", "there")
+    assert await complete(bus, await broker.take(bus))
+
+
+async def test_a_child_of_the_holder_counts_as_the_holder(broker: Broker, bus: EventBus) -> None:
+    await held(broker, bus)
+    await broker.submit(bus, "back", key="k", context=b'{"~chain":"0:t|r/4/1"}')
+    assert (await broker.take(bus)).task == "back"
+
+
+@pytest.mark.parametrize(
+    "context",
+    [b"", b'{"~chain":"1:t|r"}', b'{"~chain":"0:other|r"}', b'{"~chain":"0:t|r1"}', b'{"metadata":{"chain":"0:t|r"}}'],
+)
+async def test_others_wait_in_the_mailbox(broker: Broker, bus: EventBus, context: bytes) -> None:
+    await held(broker, bus)
+    await broker.submit(bus, "back", key="k", context=context)
+    await broker.nothing(bus)
+    assert await broker.mailbox("writer/k") == ["back|r"]

@@ -1,0 +1,85 @@
+"""A fork begins with another task's results: its journal is there with the task, or neither is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import Begun, Submitted
+from runtime_core.errors import Rejected
+from tests.contracts.broker import Broker, complete
+
+VALUE = b"*1234567K1700000000000" + b'"found"'
+
+
+def begun(**journal: bytes) -> Begun:
+    return Begun("origin", "3", {"1": VALUE, **journal})
+
+
+async def test_a_fork_has_its_journal_and_is_read_with_it(broker: Broker, bus: EventBus) -> None:
+    assert await broker.submit(bus, "f", begun=begun()) == Submitted("f", "accepted", True)
+    turn = await broker.take(bus)
+    # No start event: its reader would take the run for one without a past.
+    assert (turn.kind, turn.task, turn.run, turn.name) == ("resume", "f", "r", "writer")
+    fields = await bus.load(turn)
+    assert fields is not None
+    assert fields.cur == turn.entry.decode()
+    assert fields.journal == {"1": VALUE}
+    assert fields.data == b'"hi"'
+    assert len(await broker.entries("agent")) == 1
+    assert await complete(bus, turn)
+    assert (await broker.final("f"))["status"] == "completed"
+    await broker.idle()
+
+
+async def test_a_fork_may_count_as_begun_when_its_origin_was(broker: Broker, bus: EventBus) -> None:
+    for key in ("", "k"):
+        task = f"f{key}"
+        await broker.submit(bus, task, key=key, begun=Begun("origin", "", {"1": VALUE}, started_ms=1700000000000))
+        turn = await broker.take(bus)
+        fields = await bus.load(turn)
+        assert fields is not None
+        assert fields.started_ms == 1700000000000
+        assert await complete(bus, turn)
+        assert (await broker.final(task))["status"] == "completed"
+
+
+async def test_a_fork_names_its_origin_on_the_record(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "f", begun=begun())
+    (entry,) = await broker.entries("record")
+    (row,) = json.loads(entry["d"])
+    assert (row["kind"], row["name"], row["input"]) == ("fork", "origin", {"task": "origin", "step": "3"})
+    task = await broker.task("f")
+    assert json.loads(task["from"]) == {"task": "origin", "step": "3"}
+    assert task["steps"] == "1"
+
+
+async def test_a_repeated_fork_starts_nothing(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "f", begun=begun())
+    before = await broker.snapshot()
+    assert await broker.submit(bus, "f", begun=begun()) == Submitted("f", "accepted", False)
+    with pytest.raises(Rejected, match="other content"):
+        await broker.submit(bus, "f", begun=begun(), digest="other")
+    assert await broker.snapshot() == before
+
+
+async def test_a_fork_with_a_key_waits_for_its_turn_on_the_instance(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "first", key="k")
+    await broker.submit(bus, "f", key="k", begun=begun())
+    assert await broker.mailbox("writer/k") == ["f|r"]
+    assert await complete(bus, await broker.take(bus))
+    turn = await broker.take(bus)
+    assert turn.task == "f"
+    fields = await bus.load(turn)
+    assert fields is not None
+    assert fields.journal == {"1": VALUE}
+
+
+async def test_a_long_journal_is_taken_over_whole(broker: Broker, bus: EventBus) -> None:
+    many = {str(step): VALUE for step in range(1, 6001)}
+    await broker.submit(bus, "f", begun=Begun("origin", "6001", many))
+    fields = await bus.load(await broker.take(bus))
+    assert fields is not None
+    assert fields.journal == many

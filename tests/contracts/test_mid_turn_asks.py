@@ -1,0 +1,187 @@
+"""Questions in the middle of a turn that goes on: asked once, answered on a reply stream, fenced like a commit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.transport import Argument
+from runtime_core.bus.values import TopicSubscription
+from runtime_core.errors import Fenced, LimitExceeded
+from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, fail, now, send
+
+REPLY = "asker"
+
+
+@pytest.fixture(autouse=True)
+async def reply_stream(broker: Broker) -> None:
+    """The asker's stream is there, as its reader keeps it: the bus writes to none that is not."""
+    await broker.call("XGROUP", "CREATE", broker.keys.reply(REPLY), "client", "0", "MKSTREAM")
+
+
+async def asks(
+    bus: EventBus, turn: Delivery, *parts: list[Argument], reply: str = REPLY, state: bytes = b""
+) -> dict[str, bytes] | None:
+    flat = [item for part in parts for item in part]
+    return await bus.ask(turn, now(), reply, state, flat, len(parts))
+
+
+def agent(step: str, name: str = "editor", key: str = "") -> list[Argument]:
+    return ask(step, name, stream="agent", key=key)
+
+
+async def told(broker: Broker, reply: str = REPLY) -> list[tuple[str, str, str]]:
+    """What came on a reply stream: name, status and payload."""
+    found = [entry for entry in await broker.entries(f"reply:{reply}") if "|" in entry["t"]]
+    return [(entry["t"], entry["d"][8], entry["d"][22:]) for entry in found]
+
+
+async def begun(broker: Broker, bus: EventBus, key: str = "") -> Delivery:
+    await broker.submit(bus, "t", key=key)
+    return await broker.take(bus)
+
+
+async def test_an_agent_answers_while_the_turn_goes_on(broker: Broker, bus: EventBus) -> None:
+    turn = await begun(broker, bus)
+    assert await asks(bus, turn, agent("c1")) == {}
+    asked = await broker.take(bus)
+    assert (asked.run, asked.name) == ("r/c1", "editor")
+    assert await complete(bus, asked, output=b'"edited"')
+    assert await told(broker) == [("t|r|c1", "K", '"edited"')]
+    await broker.nothing(bus)  # no resume: the turn is still in hand
+    assert await complete(bus, turn)
+    await broker.idle()
+
+
+async def test_a_tool_answers_too(broker: Broker, bus: EventBus) -> None:
+    turn = await begun(broker, bus)
+    await asks(bus, turn, ask("c1"))
+    assert await answer(bus, await broker.take(bus, "tool"))
+    assert await told(broker) == [("t|r|c1", "K", '"found"')]
+    assert (await broker.task("t"))["j:c1"].startswith(DIGEST + "K")
+    await broker.nothing(bus)
+
+
+async def test_a_failure_is_told(broker: Broker, bus: EventBus) -> None:
+    turn = await begun(broker, bus)
+    await asks(bus, turn, agent("c1"), ask("c2"))
+    await fail(bus, await broker.take(bus), "no ink")
+    await bury(bus, await broker.take(bus, "tool"), message="no paper")
+    told_now = [(name, status, json.loads(payload)["message"]) for name, status, payload in await told(broker)]
+    assert told_now == [("t|r|c1", "E", "no ink"), ("t|r|c2", "E", "no paper")]
+
+
+async def test_an_unknown_name_is_answered_at_once(broker: Broker, bus: EventBus) -> None:
+    turn = await begun(broker, bus)
+    found = await asks(bus, turn, ask("c1", "nobody", stream="?agent"))
+    assert found is not None
+    assert found["c1"][8:9] == b"E"
+    assert json.loads(found["c1"][22:])["type"] == "UnknownName"
+
+
+async def test_a_repeat_asks_nothing_twice_and_gets_what_is_there(broker: Broker, bus: EventBus) -> None:
+    turn = await begun(broker, bus)
+    await asks(bus, turn, agent("c1"), send("note", step="s1"))
+    await asks(bus, turn, agent("c1"), send("note2", step="s1"))
+    assert len(await broker.entries("agent")) == 3  # the turn, the question and one note
+    for _ in range(2):
+        await complete(bus, await broker.take(bus), output=b'"once"')
+    found = await asks(bus, turn, agent("c1"), agent("c1"))
+    assert found is not None
+    assert found["c1"][22:] == b'"once"'
+
+
+async def test_who_goes_on_with_the_turn_gets_the_answer(broker: Broker, bus: EventBus) -> None:
+    """The asker died: its successor asks the same again, and the answer goes to the successor."""
+    turn = await begun(broker, bus)
+    await asks(bus, turn, agent("c1"))
+    second = await broker.owner()
+    await broker.silence(bus)
+    asked = None
+    for _ in range(2):
+        adopted = (await second.adopt("agent", 1, False)).deliveries
+        if adopted:
+            turn = adopted[0]
+    await broker.call("XGROUP", "CREATE", broker.keys.reply("second"), "client", "0", "MKSTREAM")
+    assert await asks(second, turn, agent("c1"), reply="second") == {}
+    asked = await broker.take(second)
+    assert await complete(second, asked)
+    assert await told(broker) == []
+    assert await told(broker, "second") == [("t|r|c1", "K", '"done"')]
+
+
+async def test_only_the_turns_owner_asks(broker: Broker, bus: EventBus) -> None:
+    turn = await begun(broker, bus)
+    assert await complete(bus, turn)
+    before = await broker.snapshot()
+    assert await asks(bus, turn, agent("c1"), send("note")) is None
+    assert await broker.snapshot() == before
+
+
+async def test_a_dead_owner_asks_nothing(broker: Broker, bus: EventBus) -> None:
+    turn = await begun(broker, bus)
+    await broker.owner()
+    await broker.silence(bus)
+    with pytest.raises(Fenced):
+        await asks(bus, turn, agent("c1"))
+    assert len(await broker.entries("agent")) == 1
+
+
+async def test_the_limit_of_steps_counts_questions(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", max_steps=1)
+    turn = await broker.take(bus)
+    with pytest.raises(LimitExceeded, match="max_steps=1"):
+        await asks(bus, turn, agent("c1"), agent("c2"))
+    assert len(await broker.entries("agent")) == 1
+
+
+async def test_messages_leave_in_mid_turn(broker: Broker, bus: EventBus) -> None:
+    await bus.subscribe(TopicSubscription("news", "desk"))
+    turn = await begun(broker, bus)
+    await asks(bus, turn, send("note", step="s1"), ["p", "m", "news", "k", b"1", b"", "", "p1", DIGEST])
+    assert {(await broker.take(bus)).name for _ in range(2)} == {"editor", "desk"}
+    await asks(bus, turn, send("note", step="s1"), ["p", "m", "news", "k", b"1", b"", "", "p1", DIGEST])
+    await broker.nothing(bus)
+
+
+async def test_a_call_back_is_delivered_while_the_turn_waits(broker: Broker, bus: EventBus) -> None:
+    """A asks B asks A: A's own turn is in flight, and the nested one begins all the same."""
+    turn = await begun(broker, bus, key="k")
+    await asks(bus, turn, agent("c1"), state=b'{"n":1}')
+    editor = await broker.take(bus)
+    await asks(bus, editor, agent("c1", "writer", key="k"))
+    nested = await broker.take(bus)
+    assert (nested.run, nested.instance) == ("r/c1/c1", "writer/k")
+    fields = await bus.load(nested)
+    assert fields is not None
+    assert fields.state == b'{"n":1}'
+    await complete(bus, nested, state=b'{"n":2}')
+    await complete(bus, editor)
+    # The answer brings what the nested turn has made of the state.
+    final = next(entry for entry in await broker.entries(f"reply:{REPLY}") if entry["t"] == "t|r|c1")
+    assert final["s"] == '{"n":2}'
+    await complete(bus, turn, state=b'{"n":3}')
+    assert (await broker.hash("inst:writer/k"))["state"] == '{"n":3}'
+    await broker.idle()
+
+
+async def test_others_wait_in_the_mailbox_while_a_turn_asks(broker: Broker, bus: EventBus) -> None:
+    turn = await begun(broker, bus, key="k")
+    await asks(bus, turn, agent("c1"))
+    await broker.submit(bus, "other", key="k")
+    assert (await broker.take(bus)).name == "editor"
+    await broker.nothing(bus)
+    await complete(bus, turn)
+    assert (await broker.take(bus)).task == "other"
+
+
+async def test_the_end_of_the_task_frees_what_was_asked(broker: Broker, bus: EventBus) -> None:
+    turn = await begun(broker, bus)
+    await asks(bus, turn, agent("c1", key="e"))
+    asked = await broker.take(bus)
+    assert await complete(bus, turn)
+    assert not await complete(bus, asked)
+    await broker.idle()

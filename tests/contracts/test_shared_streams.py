@@ -1,0 +1,37 @@
+"""Several owners read one work stream: each event goes to one of them, and is there until its effects are."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.transport import Reply
+from tests.contracts.broker import Broker, complete, group
+
+EVENTS = 300
+
+
+async def test_w2_two_owners_share_a_stream_and_no_event_is_taken_twice(
+    broker: Broker, bus: EventBus, other: EventBus
+) -> None:
+    for number in range(EVENTS):
+        await broker.submit(bus, f"t{number}")
+    owners = (bus, other)
+    taken: dict[str, list[Delivery]] = {owner.owner: [] for owner in owners}
+    while len([task for tasks in taken.values() for task in tasks]) < EVENTS:
+        for owner in owners:
+            deliveries, malformed = await owner.read(["agent"], 10, 5)
+            assert not malformed
+            taken[owner.owner] += deliveries
+    tasks = [delivery.task for owner in owners for delivery in taken[owner.owner]]
+    assert len(tasks) == len(set(tasks)) == EVENTS
+    assert all(taken.values()), "one owner was given everything"
+
+    # Taken is not gone: who dies now has lost nothing.
+    pending = cast(list[Reply], await broker.call("XPENDING", broker.keys.stream("agent"), group("agent")))
+    assert pending[0] == len(await broker.entries("agent")) == EVENTS
+    for owner in owners:
+        for delivery in taken[owner.owner]:
+            assert await complete(owner, delivery)
+    await broker.idle()

@@ -1,0 +1,182 @@
+"""Topics: who has subscribed gets a published message once, in a task of its own; what nobody hears is kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import TopicSubscription
+from runtime_core.errors import Rejected
+from tests.contracts.broker import DIGEST, Broker, ask, complete, suspend
+
+NEWS = TopicSubscription("news", "writer")
+NEWS_OF_EDITOR = TopicSubscription("news", "editor")
+ALL_NEWS = TopicSubscription("new", "writer", prefix=True)
+
+
+async def heard(broker: Broker, bus: EventBus) -> list[str]:
+    """Complete turn after turn; the instances in the order in which they came."""
+    found = []
+    while await broker.entries("agent"):
+        turn = await broker.take(bus)
+        found.append(turn.instance or turn.name)
+        assert await complete(bus, turn)
+    return found
+
+
+def publish(topic: str, key: str = "k", *, step: str = "0", sender: str = "") -> list[bytes | str | int | float]:
+    """Publish from a turn."""
+    return ["p", f"message-{step}", topic, key, b'"hello"', b'{"topic":"news"}', sender, step, DIGEST]
+
+
+async def test_every_subscriber_gets_it_in_a_task_of_its_own(broker: Broker, bus: EventBus) -> None:
+    assert await bus.subscribe(NEWS)
+    assert await bus.subscribe(NEWS_OF_EDITOR)
+    assert await bus.publish("m", "news", "k", b'"hello"', b'{"topic":"news"}') == 2
+    turns = [await broker.take(bus), await broker.take(bus)]
+    assert {turn.instance for turn in turns} == {"writer/k", "editor/k"}
+    assert len({turn.task for turn in turns}) == 2
+    assert all(turn.data == b'"hello"' and turn.context == b'{"topic":"news"}' for turn in turns)
+    for turn in turns:
+        assert await complete(bus, turn)
+    await broker.idle()
+
+
+async def test_a_message_reaches_a_replay_with_its_context(broker: Broker, bus: EventBus) -> None:
+    await bus.subscribe(NEWS)
+    await bus.publish("m", "news", "k", b'"hello"', b'{"topic":"news"}')
+    fields = await bus.load(await broker.take(bus))
+    assert fields is not None
+    assert (fields.data, fields.context) == (b'"hello"', b'{"topic":"news"}')
+
+
+async def test_another_topic_is_not_heard(broker: Broker, bus: EventBus) -> None:
+    await bus.subscribe(NEWS)
+    await bus.subscribe(NEWS_OF_EDITOR)
+    assert await bus.publish("m", "newspaper", "k", b"1") == 0
+    await broker.nothing(bus)
+
+
+async def test_overlapping_subscriptions_deliver_once(broker: Broker, bus: EventBus) -> None:
+    await bus.subscribe(NEWS)
+    await bus.subscribe(ALL_NEWS)
+    assert await bus.publish("m", "news", "k", b"1") == 1
+    assert await bus.publish("m2", "newspaper", "k", b"1") == 1
+    assert await heard(broker, bus) == ["writer/k", "writer/k"]
+
+
+async def test_the_sender_does_not_hear_itself(broker: Broker, bus: EventBus) -> None:
+    await bus.subscribe(NEWS)
+    await bus.subscribe(NEWS_OF_EDITOR)
+    assert await bus.publish("m", "news", "k", b"1", b"", "writer/k") == 1
+    assert await bus.publish("m2", "news", "other", b"1", b"", "writer/k") == 2
+    assert sorted(await heard(broker, bus)) == ["editor/k", "editor/other", "writer/other"]
+
+
+async def test_a_repeated_publish_starts_nothing_again(broker: Broker, bus: EventBus) -> None:
+    await bus.subscribe(NEWS)
+    await bus.publish("m", "news", "k", b"1")
+    await bus.publish("m", "news", "k", b"1")
+    assert await heard(broker, bus) == ["writer/k"]
+    await bus.publish("m", "news", "k", b"1")  # its task has ended
+    assert await heard(broker, bus) == []
+
+
+async def test_an_equal_subscription_is_one(broker: Broker, bus: EventBus) -> None:
+    assert await bus.subscribe(NEWS)
+    assert not await bus.subscribe(NEWS)
+    assert await bus.subscribe(ALL_NEWS)
+    assert not await bus.subscribe(ALL_NEWS)
+    assert await bus.subscriptions() == [ALL_NEWS, NEWS]
+
+
+async def test_unsubscribed_agents_hear_nothing(broker: Broker, bus: EventBus) -> None:
+    for wanted in (NEWS, NEWS_OF_EDITOR, ALL_NEWS):
+        await bus.subscribe(wanted)
+    assert await bus.unsubscribe(NEWS)
+    assert not await bus.unsubscribe(NEWS)
+    assert await bus.unsubscribe(ALL_NEWS)
+    assert await bus.subscriptions() == [NEWS_OF_EDITOR]
+    await bus.publish("m", "news", "k", b"1")
+    assert await heard(broker, bus) == ["editor/k"]
+
+
+async def test_a_message_that_nobody_hears_waits_for_an_agent_that_comes_later(broker: Broker, bus: EventBus) -> None:
+    assert await bus.publish("m", "news", "k", b'"early"', b'{"topic":"news"}') == 0
+    await broker.pass_time(5)
+    await bus.subscribe(NEWS)
+    turn = await broker.take(bus)
+    assert (turn.instance, turn.data, turn.context) == ("writer/k", b'"early"', b'{"topic":"news"}')
+    assert await complete(bus, turn)
+    await bus.subscribe(ALL_NEWS)  # the same message by another subscription
+    assert await heard(broker, bus) == []
+
+
+async def test_an_agent_that_was_there_does_not_get_what_it_had_not_subscribed_to(
+    broker: Broker, bus: EventBus
+) -> None:
+    await bus.note_agent("writer")
+    await bus.publish("m", "news", "k", b"1")
+    await bus.subscribe(NEWS)
+    assert await heard(broker, bus) == []
+
+
+async def test_a_message_that_somebody_heard_is_not_kept(broker: Broker, bus: EventBus) -> None:
+    await bus.subscribe(NEWS)
+    await bus.publish("m", "news", "k", b"1")
+    await broker.pass_time(5)
+    await bus.subscribe(NEWS_OF_EDITOR)
+    assert await heard(broker, bus) == ["writer/k"]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_turn_publishes_with_its_commit(broker: Broker, bus: EventBus, waits: bool) -> None:
+    await bus.subscribe(NEWS_OF_EDITOR)
+    await broker.submit(bus, "t", "desk")
+    turn = await broker.take(bus)
+    if waits:
+        assert await suspend(bus, turn, publish("news"), ask("1"))
+        assert (await broker.task("t"))["j:0"].startswith(DIGEST + "K")
+    else:
+        assert await complete(bus, turn, publish("news"))
+    assert (await broker.take(bus)).instance == "editor/k"
+
+
+async def test_a_fenced_turn_publishes_nothing(broker: Broker, bus: EventBus) -> None:
+    await bus.subscribe(NEWS_OF_EDITOR)
+    await broker.submit(bus, "t", "desk")
+    turn = await broker.take(bus)
+    assert await complete(bus, turn, publish("news"))
+    assert not await complete(bus, turn, publish("news", step="1"))
+    assert await heard(broker, bus) == ["editor/k"]
+
+
+async def test_a_topic_elsewhere_goes_out_with_the_relay(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", "desk")
+    assert await complete(bus, await broker.take(bus), publish("@news", sender="desk/d"))
+    (entry,) = await broker.entries("asks")
+    assert {name: entry[name] for name in ("publish", "topic", "key", "d", "sender")} == {
+        "publish": "message-0", "topic": "news", "key": "k", "d": '"hello"', "sender": "desk/d",
+    }  # fmt: skip
+
+
+async def test_a_full_broker_refuses_a_message(broker: Broker, bus: EventBus) -> None:
+    await broker.call("HSET", broker.keys.meta, "overload", "the memory is full")
+    with pytest.raises(Rejected, match="the memory is full"):
+        await bus.publish("m", "news", "k", b"1")
+
+
+async def test_a_key_of_another_type_changes_nothing(broker: Broker, bus: EventBus) -> None:
+    await bus.subscribe(NEWS)
+    await bus.subscribe(NEWS_OF_EDITOR)
+    await broker.call("SET", f"{broker.keys.base}inst:editor/k", "not a hash")
+    before = await broker.snapshot()
+    with pytest.raises(Exception, match="WRONGTYPE"):
+        await bus.publish("m", "news", "k", b"1")
+    assert await broker.snapshot() == before
+
+
+async def test_unheard_messages_are_bounded(broker: Broker, bus: EventBus) -> None:
+    for number in range(1300):
+        await bus.publish(f"m{number}", "news", "k", b"1")
+    assert len(await broker.entries("unheard")) < 1250

@@ -1,0 +1,148 @@
+"""Work beside a run, and messages that outlive it; a cancel reaches all that belongs to a task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from runtime_core import AgentContext, App, Client, ToolContext
+from runtime_core.agents.agent import Agent, handles
+from runtime_core.client import TaskHandle
+from runtime_core.local import LocalApp
+
+app = App("background")
+
+
+class Signals:
+    """What the work under test has begun and what it was told, for the test to wait on."""
+
+    def __init__(self) -> None:
+        self.begun: asyncio.Queue[str] = asyncio.Queue()
+        self.stopped: asyncio.Queue[str] = asyncio.Queue()
+
+
+signals: Signals
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    global signals
+    signals = Signals()
+    async with asyncio.timeout(60), LocalApp(app) as connected:
+        yield connected
+
+
+async def endless(name: str) -> None:
+    signals.begun.put_nowait(name)
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        signals.stopped.put_nowait(name)
+        raise
+
+
+@app.tool
+async def forever(name: str, ctx: ToolContext) -> None:
+    await endless(name)
+
+
+@app.tool
+async def shout(text: str) -> str:
+    return text.upper()
+
+
+@app.agent("child")
+async def child(ctx: AgentContext, name: str) -> None:
+    await ctx.step(endless, name)
+
+
+class Keyed(Agent):
+    """Has one instance for each key."""
+
+    @handles(str)
+    async def on_text(self, text: str, ctx: AgentContext) -> str:
+        if text == "forever":
+            await ctx.tool(forever, name="tool of a keyed child")
+        return text
+
+
+app.add_agent("keyed", Keyed)
+
+
+@app.agent("joins")
+async def joins(ctx: AgentContext, text: str) -> list[Any]:
+    job = ctx.background(ctx.tool(shout, text=text))
+    asked = ctx.background(ctx.agent("keyed", text, key="k"))
+    await ctx.sleep(0.001)
+    return [await job, await asked]
+
+
+@app.agent("leaves")
+async def leaves(ctx: AgentContext, text: str) -> str:
+    async def work() -> None:
+        await ctx.emit(await ctx.tool(shout, text=text))
+
+    ctx.background(work())
+    return "at once"
+
+
+@app.agent("sends")
+async def sends(ctx: AgentContext, text: str) -> str:
+    return await ctx.send("joins", text)
+
+
+@app.agent("everything")
+async def everything(ctx: AgentContext, _: None) -> None:
+    async def work() -> None:
+        await ctx.sleep(0.001)
+        await ctx.tool(forever, name="job")
+
+    ctx.background(work())
+    ctx.background(ctx.tool(forever, name="tool of a job"))
+    ctx.background(ctx.agent("child", "child of a job"))
+    ctx.background(ctx.agent("keyed", "forever", key="k"))
+    await ctx.tool(forever, name="tool")
+
+
+async def test_a_job_gives_its_result_later(client: Client) -> None:
+    task = await client.submit("joins", "hi")
+    assert (await task.result()).value() == ["HI", "hi"]
+
+
+async def test_a_task_ends_after_its_jobs(client: Client) -> None:
+    task = await client.submit("leaves", "hi", stream=True)
+    events = [event async for event in task.stream()]
+    assert [event.text for event in events[:-1]] == ["HI"]
+    assert (await task.result()).value() == "at once"
+
+
+async def test_a_message_outlives_the_run_and_is_found_by_its_id(client: Client) -> None:
+    sent = (await (await client.submit("sends", "hi")).result()).value()
+    assert (await (await client.task(sent)).result()).value() == ["HI", "hi"]
+
+
+async def test_a_cancel_reaches_jobs_tools_and_children(client: Client) -> None:
+    task = await client.submit("everything")
+    names = {await signals.begun.get() for _ in range(5)}
+    assert names == {"job", "tool of a job", "child of a job", "tool of a keyed child", "tool"}
+    assert await task.cancel() == "cancelled"
+    assert {await signals.stopped.get() for _ in range(5)} == names
+    await _free(client, "k")
+
+
+async def test_a_time_limit_reaches_them_too(client: Client) -> None:
+    task: TaskHandle = await client.submit("everything", timeout_seconds=0.5)
+    response = await task.result()
+    assert response.error is not None
+    assert response.error["type"] == "TimeLimit"
+    begun = {signals.begun.get_nowait() for _ in range(signals.begun.qsize())}
+    assert {await signals.stopped.get() for _ in range(len(begun))} == begun
+    await _free(client, "k")
+
+
+async def _free(client: Client, key: str) -> None:
+    """The instance that worked for the task takes the next event."""
+    assert (await (await client.submit("keyed", "next", key=key)).result()).value() == "next"

@@ -1,0 +1,262 @@
+"""Forks: a new task that begins with another's results, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from runtime_core import AgentContext, App, Client
+from runtime_core.bus.delivery import pairs
+from runtime_core.errors import InvalidInput, Rejected
+from runtime_core.events.replay import replay
+from runtime_core.hooks.verdicts import Change, Deny, HookEvent
+from runtime_core.local import LocalApp
+from runtime_core.trajectory.tree import render
+
+
+def desk(calls: Counter[str]) -> App:
+    """An app that counts what is really done."""
+    app = App("desk")
+
+    @app.tool
+    def search(query: str) -> str:
+        calls[f"search {query}"] += 1
+        return f"found {query}"
+
+    @app.tool
+    def rank(found: list[str]) -> str:
+        calls["rank"] += 1
+        return " > ".join(found)
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, text: str) -> str:
+        calls[f"write {text}"] += 1
+        return f"written {text}"
+
+    @app.agent("research")
+    async def research(ctx: AgentContext, topic: str) -> str:
+        async def one(part: str) -> str:
+            found = await ctx.tool(search, query=f"{topic}/{part}")
+            await ctx.step(calls.update, [f"noted {part}"], name="note")
+            return str(found)
+
+        parts = await ctx.gather(one("a"), one("b"))
+        best = await ctx.tool(rank, found=parts)
+        await ctx.emit(best)
+        return str(await ctx.agent("writer", best))
+
+    @app.agent("asking")
+    async def asking(ctx: AgentContext, input: object) -> object:
+        first = await ctx.tool(search, query="x")
+        answer = await ctx.human("which?")
+        return [first, answer, dict(ctx.metadata), ctx.session_id]
+
+    return app
+
+
+async def ended(local: LocalApp, client: Client, agent: str, input: object, task_id: str) -> None:
+    task = await client.submit(agent, input, task_id=task_id)
+    await task.result(timeout=20)
+    await local.recorded(task_id)
+
+
+async def test_a_fork_takes_what_came_before_its_step_and_goes_on_live() -> None:
+    calls: Counter[str] = Counter()
+    local = LocalApp(desk(calls), trajectory=True)
+    async with local as client:
+        await ended(local, client, "research", "redis", "t-1")
+        done = calls.copy()
+        fork = await client.fork("t-1", at="2", input="a better order", task_id="f-1", store=local.trajectories)
+        assert (await fork.result(timeout=20)).value() == "written a better order"
+        assert calls - done == Counter({"write a better order": 1})
+        recorded = await local.recorded("f-1")
+    assert recorded.complete
+    row = recorded.steps[1]
+    told = {"task": "t-1", "step": "2", "result": "a better order"}
+    assert (row.kind, row.name, json.loads(bytes(row.input))) == ("fork", "t-1", told)
+    # What was taken over is not copied: only what the fork did itself is on its record.
+    assert Counter(step.kind for step in recorded.steps) == {"agent": 2, "fork": 1, "emit": 1}
+    assert "fork of t-1 at 2" in render(recorded)
+    # The steps before are the origin's.
+    assert Counter(step.kind for step in recorded.inherited) == {"tool": 2, "step": 2}
+
+
+async def test_a_fork_can_be_replayed_and_forked_again() -> None:
+    calls: Counter[str] = Counter()
+    app = desk(calls)
+    local = LocalApp(app, trajectory=True)
+    async with local as client:
+        await ended(local, client, "research", "redis", "t-1")
+        fork = await client.fork("t-1", at="2", input="short", task_id="f-1", store=local.trajectories)
+        await fork.result(timeout=20)
+        await local.recorded("f-1")
+        done = calls.copy()
+        replayed = await replay(local.trajectories, "f-1", app, namespace="local")
+        assert (replayed.run.status, replayed.run.output, replayed.run.same) == ("completed", "written short", True)
+        again = await client.fork("f-1", at="4", input="shorter", store=local.trajectories)
+        assert (await again.result(timeout=20)).value() == "shorter"
+    assert calls - done == Counter({"write short": 1}), "of the replay: the writer's own code"
+
+
+async def test_a_fork_inside_a_parallel_branch_runs_the_later_branches_again() -> None:
+    calls: Counter[str] = Counter()
+    local = LocalApp(desk(calls), trajectory=True)
+    async with local as client:
+        await ended(local, client, "research", "redis", "t-1")
+        done = calls.copy()
+        fork = await client.fork("t-1", at="1.1.1", input="other b", store=local.trajectories)
+        response = await fork.result(timeout=20)
+        assert response.value() == "written found redis/a > other b"
+        assert calls - done == Counter({"noted b": 1, "rank": 1, "write found redis/a > other b": 1})
+
+
+async def test_a_fork_without_a_step_begins_anew_with_another_input() -> None:
+    calls: Counter[str] = Counter()
+    local = LocalApp(desk(calls), trajectory=True)
+    async with local as client:
+        await ended(local, client, "research", "redis", "t-1")
+        fork = await client.fork("t-1", input="valkey", store=local.trajectories)
+        assert (await fork.result(timeout=20)).value() == "written found valkey/a > found valkey/b"
+    assert calls["search valkey/a"] == 1
+
+
+async def test_a_fork_of_an_ended_task_finds_its_results_on_the_record_stream_without_a_store() -> None:
+    calls: Counter[str] = Counter()
+    async with LocalApp(desk(calls)) as client:
+        await (await client.submit("research", "redis", task_id="t-1")).result(timeout=20)
+        fork = await client.fork("t-1", at="2", input="short")
+        assert (await fork.result(timeout=20)).value() == "written short"
+    assert calls["rank"] == 1
+
+
+async def test_a_fork_of_a_task_that_waits_takes_its_journal_its_session_and_its_metadata() -> None:
+    calls: Counter[str] = Counter()
+    async with LocalApp(desk(calls)) as client:
+        task = await client.submit("asking", None, task_id="t-1", session_id="s-1", metadata={"tenant": "a"})
+        async for event in task.stream():
+            if event.type == "weft.human.requested":
+                break
+        fork = await client.fork("t-1", at="2", task_id="f-1")
+        async for event in fork.stream():
+            if event.type == "weft.human.requested":
+                assert (await fork.show())["forked_from"] == {"task": "t-1", "step": "2"}
+                await fork.signal(event.data["request_id"], "left")
+        await task.signal("r:2", "right")
+        assert (await fork.result(timeout=20)).value() == ["found x", "left", {"tenant": "a"}, "s-1"]
+        assert (await task.result(timeout=20)).value() == ["found x", "right", {"tenant": "a"}, "s-1"]
+    assert calls["search x"] == 1
+
+
+async def test_a_result_that_fits_no_more_is_a_divergence_and_not_believed() -> None:
+    """The program has changed since: where it called a tool it now does a step of its own."""
+    changed = False
+    app = App("changing")
+
+    @app.tool
+    def search(query: str) -> str:
+        return query
+
+    @app.agent("changing")
+    async def changing(ctx: AgentContext, query: str) -> object:
+        if not changed:
+            return await ctx.tool(search, query=query)
+        return await ctx.step(lambda: "another", name="another")
+
+    local = LocalApp(app, trajectory=True)
+    async with local as client:
+        await ended(local, client, "changing", "x", "t-1")
+        changed = True
+        await client.fork("t-1", at="2", task_id="f-1", store=local.trajectories)
+        letter = await dead_letter(client)
+        assert letter["reason"] == "diverged"
+        assert "step 1 of run r" in letter["error"]
+
+
+async def dead_letter(client: Client) -> dict[str, str]:
+    """The first dead letter, once there is one."""
+    bus = client.buses[0]
+    async with asyncio.timeout(10):
+        while not (found := pairs(await bus.transport.call("XRANGE", bus.keys.dead, "-", "+"))):
+            await asyncio.sleep(0.01)
+    fields = [field.decode() for field in found[0][1]]
+    return dict(zip(fields[::2], fields[1::2], strict=True))
+
+
+async def test_a_repeated_fork_starts_nothing_and_another_under_its_id_is_refused() -> None:
+    calls: Counter[str] = Counter()
+    local = LocalApp(desk(calls), trajectory=True)
+    async with local as client:
+        await ended(local, client, "research", "redis", "t-1")
+        for _ in range(2):
+            fork = await client.fork("t-1", at="2", input="short", task_id="f-1", store=local.trajectories)
+            assert (await fork.result(timeout=20)).value() == "written short"
+        assert calls["write short"] == 1
+        with pytest.raises(Rejected, match="other content"):
+            await client.fork("t-1", at="2", input="long", task_id="f-1", store=local.trajectories)
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"at": "two"}, "at"),
+        ({"at": "r/2"}, "at"),
+        ({"at": "9", "input": 1}, "at"),
+        ({"at": "99"}, "at"),
+        ({"task_id": "no/id"}, "data.task_id"),
+    ],
+)
+async def test_what_cannot_be_forked_is_refused_by_its_field(more: dict[str, Any], field: str) -> None:
+    async with LocalApp(desk(Counter())) as client:
+        await (await client.submit("research", "redis", task_id="t-1")).result(timeout=20)
+        with pytest.raises(InvalidInput) as error:
+            await client.fork("t-1", **more)
+        assert error.value.field == field
+        with pytest.raises(InvalidInput) as error:
+            await client.fork("t-unknown")
+        assert error.value.field == "task_id"
+
+
+def guarded(calls: Counter[str]) -> App:
+    """An app with a hook that the task names and one that guards all tools."""
+    app = App("guarded")
+
+    @app.tool
+    def search(query: str) -> str:
+        calls[f"search {query}"] += 1
+        return f"found {query}"
+
+    @app.hook("before_tool_call", always=True, guard=True)
+    async def no_secrets(event: HookEvent) -> object:
+        calls["guard"] += 1
+        return Deny("secret") if event.payload["query"] == "secret" else None
+
+    @app.hook("after_tool_call")
+    async def loud(event: HookEvent) -> object:
+        calls["loud"] += 1
+        return Change(str(event.payload).upper())
+
+    @app.agent("looking")
+    async def looking(ctx: AgentContext, queries: list[str]) -> list[object]:
+        return [await ctx.tool(search, query=query) for query in queries]
+
+    return app
+
+
+async def test_a_fork_and_a_replay_have_the_hooks_of_the_origin() -> None:
+    calls: Counter[str] = Counter()
+    app = guarded(calls)
+    local = LocalApp(app, trajectory=True)
+    async with local as client:
+        task = await client.submit("looking", ["a", "b"], task_id="t-1", hooks={"after_tool_call": ["loud"]})
+        assert (await task.result(timeout=20)).value() == ["FOUND A", "FOUND B"]
+        await local.recorded("t-1")
+        done = calls.copy()
+        replayed = await replay(local.trajectories, "t-1", app, namespace="local")
+        assert (replayed.run.same, calls) == (True, done)
+        fork = await client.fork("t-1", at="2.0.1", store=local.trajectories)
+        assert (await fork.result(timeout=20)).value() == ["FOUND A", "FOUND B"]
+        assert calls - done == Counter({"search b": 1, "guard": 1, "loud": 1}), "the second call, and what is around it"

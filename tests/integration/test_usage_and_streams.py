@@ -1,0 +1,185 @@
+"""Usage, limits and streams of tasks as a program sees them, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from runtime_core import (
+    AgentContext,
+    App,
+    Client,
+    InvalidInput,
+    Reject,
+    Rejected,
+    StreamEvent,
+    StreamingMode,
+    ToolContext,
+)
+from runtime_core.client import TaskHandle
+from runtime_core.local import LocalApp
+from runtime_core.policy import RetryPolicy
+
+app = App("meter")
+
+
+@app.tool(retry=RetryPolicy(attempts=2, base_seconds=0.001))
+async def translate(text: str, ctx: ToolContext) -> str:
+    ctx.spend(tokens=10, model="small")
+    ctx.progress("translating")
+    await asyncio.sleep(0)  # the report leaves with the loop's next tick
+    if text == "twice" and ctx.attempt == 1:
+        raise ValueError("not at the first attempt")
+    if text == "never":
+        raise Reject("no such language")
+    return text
+
+
+@app.agent("child")
+async def child(ctx: AgentContext, tokens: int) -> int:
+    await ctx.spend(tokens=tokens, requests=1, cost=0.25, model="large")
+    await ctx.sleep(0.001)
+    return tokens
+
+
+@app.agent("worker")
+async def worker(ctx: AgentContext, texts: list[str]) -> dict[str, float]:
+    await ctx.emit("half")
+    await ctx.gather(ctx.agent(child, 100), *(ctx.tool(translate, text=text) for text in texts), return_exceptions=True)
+    await ctx.spend(tokens=1)
+    used = await ctx.usage()
+    await ctx.sleep(0.001)
+    await ctx.emit({"done": True})
+    return used.amounts
+
+
+@app.agent("waits")
+async def waits(ctx: AgentContext) -> None:
+    await ctx.human("go on?")
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    async with LocalApp(app) as connected:
+        yield connected
+
+
+async def events_of(task: TaskHandle, mode: StreamingMode | None = None, after: str = "0-0") -> list[StreamEvent]:
+    async with asyncio.timeout(20):
+        return [event async for event in task.stream(after, mode=mode)]
+
+
+async def test_a_tree_of_runs_and_calls_is_summed(client: Client) -> None:
+    """Attempts of calls that failed are counted as well: their tokens are gone."""
+    response = await (await client.submit("worker", ["once", "twice", "never"])).result(timeout=20)
+    assert response.usage == {"tokens": 141, "requests": 1, "cost": 0.25}
+    assert response.models == {"small": {"tokens": 40}, "large": {"tokens": 100, "requests": 1, "cost": 0.25}}
+    assert response.value() == response.usage, "the agent has seen the same sums"
+
+
+async def test_rows_of_the_trajectory_say_what_was_used() -> None:
+    local = LocalApp(app, trajectory=True)
+    async with local as client:
+        task = await client.submit("worker", ["once"])
+        await task.result(timeout=20)
+        steps = (await local.recorded(task.task_id)).steps
+    assert sum(step.usage.get("tokens", 0) for step in steps) == 111
+
+
+@pytest.mark.parametrize(("limit", "status"), [(111, "completed"), (110, "failed")])
+async def test_the_limit_is_for_the_whole_tree(client: Client, limit: int, status: str) -> None:
+    response = await (await client.submit("worker", ["once"], max_tokens=limit)).result(timeout=20)
+    assert response.status == status
+    assert response.usage["tokens"] == 111
+    if response.error:
+        assert response.error == {
+            "type": "LimitExceeded",
+            "message": "the task has used 111 tokens, over its max_tokens=110",
+        }
+
+
+async def test_a_child_over_the_limit_ends_its_whole_task(client: Client) -> None:
+    response = await (await client.submit("worker", [], max_cost=0.2)).result(timeout=20)
+    assert response.error is not None
+    assert response.error["type"] == "LimitExceeded"
+    assert "0.25 cost, over its max_cost=0.2" in response.error["message"]
+
+
+async def test_steps_of_a_child_count_for_the_whole_task(client: Client) -> None:
+    """The child asks for one step too many: that ends its task, whatever the agent that asked makes of errors."""
+    response = await (await client.submit("worker", [], max_steps=2)).result(timeout=20)
+    assert response.error is not None
+    assert (response.error["type"], "max_steps=2" in response.error["message"]) == ("LimitExceeded", True)
+
+
+async def test_limits_and_usage_of_a_task_under_way_are_shown(client: Client) -> None:
+    task = await client.submit("waits", max_tokens=5)
+    assert (await task.show())["limits"] == {"max_tokens": 5}
+
+
+@pytest.mark.parametrize("conf", [{"max_tokens": 0}, {"max_cost": -1.0}])
+async def test_a_limit_that_is_none_is_refused(client: Client, conf: dict[str, float]) -> None:
+    with pytest.raises((Rejected, InvalidInput), match=next(iter(conf))):
+        await client.submit("waits", **conf)  # type: ignore[arg-type]  # what a program may do wrong
+
+
+async def test_what_is_no_amount_is_refused() -> None:
+    context = ToolContext(task_id="t", run_id="r/1")
+    for amounts in ({}, {"tokens": -1}, {"tokens": float("nan")}, {"tokens": True}, {"models": 1}):
+        with pytest.raises(InvalidInput, match="spend"):
+            context.spend(**amounts)
+    assert not context.used()
+
+
+MODES = {
+    StreamingMode.CORE: {"weft.step.recorded"},
+    StreamingMode.CHUNK: {"half", "translating", "done"},
+    StreamingMode.OUTPUT: {"half", "done"},
+    StreamingMode.CHUNK_OUTPUT: {"half", "translating", "done"},
+    StreamingMode.ALL: {"weft.step.recorded", "half", "translating", "done"},
+}
+
+
+@pytest.mark.parametrize("mode", StreamingMode)
+async def test_each_mode_shows_its_part_and_the_end(client: Client, mode: StreamingMode) -> None:
+    task = await client.submit("worker", ["once"], streaming_mode=mode)
+    events = await events_of(task, mode)
+    seen = {event.text or ("done" if "value" in event.data else event.type) for event in events[:-1]}
+    assert seen == MODES[mode]
+    assert events[-1].type == "weft.task.completed"
+    if mode.steps:
+        recorded = [event for event in events if event.type == "weft.step.recorded"]
+        kinds = [row["kind"] for event in recorded for row in event.data["steps"]]
+        assert kinds.count("agent") == 2
+        assert {"tool", "timer", "emit", "usage"} <= set(kinds)
+
+
+async def test_another_client_goes_on_from_an_entry(client: Client) -> None:
+    task = await client.submit("worker", ["once"], streaming_mode=StreamingMode.ALL)
+    events = await events_of(task)
+    middle = len(events) // 2
+    again = await client.task(task.task_id)
+    assert await events_of(again, after=events[middle].entry_id) == events[middle + 1 :]
+
+
+@pytest.mark.parametrize("streaming_mode", [None, StreamingMode.ALL])
+@pytest.mark.parametrize("end", ["time limit", "cancel", "failure at once"])
+async def test_a_stream_ends_however_the_task_does(
+    client: Client, end: str, streaming_mode: StreamingMode | None
+) -> None:
+    """For who reads from the start and for who comes when all is over."""
+    agent = "worker" if end == "failure at once" else "waits"
+    limit = 0.05 if end == "time limit" else None
+    value = ["once"] if agent == "worker" else None
+    most = 1 if agent == "worker" else None
+    task = await client.submit(
+        agent, value, timeout_seconds=limit, max_tokens=most, streaming_mode=streaming_mode
+    )  # fmt: skip
+    reading = asyncio.create_task(events_of(task, StreamingMode.ALL))
+    if end == "cancel":
+        await task.cancel()
+    last = (await reading)[-1].type
+    assert last == ("weft.task.cancelled" if end == "cancel" else "weft.task.failed")
+    assert (await events_of(task, StreamingMode.OUTPUT))[-1].type == last

@@ -1,0 +1,366 @@
+"""Contexts: levels, branches that come together again, and their JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from runtime_core.context.context import Context
+from runtime_core.context.merging import Conflict
+from runtime_core.context.values import MISSING
+from runtime_core.errors import InvalidInput
+
+
+def session(**values: object) -> Context:
+    context = Context("s", "t", "lead")
+    for key, value in values.items():
+        context.put(key, value)
+    return context
+
+
+# -- levels ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_level_reads_its_own_value_over_its_parents() -> None:
+    top = session(color="red", size=1)
+    task = top.child(task_id="t-2")
+    agent = task.child(agent="writer")
+    agent.put("color", "blue")
+    top.put("late", True)
+    assert (agent.get("color"), task.get("color"), agent.get("size"), agent.get("late")) == ("blue", "red", 1, True)
+    assert agent.get("none", "default") == "default"
+    assert dict(agent.context_info) == {"color": "blue", "size": 1, "late": True}
+    assert (agent.session_id, agent.task_id, agent.agent) == ("s", "t-2", "writer")
+
+
+def test_a_level_hides_what_it_deletes() -> None:
+    top = session(color="red")
+    task = top.child()
+    task.delete("color")
+    assert (task.get("color"), top.get("color")) == (None, "red")
+    assert "color" not in task.context_info
+    with pytest.raises(KeyError):
+        task.delete("color")
+    top.merge(task)
+    assert top.get("color") is None
+
+
+def test_tasks_that_share_an_agent_do_not_see_each_other() -> None:
+    top = session(notes=["shared"])
+    one, two = top.child(task_id="1", agent="a"), top.child(task_id="2", agent="a")
+    one.get("notes").append("of one")
+    one.put("secret", 1)
+    assert two.get("notes") == ["shared"]
+    assert two.get("secret") is None
+    assert top.get("notes") == ["shared"]
+
+
+def test_a_fork_is_a_deep_copy() -> None:
+    top = session(plan={"steps": ["a"]})
+    fork = top.fork()
+    fork.get("plan")["steps"].append("b")
+    top.get("plan")["steps"].append("c")
+    assert fork.get("plan") == {"steps": ["a", "b"]}
+    assert top.get("plan") == {"steps": ["a", "c"]}
+
+
+# -- merges ------------------------------------------------------------------------------------------------------------
+
+
+def forks(top: Context, count: int = 2) -> list[Context]:
+    return [top.fork() for _ in range(count)]
+
+
+def test_lists_that_both_append_to_are_put_together_in_the_order_of_the_branches() -> None:
+    top = session(found=["0"])
+    one, two = forks(top)
+    two.get("found").append("two")
+    one.get("found").append("one")
+    one.put("new", ["x"])
+    two.put("new", ["x"])
+    top.merge(one)
+    top.merge(two)
+    assert top.get("found") == ["0", "one", "two"]
+    assert top.get("new") == ["x", "x"], "an equal entry of another branch is a write of its own"
+    assert top.conflicts == []
+
+
+def test_what_is_appended_is_kept_beside_any_other_change_of_the_list() -> None:
+    for appends_first in (True, False):
+        top = session(found=["a", "b"])
+        one, two = forks(top)
+        appending, changing = (one, two) if appends_first else (two, one)
+        appending.get("found").append("c")
+        changing.get("found").remove("a")
+        top.merge(one)
+        top.merge(two)
+        assert (top.get("found"), top.conflicts) == (["b", "c"], [])
+
+
+def test_two_that_rewrite_a_list_are_in_conflict() -> None:
+    top = session(found=["a", "b"])
+    one, two = forks(top)
+    one.put("found", ["b"])
+    two.put("found", ["a"])
+    top.merge(one)
+    assert [conflict.key for conflict in top.merge(two)] == ["found"]
+    assert top.get("found") == ["a"]
+
+
+def test_objects_are_merged_name_by_name() -> None:
+    top = session(plan={"title": "a", "done": {"x": 1}, "old": 1})
+    one, two = forks(top)
+    one.get("plan")["done"]["y"] = 2
+    del one.get("plan")["old"]
+    two.get("plan")["done"]["z"] = 3
+    top.merge(one)
+    top.merge(two)
+    assert top.get("plan") == {"title": "a", "done": {"x": 1, "y": 2, "z": 3}}
+
+
+def test_sets_unite_and_remember_what_was_taken_away() -> None:
+    top = session(tags={"a", "b"})
+    one, two = forks(top)
+    one.get("tags").add("c")
+    two.get("tags").discard("a")
+    two.get("tags").add("d")
+    top.merge(one)
+    top.merge(two)
+    assert top.get("tags") == {"b", "c", "d"}
+
+
+def test_counters_add_up() -> None:
+    top = session()
+    assert top.increment("tries", 2) == 2
+    one, two = forks(top)
+    one.increment("tries", 3)
+    two.increment("tries", -1)
+    assert one.count("tries") == 5
+    top.merge(one)
+    top.merge(two)
+    assert (top.count("tries"), top.counters) == (4, {"tries": 4})
+
+
+def test_of_scalars_the_later_branch_holds_and_the_conflict_is_recorded() -> None:
+    top = session(title="draft")
+    one, two, three = forks(top, 3)
+    one.put("title", "one")
+    two.put("title", "two")
+    three.put("title", "two")
+    assert top.merge(one) == []
+    assert top.merge(two) == [Conflict("title", "draft", "one", "two", two.id)]
+    assert top.merge(three) == [], "it says the same"
+    assert top.get("title") == "two"
+    assert [conflict.key for conflict in top.conflicts] == ["title"]
+
+
+def test_a_conflict_inside_an_object_names_its_place() -> None:
+    top = session(plan={"who": {"name": "a"}})
+    one, two = forks(top)
+    one.get("plan")["who"]["name"] = "b"
+    del two.get("plan")["who"]
+    top.merge(one)
+    (conflict,) = top.merge(two)
+    assert (conflict.key, conflict.theirs) == ("plan.who", MISSING)
+
+
+def test_what_a_branch_did_not_change_is_left_alone() -> None:
+    top = session(title="draft", found=["0"])
+    fork = top.fork()
+    top.put("title", "changed here")
+    top.get("found").append("here")
+    fork.get("found")
+    assert top.merge(fork) == []
+    assert (top.get("title"), top.get("found")) == ("changed here", ["0", "here"])
+
+
+def test_what_agents_say_of_themselves_is_merged_too() -> None:
+    top = session()
+    one, two = forks(top)
+    one.agent_info["writer"] = {"state": "busy"}
+    two.agent_info["reader"] = {"state": "idle"}
+    top.merge(one)
+    top.merge(two)
+    assert dict(top.agent_info) == {"writer": {"state": "busy"}, "reader": {"state": "idle"}}
+
+
+def test_merging_twice_is_merging_once() -> None:
+    top = session(found=["0"])
+    fork = top.fork()
+    fork.get("found").append("1")
+    fork.add_token({"input_tokens": 5})
+    copy = Context.restore(fork.snapshot())
+    for _ in range(2):
+        top.merge(fork)
+    top.merge(copy)
+    assert (top.get("found"), top.token_usage) == (["0", "1"], {"input_tokens": 5})
+
+
+def test_a_branch_goes_on_after_its_merge() -> None:
+    top = session(found=["0"])
+    fork = top.fork()
+    fork.get("found").append("1")
+    top.merge(fork)
+    fork.get("found").append("2")
+    fork.add_token({"input_tokens": 5})
+    top.merge(fork)
+    assert (top.get("found"), top.token_usage) == (["0", "1", "2"], {"input_tokens": 5})
+
+
+def test_a_branch_of_a_branch_comes_in_once_by_whichever_way() -> None:
+    for order in ("inner first", "outer first", "both ways", "a copy last"):
+        top = session(found=["0"])
+        outer = top.fork()
+        inner = outer.fork()
+        inner.get("found").append("inner")
+        inner.add_token({"input_tokens": 5})
+        copy = Context.restore(inner.snapshot())
+        if order in ("inner first", "both ways"):
+            top.merge(inner)
+        if order != "inner first":
+            outer.merge(inner)
+        top.merge(outer)
+        if order != "a copy last":
+            top.merge(inner)
+        top.merge(copy)
+        assert top.get("found") == ["0", "inner"], order
+        assert top.token_usage == {"input_tokens": 5}, order
+
+
+def test_another_copy_of_a_branch_with_other_changes_is_refused() -> None:
+    top = session()
+    fork = top.fork()
+    copy = Context.restore(fork.snapshot())
+    fork.put("title", "one")
+    copy.put("title", "two")
+    copy.add_token({"input_tokens": 9})
+    top.merge(fork)
+    with pytest.raises(InvalidInput, match="branch: another copy"):
+        top.merge(copy)
+    assert (top.get("title"), top.token_usage) == ("one", {}), "and nothing of it is merged"
+    with pytest.raises(InvalidInput, match="itself"):
+        top.merge(top)
+
+
+def test_a_branch_travels_as_json() -> None:
+    top = session(found=["0"], tags={"a"})
+    top.add_token({"input_tokens": 1})
+    there = Context.restore(top.fork(name="r/2").snapshot())
+    assert not there.changed
+    there.get("found").append("1")
+    there.get("tags").add("b")
+    there.add_token({"input_tokens": 2})
+    assert there.changed
+    data = there.to_branch()
+    for _ in range(2):
+        top.bring_in(data)
+    assert (top.get("found"), top.get("tags"), top.token_usage) == (["0", "1"], {"a", "b"}, {"input_tokens": 3})
+
+
+def test_a_context_that_lives_long_forgets_who_has_added_what() -> None:
+    top = session()
+    for _ in range(100):
+        fork = Context.restore(top.fork().snapshot())
+        fork.add_token({"input_tokens": 1})
+        fork.increment("tasks")
+        top.bring_in(fork.to_branch(), fold=True)
+    assert (top.token_usage, top.count("tasks")) == ({"input_tokens": 100}, 100)
+    assert len(top.snapshot()) < 700
+
+
+# -- what can be kept --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [object(), {"a": b"x"}, float("nan"), {1: 2}, {("a", "b")}, [1, {2: 3}]])
+def test_what_is_no_json_is_refused_and_changes_nothing(value: Any) -> None:
+    top = session(key="before")
+    with pytest.raises(InvalidInput, match=r"^key"):
+        top.put("key", value)
+    assert top.get("key") == "before"
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(InvalidInput, match="key"):
+        session().put("key", loop)
+
+
+@pytest.mark.parametrize("usage", [{"input": -1}, {"input": "5"}, {"input": True}])
+def test_what_is_no_amount_of_tokens_is_refused(usage: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"usage\.input"):
+        session().add_token(usage)
+
+
+def test_what_is_no_name_no_number_and_no_context_is_refused() -> None:
+    top: Any = session()
+    for wrong, named in (
+        (lambda: top.put(3, "x"), "key: 3 is no text"),
+        (lambda: top.increment(3), "key: 3 is no text"),
+        (lambda: top.increment("visits", "one"), r"counters\.visits: 'one' is no number"),
+        (lambda: top.increment("visits", float("nan")), r"counters\.visits: nan is no number"),
+        (lambda: top.add_token(812), "usage: 812 is no object"),
+        (lambda: top.add_token({"input": float("inf")}), r"usage\.input: inf is no number"),
+        (lambda: top.merge("branch"), "branch: 'branch' is no Context"),
+        (lambda: Context.restore({}), "snapshot: is damaged or none at all"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidInput, match=f"^{named}"):
+            wrong()
+    assert (top.counters, top.token_usage) == ({}, {})
+
+
+def test_what_was_put_into_a_list_later_is_found_by_the_snapshot() -> None:
+    top = session(found=[])
+    top.get("found").append(object())
+    with pytest.raises(InvalidInput, match="values of the context"):
+        top.snapshot()
+
+
+# -- snapshots ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_holds_everything() -> None:
+    top = session(found=["0"], tags={"b", "a"}, odd={"$set": [1]}, none=None)
+    top.add_token({"input_tokens": 5})
+    level = top.child(agent="writer")
+    level.get("found").append("1")
+    level.delete("none")
+    level.put("own", 1.5)
+    level.increment("n")
+    level.agent_info["writer"] = {"busy": True}
+    again = Context.restore(level.snapshot())
+    assert dict(again.context_info) == dict(level.context_info)
+    assert dict(again.agent_info) == dict(level.agent_info)
+    assert (again.token_usage, again.counters) == (level.token_usage, level.counters)
+    assert (again.id, again.session_id, again.task_id, again.agent) == (level.id, "s", "t", "writer")
+    assert again.to_branch() == level.to_branch()
+    assert again.snapshot() == level.snapshot()
+    top.merge(again)
+    assert top.get("found") == ["0", "1"]
+    assert top.get("odd") == {"$set": [1]}
+
+
+def test_snapshots_are_the_same_in_each_process() -> None:
+    assert session(tags={"x", "y", "z"}).snapshot() == session(tags={"z", "y", "x"}).snapshot()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-20],
+        lambda data: b"",
+        lambda data: b"{}",
+        lambda data: b"null",
+        lambda data: data.replace(b"draft", b"trick"),
+        lambda data: data.replace(b'"weft.context":1', b'"weft.context":2'),
+        lambda data: data.replace(b'"kind":"snapshot"', b'"kind":"branch"'),
+        lambda data: session().to_branch(),
+    ],
+)
+def test_a_damaged_snapshot_is_an_error_and_never_an_empty_context(damage: Any) -> None:
+    data = session(title="draft").snapshot()
+    assert json.loads(data)["weft.context"] == 1
+    with pytest.raises(InvalidInput, match=r"^snapshot: "):
+        Context.restore(damage(data))

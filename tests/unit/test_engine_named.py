@@ -1,0 +1,60 @@
+"""Engines by name, and their settings."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from runtime_core import ConfigurationError, LocalEngine, RunConfig, engine_named
+
+
+class OwnEngine(LocalEngine):
+    """An engine of one's own."""
+
+
+def test_local_is_an_engine_and_gets_its_settings() -> None:
+    engine = engine_named("local", RunConfig(mode="processes", worker_num=3))
+    assert type(engine) is LocalEngine
+    assert (engine.config.mode, engine.config.workers) == ("processes", 3)
+    assert engine_named("local").config.workers == (os.cpu_count() or 1)
+
+
+def test_an_engine_of_ones_own_is_found() -> None:
+    engine = engine_named(f"{__name__}:OwnEngine", RunConfig(worker_num=2))
+    assert type(engine).__name__ == "OwnEngine"
+    assert engine.config == RunConfig(name=f"{__name__}:OwnEngine", worker_num=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ray", "engine 'ray': this installation has no gateway to Ray; use 'local'"),
+        ("spark", "engine 'spark': this installation has no gateway to Spark; use 'local'"),
+        ("cloud", "engine 'cloud' is none; there is 'local', and engines of your own as 'package.module:Class'"),
+        ("no.such:Engine", "engine 'no.such:Engine' cannot be loaded: No module named 'no'"),
+        ("os:Engine", "engine 'os:Engine' cannot be loaded: module 'os' has no attribute 'Engine'"),
+        ("os:getcwd", "engine 'os:getcwd' is <built-in function getcwd>: give a subclass of RuntimeEngine"),
+    ],
+)
+def test_what_is_no_engine_is_named(name: str, message: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        engine_named(name)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": ""}, "RunConfig: name='' names no engine"),
+        ({"worker_num": 0}, "RunConfig: worker_num=0 is not a whole number from 1"),
+        ({"worker_num": True}, "RunConfig: worker_num=True is not a whole number from 1"),
+        ({"mode": "fibres"}, "RunConfig: mode='fibres' is none; there are threads, processes, async"),
+        ({"timeout_seconds": -1}, "RunConfig: timeout_seconds=-1 is not a number of seconds above 0"),
+        ({"timeout_seconds": float("nan")}, "RunConfig: timeout_seconds=nan is not a number of seconds above 0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        RunConfig(**settings)  # type: ignore[arg-type]
+    assert str(error.value).startswith(message)

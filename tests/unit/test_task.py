@@ -1,0 +1,115 @@
+"""What a Task, its config and its response accept, and how they refuse the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from runtime_core.errors import InvalidInput
+from runtime_core.runners.described import describe, read_description, task_of
+from runtime_core.runners.swarm import label
+from runtime_core.runners.task import Task, TaskConfig
+from runtime_core.streaming import StreamingMode
+from runtime_core.told import TaskResponse
+
+
+def test_a_config_reads_like_a_dict() -> None:
+    conf = Task(conf={"max_steps": 20, "run_mode": "interactive", "check_input": True, "ext": {"depth": 2}}).config
+    assert (conf.max_steps, conf.run_mode, conf.check_input) == (20, "interactive", True)
+    assert (conf.get("max_steps"), conf.get("depth", 3), conf.get("breadth", 3)) == (20, 2, 3)
+    assert conf["run_mode"] == "interactive"
+
+
+def test_names_that_a_runner_of_ones_own_reads_are_kept_for_it() -> None:
+    assert Task(conf={"max_depth": 2}, runner_cls="Tree").config.get("max_depth", 3) == 2
+    with pytest.raises(InvalidInput, match=r"^conf.max_step: is not known; did you mean max_steps\?"):
+        Task(conf={"max_step": 2})
+    with pytest.raises(InvalidInput, match=r"belongs into conf.ext$"):
+        Task(conf={"depth": 2})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"id": "a b"}, "id: 'a b' is not a task id"),
+        ({"max_retry_count": -1}, "max_retry_count: -1"),
+        ({"timeout": -1}, "timeout: -1"),
+        ({"endless_threshold": 0}, "endless_threshold: 0"),
+        ({"agent": "a", "swarm": "b"}, "swarm: a task has an agent or a swarm, not both"),
+        ({"streaming_mode": "some"}, 'streaming_mode: "some" is no streaming mode; known are core'),
+        ({"conf": 5}, "conf: 5 is neither"),
+        ({"hooks": ["start"]}, 'hooks: ["start"] is not an object of hook points'),
+        ({"hooks": {"strat": ["alert"]}}, "hooks.strat: is no hook point; known are task_created"),
+        ({"hooks": {"start": "alert"}}, 'hooks.start: "alert" is not a list of names'),
+        ({"conf": {"max_steps": True}}, "conf.max_steps: True"),
+        ({"conf": {"run_mode": "both"}}, "conf.run_mode: 'both' is not one of one_way, interactive"),
+        ({"conf": {"stream": "yes"}}, "conf.stream: 'yes' is not True or False"),
+        ({"conf": {"engine": "gpu"}}, "conf.engine: 'gpu' is not one of"),
+    ],
+)
+def test_a_wrong_field_is_named(fields: dict[str, Any], message: str) -> None:  # Any: what a user might write
+    with pytest.raises(InvalidInput) as caught:
+        Task(**fields)
+    assert message in str(caught.value)
+
+
+def test_a_task_travels_as_json_and_comes_back() -> None:
+    task = Task(
+        id="t-1",
+        name="n",
+        user_id="u",
+        session_id="s",
+        input={"a": [1]},
+        conf={"max_steps": 7},
+        tool_names=["x"],
+        agent="writer",
+        endless_threshold=5,
+        hooks={"start": ["one"]},
+        context={"k": 1},
+        is_sub_task=True,
+        group_id="g",
+        parent_task="p",
+        max_retry_count=2,
+        timeout=3.0,
+        observation={"content": "c", "info": {"x": 1}},
+        streaming_mode=StreamingMode.ALL,
+    )
+    data = msgspec.json.encode(describe(task, lambda kind, named: label(named)))
+    assert task_of(read_description(data), "other", "other") == task
+
+
+def test_a_description_with_an_unknown_field_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"^input: .*`agnet`"):
+        read_description(b'{"agnet": "x"}')
+    with pytest.raises(InvalidInput, match=r"^input.max_retry_count: Expected `int`"):
+        read_description(b'{"max_retry_count": "x"}')
+    with pytest.raises(InvalidInput, match=r"^input.swarm.topology.0"):
+        task_of(read_description(b'{"swarm": {"topology": [5]}}'), "t", "")
+
+
+def test_what_is_no_json_is_named() -> None:
+    with pytest.raises(InvalidInput, match=r"^input: "):
+        describe(Task(input=object()), lambda kind, named: label(named))
+
+
+def test_a_response_takes_and_gives_the_names_of_other_runtimes() -> None:
+    done = TaskResponse(task_id="t", content="x", status="success")
+    assert done == TaskResponse("t", "completed", "x") == TaskResponse(id="t", answer="x", success=True)
+    assert (done.id, done.answer, done.content, done.output, done.success, done.msg) == ("t", "x", "x", "x", True, "")
+    failed = TaskResponse(task_id="t", content="went wrong", status="failed")
+    assert (failed.success, failed.msg, failed.error) == (
+        False,
+        "went wrong",
+        {"type": "TaskFailed", "message": "went wrong"},
+    )
+    assert TaskResponse("t", success=False, msg="no").status == TaskResponse("t", msg="no").status == "failed"
+    assert TaskResponse("t", "completed", answer=0).output == 0
+    with pytest.raises(InvalidInput, match=r"^status: 'done' is not one of completed"):
+        TaskResponse("t", "done")
+
+
+def test_a_config_of_the_wrong_kind_is_one_clear_error() -> None:
+    with pytest.raises(InvalidInput, match=r"^conf.ext: 5 is not a dict"):
+        TaskConfig.of({"ext": 5})

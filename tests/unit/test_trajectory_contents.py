@@ -1,0 +1,73 @@
+"""Which lists of messages the store lacks is found from their ends: it costs what is new."""
+
+from __future__ import annotations
+
+import msgspec
+
+from runtime_core.trajectory.contents import Contents, Node, missing
+from runtime_core.trajectory.steps import ENCODER
+
+
+def contents_of(*lists: list[object]) -> tuple[Contents, list[bytes]]:
+    contents, heads = Contents(), []
+    for messages in lists:
+        data = ENCODER.encode({"messages": messages})
+        _, references = contents.take_out(data.decode(), data)
+        heads += [bytes.fromhex(reference.digest) for reference in references]
+    return contents, heads
+
+
+def search(heads: list[bytes], nodes: dict[bytes, Node], stored: set[bytes]) -> tuple[list[bytes], int, int]:
+    """What is missing, how many digests were looked up, in how many rounds."""
+    finding = missing(heads, nodes)
+    looked, rounds = 0, 0
+    try:
+        asked = next(finding)
+        while True:
+            looked += len(asked)
+            rounds += 1
+            asked = finding.send(stored.intersection(asked))
+    except StopIteration as found:
+        return found.value, looked, rounds
+
+
+def test_a_list_that_goes_on_costs_its_new_messages() -> None:
+    before, _ = contents_of(list(range(1_000)))
+    now, heads = contents_of(list(range(1_002)))
+    found, looked, _ = search(heads, now.nodes, set(before.nodes))
+    assert len(found) == 2
+    assert looked <= 10
+
+
+def test_a_new_list_takes_few_rounds_and_parents_come_first() -> None:
+    contents, heads = contents_of(list(range(1_000)), [*range(500), "aside"])
+    found, looked, rounds = search(heads, contents.nodes, set())
+    assert (len(found), looked) == (1_001, 1_001)
+    assert rounds <= 7
+    places = {digest: place for place, digest in enumerate(found)}
+    for digest in found:
+        parent = contents.nodes[digest].parent
+        assert parent is None or places[parent] < places[digest]
+
+
+def test_nothing_is_missing_of_what_is_stored() -> None:
+    contents, heads = contents_of([1, 2, 3], [1, 2])
+    assert search(heads, contents.nodes, set(contents.nodes))[:2] == ([], 2)
+
+
+def test_the_same_message_in_another_place_is_another_node_and_one_content() -> None:
+    contents, _ = contents_of(["a", "b", "a"])
+    assert (len(contents.nodes), len(contents.values)) == (3, 2)
+
+
+def test_json_that_cannot_be_read_stays_as_it_is() -> None:
+    for text in ('{"messages":[1', '{"messages" 1}', '{"messages":[1]} x'):
+        contents = Contents()
+        assert contents.take_out(text, text.encode()) == (text, [])
+        assert not contents.nodes
+
+
+def test_what_was_erased_meanwhile_is_empty() -> None:
+    data = ENCODER.encode({"messages": [1, 2], "n": 1})
+    text, references = Contents().take_out(data.decode(), data)
+    assert msgspec.json.decode(Contents().put_back(text, references)) == {"messages": [], "n": 1}
