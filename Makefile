@@ -41,7 +41,7 @@ setup: $(VENV)/.setup ## Make .venv with everything that development needs (noth
 setup-run: $(VENV)/.setup-run
 
 lock: setup ## Write requirements/*.txt anew from pyproject.toml (ARGS=--upgrade for newer versions)
-	$(COMPILE) --extra postgres --extra parquet --group dev --output-file requirements/dev.txt $(ARGS)
+	$(COMPILE) --extra postgres --extra parquet --extra llm --extra mcp --group dev --output-file requirements/dev.txt $(ARGS)
 	$(COMPILE) --extra autogen --group autogen --constraint requirements/dev.txt --output-file requirements/autogen.txt $(ARGS)
 	$(COMPILE) --group build --constraint requirements/dev.txt --output-file requirements/run.txt
 
