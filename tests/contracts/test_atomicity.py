@@ -12,6 +12,7 @@ from itertools import count
 
 import pytest
 
+from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.transport import Argument
 from runtime_core.bus.values import Begun
@@ -54,12 +55,12 @@ def case(function: Case) -> Case:
     return function
 
 
-async def busy(stage: Stage, *, streamed: int = 2) -> None:
+async def busy(stage: Stage, *, streamed: int = 2, limits: bytes = b"") -> None:
     """A keyed instance whose event is in flight, with another waiting in its mailbox."""
     broker, bus = stage.broker, stage.bus
     reply = broker.keys.reply("c")
     await broker.call("XADD", reply, "*", "seen", "1")
-    await broker.submit(bus, "t", key="k", reply=reply, streamed=streamed, timeout_ms=90_000)
+    await broker.submit(bus, "t", key="k", reply=reply, streamed=streamed, timeout_ms=90_000, limits=limits)
     await broker.submit(bus, "next", key="k", reply="elsewhere")
 
 
@@ -412,6 +413,32 @@ async def emit(stage: Stage) -> Act:
     await busy(stage)
     turn = await stage.broker.take(stage.bus)
     return lambda: stage.bus.emit(turn, "1", DIGEST.encode() + b"K1700000000000null", b'"text"')
+
+
+async def calling(stage: Stage) -> Delivery:
+    """A turn in the middle of a model call that has reserved something."""
+    await busy(stage, limits=b'{"tokens":10}')
+    turn = await stage.broker.take(stage.bus)
+    await stage.bus.begin_call(turn, "1", b'{"tokens":[1,4]}')
+    return turn
+
+
+@case
+async def begin_of_a_model_call(stage: Stage) -> Act:
+    turn = await calling(stage)
+    return lambda: stage.bus.begin_call(turn, "2", b'{"tokens":[1,4]}')
+
+
+@case
+async def end_of_a_model_call(stage: Stage) -> Act:
+    turn = await calling(stage)
+    return lambda: stage.bus.settle_call(turn, "1", DIGEST.encode() + b"K1700000000000null", b'{"tokens":3}')
+
+
+@case
+async def a_piece_of_a_models_answer(stage: Stage) -> Act:
+    turn = await calling(stage)
+    return lambda: stage.bus.stream(turn, "1", 1, b'"text"')
 
 
 @case

@@ -13,6 +13,7 @@ from runtime_core.agents.journal import pack
 from runtime_core.agents.ports import Meta
 from runtime_core.agents.run import Run
 from runtime_core.app import App
+from runtime_core.bus.values import CallBegun
 from runtime_core.consumer.effects import (
     COMPLETED,
     FAILED,
@@ -87,6 +88,9 @@ class World:
     waits: dict[str, str] = field(default_factory=dict)
     asked: list[tuple[str, str, str, object]] = field(default_factory=list)
     emitted: list[tuple[str, object]] = field(default_factory=list)
+    streamed: list[tuple[str, int, object]] = field(default_factory=list)
+    begun: dict[str, int] = field(default_factory=dict)
+    """How often each model call was begun."""
     recorded: list[str] = field(default_factory=list)
     sent: list[tuple[str, str, object]] = field(default_factory=list)
     used: list[Usage] = field(default_factory=list)
@@ -98,13 +102,30 @@ class World:
 
     # ---- the port
 
-    async def record(self, step: str, digest: str, status: bytes, payload: bytes) -> bytes:
+    async def record(self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes = b"") -> bytes:
         self._dies(before=True)
         if step not in self.journal:
             self.recorded.append(step)
+            if usage:
+                self.used.append(Usage.from_json(usage))
             self.journal[step] = pack(digest, status, self._tick(), payload)
         self._dies(before=False)
         return self.journal[step]
+
+    async def begin_call(self, step: str, reserve: bytes) -> CallBegun:
+        self._dies(before=True)
+        self.begun[step] = self.begun.get(step, 0) + 1
+        self._dies(before=False)
+        wanted: dict[str, tuple[float, float]] = json.loads(reserve) if reserve else {}
+        return CallBegun(self.begun[step], {name: amounts[1] for name, amounts in wanted.items()})
+
+    async def settle_call(
+        self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes
+    ) -> tuple[bytes, str]:
+        return await self.record(step, digest, status, payload, usage), ""
+
+    def stream(self, step: str, attempt: int, data: bytes) -> None:
+        self.streamed.append((step, attempt, json.loads(data)))
 
     async def usage(self) -> bytes:
         return total(self.used).to_json()

@@ -292,7 +292,7 @@ async def test_another_process_was_first_with_the_same_step() -> None:
         return await ctx.step(body)
 
     class Second(World):
-        async def record(self, step: str, digest: str, status: bytes, payload: bytes) -> bytes:
+        async def record(self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes = b"") -> bytes:
             await super().record(step, digest, status, b'"theirs"')
             return await super().record(step, digest, status, payload)
 
@@ -308,7 +308,7 @@ async def test_another_process_was_first_with_other_code() -> None:
         return await ctx.step(body)
 
     class Second(World):
-        async def record(self, step: str, digest: str, status: bytes, payload: bytes) -> bytes:
+        async def record(self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes = b"") -> bytes:
             return await super().record(step, "0badf00d", status, payload)
 
     assert (await failed(code, Second())).parked
@@ -561,7 +561,7 @@ async def test_a_fenced_owner_gets_no_result() -> None:
         return await ctx.gather(branch(), ctx.tool("t"))
 
     class Dead(World):
-        async def record(self, step: str, digest: str, status: bytes, payload: bytes) -> bytes:
+        async def record(self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes = b"") -> bytes:
             raise errors.Fenced("dead")
 
         def emit(self, step: str, digest: str, data: bytes) -> None:

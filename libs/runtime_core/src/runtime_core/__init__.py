@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from runtime_core.agents.agent import Agent, handles
     from runtime_core.agents.approval import Approval
     from runtime_core.agents.context import AgentContext
+    from runtime_core.agents.model_step import ModelCall
     from runtime_core.app import App
     from runtime_core.client import Client
     from runtime_core.context.context import Context
@@ -168,6 +169,7 @@ __all__ = [
     "MessageContext",
     "MessageDroppedException",
     "MessageSerializer",
+    "ModelCall",
     "NodeGroup",
     "NotAccessibleError",
     "Observation",
@@ -284,6 +286,7 @@ _PLACES = {
     "MessageContext": "runtime_core.runtime.context",
     "MessageDroppedException": "runtime_core.runtime.errors",
     "MessageSerializer": "runtime_core.runtime.serialization",
+    "ModelCall": "runtime_core.agents.model_step",
     "NodeGroup": "runtime_core.run_nodes.node",
     "NotAccessibleError": "runtime_core.runtime.errors",
     "Observation": "runtime_core.runners.values",

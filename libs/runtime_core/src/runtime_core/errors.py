@@ -85,6 +85,10 @@ class LimitExceeded(WeftError):
     """A task, run or journal went over a limit; the message names the limit and its value."""
 
 
+class Reserved(WeftError):
+    """What a model call needs of a limit is held by other calls of the task; it may be free when they have ended."""
+
+
 class JobCancelled(WeftError):
     """A job of `ctx.background` was awaited that `job.cancel()` had stopped."""
 

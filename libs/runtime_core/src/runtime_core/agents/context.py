@@ -19,6 +19,7 @@ from runtime_core.agents.engine import ENGINES, Engine
 from runtime_core.agents.gather import Gather
 from runtime_core.agents.job import AtEnd, Job
 from runtime_core.agents.local import LocalStep, call_function
+from runtime_core.agents.model_step import ModelStep, Reserve
 from runtime_core.agents.naming import name_and_pool
 from runtime_core.agents.outgoing import Emit, Note, PublishStep, SendStep, SpendStep
 from runtime_core.agents.run_context import context_of
@@ -252,20 +253,32 @@ class AgentContext:
         return LocalStep(run, branch, "step", label, body, data)
 
     def model(
-        self, name: str, request: object, function: Callable[..., object], /
+        self,
+        name: str,
+        request: object,
+        function: Callable[..., object],
+        /,
+        *,
+        identity: object = None,
+        reserve: Reserve | None = None,
     ) -> Awaitable[Any]:  # Any: the model's own JSON
-        """Call a model: `function(request)`, sync or async, once, with its JSON result recorded as a step.
+        """Call a model: `function(request)` or `function(request, call)`, sync or async, once; its JSON is recorded.
+
+        `call` is a ModelCall: the attempt, pieces of the answer for the client, what was used. `identity`, JSON, counts
+        as what this step asks for in place of name and request, so that another version of the code finds the answer
+        again. `reserve` names what the call may use of the task's limits, as `{"tokens": (least, most)}`: where that
+        is more than is left, the task ends with LimitExceeded; where other calls of the task hold it just now,
+        LocalStepError of type `Reserved` says so: sleep, and ask again.
 
         The hooks of `before_llm_call` may change or refuse the request, those of `after_llm_call` the result. What the
         function raises becomes LocalStepError.
         """
         run, branch = self._here("ctx.model")
         if run.hooks is not None:
-            guarded = run.hooks.model(branch, name, request, function)
+            guarded = run.hooks.model(branch, name, request, function, identity, reserve)
             if guarded is not None:
                 return guarded
-        body = partial(call_function, function, (request,), {}, run.threads)
-        return LocalStep(run, branch, "model", name, body, encode(request, "request of ctx.model"))
+        return ModelStep(run, branch, name, request, function, identity=identity, reserve=reserve)
 
     def hook(self, point: str, payload: object = None, /, *, name: str = "") -> Awaitable[Any]:  # Any: as the payload
         """Run the hooks of a point that only the agent's code knows, such as `before_context_compact`.

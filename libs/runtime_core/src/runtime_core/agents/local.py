@@ -105,21 +105,28 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
             payload = codec.encode({"type": kind, "message": message})
             row_error = RowError(kind, message, text_of(failure), at=time.time() * 1000)
         try:
-            value = await run.port.record(self.id, self.digest, status, payload)
+            value = await self.journal(status, payload)
         except asyncio.CancelledError:
             raise
         except Exception as error:
             raise run.flow.abandon(error) from error
         run.journal.add(self.id, value)
         if status_of(value) == status and payload_of(value) == payload:
-            output = payload if failure is None else b""
             # As journaled: a replay from the trajectory sees the times that this run saw (`ctx.now`).
             ended = max(began, float(time_of(value)))
-            run.rows.add(self, started=began, ended=ended, input=self.data, output=output, error=row_error)
+            self.note_row(began, ended, payload if failure is None else b"", row_error)
         # Another process may have been first, with other code.
         if value[:DIGEST_BYTES] != self.digest.encode():
             raise run.diverged(self)
         return value
+
+    async def journal(self, status: bytes, payload: bytes) -> bytes:
+        """Write the result, put if absent: the journal value that is stored now."""
+        return await self.run.port.record(self.id, self.digest, status, payload)
+
+    def note_row(self, started: float, ended: float, output: bytes, error: RowError | None) -> None:
+        """Note what the trajectory says of it. Times are epoch milliseconds."""
+        self.run.rows.add(self, started=started, ended=ended, input=self.data, output=output, error=error)
 
 
 async def call_function(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Required, TypedDict
 
 if TYPE_CHECKING:
     from runtime_core.agents.context import AgentContext
+    from runtime_core.bus.values import CallBegun
     from runtime_core.consumer.effects import TurnResult
     from runtime_core.events.handler import Handler
     from runtime_core.events.subscriber import DeclaredSubscriber
@@ -20,6 +21,26 @@ class RunPort(Protocol):
 
         Raises Fenced where the owner was declared dead, and BusError; both end the run here without a result.
         """
+        ...
+
+    async def begin_call(self, step: str, reserve: bytes) -> CallBegun:
+        """Begin a model call; `reserve` (JSON, names to `[least, most]`; empty: nothing) is held of the task's limits.
+
+        Raises as `record`; Reserved where it does not fit beside other calls, LimitExceeded where it never will.
+        """
+        ...
+
+    async def settle_call(
+        self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes
+    ) -> tuple[bytes, str]:
+        """As `record`, for a model call, with what it has used (JSON; empty: nothing), in one write.
+
+        Returns the journal value that is stored now, and which limit the task is over by it (empty: none).
+        """
+        ...
+
+    def stream(self, step: str, attempt: int, data: bytes) -> None:
+        """Send a piece of a model's answer (JSON) to the client. Does not wait, and is not journaled."""
         ...
 
     async def usage(self) -> bytes:

@@ -42,6 +42,7 @@ class Rows:
         output: bytes = b"",
         error: RowError | None = None,
         usage: dict[str, float] | None = None,
+        attributes: dict[str, Any] | None = None,  # Any: texts, numbers, lists of them
     ) -> None:
         """Note a finished step. Times are epoch milliseconds; 0: now."""
         ended = ended or time.time() * 1000
@@ -60,6 +61,7 @@ class Rows:
                 output=msgspec.Raw(output) if output else NOTHING,
                 error=error,
                 usage=usage or {},
+                attributes=attributes or {},
                 owner=self._owner,
             )
         )

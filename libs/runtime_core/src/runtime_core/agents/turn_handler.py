@@ -20,7 +20,7 @@ from runtime_core.agents.turn_commit import parts_of, parts_of_calls, parts_of_s
 from runtime_core.app import App
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import RunFields
+from runtime_core.bus.values import CallBegun, RunFields
 from runtime_core.consumer.attempt import give_up, log_retry
 from runtime_core.consumer.decision import RetryAt, decide, reason_of
 from runtime_core.consumer.effects import Call, Completed, Failed, Publish, Send, Suspended
@@ -66,6 +66,28 @@ class TurnPort:
         if stored is None:
             raise _TurnGone(f"{self.delivery!r} is handled by another owner")
         return stored
+
+    async def begin_call(self, step: str, reserve: bytes) -> CallBegun:
+        begun = await self._bus.begin_call(self.delivery, step, reserve)
+        if begun is None:
+            raise _TurnGone(f"{self.delivery!r} is handled by another owner")
+        return begun
+
+    async def settle_call(
+        self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes
+    ) -> tuple[bytes, str]:
+        # What was streamed comes before the result, for who reads the stream and the final event.
+        await self.flush()
+        value = b"%b%b%013d%b" % (digest.encode(), status, _now(), payload)
+        settled = await self._bus.settle_call(self.delivery, step, value, usage)
+        if settled is None:
+            raise _TurnGone(f"{self.delivery!r} is handled by another owner")
+        return settled
+
+    def stream(self, step: str, attempt: int, data: bytes) -> None:
+        self._writes.append(
+            asyncio.get_running_loop().create_task(self._bus.stream(self.delivery, step, attempt, data))
+        )
 
     async def usage(self) -> bytes:
         return await self._bus.usage(self.delivery.task)

@@ -23,6 +23,16 @@ class Begun:
     """When the run shall count as begun, for `ctx.now()`; 0: now."""
 
 
+@dataclass(frozen=True, slots=True)
+class CallBegun:
+    """A model call that may be made now."""
+
+    attempt: int
+    """From 1: how often it was begun, by processes that died too."""
+    granted: dict[str, float]
+    """The most that it may use, by name."""
+
+
 @dataclass(slots=True)
 class NewTask:
     """What `submit` needs to start a task."""

@@ -14,6 +14,7 @@ from runtime_core.agents.ports import Definition, Functions, Meta
 from runtime_core.agents.run import Run
 from runtime_core.agents.step import Step
 from runtime_core.agents.values import from_json
+from runtime_core.bus.values import CallBegun
 from runtime_core.consumer.effects import COMPLETED, Failed
 from runtime_core.events.manager import message_id
 from runtime_core.events.message import Message
@@ -44,6 +45,17 @@ class _NoBroker:
 
     async def record(self, step: str, digest: str, status: bytes, payload: bytes) -> bytes:
         raise AssertionError(f"a replay has done step {step}")
+
+    async def begin_call(self, step: str, reserve: bytes) -> CallBegun:
+        raise AssertionError(f"a replay has called the model of step {step}")
+
+    async def settle_call(
+        self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes
+    ) -> tuple[bytes, str]:
+        raise AssertionError(f"a replay has called the model of step {step}")
+
+    def stream(self, step: str, attempt: int, data: bytes) -> None:
+        raise AssertionError(f"a replay has called the model of step {step}")
 
     async def usage(self) -> bytes:
         return b""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from runtime_core.agents.approval import Approval, ApprovalQuestion, approval_of
 from runtime_core.agents.asked import call, question
 from runtime_core.agents.context import AgentContext
 from runtime_core.agents.failure import failure_of
-from runtime_core.agents.local import LocalStep, call_function
+from runtime_core.agents.model_step import MAX_REQUEST_BYTES, ModelStep, Reserve
 from runtime_core.agents.outgoing import Emit
 from runtime_core.agents.values import from_json
 from runtime_core.consumer.decision import RetryAt, decide
@@ -154,21 +153,28 @@ class RunHooks:
         return await self._fire(HookPoint.AFTER_TOOL_CALL, name, result, input=arguments)
 
     def model(
-        self, branch: Branch, name: str, request: object, function: Callable[..., object]
+        self,
+        branch: Branch,
+        name: str,
+        request: object,
+        function: Callable[..., object],
+        identity: object,
+        reserve: Reserve | None,
     ) -> Guarded[Any] | None:  # Any: the model's JSON
         if not any(map(self._pipeline.selection.at, _AROUND_MODEL)):
             return None
-        return Guarded(self._run, branch, f"model {name}", self._model(name, request, function))
+        return Guarded(self._run, branch, f"model {name}", self._model(name, request, function, identity, reserve))
 
-    async def _model(self, name: str, request: object, function: Callable[..., object]) -> object:
+    async def _model(
+        self, name: str, request: object, function: Callable[..., object], identity: object, reserve: Reserve | None
+    ) -> object:
         run = self._run
-        given = from_json(encode(request, "request of ctx.model"))
+        given = from_json(encode(request, "request of ctx.model", MAX_REQUEST_BYTES))
         changed = await self._fire(HookPoint.BEFORE_LLM_CALL, name, given)
         if changed is not given:
             request = changed
-        data = encode(request, "request of ctx.model")
-        body = partial(call_function, function, (request,), {}, run.threads)
-        result = await LocalStep(run, run.flow.branch_here("ctx.model"), "model", name, body, data)
+        here = run.flow.branch_here("ctx.model")
+        result = await ModelStep(run, here, name, request, function, identity=identity, reserve=reserve)
         return await self._fire(HookPoint.AFTER_LLM_CALL, name, result, input=changed)
 
     def emit(self, branch: Branch, data: bytes) -> Guarded[None] | None:

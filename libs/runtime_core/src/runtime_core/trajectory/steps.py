@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 NOTHING = msgspec.Raw(b"")
@@ -61,6 +63,8 @@ class Step(msgspec.Struct, omit_defaults=True):
     """Errors of earlier attempts, oldest first."""
     usage: dict[str, float] = {}
     """What it has used: names to amounts."""
+    attributes: dict[str, Any] = {}  # Any: texts, numbers, booleans and lists of them
+    """What else is known of it, by the names of OpenTelemetry's conventions: of a model call `gen_ai.…`."""
     cause: str = ""
     """Id of the event that caused it, where it is not the parent's step."""
     owner: str = ""

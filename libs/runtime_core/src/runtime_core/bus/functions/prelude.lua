@@ -5,10 +5,13 @@
 --   cur        entry id in flight · `held` (waits for steps) · `mail` (in a mailbox) · `retry` · `nest` · `pend` · `park`
 --   h          stream, agent, key, reply, created ms, max steps, event id, source, digest, session: one line each
 --   d          the input        u   number of turns committed        fl  flags: o out stream, c child runs, z timers, l dead letters,
---                                                                     r steps on the out stream, u usage or limits, n somebody waits for its runs
+--                                                                     r steps on the out stream, u usage or limits, n somebody waits for its runs,
+--                                                                     v model calls have reserved
 --   m:<step>   a step without a result: digest (8), kind (1), wait      j:<step>  its result: digest (8), status (1), ms (13), payload
 --   lt         number of its dead letters, which pin the ended task
 --   us, lim    what the task has used, and the most that it may use: JSON
+--   b:<step>   how often a model call that has no result was begun
+--   rs         what model calls under way have reserved: JSON, `<run>|<step>` to names and amounts
 --   w          journaled steps whose rows no commit has written to the record yet
 --   q:<step>   a question: when it was asked (ms) and its event's data
 --   s0         the instance's state as it was when this (nested) run began
@@ -445,6 +448,16 @@ local function over_limit(used, limits)
   return nil
 end
 
+-- Removes reservations from those `held` (JSON): of one model call, or where `place` ends with `|`, of all calls of a run.
+local function give_back(key, held, place)
+  local left, found = {}, false
+  for name, amounts in pairs(cjson.decode(held)) do
+    local of_run = string.sub(place, -1) == '|' and string.sub(name, 1, #place) == place
+    if name ~= place and not of_run then left[name], found = amounts, true end
+  end
+  if found then redis.call('HSET', key, 'rs', cjson.encode(left)) else redis.call('HDEL', key, 'rs') end
+end
+
 -- The points of a task's hooks that are left when it has not completed.
 local END_POINTS = {'post_task_call', 'task_failed', 'session_failed'}
 
@@ -521,6 +534,7 @@ local function end_task(base, task, ending, flags, status, result, steps, ms, re
   if flags ~= '' then free_children(base, task, redis.call('HGETALL', key)) end
   if keep or string.find(flags, 'l', 1, true) then
     redis.call('HSET', key, 'status', status, 'out', final, 'ended', ms, 'steps', steps)
+    redis.call('HDEL', key, 'rs')
     redis.call('PERSIST', key)
   else
     redis.call('DEL', key)
@@ -560,7 +574,13 @@ local function end_child(base, task, run, inst, status, ms, payload)
   redis.call('DEL', run_key(base, task, run))
   redis.call('HDEL', base .. 'task:' .. task, 'k:' .. run)
   answer(base, task, parent, step, status, ms, payload)
-  if string.find(redis.call('HGET', base .. 'task:' .. task, 'fl') or '', 'n', 1, true) then
+  local key = base .. 'task:' .. task
+  local flags = redis.call('HGET', key, 'fl') or ''
+  if string.find(flags, 'v', 1, true) then
+    local held = redis.call('HGET', key, 'rs')
+    if held then give_back(key, held, run .. '|') end
+  end
+  if string.find(flags, 'n', 1, true) then
     -- pcall: not all that end a run have looked at this stream before; a wait looks at the run itself too.
     redis.pcall('XADD', base .. 'states', 'MAXLEN', '~', STATES_MAX, '*', 'i', 'run/' .. task .. '/' .. run, 's',
       status == 'K' and 'completed' or 'failed')

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+import msgspec
+
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.transport import Argument
+from runtime_core.bus.values import CallBegun
 from runtime_core.bus.verbs.partition import Partition
-from runtime_core.errors import LimitExceeded
+from runtime_core.errors import LimitExceeded, Reserved
 
 JOURNAL_LIMIT = 10_000
 """Steps that one run may journal."""
+_FULL = f"the run's journal holds its limit of {JOURNAL_LIMIT} steps"
 
 
 class CommitVerbs(Partition):
@@ -97,8 +101,48 @@ class CommitVerbs(Partition):
         )
         self._fence(reply)
         if reply == b"LIMIT":
-            raise LimitExceeded(f"the run's journal holds its limit of {JOURNAL_LIMIT} steps")
+            raise LimitExceeded(_FULL)
         return None if reply == b"DONE" else cast(bytes, reply)
+
+    async def begin_call(self, delivery: Delivery, step: str, reserve: bytes = b"") -> CallBegun | None:
+        """Begin a model call in mid-turn, or begin it anew; None where the turn is lost.
+
+        `reserve` (JSON, names to `[least, most]`) is held of the task's limits until the call is settled. Raises
+        `Reserved` where other calls hold too much of them now, and `LimitExceeded` where too little is left for good.
+        """
+        reply = await self.call("begin_call", self.owner, delivery.entry, delivery.task, delivery.run, step, reserve)
+        self._fence(reply)
+        if reply == b"DONE":
+            return None
+        if isinstance(reply, bytes):
+            kind, _, why = reply.decode().partition(" ")
+            raise (Reserved if kind == "WAIT" else LimitExceeded)(why)
+        attempt, granted = cast(list[bytes], reply)
+        return CallBegun(int(attempt), msgspec.json.decode(granted, type=dict[str, float]))
+
+    async def settle_call(
+        self, delivery: Delivery, step: str, value: bytes, usage: bytes = b""
+    ) -> tuple[bytes, str] | None:
+        """Journal a model call as `record` does, with what it has used (JSON); its reservation is given back.
+
+        Returns what is stored now, and which limit the task is over by it (empty: none); None where the turn is lost.
+        """
+        reply = await self.call(
+            "settle_call", self.owner, delivery.entry, delivery.task, delivery.run, step, value, JOURNAL_LIMIT, usage
+        )
+        self._fence(reply)
+        if reply == b"LIMIT":
+            raise LimitExceeded(_FULL)
+        if isinstance(reply, list):
+            stored, why = cast(list[bytes], reply)
+            return stored, why.decode()
+        return None if reply == b"DONE" else (cast(bytes, reply), "")
+
+    async def stream(self, delivery: Delivery, step: str, attempt: int, data: bytes) -> bool:
+        """Append a piece of a model's answer (JSON) to the task's output; False where nobody wants it any more."""
+        reply = await self.call("stream", self.owner, delivery.entry, delivery.task, delivery.run, step, attempt, data)
+        self._fence(reply)
+        return reply == b"OK"
 
     async def emit(self, delivery: Delivery, step: str, value: bytes, data: bytes) -> bool:
         """Append a delta to the task's output, once per step."""

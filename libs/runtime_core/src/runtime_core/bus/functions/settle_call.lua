@@ -1,0 +1,30 @@
+-- Journals the result of a model call, put if absent, and in the same step adds what it has used to the task's usage
+-- and gives back what it had reserved.
+-- KEYS 1 base
+-- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 value (digest, status, ms, payload) · 7 journal limit
+--      8 what was used (JSON) or ''
+-- RETURNS the value now stored: the caller goes on with that, also where it is another's
+--         · {the value, why} where the task is over a limit now · 'FENCED' · 'DONE' where the turn is no longer this
+--         entry's · 'LIMIT' where the journal is full
+local function settle_call(keys, args)
+  local base, task, run, step = keys[1], args[3], args[4], args[5]
+  if not redis.call('ZSCORE', base .. 'alive', args[1]) then return redis.status_reply('FENCED') end
+  local key = base .. 'task:' .. task
+  local rk = run_key(base, task, run)
+  local t = redis.call('HMGET', key, 'status', 'us', 'lim', 'rs', 'fl')
+  local v = redis.call('HMGET', rk, 'cur', 'w', 'j:' .. step)
+  if v[1] ~= args[2] or ENDED[t[1]] then return redis.status_reply('DONE') end
+  if v[3] then return v[3] end
+  if redis.call('HLEN', rk) >= tonumber(args[7]) then return redis.status_reply('LIMIT') end
+  local usage, over
+  if args[8] ~= '' then
+    local used = usage_with(t[2], {args[8]})
+    usage, over = cjson.encode(used), over_limit(used, t[3])
+  end
+  redis.call('HSET', rk, 'j:' .. step, args[6], 'w', (v[2] or '') .. step .. '\n')
+  redis.call('HDEL', rk, 'b:' .. step)
+  if usage then redis.call('HSET', key, 'us', usage, 'fl', flag(t[5] or '', 'u')) end
+  if t[4] then give_back(key, t[4], run .. '|' .. step) end
+  if over then return {args[6], over} end
+  return args[6]
+end

@@ -1,0 +1,150 @@
+"""A model call in mid-turn: counted, its use reserved within the task's limits, journaled with what it has used."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import CallBegun
+from runtime_core.errors import Fenced, LimitExceeded, Reserved
+from tests.contracts.broker import DIGEST, Broker, ask, complete, fail, now, suspend
+
+ANSWER = DIGEST.encode() + b'K1700000000000"answer"'
+
+
+def tokens(least: float, most: float) -> bytes:
+    return json.dumps({"tokens": [least, most]}).encode()
+
+
+async def begun(bus: EventBus, turn: Delivery, step: str, reserve: bytes = b"") -> CallBegun:
+    call = await bus.begin_call(turn, step, reserve)
+    assert call is not None
+    return call
+
+
+async def sums(broker: Broker, task: str) -> object:
+    return json.loads((await broker.task(task))["us"])
+
+
+async def test_attempts_of_a_call_are_counted_over_deaths(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    assert await begun(bus, turn, "1") == CallBegun(1, {})
+    assert await begun(bus, turn, "1") == CallBegun(2, {})
+    assert await begun(bus, turn, "2") == CallBegun(1, {})
+
+
+async def test_an_answer_and_what_it_has_used_are_kept_once(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    await begun(bus, turn, "1")
+    assert await bus.settle_call(turn, "1", ANSWER, b'{"tokens":3,"models":{"m":{"tokens":3}}}') == (ANSWER, "")
+    other = DIGEST.encode() + b'K1700000000000"other"'
+    assert await bus.settle_call(turn, "1", other, b'{"tokens":5}') == (ANSWER, ""), "the first one holds"
+    assert await sums(broker, "t") == {"tokens": 3, "models": {"m": {"tokens": 3}}}
+    fields = await broker.task("t")
+    assert fields["w"] == "1\n", "its row is still to be written"
+    assert "b:1" not in fields
+    assert await complete(bus, turn)
+    assert (await broker.final("t"))["usage"] == {"tokens": 3, "models": {"m": {"tokens": 3}}}
+    await broker.idle()
+
+
+async def test_calls_at_once_cannot_go_over_a_limit_together(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", limits=b'{"tokens":10}')
+    turn = await broker.take(bus)
+    assert (await begun(bus, turn, "1", tokens(1, 6))).granted == {"tokens": 6}
+    assert (await begun(bus, turn, "2", tokens(1, 6))).granted["tokens"] == pytest.approx(4), "what is left"
+    with pytest.raises(Reserved, match="have reserved 10 tokens"):
+        await begun(bus, turn, "3", tokens(1, 6))
+    assert await bus.settle_call(turn, "1", ANSWER, b'{"tokens":2}') == (ANSWER, "")
+    assert (await begun(bus, turn, "3", tokens(1, 6))).granted["tokens"] == pytest.approx(4)
+    with pytest.raises(LimitExceeded, match=r"needs at least 9 tokens, and of the task's max_tokens=10 it has used 2$"):
+        await begun(bus, turn, "4", tokens(9, 9))
+
+
+async def test_a_call_that_is_begun_anew_replaces_its_own_reservation(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", limits=b'{"tokens":10}')
+    turn = await broker.take(bus)
+    await begun(bus, turn, "1", tokens(6, 6))
+    assert await begun(bus, turn, "1", tokens(6, 6)) == CallBegun(2, {"tokens": 6})
+
+
+async def test_without_a_limit_nothing_is_held(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", limits=b'{"cost":1}')
+    turn = await broker.take(bus)
+    assert (await begun(bus, turn, "1", tokens(6, 60))).granted == {"tokens": 60}
+    assert "rs" not in await broker.task("t")
+
+
+async def test_a_run_that_ends_gives_back_what_its_calls_have_reserved(broker: Broker, bus: EventBus) -> None:
+    """A child that fails in the middle of a call holds nothing back from the others; its sibling keeps its own."""
+    await broker.submit(bus, "t", limits=b'{"tokens":10}')
+    parts = (ask("1", "editor", stream="agent", wait="0"), ask("11", "desk", stream="agent"))
+    assert await suspend(bus, await broker.take(bus), *parts)
+    editor, desk = await broker.take(bus), await broker.take(bus)
+    await begun(bus, editor, "1", tokens(6, 6))
+    await begun(bus, desk, "1", tokens(1, 1))
+    assert await fail(bus, editor)
+    assert json.loads((await broker.task("t"))["rs"]) == {"r/11|1": {"tokens": 1}}
+    assert (await begun(bus, desk, "2", tokens(9, 9))).granted["tokens"] == pytest.approx(9)
+    assert await bus.settle_call(desk, "1", ANSWER) == (ANSWER, "")
+    assert await bus.settle_call(desk, "2", ANSWER) == (ANSWER, "")
+    assert "rs" not in await broker.task("t")
+
+
+async def test_an_answer_over_the_limit_is_kept_and_says_so(broker: Broker, bus: EventBus) -> None:
+    """The reservation was too small: what was used counts all the same, and whoever asked ends the task."""
+    await broker.submit(bus, "t", limits=b'{"tokens":10}')
+    turn = await broker.take(bus)
+    await begun(bus, turn, "1", tokens(1, 1))
+    over = "the task has used 11 tokens, over its max_tokens=10"
+    assert await bus.settle_call(turn, "1", ANSWER, b'{"tokens":11}') == (ANSWER, over)
+    assert await sums(broker, "t") == {"tokens": 11}
+    error = b'{"type":"LimitExceeded","message":"over"}'
+    assert await bus.commit_turn(turn, "x", now(), b"[]", 1, error, b"", [], 0)
+    assert (await broker.final("t"))["usage"] == {"tokens": 11}
+
+
+async def test_pieces_of_an_answer_name_the_call_and_its_attempt(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    assert not await bus.stream(turn, "1", 1, b'"early"'), "it was not begun"
+    await begun(bus, turn, "1")
+    assert await bus.stream(turn, "1", 1, b'"Red"')
+    await begun(bus, turn, "1")
+    assert not await bus.stream(turn, "1", 1, b'"is"'), "it was begun anew"
+    assert await bus.stream(turn, "1", 2, b'"Redis"')
+    await bus.settle_call(turn, "1", ANSWER)
+    assert not await bus.stream(turn, "1", 2, b'"late"')
+    said = [json.loads(entry["data"]) for entry in await broker.entries("out:t")]
+    assert said == [
+        {"task_id": "t", "run_id": "r/1", "attempt": 1, "seq": 1, "text": "Red"},
+        {"task_id": "t", "run_id": "r/1", "attempt": 2, "seq": 2, "text": "Redis"},
+    ]
+
+
+async def test_who_lost_the_turn_neither_begins_nor_ends_a_call(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    await begun(bus, turn, "1")
+    other = await broker.owner()
+    await broker.silence(bus)
+    before = await broker.snapshot()
+    used = b'{"tokens":1}'
+    for write in (
+        bus.begin_call(turn, "1"),
+        bus.settle_call(turn, "1", ANSWER, used),
+        bus.stream(turn, "1", 1, b'"x"'),
+    ):
+        with pytest.raises(Fenced):
+            await write
+    assert await broker.snapshot() == before
+    await broker.submit(other, "u")
+    await other.cancel("t", "no more")
+    turn.task, turn.run = "t", "r"
+    assert await other.begin_call(turn, "1") is None, "the task is over"
+    assert await other.settle_call(turn, "1", ANSWER) is None
