@@ -12,6 +12,7 @@ from typing import NoReturn, Protocol
 import pytest
 from hypothesis import settings
 
+from tests.openai_server.driver import OpenAIServer
 from tests.servers.matrix import MATRIX, VALKEY_9, Servers, make_server
 from tests.servers.process import Append, Server
 from tests.servers.unavailable import Unavailable
@@ -104,6 +105,13 @@ def own_server(server_cache: Path, wanted_servers: frozenset[str], tmp_path: Pat
 def own_valkey(own_server: OwnServer) -> Server:
     """A Valkey 9 for this test alone, which may kill, pause and restart it."""
     return own_server()
+
+
+@pytest.fixture
+def openai_server(tmp_path: Path) -> Iterator[OpenAIServer]:
+    """A server that speaks OpenAI's APIs, for this test alone: give it a script before its first request."""
+    with OpenAIServer(tmp_path / "openai") as server:
+        yield server
 
 
 @pytest.fixture

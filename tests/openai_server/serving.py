@@ -1,0 +1,213 @@
+"""One request, from its first to its last byte."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from email.utils import formatdate
+from types import ModuleType
+
+import msgspec
+
+from tests.openai_server import chat, responses
+from tests.openai_server.answering import filled, say
+from tests.openai_server.asked import Asked
+from tests.openai_server.gates import Gates
+from tests.openai_server.ledger import Entry, Ledger
+from tests.openai_server.script import Chooser, Fault, Rule, Script
+from tests.openai_server.wire import LAST_CHUNK, Request, chunk_of, head_of, json_reply
+
+FORMATS: dict[str, ModuleType] = {"/v1/chat/completions": chat, "/v1/responses": responses}
+JSON_HEADERS = {"content-type": "application/json"}
+
+
+class ClientLeft(Exception):
+    """The client has closed its connection before it had its answer."""
+
+
+class Ended(Exception):
+    """The connection is to be closed, as the script says."""
+
+
+class Model:
+    """Answers requests as the script says, and keeps the ledger."""
+
+    def __init__(self, ledger: Ledger, gates: Gates, keys: frozenset[str]) -> None:
+        self.ledger = ledger
+        self.gates = gates
+        self._keys = keys
+        self._rules: tuple[Rule, ...] = ()
+        self.models: tuple[str, ...] = ()
+        self._chooser = Chooser((), gates.is_open)
+
+    def play(self, script: Script) -> None:
+        self._rules = (*script.rules, *self._rules) if script.more else script.rules
+        self.models = script.models or (self.models if script.more else ())
+        self._chooser = Chooser(self._rules, self.gates.is_open)
+
+    def refused(self, request: Request) -> bytes | None:
+        """The answer to a request whose key is not accepted."""
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and key in self._keys:
+            return None
+        return error_body(401, "Incorrect API key provided.", "invalid_request_error", "invalid_api_key")
+
+    async def answer(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Raises Ended where the connection must be closed."""
+        format = FORMATS[request.path]
+        try:
+            body = msgspec.json.decode(request.body)
+            asked: Asked = format.read(body, request.headers)
+        except (msgspec.DecodeError, LookupError, TypeError, AttributeError) as error:
+            message = f"the body is no request of {request.path}: {type(error).__name__}: {error}"
+            writer.write(json_reply(400, error_body(400, message, "invalid_request_error", None)))
+            return
+        entry = self.ledger.ask(asked, dict(request.headers), request.body)
+        sending = Sending(entry, reader, writer)
+        try:
+            await self._send(sending, request, format, asked, entry)
+            entry.complete = True
+        except (ClientLeft, ConnectionError):
+            entry.left = True
+            raise Ended from None
+        finally:
+            self.ledger.end(entry)
+
+    async def _send(self, sending: Sending, request: Request, format: ModuleType, asked: Asked, entry: Entry) -> None:
+        if (refused := self.refused(request)) is not None:
+            return await sending.whole(401, JSON_HEADERS, refused)
+        if self.models and asked.model not in self.models:
+            message = f"The model `{asked.model}` does not exist or you do not have access to it."
+            body = error_body(404, message, "invalid_request_error", "model_not_found")
+            return await sending.whole(404, JSON_HEADERS, body)
+        chosen = self._chooser.choose(asked)
+        if chosen is None:
+            return await sending.whole(
+                400, JSON_HEADERS, error_body(400, unmatched(asked), "invalid_request_error", None)
+            )
+        entry.rule, rule = chosen
+        await sending.wait(asyncio.sleep(rule.delay) if rule.delay else None)
+        if rule.fault is not None:
+            status, headers, pieces = fault_of(rule.fault)
+        else:
+            assert rule.answer is not None
+            said = say(rule.answer, asked)
+            entry.answer = True
+            entry.usage = said.usage
+            status, headers = 200, dict(JSON_HEADERS)
+            if asked.stream:
+                headers = {"content-type": "text/event-stream; charset=utf-8", "transfer-encoding": "chunked"}
+                pieces = [chunk_of(event) for event in format.stream(said, asked, rule.pieces)]
+                pieces[-1] += LAST_CHUNK
+            else:
+                pieces = halves(msgspec.json.encode(format.whole(said, asked)))
+        if "transfer-encoding" not in headers:
+            headers["content-length"] = str(sum(map(len, pieces)))
+        headers["x-request-id"] = f"req_{entry.number}"
+        await self._send_pieces(sending, rule, asked, status, head_of(status, headers), pieces)
+
+    async def _send_pieces(
+        self, sending: Sending, rule: Rule, asked: Asked, status: int, head: bytes, pieces: Sequence[bytes]
+    ) -> None:
+        cut, gate = rule.cut, rule.gate
+        gate_name = filled(gate.name, asked) if gate else ""
+        if cut is None and gate is None and not rule.piece_delay:
+            return await sending.write(status, head + b"".join(pieces), len(pieces))
+        last = min(cut.after, len(pieces) - 1) if cut else len(pieces)
+        if cut and not cut.headers:
+            raise Ended
+        if gate and not gate.headers:
+            # The headers pass together with the first piece.
+            pieces = [head + pieces[0], *pieces[1:]]
+        else:
+            await sending.write(status, head, 0)
+        for number, piece in enumerate(pieces):
+            if number == last:
+                raise Ended
+            if gate and number >= gate.after:
+                sending.entry.waits = gate_name
+                await sending.wait(self.gates.passed(gate_name))
+                sending.entry.waits = None
+            await sending.wait(asyncio.sleep(rule.piece_delay) if rule.piece_delay else None)
+            await sending.write(status, piece, 1)
+
+
+class Sending:
+    """The way back to one client."""
+
+    def __init__(self, entry: Entry, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.entry = entry
+        self._reader = reader
+        self._writer = writer
+
+    async def whole(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        head = head_of(status, {**headers, "content-length": str(len(body))})
+        await self.write(status, head + body, 1)
+
+    async def write(self, status: int, data: bytes, pieces: int) -> None:
+        """Returns when the system has taken the bytes. Raises ClientLeft where the client is known to have left."""
+        if self._reader.at_eof():
+            raise ClientLeft
+        self._writer.write(data)
+        await self._writer.drain()
+        self.entry.status = status
+        self.entry.pieces += pieces
+
+    async def wait(self, awaitable: Awaitable[None] | None) -> None:
+        """Wait for this. Raises ClientLeft where the client leaves meanwhile."""
+        if awaitable is None:
+            return
+        awaited = asyncio.ensure_future(awaitable)
+        # A client sends nothing before it has its answer: what can be read is the end.
+        end = asyncio.ensure_future(self._reader.read(1))
+        try:
+            await asyncio.wait((awaited, end), return_when=asyncio.FIRST_COMPLETED)
+            if end.done():
+                raise ClientLeft
+        finally:
+            awaited.cancel()
+            end.cancel()
+            # A reader has one waiter at a time: the next may come only when this one is gone.
+            await asyncio.wait((awaited, end))
+
+
+def fault_of(fault: Fault) -> tuple[int, dict[str, str], list[bytes]]:
+    headers = dict(JSON_HEADERS)
+    if fault.retry_after is not None:
+        date = formatdate(time.time() + fault.retry_after, usegmt=True)
+        headers["retry-after"] = date if fault.date else f"{fault.retry_after:g}"
+    if fault.retry_after_ms is not None:
+        headers["retry-after-ms"] = f"{fault.retry_after_ms:g}"
+    if fault.body is not None:
+        return fault.status, headers, halves(fault.body.encode())
+    type, code = ERRORS.get(fault.status, ("server_error", None))
+    message = fault.message or f"The test's script answers with status {fault.status}."
+    return fault.status, headers, halves(error_body(fault.status, message, fault.type or type, fault.code or code))
+
+
+ERRORS = {
+    400: ("invalid_request_error", None),
+    401: ("invalid_request_error", "invalid_api_key"),
+    403: ("invalid_request_error", None),
+    404: ("invalid_request_error", "model_not_found"),
+    429: ("requests", "rate_limit_exceeded"),
+}
+"""Status → type and code of the error, as the real service says them."""
+
+
+def error_body(status: int, message: str, type: str, code: str | None) -> bytes:
+    return msgspec.json.encode({"error": {"message": message, "type": type, "param": None, "code": code}})
+
+
+def halves(body: bytes) -> list[bytes]:
+    middle = len(body) // 2
+    return [body[:middle], body[middle:]]
+
+
+def unmatched(asked: Asked) -> str:
+    return (
+        f"no rule of the script matches: api {asked.api!r}, model {asked.model!r}, "
+        f"conversation {asked.conversation!r}, {len(asked.users)} user messages, {asked.model_messages} of the model, "
+        f"{len(asked.results)} tool results, last user message {(asked.users or ('',))[-1][:200]!r}"
+    )
