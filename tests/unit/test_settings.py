@@ -36,6 +36,7 @@ def test_an_empty_environment_gives_the_defaults(tmp_path: Path, monkeypatch: py
         log_format="text",
         engine_processes=0,
         shutdown_seconds=20.0,
+        redact=None,
     )
     assert not (tmp_path / ".weft").exists(), "reading settings must not write anything"
 
@@ -69,6 +70,7 @@ def test_every_variable_is_read() -> None:
             "WEFT_LOG_FORMAT": "json",
             "WEFT_ENGINE_PROCESSES": "3",
             "WEFT_SHUTDOWN_SECONDS": "0",
+            "WEFT_REDACT": r" IBAN\d+ ^4\d{15}$ ",
         }
     )
     assert settings == Settings(
@@ -93,6 +95,7 @@ def test_every_variable_is_read() -> None:
         log_format="json",
         engine_processes=3,
         shutdown_seconds=0.0,
+        redact=r"IBAN\d+ ^4\d{15}$",
     )
     assert Settings.from_environment(settings.to_environment()) == settings
 
@@ -103,6 +106,7 @@ def test_every_variable_is_read() -> None:
         ("WEFT_NAMESPACE", "a b", "letters, digits"),
         ("WEFT_NAMESPACE", "x" * 65, "1 to 64"),
         ("WEFT_NAMESPACE", "{weft}", "letters, digits"),
+        ("WEFT_REDACT", "(", "not a regular expression"),
         ("WEFT_PARTITIONS", "0", "from 1 to 1024"),
         ("WEFT_PARTITIONS", "two", "whole number"),
         ("WEFT_PARTITIONS", "1_0", "whole number"),

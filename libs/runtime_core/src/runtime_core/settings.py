@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime_core.errors import ConfigurationError
+from runtime_core.telemetry.redaction import patterns_of
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 REDIS_URL = re.compile(r"(redis|rediss|valkey|valkeys)(\+[a-z]+)?://.+|unix://.+|memory://.*")
@@ -65,6 +66,8 @@ class Settings:
     """How many worker processes run `ctx.engine("local")`; 0: threads of the agent-handler do."""
     shutdown_seconds: float = 20.0
     """How long a process may take to finish what it holds after SIGTERM."""
+    redact: str | None = None
+    """Regular expressions, with white space between them, of what is to be kept out of the record, errors and logs."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
@@ -101,6 +104,7 @@ class Settings:
             log_format=read.choice("WEFT_LOG_FORMAT", LOG_FORMATS, cls.log_format),
             engine_processes=read.whole("WEFT_ENGINE_PROCESSES", 0, 1024, cls.engine_processes),
             shutdown_seconds=read.seconds("WEFT_SHUTDOWN_SECONDS", 0.0, 3600.0, cls.shutdown_seconds),
+            redact=read.patterns("WEFT_REDACT"),
         )
 
     def to_environment(self) -> dict[str, str]:
@@ -167,6 +171,11 @@ class _Reader:
         if not all(NAME.fullmatch(value) for value in values) or len(set(values)) < len(values):
             raise _wrong(variable, text, "different names with commas between them (letters, digits, `_` or `-`)")
         return values
+
+    def patterns(self, variable: str) -> str | None:
+        text = self.text(variable)
+        patterns_of(text or "")
+        return text
 
     def whole(self, variable: str, low: int, high: int, default: int) -> int:
         text = self.text(variable)

@@ -1,0 +1,176 @@
+"""Secrets: what is taken out, what is left alone, and that JSON stays what it was."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime_core.errors import ConfigurationError
+from runtime_core.telemetry.redaction import Redactor, patterns_of, redactor, secrets_of, use
+
+# Put together here: a scanner of repositories must not take them for real ones.
+OPENAI = "sk-" + "proj-Ab12Cd34Ef56Gh78Ij90"
+GITHUB = "ghp" + "_0123456789abcdefghijABCDEFGHIJ012345"
+GOOGLE = "AIza" + "SyA0123456789abcdefghijABCDEFGHIJ01"
+AMAZON = "AKIA" + "IOSFODNN7EXAMPLE"
+SLACK = "xoxb" + "-0123456789-abcdef"
+WEB_TOKEN = "eyJ" + "hbGciOiJIUzI1NiJ9.eyJ" + "zdWIiOiIxMjM0In0.c2lnbmF0dXJl"
+PRIVATE = "-----BEGIN RSA " + "PRIVATE KEY-----\nMIIB\n-----END RSA " + "PRIVATE KEY-----"
+
+SECRETS = {
+    "a key of OpenAI": (OPENAI, OPENAI),
+    "a token of GitHub": (f"use {GITHUB} now", GITHUB),
+    "a key of Google": (f"key={GOOGLE}", GOOGLE),
+    "a key of Amazon": (f"id {AMAZON}", AMAZON),
+    "a token of Slack": (SLACK, SLACK),
+    "a signed web token": (f"got {WEB_TOKEN}", WEB_TOKEN),
+    "a private key": (f"my key:\n{PRIVATE}\n", "MIIB"),
+    "a bearer token": ("curl -H 'X: Bearer abc123def456'", "abc123def456"),
+    "a bearer token in the next line": ("Bearer\nabc123def456", "abc123def456"),
+    "a header of basic authorization": ("Authorization: Basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
+    "a password in a URL": ("postgresql://me:hunter2@db:5432/x", "hunter2"),
+    "a key in a query": ("GET https://x.example/?api_key=abc123xyz&q=1", "abc123xyz"),
+    "a password in a shown dict": ("{'password': 'open sesame', 'user': 'me'}", "open sesame"),
+    "headers as a list of pairs": ("[('x-api-key', 'abcdefgh')]", "abcdefgh"),
+}
+
+HARMLESS = (
+    "task-like and disk-based, as sk-learn-is-a-library-for-it says",
+    "https://example.org:8080/a@b?x=1 and http://localhost:6379",
+    "the bearer of certificates; Bearer authentication is described below",
+    "password: required, api_key: optional",
+    "a secret of the trade, a key insight, asia, the token budget: max_tokens=4096",
+    '{"input_tokens": 3, "token": "word", "keys": ["a"], "password_policy": "long", "secrets": 3, "password": null}',
+    "eyJhbGciOiJIUzI1NiJ9 alone is no token",
+)
+
+
+@pytest.mark.parametrize("case", SECRETS)
+def test_what_looks_like_a_secret_is_taken_out_of_text(case: str) -> None:
+    text, secret = SECRETS[case]
+    shown = Redactor().text(text)
+    assert secret not in shown
+    assert "***" in shown
+
+
+@pytest.mark.parametrize("case", SECRETS)
+def test_what_looks_like_a_secret_is_taken_out_of_json_at_any_depth(case: str) -> None:
+    text, secret = SECRETS[case]
+    inner = json.dumps({"said": text, "n": 1})
+    data = msgspec.json.encode({"a": [{"b": text}], "arguments": inner, "deeper": json.dumps([inner])})
+    shown = Redactor().data(data)
+    assert secret.encode() not in shown
+    found = json.loads(shown)
+    assert "***" in found["a"][0]["b"]
+    assert "***" in json.loads(found["arguments"])["said"]
+    assert "***" in json.loads(json.loads(found["deeper"])[0])["said"]
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_what_only_reminds_of_a_secret_stays(text: str) -> None:
+    assert Redactor().text(text) is text or Redactor().text(text) == text
+    data = msgspec.json.encode({"text": text})
+    assert Redactor().data(data) is data
+    if text.startswith("{"):
+        assert Redactor().data(text.encode()) == text.encode()
+
+
+def test_members_that_are_named_like_a_secret_lose_their_text_and_nothing_else_changes() -> None:
+    names = ("api_key", "apiKey", "X-Api-Key", "Authorization", "password", "client_secret", "access_token", "secret")
+    for name in names:
+        data = b'{ "n": 1.50,\n "%b" : "any words", "\\u00e4": [1e3, "any words"] }' % name.encode()
+        hidden = b'{ "n": 1.50,\n "%b" : "***", "\\u00e4": [1e3, "any words"] }' % name.encode()
+        assert Redactor().data(data) == hidden, name
+    assert (
+        Redactor().data(b'{"password":"","secret":{"type":"string"}}') == b'{"password":"","secret":{"type":"string"}}'
+    )
+    nested = json.dumps({"arguments": json.dumps({"password": 'a"b\\', "x": 1})}).encode()
+    assert json.loads(json.loads(Redactor().data(nested))["arguments"]) == {"password": "***", "x": 1}
+
+
+def test_variables_that_are_named_like_keys_are_known_by_their_values() -> None:
+    environ = {
+        "OPENAI_API_KEY": "local words only",
+        "MY_TOKEN": 'quo"te and ümlaut',
+        "SERVICE_SECRET": "short",
+        "DATABASE_URL": "postgresql://me:opensesame@db/x",
+        "MAX_TOKEN": "100000000",
+        "TOKENIZERS": "parallel words",
+        "HOME": "/home/words",
+    }
+    assert secrets_of(environ) == ["local words only", 'quo"te and ümlaut', "short", "opensesame"]
+    known = Redactor.from_environment(environ)
+    for value in ("local words only", 'quo"te and ümlaut', "opensesame"):
+        assert known.text(f"it is {value}.") == "it is ***."
+        for data in (
+            msgspec.json.encode({"a": value}),
+            json.dumps({"a": value}).encode(),
+            json.dumps({"a": json.dumps([value])}).encode(),
+        ):
+            shown = json.dumps(json.loads(known.data(data)), ensure_ascii=False)
+            assert value not in shown
+            assert json.dumps(value, ensure_ascii=False)[1:-1] not in shown
+            assert "***" in shown
+    for value in ("short", "100000000", "parallel words", "/home/words"):
+        assert known.text(f"it is {value}") == f"it is {value}"
+
+
+def test_a_secret_that_is_learned_later_is_taken_out_from_then_on() -> None:
+    known = Redactor()
+    assert known.text("plain words here") == "plain words here"
+    known.learn("plain words")
+    known.learn("plain words here")
+    known.learn(None)
+    known.learn("here")
+    assert known.text("plain words here, plain words, here") == "***, ***, here"
+
+
+def test_patterns_of_the_users_own_are_applied_to_whole_strings() -> None:
+    known = Redactor.from_environment({}, "IBAN[0-9]+\n  ^\\d{16}$")
+    assert known.text("IBAN4711 of 1234") == "*** of 1234"
+    data = b'{"card":"4000123412341234","other":"x4000123412341234","iban":["IBAN1"]}'
+    assert json.loads(known.data(data)) == {"card": "***", "other": "x4000123412341234", "iban": ["***"]}
+
+
+@pytest.mark.parametrize("pattern", ["(", "x*", "[a-", "|"])
+def test_a_pattern_that_cannot_be_meant_is_named(pattern: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"WEFT_REDACT={pattern!r}")):
+        patterns_of(f"good {pattern}")
+
+
+def test_text_that_another_program_wrote_badly_is_gone_through_as_far_as_it_can_be_read() -> None:
+    data = b'{"half":"\\ud800 Bearer abc123def456","bytes":"\xff Bearer abc123def456","cut":"Bearer abc123def456'
+    shown = Redactor().data(data)
+    assert b"abc123def456" not in shown[: shown.index(b'"cut"')]
+
+
+def test_the_one_in_use_is_that_of_the_innermost_block() -> None:
+    first, second = Redactor(["first secret"]), Redactor(["second secret"])
+    with use(first):
+        with use(second):
+            assert redactor() is second
+        assert redactor() is first
+    assert redactor() is redactor()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(value=JSON, secret=st.text('abcxyz"\\\n ä日', min_size=8, max_size=12))
+def test_json_stays_json_and_only_what_is_secret_changes(value: object, secret: str) -> None:
+    known = Redactor([secret])
+    for written in (json.dumps([value, secret]), json.dumps([value, secret], ensure_ascii=False)):
+        data = written.encode(errors="surrogatepass")
+        found = json.loads(known.data(data).decode(errors="surrogatepass"))
+        assert found[1] == "***"
+        if secret not in json.dumps(value, ensure_ascii=False) and "***" not in json.dumps(found[0]):
+            assert found[0] == value
