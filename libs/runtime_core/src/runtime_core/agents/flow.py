@@ -120,6 +120,19 @@ class Flow:
                 ) from None
             raise
 
+    def in_transit(self, prefix: str) -> bool:
+        """Whether a branch under `prefix` neither waits for others nor is in the body of a step: it will, soon."""
+        waiting = {wait.owner for wait in self.waits}
+        return any(
+            branch is not None and branch.prefix.startswith(prefix) and not branch.performing and task not in waiting
+            for task, branch in self._branches.items()
+        )
+
+    def rouse(self, wait: Wait) -> None:
+        """Let a branch go on though its wait is not over; one that does not wait goes on anyhow."""
+        if wait in self.waits:
+            self._release(wait)
+
     def check_going(self) -> None:
         """Raises CancelledError where the run is being cancelled, dropped or ended."""
         if self.stopping:
@@ -223,10 +236,13 @@ class Flow:
 
     def _wake_if_over(self, wait: Wait) -> None:
         if wait.over() and wait in self.waits:
-            del self.waits[wait]
-            self.active += 1
-            if wait.future is not None and not wait.future.done():
-                wait.future.set_result(None)
+            self._release(wait)
+
+    def _release(self, wait: Wait) -> None:
+        del self.waits[wait]
+        self.active += 1
+        if wait.future is not None and not wait.future.done():
+            wait.future.set_result(None)
 
     def _give_up(self, wait: Wait) -> None:
         """Its branch goes on by an exception, which ends the run: no other wait matters any more."""

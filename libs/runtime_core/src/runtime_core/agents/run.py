@@ -12,6 +12,7 @@ steps return at once what they gave (replay).
     5. flow.py        which branches run and which wait, and how they are stopped
     6. run.py         this file: the turn, and the journal as the steps see it
     7. suspension.py, failure.py, rows.py    what a turn gives
+    8. foreign.py     code with asyncio tasks of its own; foreign_loop.py is the loop that it runs on
 """
 
 from __future__ import annotations
