@@ -31,6 +31,7 @@ Rules, an example of each kind (`driver.py` offers the functions; the JSON in a 
     broken("{not JSON"), broken("")                  # status 200, and such a body
     cut(answer("Rain."), after=2)                    # the connection ends behind two pieces
     cut(answer("Rain."), headers=False)              # … before anything was sent
+    cut(answer("Rain."), error="Gone.")              # a stream says an error in place of the rest
     gated(answer("Rain."), "rain", after=2)          # two pieces, then silence until `release("rain", pieces=1)`
     gated(answer("Rain."), "{conversation}")         # a gate for each conversation
     output({"city": 1}).but(times=2), output({"city": "Bern"})       # breaks its schema twice

@@ -36,7 +36,7 @@ async def serve(port: int, port_file: Path, model: Model) -> None:
         except (Ended, ConnectionError):
             pass
         except BadRequest as error:
-            writer.write(json_reply(411, error_body(411, str(error), "invalid_request_error", None)))
+            writer.write(json_reply(411, error_body(str(error), "invalid_request_error", None)))
         finally:
             writer.close()
 
@@ -47,7 +47,7 @@ async def serve(port: int, port_file: Path, model: Model) -> None:
             return writer.write(models(request, model))
         if (reply := control.answer(request)) is None:
             message = f"Invalid URL ({request.method} {request.path})"
-            reply = json_reply(404, error_body(404, message, "invalid_request_error", None))
+            reply = json_reply(404, error_body(message, "invalid_request_error", None))
         writer.write(reply)
 
     stopped = asyncio.Event()

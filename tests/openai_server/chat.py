@@ -67,6 +67,12 @@ def stream(said: Said, asked: Asked, pieces: int) -> Iterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
+def error_event(message: str, number: int) -> bytes:
+    """What a stream says that goes wrong."""
+    error = {"message": message, "type": "server_error", "param": None, "code": None}
+    return b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"
+
+
 def chunks(said: Said, asked: Asked, pieces: int) -> Iterator[dict[str, Any]]:
     head = {
         "id": f"chatcmpl-{said.id}",

@@ -135,9 +135,14 @@ def broken(body: str, *, times: int | None = None, when: When = ANY) -> Rule:
     return Rule(fault=Fault(body=body), when=when, times=times)
 
 
-def cut(rule: Rule, *, after: int = 0, headers: bool = True, times: int | None = None) -> Rule:
-    """The rule's answer, but the connection ends behind `after` pieces; without `headers` before everything."""
-    return rule.but(cut=Cut(after, headers), times=rule.times if times is None else times)
+def cut(
+    rule: Rule, *, after: int = 0, headers: bool = True, error: str | None = None, times: int | None = None
+) -> Rule:
+    """The rule's answer, but the connection ends behind `after` pieces; without `headers` before everything.
+
+    A stream says the `error` in place of the rest.
+    """
+    return rule.but(cut=Cut(after, headers, error), times=rule.times if times is None else times)
 
 
 def gated(rule: Rule, gate: str, *, after: int = 0, headers: bool = True) -> Rule:

@@ -65,6 +65,12 @@ def stream(said: Said, asked: Asked, pieces: int) -> Iterator[bytes]:
         yield b"event: %s\ndata: %s\n\n" % (name.encode(), encoded)
 
 
+def error_event(message: str, number: int) -> bytes:
+    """What a stream says that goes wrong, as its event of this number."""
+    error = {"type": "error", "sequence_number": number, "code": "server_error", "message": message, "param": None}
+    return b"event: error\ndata: %s\n\n" % msgspec.json.encode(error)
+
+
 def events(said: Said, asked: Asked, pieces: int) -> Iterator[tuple[str, dict[str, Any]]]:
     begun = response(said, asked, [], "in_progress")
     yield "response.created", {"response": begun}

@@ -128,6 +128,8 @@ class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     """Pieces that are sent before; fewer where the answer has fewer, so that it is never whole."""
     headers: bool = True
     """Whether the headers are sent before."""
+    error: str | None = None
+    """What a stream says in place of the rest, as an event of its own."""
 
 
 class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from email.utils import formatdate
-from types import ModuleType
+from typing import Any, Protocol
 
 import msgspec
 
 from tests.openai_server import chat, responses
-from tests.openai_server.answering import filled, say
+from tests.openai_server.answering import Said, filled, say
 from tests.openai_server.asked import Asked
 from tests.openai_server.gates import Gates
 from tests.openai_server.ledger import Entry, Ledger
 from tests.openai_server.script import Chooser, Fault, Rule, Script
 from tests.openai_server.wire import LAST_CHUNK, Request, chunk_of, head_of, json_reply
 
-FORMATS: dict[str, ModuleType] = {"/v1/chat/completions": chat, "/v1/responses": responses}
+
+class Format(Protocol):
+    """One of the two APIs."""
+
+    def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Asked:
+        """Raises KeyError, TypeError or AttributeError where the body is none of this format."""
+
+    def whole(self, said: Said, asked: Asked) -> dict[str, Any]: ...
+
+    def stream(self, said: Said, asked: Asked, pieces: int) -> Iterator[bytes]:
+        """The stream's events, to the last."""
+
+    def error_event(self, message: str, number: int) -> bytes:
+        """What a stream says that goes wrong, as its event of this number."""
+
+
+FORMATS: Mapping[str, Format] = {"/v1/chat/completions": chat, "/v1/responses": responses}
 JSON_HEADERS = {"content-type": "application/json"}
 
 
@@ -51,7 +68,7 @@ class Model:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and key in self._keys:
             return None
-        return error_body(401, "Incorrect API key provided.", "invalid_request_error", "invalid_api_key")
+        return error_body("Incorrect API key provided.", "invalid_request_error", "invalid_api_key")
 
     async def answer(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Raises Ended where the connection must be closed."""
@@ -61,7 +78,7 @@ class Model:
             asked: Asked = format.read(body, request.headers)
         except (msgspec.DecodeError, LookupError, TypeError, AttributeError) as error:
             message = f"the body is no request of {request.path}: {type(error).__name__}: {error}"
-            writer.write(json_reply(400, error_body(400, message, "invalid_request_error", None)))
+            writer.write(json_reply(400, error_body(message, "invalid_request_error", None)))
             return
         entry = self.ledger.ask(asked, dict(request.headers), request.body)
         sending = Sending(entry, reader, writer)
@@ -74,63 +91,58 @@ class Model:
         finally:
             self.ledger.end(entry)
 
-    async def _send(self, sending: Sending, request: Request, format: ModuleType, asked: Asked, entry: Entry) -> None:
+    async def _send(self, sending: Sending, request: Request, format: Format, asked: Asked, entry: Entry) -> None:
         if (refused := self.refused(request)) is not None:
-            return await sending.whole(401, JSON_HEADERS, refused)
+            return await sending.whole(401, refused)
         if self.models and asked.model not in self.models:
             message = f"The model `{asked.model}` does not exist or you do not have access to it."
-            body = error_body(404, message, "invalid_request_error", "model_not_found")
-            return await sending.whole(404, JSON_HEADERS, body)
+            body = error_body(message, "invalid_request_error", "model_not_found")
+            return await sending.whole(404, body)
         chosen = self._chooser.choose(asked)
         if chosen is None:
-            return await sending.whole(
-                400, JSON_HEADERS, error_body(400, unmatched(asked), "invalid_request_error", None)
-            )
+            return await sending.whole(400, error_body(unmatched(asked), "invalid_request_error", None))
         entry.rule, rule = chosen
         await sending.wait(asyncio.sleep(rule.delay) if rule.delay else None)
         if rule.fault is not None:
-            status, headers, pieces = fault_of(rule.fault)
+            reply = fault_of(rule.fault)
         else:
             assert rule.answer is not None
             said = say(rule.answer, asked)
             entry.answer = True
             entry.usage = said.usage
-            status, headers = 200, dict(JSON_HEADERS)
-            if asked.stream:
-                headers = {"content-type": "text/event-stream; charset=utf-8", "transfer-encoding": "chunked"}
-                pieces = [chunk_of(event) for event in format.stream(said, asked, rule.pieces)]
-                pieces[-1] += LAST_CHUNK
-            else:
-                pieces = halves(msgspec.json.encode(format.whole(said, asked)))
-        if "transfer-encoding" not in headers:
-            headers["content-length"] = str(sum(map(len, pieces)))
-        headers["x-request-id"] = f"req_{entry.number}"
-        await self._send_pieces(sending, rule, asked, status, head_of(status, headers), pieces)
+            reply = streamed(format, said, asked, rule) if asked.stream else plain(format.whole(said, asked))
+        await self._send_pieces(sending, rule, asked, reply)
 
-    async def _send_pieces(
-        self, sending: Sending, rule: Rule, asked: Asked, status: int, head: bytes, pieces: Sequence[bytes]
-    ) -> None:
+    async def _send_pieces(self, sending: Sending, rule: Rule, asked: Asked, reply: Reply) -> None:
         cut, gate = rule.cut, rule.gate
-        gate_name = filled(gate.name, asked) if gate else ""
+        pieces = reply.pieces
         if cut is None and gate is None and not rule.piece_delay:
-            return await sending.write(status, head + b"".join(pieces), len(pieces))
-        last = min(cut.after, len(pieces) - 1) if cut else len(pieces)
+            return await sending.write(reply.status, reply.head + b"".join(pieces), len(pieces))
+        gate_name = filled(gate.name, asked) if gate else ""
         if cut and not cut.headers:
+            if gate:
+                await self._pass(sending, gate_name)
             raise Ended
+        last = min(cut.after, len(pieces) - 1) if cut else len(pieces)
         if gate and not gate.headers:
             # The headers pass together with the first piece.
-            pieces = [head + pieces[0], *pieces[1:]]
+            pieces = [reply.head + pieces[0], *pieces[1:]]
         else:
-            await sending.write(status, head, 0)
+            await sending.write(reply.status, reply.head, 0)
         for number, piece in enumerate(pieces):
-            if number == last:
-                raise Ended
             if gate and number >= gate.after:
-                sending.entry.waits = gate_name
-                await sending.wait(self.gates.passed(gate_name))
-                sending.entry.waits = None
+                await self._pass(sending, gate_name)
+            if number == last:
+                if reply.last_words:
+                    await sending.write(reply.status, reply.last_words, 0)
+                raise Ended
             await sending.wait(asyncio.sleep(rule.piece_delay) if rule.piece_delay else None)
-            await sending.write(status, piece, 1)
+            await sending.write(reply.status, piece, 1)
+
+    async def _pass(self, sending: Sending, gate: str) -> None:
+        sending.entry.waits = gate
+        await sending.wait(self.gates.passed(gate))
+        sending.entry.waits = None
 
 
 class Sending:
@@ -141,9 +153,8 @@ class Sending:
         self._reader = reader
         self._writer = writer
 
-    async def whole(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        head = head_of(status, {**headers, "content-length": str(len(body))})
-        await self.write(status, head + body, 1)
+    async def whole(self, status: int, body: bytes) -> None:
+        await self.write(status, json_reply(status, body), 1)
 
     async def write(self, status: int, data: bytes, pieces: int) -> None:
         """Returns when the system has taken the bytes. Raises ClientLeft where the client is known to have left."""
@@ -172,18 +183,48 @@ class Sending:
             await asyncio.wait((awaited, end))
 
 
-def fault_of(fault: Fault) -> tuple[int, dict[str, str], list[bytes]]:
-    headers = dict(JSON_HEADERS)
+@dataclass(frozen=True)
+class Reply:
+    """What is to be sent."""
+
+    status: int
+    head: bytes
+    pieces: Sequence[bytes]
+    last_words: bytes = b""
+    """What is said where the script cuts it."""
+
+
+def plain(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
+    """A body in two pieces. What is not bytes is written as JSON."""
+    data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    middle = len(data) // 2
+    length = {"content-length": str(len(data))}
+    return Reply(status, head_of(status, {**JSON_HEADERS, **length, **(headers or {})}), [data[:middle], data[middle:]])
+
+
+def streamed(format: Format, said: Said, asked: Asked, rule: Rule) -> Reply:
+    """A piece for each event."""
+    pieces = [chunk_of(event) for event in format.stream(said, asked, rule.pieces)]
+    pieces[-1] += LAST_CHUNK
+    head = head_of(200, {"content-type": "text/event-stream; charset=utf-8", "transfer-encoding": "chunked"})
+    if rule.cut is None or rule.cut.error is None:
+        return Reply(200, head, pieces)
+    number = min(rule.cut.after, len(pieces) - 1)
+    return Reply(200, head, pieces, chunk_of(format.error_event(rule.cut.error, number)) + LAST_CHUNK)
+
+
+def fault_of(fault: Fault) -> Reply:
+    headers = {}
     if fault.retry_after is not None:
         date = formatdate(time.time() + fault.retry_after, usegmt=True)
         headers["retry-after"] = date if fault.date else f"{fault.retry_after:g}"
     if fault.retry_after_ms is not None:
         headers["retry-after-ms"] = f"{fault.retry_after_ms:g}"
     if fault.body is not None:
-        return fault.status, headers, halves(fault.body.encode())
+        return plain(fault.body.encode(), fault.status, headers)
     type, code = ERRORS.get(fault.status, ("server_error", None))
     message = fault.message or f"The test's script answers with status {fault.status}."
-    return fault.status, headers, halves(error_body(fault.status, message, fault.type or type, fault.code or code))
+    return plain(error_body(message, fault.type or type, fault.code or code), fault.status, headers)
 
 
 ERRORS = {
@@ -196,13 +237,8 @@ ERRORS = {
 """Status → type and code of the error, as the real service says them."""
 
 
-def error_body(status: int, message: str, type: str, code: str | None) -> bytes:
+def error_body(message: str, type: str, code: str | None) -> bytes:
     return msgspec.json.encode({"error": {"message": message, "type": type, "param": None, "code": code}})
-
-
-def halves(body: bytes) -> list[bytes]:
-    middle = len(body) // 2
-    return [body[:middle], body[middle:]]
 
 
 def unmatched(asked: Asked) -> str:

@@ -276,6 +276,16 @@ async def test_a_connection_ends_in_the_middle_of_a_stream(openai_server: OpenAI
     assert not openai_server.ledger()[0].complete
 
 
+async def test_a_stream_ends_with_an_error(openai_server: OpenAIServer, client: AsyncOpenAI) -> None:
+    openai_server.play(cut(answer("one two three four"), after=3, error="The model is gone."))
+    chunks = aiter(await client.chat.completions.create(model=MODEL, messages=said("Hello"), stream=True))
+    for _ in range(3):
+        await anext(chunks)
+    with pytest.raises(openai.APIError, match="The model is gone"):
+        await anext(chunks)
+    assert not openai_server.ledger()[0].complete
+
+
 async def test_a_stream_is_released_piece_by_piece(openai_server: OpenAIServer, client: AsyncOpenAI) -> None:
     openai_server.play(gated(answer("one two three four"), "{conversation}", after=2))
     stream = await client.chat.completions.create(model=MODEL, messages=said("[c-1]"), stream=True)
