@@ -16,6 +16,7 @@ async def build(settings: Settings, metrics: Metrics) -> Role:
     worker = await Worker.open(settings, metrics, service="agent-handler", stream="agent")
     app = worker.app
 
+    worker.at_stop(app.functions.models.close)
     compute = ProcessCompute(settings.engine_processes) if settings.engine_processes else None
     if compute is not None:
         worker.at_stop(compute.close)

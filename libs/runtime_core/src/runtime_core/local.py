@@ -142,6 +142,7 @@ class LocalApp:
         await asyncio.gather(*self._running)
         if self._compute is not None:
             await self._compute.close()
+        await self._app.functions.models.close()
         if self._trajectories is not None:
             await self._trajectories.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)

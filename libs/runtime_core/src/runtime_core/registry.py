@@ -10,6 +10,7 @@ from runtime_core.agents.definition import AgentDefinition
 from runtime_core.declaration import Place
 from runtime_core.engines.function import EngineFunction
 from runtime_core.errors import ConfigurationError
+from runtime_core.llm.models import OpenModels
 from runtime_core.tools.tool import Tool
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class Functions:
         """Handlers of messages, by category or by a name of the app's own."""
         self.subscribers: list[DeclaredSubscriber] = []
         """Functions of messages, for all event-driven runs."""
+        self.models = OpenModels()
+        """The language models that this process has open for the app."""
 
     def agent(self, named: object, /) -> AgentDefinition | None:
         """By name, function or Agent class."""

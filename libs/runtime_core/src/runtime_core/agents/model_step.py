@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,16 +36,33 @@ class ModelCall:
     Belongs to the loop that the function runs on; a plain function, which runs in a thread, may use it too.
     """
 
-    __slots__ = ("_attributes", "_error", "_input", "_spent", "_stream", "attempt", "granted", "idempotency_key")
+    __slots__ = (
+        "_attributes",
+        "_begin",
+        "_error",
+        "_input",
+        "_spent",
+        "_stream",
+        "attempt",
+        "granted",
+        "idempotency_key",
+    )
 
-    def __init__(self, begun: CallBegun, key: str, stream: Callable[[bytes], None]) -> None:
+    def __init__(
+        self,
+        begun: CallBegun,
+        key: str,
+        stream: Callable[[int, bytes], None],
+        begin: Callable[[], Awaitable[CallBegun]],
+    ) -> None:
         self.attempt = begun.attempt
         """From 1: how often this very call was begun, by processes that died too."""
         self.granted: Mapping[str, float] = begun.granted
-        """What was reserved, by name: the most that the call may use."""
+        """What was reserved, by name: the most that the call may use. What the task does not limit is not in it."""
         self.idempotency_key = key
         """The same in every attempt of this call, and of no other call."""
         self._stream = stream
+        self._begin = begin
         self._spent: list[Usage] = []
         self._attributes: dict[str, Any] = {}  # Any: as in `row`
         self._error: RowError | None = None
@@ -57,7 +74,14 @@ class ModelCall:
         It travels as a delta with the call's run id, `<run>/<step>`, and this attempt: what a lower attempt of that run
         id said is replaced by it.
         """
-        self._stream(encode(value, "piece of a model's answer"))
+        self._stream(self.attempt, encode(value, "piece of a model's answer"))
+
+    async def again(self) -> None:
+        """Begin this call anew: `attempt` is one more, and what is streamed from now on replaces what was streamed.
+
+        What was reserved stays reserved.
+        """
+        self.attempt = (await self._begin()).attempt
 
     def spend(self, *, model: str = "", **amounts: float) -> None:
         """Report what the call has used, as in `spend(tokens=812, cost=0.004, model="…")`; several reports add up.
@@ -118,18 +142,22 @@ class ModelStep(LocalStep):
 
     async def _ask(self) -> object:
         run = self.run
+        begun = await self._begin(self._reserve)
+        key = f"{idempotency_key(run.task_id, run.run_id)}/{self.id}"
+        self._call = ModelCall(begun, key, partial(run.port.stream, self.id), partial(self._begin, b""))
+        arguments = (self._request, self._call) if takes_call(self._function) else (self._request,)
+        return await call_function(self._function, arguments, {}, run.threads)
+
+    async def _begin(self, reserve: bytes) -> CallBegun:
+        run = self.run
         try:
-            begun = await run.port.begin_call(self.id, self._reserve)
+            return await run.port.begin_call(self.id, reserve)
         except Reserved:
             raise
         except LimitExceeded as error:
             raise run.flow.end(_over(str(error)), str(error)) from None
         except Exception as error:
             raise run.flow.abandon(error) from error
-        key = f"{idempotency_key(run.task_id, run.run_id)}/{self.id}"
-        self._call = ModelCall(begun, key, partial(run.port.stream, self.id, begun.attempt))
-        arguments = (self._request, self._call) if takes_call(self._function) else (self._request,)
-        return await call_function(self._function, arguments, {}, run.threads)
 
     async def journal(self, status: bytes, payload: bytes) -> bytes:
         used = self._call.used() if self._call is not None else None

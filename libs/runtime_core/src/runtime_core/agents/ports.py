@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from runtime_core.consumer.effects import TurnResult
     from runtime_core.events.handler import Handler
     from runtime_core.events.subscriber import DeclaredSubscriber
+    from runtime_core.llm.models import OpenModels
 
 
 class RunPort(Protocol):
@@ -134,6 +135,11 @@ class Functions(Protocol):
     def agent(self, named: object, /) -> RegisteredAgent | None: ...
 
     def engine_function(self, named: object, /) -> LocalFunction | None: ...
+
+    @property
+    def models(self) -> OpenModels:
+        """The language models that this process has open for the app."""
+        ...
 
     @property
     def handlers(self) -> Mapping[str, type[Handler]]:

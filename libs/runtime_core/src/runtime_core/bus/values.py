@@ -30,7 +30,7 @@ class CallBegun:
     attempt: int
     """From 1: how often it was begun, by processes that died too."""
     granted: dict[str, float]
-    """The most that it may use, by name."""
+    """The most that it may use, by name; of what the task limits."""
 
 
 @dataclass(slots=True)

@@ -62,6 +62,8 @@ class ModelSettings:
     """Model name, or pattern, to `Price`."""
     window: Any = None  # Any: see window.py
     """The strategy that keeps a request within the model's window; None: everything is sent."""
+    estimate: Any = None  # Any: see estimate.py
+    """Messages to their number of tokens, for windows and limits; None: by their bytes."""
     stream: bool = True
     """Whether text goes to the task's stream while the model writes it."""
     retry: RetryPolicy = OUTAGES

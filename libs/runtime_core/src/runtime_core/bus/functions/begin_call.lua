@@ -3,7 +3,7 @@
 -- reservation; the write that journals the result, or the end of the run, gives it back.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 what to reserve (JSON: name to [least, most]) or ''
--- RETURNS {attempt, what was granted (JSON: name to amount)} · 'FENCED' · 'DONE' where the turn is no longer this entry's
+-- RETURNS {attempt, what was granted (JSON: name to amount, of what the task limits)} · 'FENCED' · 'DONE' where the turn is no longer this entry's
 --         · 'WAIT <why>' where other calls hold what this one needs · 'LIMIT <why>' where it can never have it
 local function begin_call(keys, args)
   local base, task, run, step = keys[1], args[3], args[4], args[5]
@@ -21,7 +21,6 @@ local function begin_call(keys, args)
     local mine = {}
     for name, wanted in pairs(cjson.decode(args[6])) do
       local least, most = tonumber(wanted[1]), tonumber(wanted[2])
-      granted[name] = most
       if limits[name] then
         local free = limits[name] - (used[name] or 0)
         -- Sums of fractions are not exact: what is at the limit is within it.

@@ -1,0 +1,242 @@
+"""What follows from an error of a model's client: ask again later, or give up with one clear line.
+
+The client's classes are looked at by name along their bases, so that this file loads without the client.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from runtime_core.errors import StepError, WeftError
+from runtime_core.printable import shortened
+
+RATE_LIMITED = "RateLimited"
+"""The type of a failure that is the provider's wish to be asked later, and of the error when patience has ended."""
+
+_LONGEST_DETAIL = 300
+"""Characters of a provider's own words that are shown."""
+
+
+class ModelFailed(StepError):
+    """A model call has failed for good.
+
+    `type` says why: WrongKey, UnknownModel, RequestRefused, ContextTooLong, QuotaUsedUp, RateLimited, ModelUnreachable,
+    ModelOutage, WrongModelSettings, or the class of what a function of the user's own raised.
+    """
+
+
+class ModelProblem(WeftError):
+    """Raised inside the step of a model call: ends it for good. The class's name is recorded as the error's type."""
+
+    remedy: ClassVar[str] = ""
+
+
+class WrongKey(ModelProblem):
+    """The provider does not take the key, or does not let it use this model."""
+
+    remedy = (
+        "set OPENAI_API_KEY, or the provider's own variable, or api_key= of the agent, to a key that may use this model"
+    )
+
+
+class UnknownModel(ModelProblem):
+    """The provider has no such model, or nothing answers at this path."""
+
+    remedy = "check model= and base_url= (an OpenAI-compatible URL mostly ends with /v1)"
+
+
+class RequestRefused(ModelProblem):
+    """The provider does not take the request as it is."""
+
+    remedy = "the same request would be refused again: check settings=, the tools' schemas and the messages"
+
+
+class ContextTooLong(ModelProblem):
+    """The request is longer than the model's window."""
+
+    remedy = "give the agent a window=, as KeepRecent(max_tokens=…), or a smaller one"
+
+
+class QuotaUsedUp(ModelProblem):
+    """The account has no credit, or has used up its quota; waiting would not help."""
+
+    remedy = "look at the account's plan and billing at the provider"
+
+
+class RateLimited(ModelProblem):
+    """Put off by rate limits for longer than the agent's patience, or than its task has time."""
+
+    remedy = "raise rate_limit_patience_seconds= or the task's time limit, or ask for a higher limit"
+
+
+class ModelUnreachable(ModelProblem):
+    """No connection to the provider, after all attempts."""
+
+    remedy = "check base_url= or OPENAI_BASE_URL, and that this process may connect there"
+
+
+class ModelOutage(ModelProblem):
+    """The provider failed by itself, or broke off, at every attempt."""
+
+    remedy = "try the task again later, or raise the attempts of retry="
+
+
+class WrongModelSettings(ModelProblem):
+    """The client cannot be made, or cannot send such a request."""
+
+    remedy = "correct model=, base_url=, api_key= or settings= of the agent"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a model is asked, as errors name it. Never with the key."""
+
+    provider: str
+    model: str
+    base_url: str
+
+    def __str__(self) -> str:
+        at = f" at {self.base_url}" if self.base_url else ""
+        return f"model {self.model!r} of {self.provider or 'an unknown provider'}{at}"
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """The call was not answered, and may be when it is made again."""
+
+    type: str
+    """RateLimited, ModelUnreachable or ModelOutage."""
+    detail: str
+    """What happened, in the client's words."""
+    after_seconds: float | None = None
+    """What the provider asked to wait; None: it said nothing."""
+
+    @property
+    def rate_limited(self) -> bool:
+        return self.type == RATE_LIMITED
+
+
+class Broken(WeftError):
+    """A stream that stalled or ended before the answer was complete: that is no answer."""
+
+
+def judged(error: Exception, place: Place) -> Later | ModelProblem | None:
+    """What follows from an error of the client; None: it is not the client's, and passes as it is."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    status = _status(error)
+    detail = _detail(error)
+    # Statuses that ask for another try, whatever class the client has for them.
+    if status in (408, 409, 425):
+        return Later("ModelOutage", detail, _retry_after(error))
+    for name, verdict in _VERDICTS:
+        if name in names:
+            return verdict(error, detail, place)
+    return None
+
+
+def given_up(later: Later, place: Place, why: str) -> ModelProblem:
+    """The error of a call that will not be made again, though it could be."""
+    return _problem(_ENDS[later.type], f"{later.detail}; {why}", place)
+
+
+def wrong_settings(detail: str, place: Place) -> ModelProblem:
+    return _problem(WrongModelSettings, detail, place)
+
+
+def _problem(kind: type[ModelProblem], detail: str, place: Place) -> ModelProblem:
+    return kind(f"{place}: {detail}: {kind.remedy}")
+
+
+def _final(kind: type[ModelProblem]) -> Verdict:
+    return lambda error, detail, place: _problem(kind, detail, place)
+
+
+def _later(kind: str) -> Verdict:
+    return lambda error, detail, place: Later(kind, detail, _retry_after(error))
+
+
+def _by_status(error: Exception, detail: str, place: Place) -> Later | ModelProblem:
+    """An HTTP error that the client has put into no category."""
+    status = _status(error) or 0
+    if status == 429:
+        return Later(RATE_LIMITED, detail, _retry_after(error))
+    if status >= 500:
+        return Later("ModelOutage", detail, _retry_after(error))
+    return _problem(RequestRefused, detail, place)
+
+
+Verdict = Callable[[Exception, str, Place], Later | ModelProblem]
+
+_ENDS: dict[str, type[ModelProblem]] = {
+    RATE_LIMITED: RateLimited,
+    "ModelUnreachable": ModelUnreachable,
+    "ModelOutage": ModelOutage,
+}
+
+_VERDICTS: tuple[tuple[str, Verdict], ...] = (
+    ("Broken", _later("ModelOutage")),
+    # The client's tree, the more special before the more general.
+    ("ModelContextWindowExceededError", _final(ContextTooLong)),
+    ("ModelQuotaExceededError", _final(QuotaUsedUp)),
+    ("ModelRateLimitError", _later(RATE_LIMITED)),
+    ("ModelAuthenticationError", _final(WrongKey)),
+    ("ModelNotFoundError", _final(UnknownModel)),
+    ("ModelRequestRejectedError", _final(RequestRefused)),
+    ("ModelTimeoutError", _later("ModelOutage")),
+    ("ModelConnectionError", _later("ModelUnreachable")),
+    ("ModelUnavailableError", _later("ModelOutage")),
+    ("ModelServerError", _later("ModelOutage")),
+    ("ModelRequestTimeout", _later("ModelOutage")),
+    ("ModelHTTPError", _by_status),
+    ("ModelAPIError", _later("ModelOutage")),
+    # An answer that is no JSON, has no content, or breaks the API's own schema.
+    ("UnexpectedModelBehavior", _later("ModelOutage")),
+    ("UserError", _final(WrongModelSettings)),
+    # What the transport raises where the client lets it through, as in the middle of a stream.
+    ("ConnectError", _later("ModelUnreachable")),
+    ("TransportError", _later("ModelOutage")),
+    ("JSONDecodeError", _later("ModelOutage")),
+    ("TimeoutError", _later("ModelOutage")),
+    ("ConnectionError", _later("ModelUnreachable")),
+)
+
+
+def _status(error: Exception) -> int | None:
+    status = getattr(error, "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def _retry_after(error: Exception) -> float | None:
+    after = getattr(error, "retry_after", None)
+    return float(after) if isinstance(after, int | float) and after >= 0 else None
+
+
+def _detail(error: Exception) -> str:
+    """One line: the status and the provider's own message, without what else the body holds."""
+    status = _status(error)
+    body = getattr(error, "body", None)
+    text = ""
+    if isinstance(body, Mapping):
+        inner = body.get("error", body)
+        text = str(inner.get("message", "")) if isinstance(inner, Mapping) else str(inner)
+    elif isinstance(body, str):
+        text = body
+    text = text or str(getattr(error, "message", "") or error) or type(error).__name__
+    cause = error.__cause__
+    if cause is not None and status is None:
+        root = cause.__cause__ or cause
+        if str(root) and str(root) not in text:
+            text = f"{text} ({root})"
+    line = without_keys(shortened(" ".join(text.split()), _LONGEST_DETAIL))
+    return f"HTTP {status}: {line}" if status is not None else line
+
+
+_KEY = re.compile(r"\b(sk|pk|key)-[A-Za-z0-9_*.\-]{6,}")
+
+
+def without_keys(text: str) -> str:
+    """The text without what looks like a key: providers repeat parts of a wrong one in their answer."""
+    return _KEY.sub(r"\1-…", text)

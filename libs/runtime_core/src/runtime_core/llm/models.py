@@ -1,0 +1,105 @@
+"""The models that a process has open for an app: made at the first call, shared by all agents, closed at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import random
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
+
+from runtime_core.errors import ConfigurationError
+from runtime_core.llm.pacing import Pacing
+from runtime_core.llm.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from runtime_core.llm.client import OpenModel
+
+
+@dataclass
+class _OfLoop:
+    """Of one event loop: connections belong to the loop that made them."""
+
+    pacing: Pacing
+    making: dict[Hashable, asyncio.Task[OpenModel]] = field(default_factory=dict)
+
+
+class OpenModels:
+    """Gives the open model of an agent's settings, and the gate that paces the calls of it."""
+
+    def __init__(self) -> None:
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = WeakKeyDictionary()
+
+    async def open(self, settings: ModelSettings, named: str | None = None) -> OpenModel:
+        """The model of these settings, made where there is none; `named`: another model, by name, with their keys.
+
+        Raises ConfigurationError without the extra, and what the client raises for settings that it cannot use.
+        """
+        loop = asyncio.get_running_loop()
+        making = self._of(loop).making
+        key = _key(settings, named)
+        task = making.get(key)
+        if task is None:
+            task = making[key] = loop.create_task(_make(settings, named), name="open a model")
+        try:
+            # Others wait for the same one: that this caller is cancelled is not their concern.
+            return await asyncio.shield(task)
+        except BaseException:
+            if task.done() and (task.cancelled() or task.exception() is not None):
+                making.pop(key, None)
+            raise
+
+    def pacing(self) -> Pacing:
+        return self._of(asyncio.get_running_loop()).pacing
+
+    async def close(self) -> None:
+        """Close what this event loop has opened. A call after that opens anew."""
+        opened = self._loops.pop(asyncio.get_running_loop(), None)
+        if opened is None:
+            return
+        for task in opened.making.values():
+            if task.done() and not task.cancelled() and task.exception() is None:
+                await task.result().close()
+            else:
+                task.cancel()
+
+    def _of(self, loop: asyncio.AbstractEventLoop) -> _OfLoop:
+        opened = self._loops.get(loop)
+        if opened is None:
+            opened = self._loops[loop] = _OfLoop(Pacing(loop.time, random.random))
+        return opened
+
+
+def _key(settings: ModelSettings, named: str | None) -> Hashable:
+    if named is None and not isinstance(settings.model, str):
+        return _Same(settings.model)
+    name = settings.model if named is None else named
+    return (name, settings.base_url, settings.api_key, settings.connect_seconds, settings.call_seconds)
+
+
+class _Same:
+    """A Model, or what makes one, by identity: two that compare equal may have other connections."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: object) -> None:
+        self.of = of
+
+    def __hash__(self) -> int:
+        return id(self.of)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.of is self.of
+
+
+async def _make(settings: ModelSettings, named: str | None) -> OpenModel:
+    try:
+        # In a thread: it loads for seconds, and the loop has heartbeats to send.
+        client = await asyncio.to_thread(importlib.import_module, "runtime_core.llm.client")
+    except ImportError as error:
+        raise ConfigurationError(
+            f"the client of language models cannot be loaded ({error}): pip install 'weft[llm]'"
+        ) from error
+    return cast("OpenModel", await client.OpenModel.make(settings, named))
