@@ -10,7 +10,7 @@ from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.values import CallBegun
 from runtime_core.errors import Fenced, LimitExceeded, Reserved
-from tests.contracts.broker import DIGEST, Broker, ask, complete, fail, now, suspend
+from tests.contracts.broker import DIGEST, Broker, ask, bury, complete, fail, now, suspend
 
 ANSWER = DIGEST.encode() + b'K1700000000000"answer"'
 
@@ -148,3 +148,79 @@ async def test_who_lost_the_turn_neither_begins_nor_ends_a_call(broker: Broker, 
     turn.task, turn.run = "t", "r"
     assert await other.begin_call(turn, "1") is None, "the task is over"
     assert await other.settle_call(turn, "1", ANSWER) is None
+
+
+async def test_a_turn_that_is_tried_again_has_its_calls_to_itself(broker: Broker, bus: EventBus) -> None:
+    """Of two deliveries of one turn only the newer one begins, shows and ends calls."""
+    await broker.submit(bus, "t")
+    old = await broker.take(bus)
+    await begun(bus, old, "1")
+    assert await bus.retry(old, 0, b"")
+    await bus.promote()
+    new = await broker.take(bus)
+    before = await broker.snapshot()
+    assert await bus.begin_call(old, "1") is None
+    assert await bus.settle_call(old, "1", ANSWER, b'{"tokens":1}') is None
+    assert not await bus.stream(old, "1", 1, b'"late"')
+    assert await broker.snapshot() == before
+    assert await begun(bus, new, "1") == CallBegun(2, {})
+
+
+async def test_an_ended_task_begins_and_keeps_no_calls(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    parts = ask("1", "editor", stream="agent")
+    assert await suspend(bus, await broker.take(bus), parts)
+    editor = await broker.take(bus)
+    await begun(bus, editor, "1")
+    await bus.cancel("t", "no more")
+    # The child's fields are gone with the task; made again, as a late write would find them.
+    await broker.call("HSET", broker.keys.base + "run:t/r/1", "cur", editor.entry, "b:1", 1)
+    assert await bus.begin_call(editor, "1") is None
+    assert await bus.settle_call(editor, "1", ANSWER, b'{"tokens":1}') is None
+    assert not await bus.stream(editor, "1", 1, b'"late"')
+
+
+async def test_a_full_journal_takes_no_answer(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    await begun(bus, turn, "1")
+    fill = [part for number in range(10_000) for part in (f"j:x{number}", "1")]
+    await broker.call("HSET", f"{broker.keys.base}task:t", *fill)
+    with pytest.raises(LimitExceeded, match="journal holds its limit of 10000 steps"):
+        await bus.settle_call(turn, "1", ANSWER)
+
+
+async def test_who_reads_the_pieces_gets_the_end(broker: Broker, bus: EventBus) -> None:
+    """Nobody asked for a stream beforehand: the first piece makes one, and the final event closes it."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    await begun(bus, turn, "1")
+    await bus.stream(turn, "1", 1, b'"Redis"')
+    assert await complete(bus, turn)
+    assert [entry["type"] for entry in await broker.entries("out:t")] == ["weft.output.delta", "weft.task.completed"]
+
+
+async def test_only_the_settled_call_gives_back(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", limits=b'{"tokens":10}')
+    turn = await broker.take(bus)
+    for step in ("1", "10"):
+        await begun(bus, turn, step, tokens(2, 2))
+    await bus.settle_call(turn, "1", ANSWER)
+    assert json.loads((await broker.task("t"))["rs"]) == {"r|10": {"tokens": 2}}
+
+
+async def test_what_fits_but_for_the_sums_of_fractions_is_granted(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", limits=b'{"cost":0.3}')
+    turn = await broker.take(bus)
+    for step in ("1", "2"):
+        await begun(bus, turn, step)
+        await bus.settle_call(turn, step, ANSWER, b'{"cost":0.1}')
+    assert (await begun(bus, turn, "3", b'{"cost":[0.1,1]}')).granted["cost"] >= 0.1
+
+
+async def test_a_failed_task_that_is_driven_again_has_its_whole_limit(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", limits=b'{"tokens":10}')
+    turn = await broker.take(bus)
+    await begun(bus, turn, "1", tokens(6, 6))
+    await bury(bus, turn)
+    assert "rs" not in await broker.task("t")

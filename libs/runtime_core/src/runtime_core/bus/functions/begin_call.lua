@@ -34,7 +34,7 @@ local function begin_call(keys, args)
         if least > free - others + fits then
           return redis.status_reply(string.format('WAIT other model calls of the task have reserved %.14g %s', others, name))
         end
-        granted[name] = math.max(least, math.min(most, free - others))
+        granted[name] = math.min(most, free - others)
         mine[name] = granted[name]
       end
     end
