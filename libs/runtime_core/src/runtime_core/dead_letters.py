@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import msgspec
@@ -16,6 +16,7 @@ from runtime_core.bus.reply import position
 from runtime_core.bus.transport import Argument, Reply
 from runtime_core.codec import readable
 from runtime_core.errors import InvalidInput
+from runtime_core.telemetry.redaction import redactor
 
 PAGE = 200
 REJECTED = "rejected"
@@ -34,6 +35,17 @@ class DeadLetter:
     entry: str
     fields: dict[str, bytes]
     """As they are on the stream."""
+
+    def without_secrets(self) -> DeadLetter:
+        """The letter as it may be shown; what is redriven is what is kept."""
+        secrets = redactor()
+        shown = {
+            name: secrets.data(value)
+            if value[:1] in (b"{", b"[", b'"')
+            else secrets.text(value.decode("utf-8", "replace")).encode()
+            for name, value in self.fields.items()
+        }
+        return replace(self, fields=shown)
 
     def _text(self, name: str) -> str:
         return self.fields.get(name, b"").decode("utf-8", "replace")

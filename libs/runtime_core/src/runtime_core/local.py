@@ -13,6 +13,7 @@ memory runs the same functions. What is not here: `weft:tasks` and `replyto`, wh
 from __future__ import annotations
 
 import asyncio
+import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
@@ -34,6 +35,7 @@ from runtime_core.engines.compute import ProcessCompute
 from runtime_core.errors import ConfigurationError
 from runtime_core.schedules.scheduler import Scheduler
 from runtime_core.telemetry.metrics import Metrics
+from runtime_core.telemetry.redaction import Redactor, use
 from runtime_core.tools.call import AbandonedThreads
 from runtime_core.tools.call_handler import CallHandler
 
@@ -98,6 +100,10 @@ class LocalApp:
 
     async def __aenter__(self) -> Client:
         self._app.check()
+        with use(Redactor.from_environment(os.environ, os.environ.get("WEFT_REDACT", ""))):
+            return await self._start()
+
+    async def _start(self) -> Client:
         metrics = self.metrics
         turns, calls = self._bus(), self._bus()
         await turns.load_library()

@@ -117,7 +117,7 @@ class ModelCall:
 class ModelStep(LocalStep):
     """As a local step, with a ModelCall for its function."""
 
-    __slots__ = ("_call", "_function", "_request", "_reserve")
+    __slots__ = ("_call", "_function", "_request", "_reserve", "identified")
 
     def __init__(
         self,
@@ -134,7 +134,10 @@ class ModelStep(LocalStep):
         data = encode(request, "request of ctx.model", MAX_REQUEST_BYTES)
         super().__init__(run, branch, "model", name, self._ask, data)
         if identity is not None:
+            self.identified = True
             self.digest = step_digest("model", "", "", canonical(encode(identity, "identity of ctx.model")))
+        else:
+            self.identified = False
         self._request = request
         self._function = function
         self._reserve = _checked(reserve) if reserve else b""

@@ -11,7 +11,8 @@ import msgspec
 from runtime_core.agents.journal import payload_of, status_of, time_of
 from runtime_core.agents.step import Step, recorded_error
 from runtime_core.consumer.effects import COMPLETED
-from runtime_core.trajectory.steps import NOTHING
+from runtime_core.trajectory.model_call import told_by
+from runtime_core.trajectory.steps import DIGEST, NOTHING
 from runtime_core.trajectory.steps import Step as Row
 from runtime_core.trajectory.steps import StepError as RowError
 
@@ -46,6 +47,8 @@ class Rows:
     ) -> None:
         """Note a finished step. Times are epoch milliseconds; 0: now."""
         ended = ended or time.time() * 1000
+        if step.identified:
+            attributes = {**(attributes or {}), DIGEST: step.digest}
         self._rows.append(
             Row(
                 run=self._run,
@@ -77,7 +80,9 @@ class Rows:
         elif step.kind in ("send", "publish", "message"):
             self.add(step, ended=ended, input=step.data)
         elif status_of(value) == COMPLETED:
-            self.add(step, ended=ended, input=step.data, output=payload_of(value))
+            answer = payload_of(value)
+            usage, attributes = told_by(answer) if step.kind == "model" else ({}, {})
+            self.add(step, ended=ended, input=step.data, output=answer, usage=usage, attributes=attributes)
         else:
             kind, message = recorded_error(value)
             self.add(step, ended=ended, input=step.data, error=RowError(kind, message, at=ended))

@@ -61,6 +61,9 @@ class Step(Generic[T]):
     does nothing at all; the run then says so in a warning.
     """
 
+    identified = False
+    """Whether the digest is made of something else than name and data."""
+
     __slots__ = ("data", "digest", "id", "key", "kind", "name", "order", "run")
 
     def __init__(self, run: Run, branch: Branch, kind: str, name: str, key: str, data: bytes) -> None:

@@ -189,7 +189,7 @@ async def _show(letter_id: str, as_json: bool) -> None:
     from runtime_core.dead_letters import DeadLetters
 
     async with broker() as opened:
-        letter = await DeadLetters(opened.buses).get(letter_id)
+        letter = (await DeadLetters(opened.buses).get(letter_id)).without_secrets()
     if as_json:
         print_json(letter.details())
         return

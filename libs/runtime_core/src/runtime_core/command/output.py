@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from runtime_core.printable import plain, shortened
+from runtime_core.telemetry.redaction import redactor
 
 PREVIEW = 80
 
@@ -16,6 +18,11 @@ PREVIEW = 80
 def print_json(document: object) -> None:
     """One document on one line."""
     print(msgspec.json.encode(document, enc_hook=str).decode(), flush=True)
+
+
+def without_secrets(value: Any) -> Any:  # Any: JSON
+    """A value as it may be shown to whoever looks after the service."""
+    return msgspec.json.decode(redactor().data(msgspec.json.encode(value, enc_hook=str)))
 
 
 def print_value(value: object) -> None:

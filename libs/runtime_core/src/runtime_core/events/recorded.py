@@ -15,15 +15,17 @@ from runtime_core.bus.keys import TRAJECTORY_RECORDER
 from runtime_core.consumer.effects import COMPLETED, FAILED
 from runtime_core.errors import InvalidInput
 from runtime_core.identifiers import ANY_DIGEST, ROOT_RUN, any_digest, step_digest
+from runtime_core.telemetry.redaction import HIDDEN
 from runtime_core.trajectory.place import place
 from runtime_core.trajectory.recorded import TaskTrajectory
-from runtime_core.trajectory.steps import Step
+from runtime_core.trajectory.steps import DIGEST, Step
 
 if TYPE_CHECKING:
     from runtime_core.bus.event_bus import EventBus
     from runtime_core.client import Client
 
 _PAGE = 1000
+_HIDDEN = HIDDEN.encode()
 _OUTGOING = ("emit", "send", "publish", "message", "usage")
 """Steps without a result: what they said is their input, or an emit's output."""
 
@@ -44,6 +46,8 @@ class RecordedStep:
     payload: bytes
     """JSON of the result or of the error."""
     ended_ms: int
+    told_digest: str = ""
+    """The step's own digest, where it is not made of what was asked."""
 
     @property
     def wildcard(self) -> bytes:
@@ -54,7 +58,10 @@ class RecordedStep:
     @property
     def digest(self) -> str:
         """The digest of what was asked; a wildcard where that is not recorded."""
-        if not self.asked or self.kind in ("human", "timer", "ray", "spark"):
+        if self.told_digest:
+            return self.told_digest
+        # What was redacted is not known either.
+        if not self.asked or self.kind in ("human", "timer", "ray", "spark") or _HIDDEN in self.asked:
             return any_digest(self.kind, self.name) if self.kind else ANY_DIGEST
         return step_digest(self.kind, self.name, self.key, canonical(self.asked))
 
@@ -141,11 +148,12 @@ def _step(step: str, row: Step) -> RecordedStep:
     if row.status == "completed":
         status, payload = COMPLETED, bytes(row.output) or b"null"
     else:
-        told = {"type": row.status.capitalize(), "message": ""}
+        error = {"type": row.status.capitalize(), "message": ""}
         if row.error is not None:
-            told = {"type": row.error.type, "message": row.error.message}
-        status, payload = FAILED, msgspec.json.encode(told)
-    return RecordedStep(step, row.kind, row.name, row.key, bytes(row.input), status, payload, int(row.ended))
+            error = {"type": row.error.type, "message": row.error.message}
+        status, payload = FAILED, msgspec.json.encode(error)
+    told = str(row.attributes.get(DIGEST, ""))
+    return RecordedStep(step, row.kind, row.name, row.key, bytes(row.input), status, payload, int(row.ended), told)
 
 
 # -- what the broker has -------------------------------------------------------------------------------------------

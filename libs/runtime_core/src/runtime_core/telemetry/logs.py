@@ -1,6 +1,7 @@
 """Log lines: text that a tired person can read, or one JSON object per line.
 
-Structured values go beside the message: `logger.info("committed", extra={"fields": {"task": task_id}})`.
+Structured values go beside the message: `logger.info("committed", extra={"fields": {"task": task_id}})`. Secrets are
+taken out of every line.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 import msgspec
+
+from runtime_core.telemetry.redaction import redactor
 
 GLYPHS = {
     logging.DEBUG: "·",
@@ -57,7 +60,7 @@ class TextFormatter(logging.Formatter):
         traceback = _traceback(self, record)
         if traceback:
             line += "".join(f"\n    {part}" for part in traceback.splitlines())
-        return line
+        return redactor().text(line)
 
 
 class JsonFormatter(logging.Formatter):
@@ -81,7 +84,7 @@ class JsonFormatter(logging.Formatter):
         traceback = _traceback(self, record)
         if traceback:
             line["traceback"] = traceback
-        return msgspec.json.encode(line, enc_hook=str).decode()
+        return redactor().data(msgspec.json.encode(line, enc_hook=str)).decode()
 
 
 def one_line(text: str) -> str:

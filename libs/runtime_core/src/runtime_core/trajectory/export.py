@@ -59,6 +59,8 @@ class ExportedStep(msgspec.Struct):
     """Tokens, where the step was a model call."""
     logprobs: object
     """Log-probabilities, as the model gave them; null where it gave none."""
+    attributes: dict[str, Any]  # Any: texts, numbers, booleans and lists of them
+    """Of a model call, by the names of OpenTelemetry's conventions: provider, model, finish reason, tokens."""
     cause: str
     owner: str
 
@@ -222,6 +224,7 @@ def _exported(namespace: str, stored: StoredStep) -> ExportedStep:
         errors=step.errors,
         usage=usage_of(step),
         logprobs=logprobs_of(step),
+        attributes=step.attributes,
         cause=step.cause,
         owner=step.owner,
     )

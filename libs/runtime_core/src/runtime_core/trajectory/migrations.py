@@ -12,6 +12,8 @@ _TO_FORMAT: dict[int, tuple[str, ...]] = {
         "ALTER TABLE weft_steps ADD COLUMN output_refs TEXT",
         "CREATE INDEX IF NOT EXISTS weft_tasks_by_session ON weft_tasks (namespace, session, ended, task)",
     ),
+    # What is known of a model call by the names of OpenTelemetry's conventions.
+    3: ("ALTER TABLE weft_steps ADD COLUMN attributes TEXT",),
 }
 """Format → what makes it from the one before; new tables are there already."""
 

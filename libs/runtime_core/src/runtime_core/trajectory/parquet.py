@@ -48,6 +48,7 @@ SCHEMA = pa.schema(
         pa.field("errors", pa.string()),
         pa.field("usage", pa.map_(pa.string(), pa.float64()), nullable=False),
         pa.field("logprobs", pa.string()),
+        pa.field("attributes", pa.string(), nullable=False),
         pa.field("cause", pa.string(), nullable=False),
         pa.field("owner", pa.string(), nullable=False),
     ]
@@ -120,6 +121,7 @@ def _of_step(step: ExportedStep) -> dict[str, object]:
     row["errors"] = ENCODER.encode(step.errors).decode() if step.errors else None
     row["usage"] = list(step.usage.items())
     row["logprobs"] = _json(step.logprobs)
+    row["attributes"] = _json(step.attributes)
     return row
 
 

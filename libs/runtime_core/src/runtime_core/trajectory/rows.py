@@ -23,6 +23,7 @@ _NUL = "\0"
 _NUL_SHOWN = "␀"
 _ERROR = msgspec.json.Decoder(StepError)
 _ERRORS = msgspec.json.Decoder(list[StepError])
+_ATTRIBUTES = msgspec.json.Decoder(dict[str, Any])
 _USAGE = msgspec.json.Decoder(dict[str, float])
 
 
@@ -148,6 +149,7 @@ def _add_steps(rows: Rows, namespace: str, task: str, steps: bytes) -> None:
                 step.owner,
                 given_refs,
                 returned_refs,
+                encode(step.attributes).decode() if step.attributes else None,
             )
         )
     if b"\\u0000" in steps:
@@ -208,6 +210,7 @@ def step_of(row: Row[Any], contents: Contents) -> Step:
         usage=_USAGE.decode(row.usage) if row.usage else {},
         cause=row.cause,
         owner=row.owner,
+        attributes=_ATTRIBUTES.decode(row.attributes) if row.attributes else {},
     )
 
 

@@ -73,6 +73,10 @@ class Step(msgspec.Struct, omit_defaults=True):
     """Set on a row of a forked task, one that is written when it begins: where it comes from."""
 
 
+DIGEST = "weft.digest"
+"""The attribute that holds a step's digest, where that is not made of its name and input."""
+
+
 class TaskEnd(msgspec.Struct):
     """What the commit that ends a task says of it on the record stream."""
 

@@ -11,6 +11,7 @@ import msgspec
 
 from runtime_core.trajectory.items import ItemAction, ItemMeta, ItemReward, ItemState, TrajectoryItem
 from runtime_core.trajectory.model_call import (
+    answer_of,
     content_of,
     is_model_call,
     logprobs_of,
@@ -122,6 +123,9 @@ class TrajectoryStrategy:
         ext_info: dict[str, Any] = {"duration_ms": row.ended - row.started}  # Any: see ItemAction
         if row.error is not None:
             ext_info["error"] = {"type": row.error.type, "message": row.error.message}
+        if (answer := answer_of(row)) is not None:
+            told = {"model": answer.model, "provider": answer.provider, "finish_reason": answer.finish_reason}
+            ext_info |= {name: text for name, text in (*told.items(), ("thinking", answer.thinking)) if text}
         named = tool_calls_of(row) if decision.call is not None else None
         return ItemAction(
             content=content_of(row) if decision.call is not None else decoded(row.output),

@@ -15,7 +15,7 @@ from sqlalchemy import (
     Text,
 )
 
-FORMAT = 2
+FORMAT = 3
 """Version of the tables below; raised by a change that an older release cannot read or write."""
 
 METADATA = MetaData()
@@ -56,6 +56,8 @@ STEPS = Table(
     # What was taken out of input and output (JSON, `contents.Reference`); null: nothing.
     Column("input_refs", Text),
     Column("output_refs", Text),
+    # JSON object; null: none.
+    Column("attributes", Text),
     # In SQLite this leaves a rowid table with a unique index: appends stay appends, and only the small
     # index is written at random places.
     PrimaryKeyConstraint("namespace", "task", "place", "attempt"),

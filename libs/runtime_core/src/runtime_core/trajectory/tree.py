@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import msgspec
 
 from runtime_core.codec import readable
 from runtime_core.printable import plain, shortened
+from runtime_core.trajectory.model_call import ModelAnswer, answer_of, messages_of, said_in, usage_of
 from runtime_core.trajectory.place import place
 from runtime_core.trajectory.recorded import TaskTrajectory
 from runtime_core.trajectory.steps import Fork, Step, StepError
@@ -64,6 +65,7 @@ class NodeDict(TypedDict):
     error: ErrorDict | None
     errors: list[ErrorDict]
     usage: dict[str, float]
+    attributes: dict[str, Any]  # Any: texts, numbers, booleans and lists of them
     cause: str
     owner: str
     recorded: bool
@@ -225,12 +227,51 @@ def _line(node: _Node) -> str:
     parts += [plain(step.status), duration(step.ended - step.started)]
     if step.attempt > 1:
         parts.append(f"{step.attempt} attempts")
-    given, returned = _preview(step.input), _preview(step.output)
+    if (answer := answer_of(step)) is not None:
+        parts += [text for text in (_model_of(step, answer), _usage_line(step), answer.finish_reason) if text]
+        if answer.retry_after is not None:
+            parts.append(f"put off for {answer.retry_after:g} s")
+        given, returned = _preview_of(_last_said(step)), _preview_of(answer.shown)
+    else:
+        given, returned = _preview(step.input), _preview(step.output)
     if given or returned:
         parts.append(" → ".join(text for text in (given, returned) if text))
     if step.error is not None:
         parts.append(f"✗ {_error_line(step.error)}")
+    elif answer is not None and answer.error is not None:
+        parts.append(f"✗ {_error_line(answer.error)}")
     return "  ".join(parts)
+
+
+def _model_of(step: Step, answer: ModelAnswer) -> str:
+    model = answer.model or str(step.attributes.get("gen_ai.request.model", ""))
+    return plain(model) if model != step.name else ""
+
+
+def _usage_line(step: Step) -> str:
+    """Tokens in and out, cost: `1204 → 56 tokens, 0.0031 cost`."""
+    usage = usage_of(step)
+    texts = []
+    if "input_tokens" in usage or "output_tokens" in usage:
+        texts.append(f"{usage.get('input_tokens', 0):g} → {usage.get('output_tokens', 0):g} tokens")
+    elif "tokens" in usage:
+        texts.append(f"{usage['tokens']:g} tokens")
+    if usage.get("cost"):
+        texts.append(f"{usage['cost']:.4g} cost")
+    return ", ".join(texts)
+
+
+def _last_said(step: Step) -> object:
+    """The end of what the model was given: of a long conversation what is new."""
+    messages = messages_of(step)
+    return said_in(messages[-1]) if messages else None
+
+
+def _preview_of(value: object) -> str:
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
+    return shortened(plain(text[:_DECODED_MAX]), PREVIEW)
 
 
 def _total(trajectory: TaskTrajectory) -> str:
@@ -306,6 +347,7 @@ def _node_dict(node: _Node) -> NodeDict:
         "error": _error_dict(step.error) if step.error else None,
         "errors": [_error_dict(error) for error in errors],
         "usage": step.usage,
+        "attributes": step.attributes,
         "cause": step.cause,
         "owner": step.owner,
         "recorded": recorded,

@@ -12,6 +12,7 @@ from runtime_core.bus.transport import Argument
 from runtime_core.bus.values import CallBegun
 from runtime_core.bus.verbs.partition import Partition
 from runtime_core.errors import LimitExceeded, Reserved
+from runtime_core.telemetry.redaction import redactor
 
 JOURNAL_LIMIT = 10_000
 """Steps that one run may journal."""
@@ -37,8 +38,13 @@ class CommitVerbs(Partition):
 
         `mode` is `w` (waits), `c` (completed), `f` (failed) or `x` (the whole task fails); `parts` are described in
         `commit_turn.lua`. Returns False where the event had been handled before or its task is over. Raises
-        `LimitExceeded` where the task would go over a limit of its own (nothing was written).
+        `LimitExceeded` where the task would go over a limit of its own (nothing was written). Secrets are taken out of
+        the rows, and out of the error that a failed run ends with.
         """
+        secrets = redactor()
+        record = secrets.data(record)
+        if mode not in ("w", "c"):
+            body = secrets.data(body)
         reply = await self.call(
             "commit_turn", self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run, delivery.instance,
             mode, now_ms, record, steps, body, state, count, *parts,
@@ -60,10 +66,16 @@ class CommitVerbs(Partition):
         steps: int,
         usage: bytes = b"",
     ) -> bool:
-        """Commit the result of a call; False where the step has its result already or its task is over.
+        """Commit the result of a call (status `K`), or its error (`E`).
 
-        `usage` (JSON) is added to the task's; over a limit, the task ends here.
+        Returns False where the step has its result already or its task is over.
+        `usage` (JSON) is added to the task's; over a limit, the task ends here. Secrets are taken out of the rows, and
+        out of an error.
         """
+        secrets = redactor()
+        record = secrets.data(record)
+        if status == b"E":
+            payload = secrets.data(payload)
         reply = await self.call(
             "commit_call", self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run, status, now_ms,
             payload, record, steps, usage,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.reply import texts
 from runtime_core.bus.verbs.partition import Partition
+from runtime_core.telemetry.redaction import redactor
 
 
 class FailureVerbs(Partition):
@@ -24,7 +25,7 @@ class FailureVerbs(Partition):
             delivery.run,
             delay_ms,
             attempt,
-            error,
+            redactor().data(error),
             usage,
         )
         self._fence(reply)
@@ -42,7 +43,12 @@ class FailureVerbs(Partition):
         steps: int = 0,
         usage: bytes = b"",
     ) -> bool:
-        """End a delivery that will not be tried again, answer who waits for it, and keep it whole."""
+        """End a delivery that will not be tried again, answer who waits for it, and keep it whole.
+
+        What it was sent stays as it was, to be sent again; secrets are taken out of its errors and rows.
+        """
+        secrets = redactor()
+        errors, error, record = secrets.data(errors), secrets.data(error), secrets.data(record)
         reply = await self.call(
             "dead_letter", self.owner, stream, entry, reason, errors, now_ms, error, record, steps, usage
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from runtime_core.command.options import Json
-from runtime_core.command.output import error_line, moment, preview, print_json
+from runtime_core.command.output import error_line, moment, preview, print_json, without_secrets
 from runtime_core.command.task.arguments import Id
 from runtime_core.printable import plain
 
@@ -48,6 +48,8 @@ async def _show(task_id: str, as_json: bool) -> None:
     assert view is not None
     if recorded is not None and recorded.fork is not None:
         view["forked_from"] = {"task": recorded.fork.task, "step": recorded.fork.step}
+    # The broker keeps what was sent as it was; the record has no secrets.
+    view = without_secrets(view)
     if as_json:
         print_json({**view, "trajectory": to_tree(recorded) if recorded is not None else None})
         return
