@@ -27,11 +27,14 @@ def test_every_named_metric_is_exposed_with_its_labels() -> None:
     metrics.tasks_ended["completed"].inc()
     metrics.hook_failures["before_tool_call"].inc()
     metrics.timers_due["0"].set(1)
+    metrics.mcp_server_up["files"].set(1)
+    metrics.mcp_restarts["files"].inc()
+    metrics.mcp_calls["files", "completed"].inc()
     for gauge in (metrics.stream_lag, metrics.stream_pending, metrics.stream_oldest_pending):
         gauge["weft:{0}:agent", "agent-handler"].set(1)
     shown = metrics.exposition().decode()
     declared = [value for value in vars(names).values() if isinstance(value, MetricName)]
-    assert len(declared) == 19
+    assert len(declared) == 22
     for name in declared:
         series = [line for line in shown.splitlines() if line.startswith(name.name)]
         assert series, f"{name.name} has no series"

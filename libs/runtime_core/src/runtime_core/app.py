@@ -20,6 +20,7 @@ from runtime_core.tools.tool import Tool, ToolSettings
 
 if TYPE_CHECKING:
     from runtime_core.events.handler import Handler
+    from runtime_core.mcp.declared import MCPServer, MCPSettings
     from runtime_core.runners.policy import HasAsyncPolicy, HasPolicy, PolicyDefinition
     from runtime_core.runners.runner import Runner
     from runtime_core.runners.swarm import Swarm
@@ -202,6 +203,28 @@ class App:
             raise ConfigurationError(f"{tool!r} has no method step(args): use @app.tool for a function")
         self.functions.tools.add(StepTool(tool, place_of(None, 2), name=label(tool) if name is None else name))
 
+    def add_mcp(self, name: str, **settings: Unpack[MCPSettings]) -> None:
+        """Declare an MCP server, as `add_mcp("files", command=[…])` or `add_mcp("docs", url="https://…/mcp")`.
+
+        The tool-handlers of its pool connect to it; its tools are called as `ctx.tool("files.<tool>", …)`. See
+        `MCPSettings`. Needs the extra `weft[mcp]` where tools run.
+        """
+        from runtime_core.mcp.declared import MCPServer
+
+        self._add_mcp_server(MCPServer(name, place_of(None, 2), **settings))
+
+    def _add_mcp_server(self, server: MCPServer) -> None:
+        known = self.functions.mcp_servers
+        for other in known.values():
+            if other is server:
+                return
+            if server.name == other.name or server.prefix == other.prefix:
+                same = "name" if server.name == other.name else "prefix"
+                raise ConfigurationError(
+                    f"{server.what} ({server.place}) has the {same} of {other.what} ({other.place}): give it another"
+                )
+        known[server.name] = server
+
     def add_runner(
         self, runner: type[Runner], *, name: str | None = None, pool: str = "", timeout_seconds: float = 3600.0
     ) -> None:
@@ -254,6 +277,8 @@ class App:
             self.functions.engine_functions.add(engine_function)
         for agent in other.agents.values():
             self.functions.agents.add(agent)
+        for server in other.mcp_servers.values():
+            self._add_mcp_server(server)
         self.hooks.include(other.hooks)
         if other.reward_function is not None:
             self.reward(other.reward_function)
@@ -281,6 +306,11 @@ class App:
         return self.functions.engine_functions.view
 
     @property
+    def mcp_servers(self) -> Mapping[str, MCPServer]:
+        """By name."""
+        return self.functions.mcp_servers
+
+    @property
     def handlers(self) -> dict[str, type[Handler]]:
         """Handlers of messages (`runtime_core.events`): `app.handlers["tool"] = MyToolHandler` replaces the default.
 
@@ -302,7 +332,8 @@ class App:
         for agent in self.agents.values():
             agent.check()
             for named in agent.tools:
-                if self.functions.tool(named) is None:
+                from_server = isinstance(named, str) and self.functions.mcp_server_of(named) is not None
+                if self.functions.tool(named) is None and not from_server:
                     raise ConfigurationError(
                         f"{agent.what} ({agent.place}) names the unknown tool {shown(named)}: "
                         f"{_suggestion(named, self.tools)}"

@@ -158,8 +158,12 @@ class Retry(Outcome):
 
 
 class Reject(Outcome):
-    """Do not try again: the run ends failed with this reason."""
+    """Do not try again: the run ends failed with this reason.
 
-    def __init__(self, reason: str) -> None:
+    `type` is what who waits for it sees as the error's type.
+    """
+
+    def __init__(self, reason: str, type: str = "Reject") -> None:
         super().__init__(reason)
         self.reason = reason
+        self.type = type

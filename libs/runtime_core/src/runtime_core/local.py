@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry
 from runtime_core.admission import Admission, announce
 from runtime_core.agents.turn_handler import TurnHandler
 from runtime_core.app import App
+from runtime_core.background import Periodic
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
@@ -31,6 +32,7 @@ from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
 from runtime_core.bus.transport import Transport
 from runtime_core.client import Client
 from runtime_core.consumer.consumer import Consumer
+from runtime_core.consumer.worker import ANNOUNCE_SECONDS
 from runtime_core.engines.compute import ProcessCompute
 from runtime_core.errors import ConfigurationError
 from runtime_core.schedules.scheduler import Scheduler
@@ -40,6 +42,7 @@ from runtime_core.tools.call import AbandonedThreads
 from runtime_core.tools.call_handler import CallHandler
 
 if TYPE_CHECKING:
+    from runtime_core.mcp.servers import MCPServers
     from runtime_core.recording.local import LocalTrajectories
     from runtime_core.trajectory.recorded import TaskTrajectory
     from runtime_core.trajectory.store import TrajectoryStore
@@ -64,10 +67,12 @@ class LocalApp:
         self._consumers: list[Consumer] = []
         self._running: list[asyncio.Task[None]] = []
         self._scheduling: asyncio.Task[None] | None = None
+        self._announcing: Periodic | None = None
         self._client = MemoryClient(self._server)
         self.metrics = Metrics(CollectorRegistry(), "local")
         """What its handlers count and measure."""
         self._compute = ProcessCompute(engine_processes) if engine_processes else None
+        self._mcp: MCPServers | None = None
         self._trajectories: LocalTrajectories | None = None
         if trajectory:
             # Not at the top: the databases take half a second to load, and most tests need none.
@@ -107,6 +112,10 @@ class LocalApp:
         metrics = self.metrics
         turns, calls = self._bus(), self._bus()
         await turns.load_library()
+        if self._app.mcp_servers:
+            from runtime_core.mcp.servers import MCPServers  # here: most apps have none
+
+            self._mcp = MCPServers(self._app, metrics)
         if self._trajectories is not None:
             await self._trajectories.start(self._bus(), metrics)
         self._consumers = [
@@ -119,8 +128,8 @@ class LocalApp:
             ),
             Consumer(
                 calls,
-                _streams("tool", {tool.pool for tool in self._app.tools.values()}),
-                CallHandler(calls, self._app, self._threads, AbandonedThreads(), metrics),
+                _streams("tool", _tool_pools(self._app)),
+                CallHandler(calls, self._app, self._threads, AbandonedThreads(), metrics, self._mcp),
                 metrics,
                 service="tool-handler",
             ),
@@ -129,6 +138,13 @@ class LocalApp:
             await consumer.start()
             self._running.append(asyncio.create_task(consumer.run()))
         await announce([turns], self._app.manifest())
+        if self._mcp is not None:
+            servers = self._mcp
+            self._announcing = Periodic("announce", ANNOUNCE_SECONDS, lambda: servers.announce([turns]))
+            await servers.start(self._announcing.trigger)
+            await servers.tried()
+            await servers.announce([turns])
+            self._announcing.start()
         home = self._bus()
         self._scheduling = asyncio.create_task(Scheduler(home, Admission([home])).run(), name="scheduler")
         await self._client.open()
@@ -146,6 +162,10 @@ class LocalApp:
         for consumer in self._consumers:
             await consumer.stop()
         await asyncio.gather(*self._running)
+        if self._announcing is not None:
+            await self._announcing.stop()
+        if self._mcp is not None:
+            await self._mcp.stop()
         if self._compute is not None:
             await self._compute.close()
         await self._app.functions.models.close()
@@ -189,6 +209,10 @@ class MemoryClient(Client):
 
 def _agent_streams(app: App) -> list[str]:
     return _streams("agent", {agent.pool for agent in app.agents.values()})
+
+
+def _tool_pools(app: App) -> set[str]:
+    return {tool.pool for tool in app.tools.values()} | {server.pool for server in app.mcp_servers.values()}
 
 
 def _streams(kind: str, pools: set[str]) -> list[str]:

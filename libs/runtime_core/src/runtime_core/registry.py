@@ -16,6 +16,7 @@ from runtime_core.tools.tool import Tool
 if TYPE_CHECKING:
     from runtime_core.events.handler import Handler
     from runtime_core.events.subscriber import DeclaredSubscriber
+    from runtime_core.mcp.declared import MCPServer
 
 
 class _Declared(Protocol):
@@ -94,6 +95,8 @@ class Functions:
         """Functions of messages, for all event-driven runs."""
         self.models = OpenModels()
         """The language models that this process has open for the app."""
+        self.mcp_servers: dict[str, MCPServer] = {}
+        """By name."""
 
     def agent(self, named: object, /) -> AgentDefinition | None:
         """By name, function or Agent class."""
@@ -102,6 +105,14 @@ class Functions:
     def tool(self, named: object, /) -> Tool | None:
         """By name or function."""
         return self.tools.find(named)
+
+    def mcp_server_of(self, tool: str, /) -> MCPServer | None:
+        """The declared MCP server whose tool this name is, if it is anybody's and not the app's own."""
+        if not self.mcp_servers or tool in self.tools.view:
+            return None
+        owners = [server for server in self.mcp_servers.values() if server.owns(tool)]
+        # Of `a` and `a.b`, a tool `a.b.c` is the second one's.
+        return max(owners, key=lambda server: len(server.prefix), default=None)
 
     def engine_function(self, named: object, /) -> EngineFunction | None:
         """By name or function."""

@@ -119,6 +119,10 @@ def _stream(call: Call, app: App, delivery: Delivery, partitions: int) -> str:
         return f"@{there}:{fingerprint(delivery.task, delivery.run, call.step, digits=32)}"
     if call.kind == "tool":
         known = app.tools.get(call.name) is not None
+        server = None if known else app.functions.mcp_server_of(call.name)
+        if server is not None:
+            # Its tools may not be listed yet; who runs the server knows when they are.
+            return f"tool:{server.pool}" if server.pool else "tool"
     elif call.kind == "agent":
         known = app.agents.get(call.name) is not None
     else:

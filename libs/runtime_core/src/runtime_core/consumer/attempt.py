@@ -30,7 +30,7 @@ def failed_from(error: Exception, *, repeatable: bool = True) -> Failed:
     if isinstance(error, Retry):
         return Failed("Retry", error.reason, retryable=repeatable, retry_after_seconds=error.after_seconds)
     if isinstance(error, Reject):
-        return Failed("Reject", error.reason, retryable=False, rejected=True)
+        return Failed(error.type, error.reason, retryable=False, rejected=True)
     if isinstance(error, InvalidInput | LimitExceeded):
         return Failed(kind, message, retryable=False)
     if isinstance(error, StepError):

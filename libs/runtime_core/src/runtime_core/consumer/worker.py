@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from runtime_core.admission import announce
 from runtime_core.app import App
@@ -39,7 +39,9 @@ class Worker:
         self._consumers: list[Consumer] = []
         self._announcing = Periodic("announce", ANNOUNCE_SECONDS, self._announce)
         self._worn_out: Callable[[], bool] = lambda: False
+        self._at_start: list[Callable[[], Awaitable[None]]] = []
         self._at_stop: list[Callable[[], Awaitable[None]]] = []
+        self._also_announced: list[Callable[[Sequence[EventBus]], Awaitable[None]]] = []
 
     @classmethod
     async def open(cls, settings: Settings, metrics: Metrics, *, service: str, stream: str) -> Worker:
@@ -75,6 +77,18 @@ class Worker:
                 )
             )
 
+    def at_start(self, begin: Callable[[], Awaitable[None]]) -> None:
+        """Begin something of the handlers' once they read; what it raises ends the start."""
+        self._at_start.append(begin)
+
+    def announce_also(self, publish: Callable[[Sequence[EventBus]], Awaitable[None]]) -> None:
+        """Publish something besides the app's manifest, now and then and whenever `announce_now` is called."""
+        self._also_announced.append(publish)
+
+    def announce_now(self) -> None:
+        """Do not wait for the next time."""
+        self._announcing.trigger()
+
     def at_stop(self, close: Callable[[], Awaitable[None]]) -> None:
         """Close something of the handlers' after the last of them has stopped."""
         self._at_stop.append(close)
@@ -85,6 +99,8 @@ class Worker:
         # Read at each scrape: two writes for each delivery would be felt.
         self._metrics.in_flight.set_function(lambda: sum(consumer.held for consumer in self._consumers))
         self._metrics.heartbeat_age.set_function(lambda: max(consumer.silent_seconds for consumer in self._consumers))
+        for begin in self._at_start:
+            await begin()
         await self._announce()
         self._announcing.start()
 
@@ -117,6 +133,8 @@ class Worker:
 
     async def _announce(self) -> None:
         await announce(self._buses, self.app.manifest())
+        for publish in self._also_announced:
+            await publish(self._buses)
 
     async def _watch_threads(self) -> None:
         while not self._worn_out():  # noqa: ASYNC110  # threads end where no event can be set for it

@@ -87,6 +87,12 @@ class Metrics:
         ended = counter(names.TASKS_ENDED)
         self.tasks_ended: Children[str, Counter] = Children(lambda status: ended.labels(status))
 
+        up, lost, calls = gauge(names.MCP_SERVER_UP), counter(names.MCP_RESTARTS), counter(names.MCP_CALLS)
+        self.mcp_server_up: Children[str, Gauge] = Children(lambda server: up.labels(server))
+        self.mcp_restarts: Children[str, Counter] = Children(lambda server: lost.labels(server))
+        self.mcp_calls: Children[tuple[str, str], Counter] = Children(lambda key: calls.labels(*key))
+        """By (server, outcome)."""
+
         self.task_seconds = histogram(names.TASK_SECONDS)
 
         gauge(names.BUILD_INFO).labels(service, _version(), platform.python_version()).set(1)

@@ -64,6 +64,11 @@ TASK_SECONDS = MetricName("weft_task_duration_seconds", "Time from a task's star
 HEARTBEAT_AGE = MetricName(
     "weft_heartbeat_age_seconds", "Time since the broker last confirmed this owner's heartbeat.", ("service",)
 )
+MCP_SERVER_UP = MetricName("weft_mcp_server_up", "1 while an MCP server is connected, else 0.", ("server",))
+MCP_RESTARTS = MetricName(
+    "weft_mcp_restarts_total", "Connections to MCP servers that were lost or failed.", ("server",)
+)
+MCP_CALLS = MetricName("weft_mcp_calls_total", "Calls of MCP servers' tools, by how they ended.", ("server", "outcome"))
 LOOP_LAG = MetricName(
     "weft_loop_lag_seconds", "How late the event loop woke up from its last timed sleep.", ("service",)
 )

@@ -1,1 +1,1 @@
-"""Tools: `tool` (what is declared), `call` (one call under its limit), `call_handler` (one delivery of a call)."""
+"""Tools: `tool` (declared ones), `source` (others), `call` (a call under its limit), `call_handler` (its delivery)."""

@@ -10,7 +10,12 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 
 from runtime_core.encoding import encode
+from runtime_core.errors import WeftError
 from runtime_core.usage import Usage, total
+
+
+class NotBegun(WeftError):
+    """A call has not reached what it is for: it is made again without counting as an attempt."""
 
 
 class ToolContext:
@@ -26,6 +31,8 @@ class ToolContext:
         "idempotency_key",
         "run_id",
         "task_id",
+        "traceparent",
+        "tracestate",
     )
 
     def __init__(
@@ -36,6 +43,8 @@ class ToolContext:
         attempt: int = 1,
         idempotency_key: str = "",
         deadline: float | None = None,
+        traceparent: str = "",
+        tracestate: str = "",
         on_progress: Callable[[bytes], None] | None = None,
     ) -> None:
         self.task_id = task_id
@@ -47,6 +56,9 @@ class ToolContext:
         """The same in every attempt of this call: pass it to what must not happen twice."""
         self.deadline = deadline
         """Epoch seconds after which nobody wants the result; None: there is no such time."""
+        self.traceparent = traceparent
+        """The trace that the task belongs to (W3C Trace Context); empty where it has none."""
+        self.tracestate = tracestate
         self._on_progress = on_progress
         self._cancelled = False
         self._spent: list[Usage] = []

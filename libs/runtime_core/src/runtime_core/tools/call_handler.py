@@ -17,8 +17,8 @@ from runtime_core.consumer.attempt import NOTHING_USED, failed_from, give_up, lo
 from runtime_core.consumer.decision import RetryAt, decide, reason_of
 from runtime_core.consumer.effects import Failed
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.tools.call import AbandonedThreads, ToolContext
-from runtime_core.tools.tool import Tool
+from runtime_core.tools.call import AbandonedThreads, NotBegun, ToolContext
+from runtime_core.tools.source import Away, CallableTool, ToolSource
 from runtime_core.trajectory.steps import ENCODER, Step, StepError
 from runtime_core.usage import Usage
 
@@ -26,12 +26,16 @@ logger = logging.getLogger(__name__)
 
 # How long a call of a tool that this app lacks waits for a handler that has it (a rolling deploy, a wrong pool).
 LACKING_SECONDS = 1.0
+# How long a call waits that did not reach what its tool stands for.
+NOT_BEGUN_SECONDS = 0.5
 
 
 class _Context(msgspec.Struct):
     """What a call's context may say; anything else in it is for others."""
 
     deadline: float | None = None
+    traceparent: str = ""
+    tracestate: str = ""
 
 
 _CONTEXT = msgspec.json.Decoder(_Context)
@@ -42,9 +46,17 @@ class CallHandler:
     """Runs tools of one app for the deliveries of one consumer."""
 
     def __init__(
-        self, bus: EventBus, app: App, threads: Executor, abandoned: AbandonedThreads, metrics: Metrics
+        self,
+        bus: EventBus,
+        app: App,
+        threads: Executor,
+        abandoned: AbandonedThreads,
+        metrics: Metrics,
+        others: ToolSource | None = None,
     ) -> None:
+        """`others` has tools besides the app's own."""
         self._bus = bus
+        self._others = others
         self._tools = app.tools
         self._threads = threads
         self._abandoned = abandoned
@@ -52,23 +64,38 @@ class CallHandler:
         self._reports: set[asyncio.Task[bool]] = set()
 
     async def handle(self, delivery: Delivery) -> None:
-        tool = self._tools.get(delivery.name)
+        tool: CallableTool | None = self._tools.get(delivery.name)
+        if tool is None and self._others is not None:
+            away = self._others.away(delivery.name)
+            if away is not None:
+                await self._wait_or_fail(delivery, away)
+                return
+            tool = self._others.find(delivery.name)
         if tool is None:
             await self._hand_on(delivery)
             return
         started = time.time() * 1000
         if not tool.repeatable and not await self._mark_started(delivery, started):
             return
+        known = _CONTEXT.decode(delivery.context) if delivery.context else _NO_CONTEXT
         context = ToolContext(
             task_id=delivery.task,
             run_id=delivery.run,
             attempt=delivery.attempt,
             idempotency_key=f"{delivery.task}/{delivery.run}",
-            deadline=(_CONTEXT.decode(delivery.context) if delivery.context else _NO_CONTEXT).deadline,
+            deadline=known.deadline,
+            traceparent=known.traceparent,
+            tracestate=known.tracestate,
             on_progress=lambda value: self._report(delivery, value),
         )
         try:
             output = await tool.call(delivery.data, context, self._threads, self._abandoned)
+        except NotBegun as reason:
+            logger.info("%r waits: %s", delivery, reason)
+            if not tool.repeatable:
+                await self._bus.forget_started(delivery)
+            await self._bus.retry(delivery, int(NOT_BEGUN_SECONDS * 1000), b"", counts=False)
+            return
         except Exception as error:
             failed = failed_from(error, repeatable=tool.repeatable)
             await self._fail(delivery, tool, failed, started, context.used())
@@ -121,6 +148,14 @@ class CallHandler:
         await self._bus.forget_started(delivery)
         return False
 
+    async def _wait_or_fail(self, delivery: Delivery, away: Away) -> None:
+        """A call of a tool that is away for a while is handed back without counting, or ends with an error."""
+        if away.wait_seconds is not None:
+            await self._bus.retry(delivery, int(away.wait_seconds * 1000), b"", counts=False)
+            return
+        now = time.time() * 1000
+        await self._end(delivery, StepError("Unavailable", away.message, at=now), now, b"E")
+
     async def _hand_on(self, delivery: Delivery) -> None:
         """A handler that lacks a name hands the call back without counting, unless no app has it."""
         if await self._bus.knows_tool(delivery.name):
@@ -132,7 +167,7 @@ class CallHandler:
             self._bus, self._metrics, delivery, "unknown_name", error, _step(delivery, "failed", now, now, "")
         )
 
-    async def _fail(self, delivery: Delivery, tool: Tool, failed: Failed, started: float, used: Usage) -> None:
+    async def _fail(self, delivery: Delivery, tool: CallableTool, failed: Failed, started: float, used: Usage) -> None:
         now = time.time() * 1000
         error = StepError(failed.type, failed.message, failed.traceback, now)
         decision = decide(delivery.attempt, tool.retry, failed, random.random)

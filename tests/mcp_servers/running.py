@@ -1,0 +1,75 @@
+"""A server that listens on a port, as a process that a test may kill and start again."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TIED = ROOT / "tests" / "servers" / "tied.py"
+SERVER = "tests.mcp_servers.desk"
+START_SECONDS = 60.0
+
+
+class ListeningServer:
+    """`tests.mcp_servers.desk` on 127.0.0.1. The port stays the same when it is started again."""
+
+    def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
+        self._log = folder / "desk.log"
+        self._env = {**os.environ, **env}
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/mcp"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Start and wait until the port is open."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(TIED), str(os.getpid()), sys.executable, "-m", SERVER, str(self.port)],
+                cwd=ROOT,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            assert self._process.poll() is None, self._log.read_text()
+            assert time.monotonic() < deadline, self._log.read_text()
+            with socket.socket() as client:
+                if client.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None

@@ -1,0 +1,234 @@
+"""What an app says of MCP servers, and what is made of a server's list."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from mcp_types import Tool, ToolAnnotations
+
+from runtime_core.agents.context import AgentContext
+from runtime_core.agents.turn_commit import parts_of_calls
+from runtime_core.app import App
+from runtime_core.bus.delivery import Delivery
+from runtime_core.consumer.effects import Call
+from runtime_core.declaration import Place
+from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.mcp.arguments import ArgumentsCheck, BadSchema
+from runtime_core.mcp.declared import MCPServer, need_sdk
+from runtime_core.mcp.listing import listing_of
+
+PLACE = Place("app.py", 7)
+OBJECT: dict[str, Any] = {"type": "object"}
+
+
+def server(name: str = "files", **settings: Any) -> MCPServer:
+    return MCPServer(name, PLACE, **({"command": ["serve"]} | settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"command": None}, "needs a command or a url"),
+        ({"url": "http://127.0.0.1:1/mcp"}, "needs a command or a url"),
+        ({"command": "serve --all"}, "give a list of texts"),
+        ({"command": []}, "give a list of texts"),
+        ({"command": None, "url": "ftp://host/mcp"}, "write http://… or https://…"),
+        ({"command": None, "url": "http://[::1/mcp"}, "write http://… or https://…"),
+        ({"headers": {"a": "b"}}, "headers but no url"),
+        ({"command": None, "url": "http://host/mcp", "env": {"a": "b"}}, "env but no command"),
+        ({"env": {"A": 1}}, "env must be texts by name"),
+        ({"cwd": 3}, "give a path"),
+        ({"tools": "read_*"}, "give a list of names or patterns"),
+        ({"tools": []}, "give a list of names or patterns"),
+        ({"prefix": ""}, "use what a tool may be called"),
+        ({"pool": "a b"}, "pool='a b'"),
+        ({"timeout_seconds": 0}, "timeout_seconds=0"),
+        ({"connect_seconds": -1}, "connect_seconds=-1"),
+        ({"retry": 3}, "give a RetryPolicy"),
+        ({"repeatable": {"a": "yes"}}, "give True, False, or one of them by tool"),
+        ({"when_down": "hope"}, "give 'wait' or 'fail'"),
+        ({"mode": "2024"}, "give 'auto' or 'legacy'"),
+        ({"name": "files.all"}, "cannot be used"),
+    ],
+)
+def test_what_cannot_work_is_refused_where_it_is_declared(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        server(**settings)
+    assert told in str(refused.value)
+    assert "app.py:7" in str(refused.value)
+
+
+def test_two_servers_may_not_share_a_name_or_a_prefix() -> None:
+    app = App("app")
+    app.add_mcp("files", command=["serve"])
+    with pytest.raises(ConfigurationError, match="has the name of MCP server 'files'"):
+        app.add_mcp("files", command=["other"])
+    with pytest.raises(ConfigurationError, match="has the prefix of MCP server 'files'"):
+        app.add_mcp("more", command=["other"], prefix="files")
+
+
+def test_an_included_app_brings_its_servers_once() -> None:
+    inner, app = App("inner"), App("app")
+    inner.add_mcp("files", command=["serve"])
+    app.include(inner)
+    app.include(inner)
+    assert list(app.mcp_servers) == ["files"]
+
+
+def test_a_name_is_that_server_s_whose_prefix_fits_it_best() -> None:
+    app = App("app")
+    app.add_mcp("a", command=["serve"])
+    app.add_mcp("b", command=["serve"], prefix="a.b")
+
+    @app.tool(name="a.own")
+    async def own() -> None: ...
+
+    def owner(tool: str) -> str | None:
+        found = app.functions.mcp_server_of(tool)
+        return None if found is None else found.name
+
+    assert owner("a.read") == "a"
+    assert owner("a.b.read") == "b"
+    assert owner("a.own") is None
+    assert owner("ab.read") is None
+
+
+def test_an_agent_may_name_a_tool_that_its_server_has_not_listed_yet() -> None:
+    app = App("app")
+    app.add_mcp("files", command=["serve"])
+
+    @app.agent("reads", tools=["files.read"])
+    async def reads(ctx: AgentContext) -> None: ...
+
+    app.check()
+
+    @app.agent("more", tools=["docs.read"])
+    async def more(ctx: AgentContext) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"unknown tool 'docs\.read'"):
+        app.check()
+
+
+def test_secrets_are_asked_for_late_and_shown_nowhere() -> None:
+    asked = []
+
+    def headers() -> dict[str, str]:
+        asked.append(1)
+        return {"Authorization": "Bearer s3cret"}
+
+    made = server(command=None, url="http://host/mcp", headers=headers)
+    assert asked == []
+    assert made.headers() == {"Authorization": "Bearer s3cret"}
+    assert "s3cret" not in repr(made)
+    with pytest.raises(ConfigurationError, match="headers must be texts by name"):
+        server(command=None, url="http://host/mcp", headers=lambda: {"a": 1}).headers()
+
+
+def test_a_missing_sdk_is_told_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_sdk([])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    need_sdk([])
+    with pytest.raises(ConfigurationError, match=r"pip install 'weft\[mcp\]'"):
+        need_sdk([server()])
+
+
+def test_declaring_a_server_loads_nothing_of_the_sdk() -> None:
+    code = (
+        "import sys; from runtime_core.app import App; App('a').add_mcp('files', command=['x']);"
+        "import runtime_core.agents.turn_handler;"
+        "print([name for name in ('mcp', 'mcp_types', 'httpx2', 'anyio') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "said", "repeatable"),
+    [
+        (None, None, False),
+        (ToolAnnotations(), None, False),
+        (ToolAnnotations(destructive_hint=False), None, False),
+        (ToolAnnotations(read_only_hint=True), None, True),
+        (ToolAnnotations(read_only_hint=True, idempotent_hint=False), None, True),
+        (ToolAnnotations(idempotent_hint=True), None, True),
+        (ToolAnnotations(idempotent_hint=True), False, False),
+        (ToolAnnotations(idempotent_hint=True), {"write": False}, False),
+        (None, True, True),
+        (None, {"write": True}, True),
+        (None, {"other": True}, False),
+    ],
+)
+def test_a_tool_is_repeated_only_where_the_app_or_its_server_says_so(
+    annotations: ToolAnnotations | None, said: Any, repeatable: bool
+) -> None:
+    tool = Tool(name="write", input_schema=OBJECT, annotations=annotations)
+    listing = listing_of(server(repeatable=said), [tool])
+    assert listing.tools["files.write"].repeatable is repeatable
+
+
+def test_only_tools_that_the_app_wants_and_can_name_are_taken() -> None:
+    names = ["read_file", "read file", "write_file", "read_" + "x" * 130, "read_file", "read_own"]
+    tools = [Tool(name=name, input_schema=OBJECT) for name in names]
+    listing = listing_of(server(tools=["read*"]), tools, taken={"files.read_own"})
+    assert list(listing.tools) == ["files.read_file"]
+    assert [line.split("left out: ")[1] for line in listing.left_out] == [
+        "its name may hold letters, digits, _ . and - only, at most 128 with the prefix",
+        "its name may hold letters, digits, _ . and - only, at most 128 with the prefix",
+        "the server lists it twice",
+        "the app declares a tool 'files.read_own' itself",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({}, "its type is None"),
+        ({"type": "array"}, "its type is 'array'"),
+        ({"type": "object", "properties": {"a": {"type": "strin"}}}, "properties.a.type"),
+        ({"type": "object", "required": "a"}, "required"),
+        ({"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}}, "refers to '#/$defs/b'"),
+        ({"type": "object", "$ref": "http://127.0.0.1:1/schema"}, "refers to 'http://127.0.0.1:1/schema'"),
+    ],
+)
+def test_a_schema_by_which_nothing_can_be_checked_is_refused(schema: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadSchema) as refused:
+        ArgumentsCheck(schema)
+    assert told in str(refused.value)
+
+
+def test_arguments_are_read_by_the_schema_and_the_wrong_part_is_named() -> None:
+    check = ArgumentsCheck(
+        {
+            "type": "object",
+            "properties": {"at": {"$ref": "#/$defs/place"}, "ref": {"enum": [{"$ref": "not a reference"}]}},
+            "$defs": {"place": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}},
+            "additionalProperties": False,
+        }
+    )
+    assert check.decode(b'{"at": {"x": 1}}') == {"at": {"x": 1}}
+    assert check.decode(b"") == {}
+    for data, field in (
+        (b'{"at": {"x": "1"}}', "arguments.at.x"),
+        (b'{"at": {}}', "arguments.at"),
+        (b'{"more": 1}', "arguments"),
+        (b"[]", "arguments"),
+        (b"{", "arguments"),
+        (json.dumps({"at": {"x": "y" * 1000}}).encode(), "arguments.at.x"),
+    ):
+        with pytest.raises(InvalidInput) as refused:
+            check.decode(data)
+        assert refused.value.field == field
+        assert len(str(refused.value)) < 300
+
+
+def test_a_call_goes_to_the_pool_of_its_server() -> None:
+    app = App("app")
+    app.add_mcp("files", command=["serve"], pool="disk")
+    call = Call("tool", "1", "files.read", b"{}", "digest00")
+    delivery = Delivery.__new__(Delivery)
+    delivery.context = b""
+    assert parts_of_calls([call], delivery, app, 1)[1] == "tool:disk"
