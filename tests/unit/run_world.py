@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ from runtime_core.consumer.effects import (
     Timer,
     TurnResult,
 )
+from runtime_core.manifest import Manifest
 from runtime_core.registry import Functions
 from runtime_core.usage import Usage, total
 
@@ -82,6 +83,9 @@ class World:
     unanswered: frozenset[str] = frozenset()
     """Steps that get no answer until `answer_all`."""
 
+    offers: Sequence[Manifest] = ()
+    """What all apps have announced."""
+
     journal: dict[str, bytes] = field(default_factory=dict)
     pending: dict[str, str] = field(default_factory=dict)
     open: dict[str, tuple[str, str, object]] = field(default_factory=dict)
@@ -129,6 +133,9 @@ class World:
 
     async def usage(self) -> bytes:
         return total(self.used).to_json()
+
+    async def manifests(self) -> Sequence[Manifest]:
+        return self.offers
 
     def emit(self, step: str, digest: str, data: bytes) -> None:
         self._dies(before=True)

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from runtime_core.hooks.callbacks import CallbackResult, CallbackResultType, ToolResult
     from runtime_core.hooks.points import HookPoint
     from runtime_core.hooks.verdicts import Allow, Ask, Change, Deny, HookEvent
+    from runtime_core.llm.agent import LLMAgent
+    from runtime_core.llm.approval import Approve
     from runtime_core.policy import RetryPolicy
     from runtime_core.run_nodes.node import (
         HandleResult,
@@ -124,6 +126,7 @@ __all__ = [
     "Allow",
     "App",
     "Approval",
+    "Approve",
     "Ask",
     "BaseAgent",
     "CallFailed",
@@ -161,6 +164,7 @@ __all__ = [
     "InterventionHandler",
     "InvalidInput",
     "JobCancelled",
+    "LLMAgent",
     "LocalEngine",
     "LocalStepError",
     "Loopable",
@@ -241,6 +245,7 @@ _PLACES = {
     "Allow": "runtime_core.hooks.verdicts",
     "App": "runtime_core.app",
     "Approval": "runtime_core.agents.approval",
+    "Approve": "runtime_core.llm.approval",
     "Ask": "runtime_core.hooks.verdicts",
     "BaseAgent": "runtime_core.runtime.base_agent",
     "CallFailed": "runtime_core.engines.runtime_engine",
@@ -278,6 +283,7 @@ _PLACES = {
     "InterventionHandler": "runtime_core.runtime.intervention",
     "InvalidInput": "runtime_core.errors",
     "JobCancelled": "runtime_core.errors",
+    "LLMAgent": "runtime_core.llm.agent",
     "LocalEngine": "runtime_core.engines.local_engine",
     "LocalStepError": "runtime_core.errors",
     "Loopable": "runtime_core.runners.swarm",

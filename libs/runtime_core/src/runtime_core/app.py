@@ -20,6 +20,8 @@ from runtime_core.tools.tool import Tool, ToolSettings
 
 if TYPE_CHECKING:
     from runtime_core.events.handler import Handler
+    from runtime_core.llm.agent import LLMAgent
+    from runtime_core.llm.definition import ModelAgent
     from runtime_core.mcp.declared import MCPServer, MCPSettings
     from runtime_core.runners.policy import HasAsyncPolicy, HasPolicy, PolicyDefinition
     from runtime_core.runners.runner import Runner
@@ -111,18 +113,15 @@ class App:
     def add_agent(
         self,
         name: str,
-        agent: type[Agent] | HasAsyncPolicy | HasPolicy,
+        agent: type[Agent] | LLMAgent | HasAsyncPolicy | HasPolicy,
         **settings: Unpack[AgentSettings],
     ) -> None:
         """Declare a subclass of Agent, whose `@handles` methods take its messages, under a name.
 
-        Or an object, or class, with `async_policy(observation)` or `policy`: see `runners.policy`.
+        Or an LLMAgent, which a model drives; or an object, or class, with `async_policy(observation)` or `policy`: see
+        `runners.policy`.
         """
-        kind: type[ClassAgent] | type[PolicyDefinition] = ClassAgent
-        if not (isinstance(agent, type) and issubclass(agent, Agent)):
-            from runtime_core.runners.policy import PolicyDefinition
-
-            kind = PolicyDefinition
+        kind = ClassAgent if isinstance(agent, type) and issubclass(agent, Agent) else _kind_of(agent)
         definition = kind(
             name,
             agent,  # type: ignore[arg-type]  # each kind says itself what it takes
@@ -355,6 +354,19 @@ class App:
             ended = TaskEnded(self.name)
             manifest.agents[ended.name] = ended.entry()
         return manifest
+
+
+def _kind_of(agent: object) -> type[ModelAgent] | type[PolicyDefinition]:
+    """What an agent is declared as that is no class of ours. Imported here: an app without any does not need it."""
+    from runtime_core.llm.agent import LLMAgent
+
+    if isinstance(agent, LLMAgent):
+        from runtime_core.llm.definition import ModelAgent
+
+        return ModelAgent
+    from runtime_core.runners.policy import PolicyDefinition
+
+    return PolicyDefinition
 
 
 def _suggestion(named: object, known: Mapping[str, Tool]) -> str:

@@ -86,16 +86,15 @@ class Manifest(msgspec.Struct):
             raise InvalidInput("manifest", f"cannot be read: {error}") from None
 
 
-class InputCheck:
-    """Checks inputs of one agent against its schema. Made once per manifest and agent, then kept by the caller."""
+class SchemaCheck:
+    """Checks values against one schema of a manifest. Made once, then kept by the caller."""
 
     __slots__ = ("_check", "_kind")
 
-    def __init__(self, name: str, agent: AgentEntry) -> None:
-        """Raises ConfigurationError where the manifest's schema is none."""
-        schema = agent.input
+    def __init__(self, what: str, schema: Schema | None) -> None:
+        """`what` it is the schema of, as in `input of agent 'writer'`. Raises ConfigurationError where it is none."""
         self._kind = "any" if not schema else _plain_kind(schema)
-        self._check = None if schema is None or self._kind else _compiled(name, schema)
+        self._check = None if schema is None or self._kind else _compiled(what, schema)
 
     def value(self, value: object, field: str = "data.input") -> None:
         """Raises InvalidInput that names the part, as in `data.input.topic`."""
@@ -113,6 +112,16 @@ class InputCheck:
         except msgspec.DecodeError as error:
             raise InvalidInput(field, f"cannot be read: {error}") from None
         self.value(value, field)
+
+
+class InputCheck(SchemaCheck):
+    """Checks inputs of one agent against its schema."""
+
+    __slots__ = ()
+
+    def __init__(self, name: str, agent: AgentEntry) -> None:
+        """Raises ConfigurationError where the manifest's schema is none."""
+        super().__init__(f"input of agent {name!r}", agent.input)
 
 
 def check_input(name: str, agent: AgentEntry, value: object) -> None:
@@ -154,7 +163,7 @@ def _is_kind(kind: str, value: object) -> bool:
     return isinstance(value, _KINDS[kind])
 
 
-def _compiled(name: str, schema: Schema) -> Callable[[object, str], None]:
+def _compiled(what: str, schema: Schema) -> Callable[[object, str], None]:
     # Imported here: it costs 50 ms, and only who admits inputs by a schema of some depth needs it.
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError, best_match
@@ -165,8 +174,7 @@ def _compiled(name: str, schema: Schema) -> Callable[[object, str], None]:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
         raise ConfigurationError(
-            f"the manifest's schema for the input of agent {name!r} is not valid, {_line(error.message)}: "
-            "mend it where the agent is declared"
+            f"the manifest's schema for the {what} is not valid, {_line(error.message)}: mend it where that is declared"
         ) from None
     # An empty registry: a reference to elsewhere is refused and never fetched.
     validator = Draft202012Validator(schema, registry=Registry())
@@ -176,7 +184,7 @@ def _compiled(name: str, schema: Schema) -> Callable[[object, str], None]:
             error = best_match(validator.iter_errors(value))
         except Unresolvable as missing:
             raise ConfigurationError(
-                f"the manifest's schema for the input of agent {name!r} refers to {_line(str(missing))}, which is "
+                f"the manifest's schema for the {what} refers to {_line(str(missing))}, which is "
                 "not in it: put it under $defs"
             ) from None
         except RecursionError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import EllipsisType
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from runtime_core.agents.run import Run
     from runtime_core.context.context import Context
     from runtime_core.events.handler import Handler
+    from runtime_core.manifest import Manifest
 
 # Scopes what `ctx.uuid()` derives; any fixed UUID will do, but it may never change.
 _NAMESPACE = uuid.UUID("6f0cb1f3-5f0f-4f57-9d5a-0f6a3c1f7e42")
@@ -330,6 +331,14 @@ class AgentContext:
         """
         run, branch = self._here("ctx.spend")
         return SpendStep(run, branch, Usage.of(amounts, model))
+
+    async def manifests(self) -> Sequence[Manifest] | None:
+        """What all apps of the namespace offer, as it is now: no step, so nothing that follows may depend on it alone.
+
+        None where a record is replayed, and nothing can be asked.
+        """
+        run, _ = self._here("ctx.manifests")
+        return await run.port.manifests()
 
     async def usage(self) -> Usage:
         """What the whole task has used: all runs and calls that were committed, and this run until here.

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runtime_core.agents.ports import Registered
 
 if TYPE_CHECKING:
     from runtime_core.agents.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A tool or agent by its name and pool, of this app or of another, as manifests give them: it may be called."""
+
+    name: str
+    pool: str = ""
 
 
 def name_and_pool(run: Run, kind: str, known: Registered | None, named: object) -> tuple[str, str]:
@@ -17,6 +26,8 @@ def name_and_pool(run: Run, kind: str, known: Registered | None, named: object) 
     """
     if known is not None:
         return known.name, known.pool
+    if isinstance(named, Elsewhere):
+        return named.name, named.pool
     if isinstance(named, str) and named:
         return named, ""
     label = getattr(named, "__qualname__", None) or repr(named)

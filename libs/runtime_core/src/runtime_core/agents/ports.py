@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from runtime_core.events.handler import Handler
     from runtime_core.events.subscriber import DeclaredSubscriber
     from runtime_core.llm.models import OpenModels
+    from runtime_core.manifest import Manifest
 
 
 class RunPort(Protocol):
@@ -46,6 +47,13 @@ class RunPort(Protocol):
 
     async def usage(self) -> bytes:
         """What the whole task has used so far, as the broker sums it (JSON; empty: nothing). Raises as `record`."""
+        ...
+
+    async def manifests(self) -> Sequence[Manifest] | None:
+        """What all apps of the namespace offer, at most some seconds old; the same object while nothing has changed.
+
+        None: nothing can be asked here, where a record is replayed.
+        """
         ...
 
     def emit(self, step: str, digest: str, data: bytes) -> None:

@@ -14,6 +14,7 @@ from typing import cast
 import msgspec
 
 from runtime_core.agents.definition import AgentDefinition
+from runtime_core.agents.offers import Offers
 from runtime_core.agents.ports import Compute, Meta, TurnRun
 from runtime_core.agents.run import Run
 from runtime_core.agents.turn_commit import parts_of, parts_of_calls, parts_of_sends, row_of_run, spend_parts
@@ -27,6 +28,7 @@ from runtime_core.consumer.effects import Call, Completed, Failed, Publish, Send
 from runtime_core.errors import BusError, Fenced, InvalidInput, LimitExceeded, WeftError
 from runtime_core.hooks.around import RunHooks
 from runtime_core.hooks.ended import HooksOfEnd, TaskEnded
+from runtime_core.manifest import Manifest
 from runtime_core.replies import Answer, Replies, name_of_step
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.steps import ENCODER, StepError
@@ -47,13 +49,20 @@ class _TurnGone(WeftError):
 class TurnPort:
     """What a running turn writes on the broker before its commit, for the delivery that it handles now."""
 
-    __slots__ = ("_app", "_bus", "_partitions", "_replies", "_writes", "delivery")
+    __slots__ = ("_app", "_bus", "_offers", "_partitions", "_replies", "_writes", "delivery")
 
     def __init__(
-        self, bus: EventBus, delivery: Delivery, app: App, partitions: int = 1, replies: Replies | None = None
+        self,
+        bus: EventBus,
+        delivery: Delivery,
+        app: App,
+        partitions: int = 1,
+        replies: Replies | None = None,
+        offers: Offers | None = None,
     ) -> None:
         self._bus = bus
         self._app = app
+        self._offers = offers or Offers(bus)
         self._partitions = partitions
         self._replies = replies
         self.delivery = delivery
@@ -91,6 +100,9 @@ class TurnPort:
 
     async def usage(self) -> bytes:
         return await self._bus.usage(self.delivery.task)
+
+    async def manifests(self) -> Sequence[Manifest]:
+        return await self._offers.manifests()
 
     def emit(self, step: str, digest: str, data: bytes) -> None:
         value = b"%bK%013dnull" % (digest.encode(), _now())
@@ -188,6 +200,7 @@ class TurnHandler:
         self._app = app
         self._agents = app.agents
         self._hooks = app.hooks
+        self._offers = Offers(bus)
         self._task_ended = TaskEnded(app.name)
         self._metrics = metrics
         self._warm: OrderedDict[tuple[str, str], _Warm] = OrderedDict()
@@ -335,7 +348,7 @@ class TurnHandler:
         )
 
     def _port(self, delivery: Delivery) -> TurnPort:
-        return TurnPort(self._bus, delivery, self._app, self._partitions, self._replies)
+        return TurnPort(self._bus, delivery, self._app, self._partitions, self._replies, self._offers)
 
     async def _hand_on(self, delivery: Delivery) -> None:
         """A handler that lacks a name hands the event back without counting, unless no app has it."""

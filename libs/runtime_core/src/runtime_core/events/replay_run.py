@@ -60,6 +60,9 @@ class _NoBroker:
     async def usage(self) -> bytes:
         return b""
 
+    async def manifests(self) -> None:
+        return None
+
     def emit(self, step: str, digest: str, data: bytes) -> None:
         raise AssertionError(f"a replay has emitted step {step}")
 

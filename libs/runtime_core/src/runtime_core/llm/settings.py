@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from runtime_core.policy import RetryPolicy
 
@@ -76,3 +76,20 @@ class ModelSettings:
     """Limit of one whole request."""
     silence_seconds: float = 60.0
     """Limit of the time without a piece while an answer is streamed."""
+
+
+class Calling(TypedDict, total=False):
+    """What an LLMAgent may say of its model's calls: the members of `ModelSettings`, where they have their meaning."""
+
+    base_url: str | None
+    api_key: str | None
+    settings: Mapping[str, Any]  # Any: the provider's own JSON
+    prices: Mapping[str, Any]  # Any: see prices.py
+    window: Any  # Any: see window.py
+    estimate: Any  # Any: see estimate.py
+    stream: bool
+    retry: RetryPolicy
+    rate_limit_patience_seconds: float
+    connect_seconds: float
+    call_seconds: float
+    silence_seconds: float

@@ -35,7 +35,7 @@ def _step(
 ) -> Awaitable[object]:
     functions, name = surroundings.functions, action.tool_name
     if name in peers:
-        return _among_peers(surroundings, name, content_of(action), peers)
+        return ask_among_peers(surroundings, name, content_of(action), peers)
     if name in team or (functions.tool(name) is None and functions.agent(name) is not None):
         return surroundings.agent(name).run(Observation(content_of(action)))
     with_action = f"{name}__{action.action_name}"
@@ -44,7 +44,7 @@ def _step(
     return call_tool(surroundings.ctx, name, action.params)
 
 
-async def _among_peers(surroundings: Surroundings, name: str, content: object, peers: Sequence[str]) -> object:
+async def ask_among_peers(surroundings: Surroundings, name: str, content: object, peers: Sequence[str]) -> object:
     """The answer of an agent, or of the peer that it hands over to."""
     asked = ""
     for _ in range(MAX_HANDOFFS):

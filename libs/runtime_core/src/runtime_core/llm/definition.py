@@ -1,0 +1,93 @@
+"""A model's agent as the runtime knows it: how its input is read, what it may call, how a run of it is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
+
+from runtime_core.agents.definition import AgentDefinition, AgentSettings, Coro
+from runtime_core.agents.values import from_json
+from runtime_core.declaration import Place
+from runtime_core.errors import ConfigurationError, InvalidInput, WeftError
+from runtime_core.llm.agent import LLMAgent
+from runtime_core.llm.asked import SCHEMA, Asked, read
+from runtime_core.llm.loop import Conversation
+from runtime_core.llm.output import Output
+from runtime_core.llm.toolset import Toolset, toolset_of
+from runtime_core.registry import shown
+from runtime_core.schema import Schema
+
+if TYPE_CHECKING:
+    from runtime_core.agents.context import AgentContext
+    from runtime_core.agents.ports import Functions
+    from runtime_core.manifest import Manifest
+
+TURN_SECONDS = 3600.0
+"""The running time of one turn: several long model calls may follow each other without a wait on the broker."""
+
+
+class ModelAgent(AgentDefinition):
+    """An LLMAgent under a name. Its input is text, content parts, a conversation, an Observation, or any data."""
+
+    sees_observations = True
+    """A swarm gives it all of an observation, so that it knows its team and to whom it may hand over."""
+
+    def __init__(self, name: str, agent: LLMAgent, place: Place, **settings: Unpack[AgentSettings]) -> None:
+        """Raises ConfigurationError for what can be seen without the other declarations."""
+        settings.setdefault("timeout_seconds", TURN_SECONDS)
+        # Of the tools only objects: names may be another app's. The app looks whether it has declared them.
+        settings.setdefault("tools", [tool for tool in agent.tools if not isinstance(tool, str)])
+        super().__init__(name, agent, place, **settings, description=agent.description)
+        self.agent = agent
+        self.output = None if agent.output is None else Output(self.what, agent.output, agent.output_mode, place)
+        self._toolset: tuple[object, Toolset] | None = None
+
+    def decode_input(self, data: bytes) -> Asked:
+        try:
+            given = from_json(data)
+        except WeftError as error:
+            raise InvalidInput("input", str(error)) from None
+        return read(given)
+
+    def start(self, ctx: AgentContext, value: object) -> Coro:
+        assert isinstance(value, Asked)  # what decode_input gave
+        return Conversation(ctx, self, value).run()
+
+    def input_schema(self) -> Schema:
+        return SCHEMA
+
+    def output_schema(self) -> Schema | None:
+        if self.agent.handoffs:
+            return None  # another agent may answer
+        return {"type": "string"} if self.output is None else self.output.result_schema
+
+    def toolset(self, functions: Functions, manifests: Sequence[Manifest] | None, asked: Asked) -> Toolset:
+        """What the model may call in a run that was asked so. Raises ToolsMissing, ConfigurationError."""
+        members = [*self._named(functions, "members"), *asked.names("team")]
+        targets = [*self._named(functions, "handoffs"), *asked.names("handoffs")]
+        # The manifests are the same object while nothing has changed.
+        key = (id(manifests), members, targets)
+        if self._toolset is None or self._toolset[0] != (key, manifests):
+            made = toolset_of(
+                self.what,
+                self.agent.tools,
+                members,
+                targets,
+                None if self.output is None else self.output.spec,
+                functions,
+                manifests,
+            )
+            self._toolset = ((key, manifests), made)
+        return self._toolset[1]
+
+    def _named(self, functions: Functions, member: str) -> list[str]:
+        found = []
+        for named in getattr(self.agent, member):
+            known = functions.agent(named)
+            if known is None and not isinstance(named, str):
+                raise ConfigurationError(
+                    f"{self.what} ({self.place}) has {shown(named)} in {member}, which is no agent of this app: "
+                    "declare it, or give a name"
+                )
+            found.append(named if known is None else known.name)
+        return found

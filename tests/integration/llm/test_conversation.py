@@ -1,0 +1,375 @@
+"""The conversation of one agent: calls of tools, corrections, guards, memory, approvals. One process, a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from runtime_core import AgentContext, Approve, LLMAgent
+from runtime_core.llm.prices import Price
+from runtime_core.policy import RetryPolicy
+from runtime_core.testing.local import LocalApp
+from tests.integration.llm.desk import Desk, ask, failure, questions, until
+from tests.openai_server.driver import Call, OpenAIServer, Usage, When, answer, calls, output, turns
+
+
+class Report(BaseModel):
+    """A report."""
+
+    city: str
+    year: int
+
+
+@pytest.fixture
+def desk(openai_server: OpenAIServer) -> Desk:
+    return Desk(openai_server)
+
+
+# ---- the loop ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("api", ["openai-chat:gpt-test", "openai-responses:gpt-test"])
+async def test_tools_are_called_until_the_model_answers(desk: Desk, api: str) -> None:
+    desk.add(model=api, tools=["search"], instructions="Be brief.")
+    desk.server.play(
+        turns(
+            calls(("search", {"query": "a"}), ("search", {"query": "b", "limit": 1})),
+            calls(("search", {"query": "c"})),
+            answer("Done: {result}"),
+        )
+    )
+    async with LocalApp(desk.app) as client:
+        assert await ask(client) == 'Done: {"found":"c is fine","limit":5}'
+    assert sorted(desk.called) == [("search", "a"), ("search", "b"), ("search", "c")]
+    assert desk.server.counts().repeated == 0
+
+
+async def test_the_model_is_told_instructions_tools_and_results_in_the_order_of_its_calls(desk: Desk) -> None:
+    desk.add(tools=["search", "files.*"], instructions="Be brief.")
+    desk.server.play(turns(calls(("search", {"query": "a"}), ("files_read_file", {"path": "b"})), answer("Done.")))
+    async with LocalApp(desk.app) as client:
+        await ask(client, "Read b.")
+    system, user, called, *results = desk.said()
+    assert (system["role"], system["content"]) == ("system", "Be brief.")
+    assert (user["role"], user["content"]) == ("user", "Read b.")
+    assert [call["id"] for call in called["tool_calls"]] == [result["tool_call_id"] for result in results]
+    assert json.loads(results[0]["content"]) == {"found": "a is fine", "limit": 5}
+    assert "FileNotFoundError: there is no b" in results[1]["content"]
+    assert [tool["name"] for tool in desk.tools()] == ["search", "files_read_file"]
+
+
+async def test_calls_of_one_answer_run_beside_each_other(desk: Desk) -> None:
+    both = asyncio.Barrier(2)
+
+    @desk.app.tool
+    async def meet(name: str) -> str:
+        # Each waits for the other: one after the other would wait for ever.
+        await asyncio.wait_for(both.wait(), 60)
+        return name
+
+    desk.add(tools=[meet])
+    desk.server.play(turns(calls(("meet", {"name": "a"}), ("meet", {"name": "b"})), answer("{results}")))
+    async with LocalApp(desk.app) as client:
+        assert await ask(client)
+    assert desk.results() == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (("search", '{"query": '), "arguments are not a JSON object"),
+        (("search", {"limit": 1}), "arguments.query: is missing"),
+        (("search", {"query": "a", "limit": "many"}), "arguments.limit"),
+        (("find", {"query": "a"}), "there is no tool named 'find'; there are: search"),
+    ],
+)
+async def test_a_wrong_call_is_told_and_not_made(desk: Desk, call: tuple[str, Any], told: str) -> None:
+    desk.add(tools=["search"])
+    desk.server.play(turns(calls(call, ("search", {"query": "b"})), answer("Sorry.")))
+    async with LocalApp(desk.app) as client:
+        assert await ask(client) == "Sorry."
+    wrong, right = desk.results()
+    assert told in wrong
+    assert "b is fine" in right
+    assert desk.called == [("search", "b")]
+
+
+async def test_calls_that_stay_wrong_end_the_conversation(desk: Desk) -> None:
+    desk.add(tools=["search"], tool_retries=2)
+    desk.server.play(calls(("search", {"limit": 1})))
+    async with LocalApp(desk.app) as client:
+        kind, message = await failure(client)
+    assert kind == "ToolCallsInvalid"
+    assert "agent 'researcher' has called search wrongly 3 times (tool_retries=2)" in message
+    assert "arguments.query" in message
+    assert desk.server.counts().complete == 3
+
+
+async def test_a_result_that_json_cannot_hold_is_one_clear_error(desk: Desk) -> None:
+    @desk.app.tool
+    def measure() -> float:
+        return float("nan")
+
+    desk.add(tools=[measure])
+    desk.server.play(turns(calls(("measure", {})), answer("{result}")))
+    async with LocalApp(desk.app) as client:
+        said = await ask(client)
+    assert "InvalidInput: result" in said
+
+
+async def test_the_same_call_again_and_again_is_told_and_then_ends(desk: Desk) -> None:
+    desk.add(tools=["search"])
+    desk.server.play(calls(("search", {"query": "a"})))
+    async with LocalApp(desk.app) as client:
+        kind, message = await failure(client)
+    assert kind == "RepeatedCall"
+    assert "search 6 times in a row" in message
+    noted = ["3 times in a row" in result or "4 times" in result or "5 times" in result for result in desk.results()]
+    assert noted == [False, False, True, True, True]
+    assert len(desk.called) == 5
+
+
+async def test_a_conversation_without_an_end_stops_at_max_turns(desk: Desk) -> None:
+    desk.add(tools=["search"], max_turns=4)
+    desk.server.play(calls(("search", {"query": "{turn}"})))
+    async with LocalApp(desk.app) as client:
+        kind, message = await failure(client)
+    assert kind == "TurnLimit"
+    assert "agent 'researcher' has not answered after max_turns=4 model calls" in message
+    assert desk.server.counts().complete == 4
+
+
+async def test_an_empty_answer_is_asked_for_again(desk: Desk) -> None:
+    desk.add()
+    desk.server.play(turns(answer(" "), answer("Here.")))
+    async with LocalApp(desk.app) as client:
+        assert await ask(client) == "Here."
+    assert "the answer is empty" in desk.said()[-1]["content"]
+
+
+async def test_a_tool_that_no_app_offers_is_one_clear_error(desk: Desk) -> None:
+    agent = LLMAgent("openai-chat:gpt-test", base_url=desk.server.url, api_key=desk.server.key, tools=["publish"])
+    desk.app.add_agent("researcher", agent, retry=RetryPolicy(attempts=2, base_seconds=0.01))
+    async with LocalApp(desk.app) as client:
+        kind, message = await failure(client)
+    assert (kind, message) == (
+        "ToolsMissing",
+        "agent 'researcher' names tool 'publish', which no app offers: start the service that has it, or correct the "
+        "name",
+    )
+
+
+# ---- structured output -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["tool", "native", "text"])
+async def test_a_structured_answer_is_read(desk: Desk, mode: str) -> None:
+    desk.add(output=Report, output_mode=mode)
+    said = output({"city": "Bern", "year": 2024}) if mode != "text" else answer('{"city": "Bern", "year": 2024}')
+    desk.server.play(said)
+    async with LocalApp(desk.app) as client:
+        assert await ask(client) == {"city": "Bern", "year": 2024}
+    if mode == "text":
+        assert '"city"' in desk.said()[0]["content"], "the instructions hold the schema"
+
+
+@pytest.mark.parametrize("mode", ["tool", "native"])
+async def test_a_wrong_structured_answer_is_told_what_is_wrong(desk: Desk, mode: str) -> None:
+    desk.add(output=Report, output_mode=mode)
+    desk.server.play(output({"city": "Bern"}).but(times=2), output({"city": "Bern", "year": 2024}))
+    async with LocalApp(desk.app) as client:
+        assert await ask(client) == {"city": "Bern", "year": 2024}
+    assert "output.year: Field required" in json.dumps(desk.said()[-1])
+    assert desk.server.counts().complete == 3
+
+
+async def test_an_answer_that_stays_wrong_ends_the_conversation(desk: Desk) -> None:
+    desk.add(output=Report)
+    desk.server.play(output({"city": "Bern", "year": "soon"}))
+    async with LocalApp(desk.app) as client:
+        kind, message = await failure(client)
+    assert kind == "OutputInvalid"
+    assert "after 4 tries (output_retries=3)" in message
+    assert "output.year" in message
+    assert desk.server.counts().complete == 4
+
+
+async def test_text_in_place_of_the_output_tool_is_told(desk: Desk) -> None:
+    desk.add(output=list[int])
+    desk.server.play(turns(answer("One and two."), output({"response": [1, 2]})))
+    async with LocalApp(desk.app) as client:
+        assert await ask(client) == [1, 2]
+    assert "give it by calling final_result" in desk.said()[-1]["content"]
+
+
+async def test_calls_beside_a_final_answer_are_made_and_must_succeed(desk: Desk) -> None:
+    desk.add(output=Report, tools=["pay", "files.*"])
+    final = Call("final_result", {"city": "Bern", "year": 2024})
+    desk.server.play(
+        turns(
+            calls(final, ("pay", {"amount": 1}), ("files_read_file", {"path": "a"})),
+            calls(final, ("pay", {"amount": 2})),
+        )
+    )
+    async with LocalApp(desk.app) as client:
+        assert await ask(client) == {"city": "Bern", "year": 2024}
+    assert [name for name, _ in desk.called].count("pay") == 2
+    assert "not taken" in desk.results()[0]
+    assert desk.server.counts().complete == 2
+
+
+# ---- instructions and memory -------------------------------------------------------------------------------
+
+
+async def test_instructions_may_be_a_function_whose_steps_are_journaled(desk: Desk) -> None:
+    seen: list[str] = []
+
+    async def instructions(ctx: AgentContext) -> str:
+        weather = await ctx.step(lambda: seen.append("asked") or "rain")  # type: ignore[func-returns-value]
+        return f"It is {ctx.now():%Y}, with {weather}."
+
+    desk.add(instructions=instructions, tools=["search"])
+    desk.server.play(turns(calls(("search", {"query": "a"})), answer("Done.")))
+    async with LocalApp(desk.app) as client:
+        await ask(client)
+    assert "with rain." in desk.said()[0]["content"]
+    assert seen == ["asked"]
+
+
+async def test_an_instance_with_a_key_remembers_its_conversation(desk: Desk) -> None:
+    desk.add(instructions="Be brief.", tools=["search"])
+    desk.server.play(turns(calls(("search", {"query": "a"})), answer("Found."), answer("As I said: {user}")))
+    async with LocalApp(desk.app) as client:
+        assert await ask(client, "Find a.", key="k") == "Found."
+        assert await ask(client, "What was it?", key="k") == "As I said: What was it?"
+        roles = [message["role"] for message in desk.said()]
+        assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
+        assert await ask(client, "Find a.", key="other") == "Found.", "another instance begins anew"
+
+
+async def test_without_a_key_it_begins_anew_and_a_history_may_be_given(desk: Desk) -> None:
+    desk.add()
+    desk.server.play(answer("{turn}"))
+    history = [{"role": "user", "content": "My name is Ada."}, {"role": "assistant", "content": "Hello Ada."}]
+    async with LocalApp(desk.app) as client:
+        await ask(client, "One.")
+        await ask(client, "Two.")
+        assert [message["content"] for message in desk.said()] == ["Two."]
+        await ask(client, {"prompt": "Who am I?", "history": history})
+    assert [message["content"] for message in desk.said()] == ["My name is Ada.", "Hello Ada.", "Who am I?"]
+
+
+async def test_a_structured_answer_is_remembered_with_its_call(desk: Desk) -> None:
+    desk.add(output=Report)
+    desk.server.play(output({"city": "Bern", "year": 2024}))
+    async with LocalApp(desk.app) as client:
+        await ask(client, "One.", key="k")
+        assert await ask(client, "Two.", key="k") == {"city": "Bern", "year": 2024}
+    roles = [message["role"] for message in desk.said()]
+    assert roles == ["user", "assistant", "tool", "user"]
+
+
+# ---- approval ----------------------------------------------------------------------------------------------
+
+
+async def test_a_human_approves_denies_and_edits_while_other_calls_go_on(desk: Desk) -> None:
+    desk.add(tools=["pay", "search"], approval=[Approve("pay", when=lambda arguments: arguments["amount"] > 10)])
+    desk.server.play(
+        turns(
+            calls(
+                *(("pay", {"amount": amount}) for amount in (5, 20, 30, 40)),
+                ("search", {"query": "a"}),
+            ),
+            answer("Done."),
+        )
+    )
+    prompt = "researcher wants to call pay"
+    async with LocalApp(desk.app) as client:
+        task = await client.submit("researcher", "Pay.", stream=True)
+        asked: dict[int, str] = {}
+        async for event in task.stream():
+            if event.type == "weft.human.requested":
+                assert event.data["prompt"] == prompt
+                asked[event.data["data"]["amount"]] = event.data["request_id"]
+                if len(asked) == 3:
+                    break
+        assert sorted(asked) == [20, 30, 40], "all are asked at once, the small one not at all"
+        await task.signal(asked[20], True)
+        await task.signal(asked[30], {"verdict": "deny", "reason": "too much"})
+        await task.signal(asked[40], {"verdict": "edit", "value": {"amount": 4}})
+        assert (await task.result(timeout=60)).value() == "Done."
+    assert sorted(desk.called, key=str) == [("pay", 20), ("pay", 4), ("pay", 5), ("search", "a")]
+    small, approved, denied, edited, found = desk.results()
+    assert (small, approved) == ("paid 5", "paid 20")
+    assert "a human has denied it: too much" in denied
+    assert json.loads(edited) == {"note": 'A human has edited the arguments to {"amount":4}.', "result": "paid 4"}
+    assert "a is fine" in found
+
+
+async def test_independent_calls_do_not_wait_for_a_human(desk: Desk) -> None:
+    desk.add(tools=["pay", "search"], approval=[Approve("pay")])
+    desk.server.play(turns(calls(("pay", {"amount": 1}), ("search", {"query": "a"})), answer("Done.")))
+    async with LocalApp(desk.app) as client:
+        task = await client.submit("researcher", "Pay.", stream=True)
+        [(_, question)] = (await questions(task, 1)).items()
+        await until(lambda: desk.called == [("search", "a")], "the search is made")
+        await task.signal(question["request_id"], True)
+        assert (await task.result(timeout=60)).value() == "Done."
+
+
+async def test_silence_is_a_denial_unless_a_default_says_otherwise(desk: Desk) -> None:
+    desk.add(
+        tools=["pay", "search"],
+        approval=[Approve("pay", timeout=0.05), Approve("search", timeout=0.05, default=True)],
+    )
+    desk.server.play(turns(calls(("pay", {"amount": 1}), ("search", {"query": "a"})), answer("Done.")))
+    async with LocalApp(desk.app) as client:
+        assert await ask(client) == "Done."
+    assert desk.called == [("search", "a")]
+    assert "nobody has approved it in time" in desk.results()[0]
+
+
+async def test_cost_so_far_makes_calls_ask(desk: Desk) -> None:
+    desk.add(
+        tools=["search"],
+        approval=[Approve(cost_over=1.5, timeout=0.05)],
+        prices={"gpt-test": Price(input=1.0, output=1.0)},
+    )
+    used = Usage(input=1_000_000, output=0)
+    desk.server.play(
+        turns(
+            calls(("search", {"query": "a"}), usage=used),
+            calls(("search", {"query": "b"}), usage=used),
+            answer("Done."),
+        )
+    )
+    async with LocalApp(desk.app) as client:
+        assert await ask(client) == "Done."
+    assert desk.called == [("search", "a")]
+
+
+# ---- other ends --------------------------------------------------------------------------------------------
+
+
+async def test_what_the_model_will_not_answer_ends_the_task_in_one_line(desk: Desk) -> None:
+    desk.add(api_key="sk-no-such-key")
+    async with LocalApp(desk.app) as client:
+        kind, message = await failure(client)
+    assert kind == "WrongKey"
+    assert "\n" not in message
+    assert "sk-no-such-key" not in message
+
+
+async def test_a_member_of_the_app_may_be_named_by_the_object(desk: Desk) -> None:
+    critic = desk.add("critic", instructions="Criticise.", description="Finds what is wrong.")
+    desk.add("leader", instructions="Lead.", members=[critic])
+    desk.server.play(
+        answer("It is short.", when=When(system="Criticise.")),
+        *turns(calls(("critic", {"content": "My draft"})), answer("Critic says: {result}")),
+    )
+    async with LocalApp(desk.app) as client:
+        assert await ask(client, agent="leader") == "Critic says: It is short."

@@ -1,0 +1,92 @@
+"""Declaring an agent that a model drives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from runtime_core import App, Approve, ConfigurationError, InvalidInput, LLMAgent
+from runtime_core.llm.asked import is_conversation
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"model": ""}, "model"),
+        ({"model": 3}, "model"),
+        ({"instructions": 3}, "instructions"),
+        ({"tools": "search"}, "tools"),
+        ({"handoffs": "writer"}, "handoffs"),
+        ({"members": 3}, "members"),
+        ({"approval": [lambda name: True]}, "approval"),
+        ({"approval": Approve("pay")}, "approval"),
+        ({"output_mode": "json"}, "output_mode"),
+        ({"max_turns": 0}, "max_turns"),
+        ({"output_retries": -1}, "output_retries"),
+        ({"tool_retries": True}, "tool_retries"),
+        ({"temperature": 0}, "unknown temperature"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_name(arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        LLMAgent(**{"model": "openai-chat:m", **arguments})
+
+
+def test_a_function_that_is_no_tool_of_the_app_is_refused_at_the_check() -> None:
+    app = App("desk")
+
+    def search(query: str) -> str:
+        return query
+
+    app.add_agent("researcher", LLMAgent("openai-chat:m", tools=[search, "files.*", "elsewhere"]))
+    with pytest.raises(ConfigurationError, match=r"agent 'researcher' .* names the unknown tool"):
+        app.check()
+
+
+def test_tools_of_other_apps_may_be_named_before_they_are_known() -> None:
+    app = App("desk")
+    app.add_agent("researcher", LLMAgent("openai-chat:m", tools=["files.*", "elsewhere"]))
+    app.check()
+
+
+def test_the_manifest_says_what_other_agents_need_to_know() -> None:
+    app = App("desk")
+    app.add_agent("counter", LLMAgent("openai-chat:m", description="Counts.", output=list[int]))
+    app.add_agent("talker", LLMAgent("openai-chat:m", handoffs=["counter"]))
+    entries = app.manifest().agents
+    assert entries["counter"].description == "Counts."
+    assert entries["counter"].output == {"items": {"type": "integer"}, "type": "array"}
+    assert is_conversation(entries["counter"].input)
+    assert entries["talker"].output is None, "whoever takes the conversation over may answer with anything"
+
+
+def test_an_input_is_refused_before_the_run_begins() -> None:
+    app = App("desk")
+    app.add_agent("talker", LLMAgent("openai-chat:m"))
+    with pytest.raises(InvalidInput, match="input: is empty"):
+        app.agents["talker"].decode_input(b'""')
+    with pytest.raises(InvalidInput, match="input"):
+        app.agents["talker"].decode_input(b"{")
+
+
+def test_a_key_is_never_shown() -> None:
+    agent = LLMAgent("openai-chat:m", api_key="secret-key")
+    assert "secret-key" not in f"{agent!r} {agent.model!r}"
+
+
+def test_declaring_such_agents_loads_no_client_of_models() -> None:
+    program = (
+        "import sys\n"
+        "from runtime_core import App, Approve, LLMAgent\n"
+        "app = App('desk')\n"
+        "app.add_agent('a', LLMAgent('openai-chat:m', output=list[int], approval=[Approve('pay')], tools=['x']))\n"
+        "app.check()\n"
+        "app.manifest()\n"
+        "heavy = ('pydantic_ai', 'openai', 'mcp', 'opentelemetry', 'jsonschema')\n"
+        "print([name for name in heavy if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,56 @@
+"""What ends a conversation that would not end by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime_core.llm.guards import ENDED_AT, TOLD_AT, ConversationFailed, Guards
+
+
+def guards() -> Guards:
+    return Guards("agent 'a'", tool_retries=3, output_retries=3)
+
+
+def test_the_same_call_again_and_again_is_told_and_then_ended() -> None:
+    counted = guards()
+    told = [counted.called("search", {"query": "a", "limit": 1}) for _ in range(ENDED_AT - 1)]
+    assert [bool(each) for each in told] == [number >= TOLD_AT for number in range(1, ENDED_AT)]
+    with pytest.raises(ConversationFailed, match="agent 'a' has called search 6 times in a row") as ended:
+        counted.called("search", {"limit": 1, "query": "a"})
+    assert ended.value.type == "RepeatedCall"
+
+
+def test_another_call_between_them_begins_the_count_anew() -> None:
+    counted = guards()
+    for _ in range(4):
+        assert counted.called("search", {"query": "a"}) == ""
+        assert counted.called("search", {"query": "a"}) == ""
+        assert counted.called("search", {"query": "b"}) == ""
+
+
+def test_a_tool_may_be_called_wrongly_three_times_more() -> None:
+    counted = guards()
+    for _ in range(3):
+        counted.wrong("search", "no query")
+        counted.wrong("pay", "no amount")
+    with pytest.raises(
+        ConversationFailed, match=r"called search wrongly 4 times \(tool_retries=3\).*no query"
+    ) as ended:
+        counted.wrong("search", "no query")
+    assert ended.value.type == "ToolCallsInvalid"
+
+
+def test_a_right_call_begins_the_count_of_wrong_ones_anew() -> None:
+    counted = guards()
+    for query in "abcdef":
+        counted.wrong("search", "no query")
+        counted.called("search", {"query": query})
+
+
+def test_an_answer_may_be_wrong_three_times_more() -> None:
+    counted = guards()
+    for _ in range(3):
+        counted.wrong_output("output.year: is missing")
+    with pytest.raises(ConversationFailed, match=r"after 4 tries \(output_retries=3\): output\.year") as ended:
+        counted.wrong_output("output.year: is missing")
+    assert ended.value.type == "OutputInvalid"
