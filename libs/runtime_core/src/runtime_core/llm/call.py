@@ -34,11 +34,13 @@ from runtime_core.llm.pieces import Pieces
 from runtime_core.llm.prices import price_of
 from runtime_core.llm.settings import Decide, ModelSettings, OutputSpec, ToolSpec
 from runtime_core.llm.window import KeepAll, Message, Window
+from runtime_core.telemetry.gen_ai import ERROR_TYPE, model_span, request_attributes, response_attributes
+from runtime_core.telemetry.redaction import Attribute, redactor
 
 if TYPE_CHECKING:
     from runtime_core.agents.context import AgentContext
     from runtime_core.llm.client import OpenModel, Response
-    from runtime_core.llm.models import OpenModels
+    from runtime_core.llm.pacing import Gate
 
 RESERVED = "Reserved"
 """The type of the error where other calls of the task hold what is left of its limits."""
@@ -200,7 +202,7 @@ class _Asking:
         identity: dict[str, object] = {"model call": self._number, "try": tries.made}
         if purpose:
             identity["for"] = purpose
-        live = _LiveCall(self._agent, self.ctx.functions.models, tries, self._decide)
+        live = _LiveCall(self.ctx, self._agent, tries, self._decide)
         result = await self.ctx.model(
             request["model"], request, live.make, identity=identity, reserve=self._reserve(request)
         )
@@ -256,19 +258,35 @@ class _Tries:
 class _LiveCall:
     """The function of the step: runs where the journal holds no result, and never at a replay."""
 
-    def __init__(self, agent: ModelSettings, models: OpenModels, tries: _Tries, decide: Decide | None) -> None:
+    def __init__(self, ctx: AgentContext, agent: ModelSettings, tries: _Tries, decide: Decide | None) -> None:
+        self._ctx = ctx
         self._agent = agent
-        self._models = models
+        self._models = ctx.functions.models
         self._tries = tries
         self._decide = decide
 
     async def make(self, request: dict[str, Any], call: ModelCall) -> dict[str, Any]:
         """Gives the result of the call as it is journaled; raises ModelProblem where it has failed for good."""
+        redactor().learn(self._agent.api_key)
         opened = await self._open(request)
         gate = self._models.pacing().gate((opened.place, self._agent.api_key))
         if (wait := gate.closed_for()) is not None:
             held = Later(RATE_LIMITED, "held back: the provider has asked this process to wait", wait)
             return self._not_now(held, wait, opened.place, call)
+        attributes = self._attributes(opened.place, request)
+        call.row(attributes=attributes)
+        with model_span(opened.place.model, attributes) as span:
+            span.asked(request["messages"], request.get("tools", ()))
+            try:
+                result = await self._ask(opened, gate, request, call)
+            except ModelProblem as error:
+                call.row(attributes={ERROR_TYPE: type(error).__name__})
+                raise
+            call.row(attributes=response_attributes(result))
+            span.answered(result)
+        return result
+
+    async def _ask(self, opened: OpenModel, gate: Gate, request: dict[str, Any], call: ModelCall) -> dict[str, Any]:
         pieces = Pieces(call) if self._shows_text(request) else None
         try:
             response = await opened.ask(
@@ -301,6 +319,18 @@ class _LiveCall:
                 raise
             place = Place("", str(request["model"]), self._agent.base_url or "")
             raise wrong_settings(f"{type(error).__name__}: {error}", place) from error
+
+    def _attributes(self, place: Place, request: Mapping[str, Any]) -> dict[str, Attribute]:
+        return request_attributes(
+            provider=place.provider,
+            model=place.model,
+            settings=request["settings"],
+            base_url=place.base_url,
+            agent=self._ctx.agent_name,
+            session=self._ctx.session_id,
+            stream=self._shows_text(request),
+            output_type="json" if request.get("output") else "text",
+        )
 
     def _shows_text(self, request: Mapping[str, Any]) -> bool:
         output = request.get("output")

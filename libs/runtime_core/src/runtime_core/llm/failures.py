@@ -5,13 +5,13 @@ The client's classes are looked at by name along their bases, so that this file 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from runtime_core.errors import StepError, WeftError
 from runtime_core.printable import shortened
+from runtime_core.telemetry.redaction import redactor
 
 RATE_LIMITED = "RateLimited"
 """The type of a failure that is the provider's wish to be asked later, and of the error when patience has ended."""
@@ -230,13 +230,6 @@ def _detail(error: Exception) -> str:
         root = cause.__cause__ or cause
         if str(root) and str(root) not in text:
             text = f"{text} ({root})"
-    line = without_keys(shortened(" ".join(text.split()), _LONGEST_DETAIL))
+    # Providers repeat parts of a wrong key in their answer.
+    line = redactor().text(shortened(" ".join(text.split()), _LONGEST_DETAIL))
     return f"HTTP {status}: {line}" if status is not None else line
-
-
-_KEY = re.compile(r"\b(sk|pk|key)-[A-Za-z0-9_*.\-]{6,}")
-
-
-def without_keys(text: str) -> str:
-    """The text without what looks like a key: providers repeat parts of a wrong one in their answer."""
-    return _KEY.sub(r"\1-…", text)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from runtime_core.codec import encode
 from runtime_core.errors import ConfigurationError
 from runtime_core.identifiers import fingerprint
+from runtime_core.llm.estimate import BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
     from runtime_core.agents.context import AgentContext
@@ -124,10 +125,8 @@ class Summarise:
         if not left_out:
             return sent
         told = f"{summary}\n{transcript(left_out)}" if covered else transcript(left_out)
-        # What is summed up must fit too: of a text that is longer, its end. A token has at least one character.
-        summary = await asking.ask(
-            [said(f"{self.prompt}\n\n{told[-(room // 2 if shrink else room) :]}")], model=self.model
-        )
+        text = f"{self.prompt}\n\n{_end(told, room // 2 if shrink else room)}"
+        summary = await asking.ask([said(text)], model=self.model)
         covered += len(left_out)
         asking.memory.update(covered=covered, summary=summary, last=_mark(messages[covered - 1]))
         return _summed_up(messages, covered, summary)
@@ -138,8 +137,7 @@ def recent(asking: Asking, messages: list[Message], room: int, keep_first: int) 
     if asking.tokens(messages) <= room:
         return messages
     starts = cuts(messages)
-    # The head may not end between a call and its result either.
-    head = max((at for at in (*starts, len(messages)) if at <= keep_first), default=0)
+    head = max(at for at in _closed(messages) if at <= keep_first)
     left = room - asking.tokens(messages[:head])
     best = starts[-1] if starts else 0
     size = asking.tokens(messages[best:])
@@ -161,6 +159,20 @@ def cuts(messages: Sequence[Message]) -> list[int]:
         for at, message in enumerate(messages)
         if message.get("kind") == "request" and not any(_answers_call(part) for part in message.get("parts") or ())
     ]
+
+
+def _closed(messages: Sequence[Message]) -> list[int]:
+    """Where a conversation may end: behind messages whose calls all have their results."""
+    ends, waiting = [0], set[object]()
+    for at, message in enumerate(messages, 1):
+        for part in message.get("parts") or ():
+            if part.get("part_kind") == "tool-call":
+                waiting.add(part.get("tool_call_id"))
+            else:
+                waiting.discard(part.get("tool_call_id"))
+        if not waiting:
+            ends.append(at)
+    return ends
 
 
 def transcript(messages: Sequence[Message]) -> str:
@@ -210,6 +222,11 @@ def _summed_up(messages: list[Message], covered: int, summary: str) -> list[Mess
     if instructions:
         first["instructions"] = instructions[-1]
     return [first, *messages[covered:]]
+
+
+def _end(text: str, tokens: int) -> str:
+    """As much of the end of a text as so many tokens hold: what is summed up must fit too."""
+    return text.encode(errors="replace")[-max(tokens, 1) * BYTES_PER_TOKEN :].decode(errors="ignore")
 
 
 def _mark(message: Message) -> str:

@@ -1,0 +1,99 @@
+"""What follows from each error of the client. The errors are the client's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic_ai import exceptions as client
+
+from runtime_core.llm.failures import (
+    Broken,
+    ContextTooLong,
+    Later,
+    ModelOutage,
+    ModelProblem,
+    Place,
+    QuotaUsedUp,
+    RequestRefused,
+    UnknownModel,
+    WrongKey,
+    WrongModelSettings,
+    given_up,
+    judged,
+)
+
+PLACE = Place("openai", "gpt-x", "http://127.0.0.1:1/v1")
+
+
+def http(status: int, category: Any = None, **more: Any) -> client.ModelHTTPError:
+    return client.ModelHTTPError.for_category(category, status_code=status, model_name="gpt-x", **more)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "after"),
+    [
+        (http(429, client.ModelRateLimitError, headers={"Retry-After": "7"}), "RateLimited", 7.0),
+        (http(429, client.ModelRateLimitError, headers={"retry-after-ms": "1500"}), "RateLimited", 1.5),
+        (http(429, client.ModelRateLimitError), "RateLimited", None),
+        (http(429), "RateLimited", None),
+        (http(500, client.ModelServerError), "ModelOutage", None),
+        (http(529, client.ModelOverloadedError, headers={"retry-after": "3"}), "ModelOutage", 3.0),
+        (http(502), "ModelOutage", None),
+        (http(408, client.ModelRequestRejectedError), "ModelOutage", None),
+        (http(409, client.ModelRequestRejectedError), "ModelOutage", None),
+        (http(425), "ModelOutage", None),
+        (client.ModelConnectionError("gpt-x", "refused"), "ModelUnreachable", None),
+        (client.ModelTimeoutError("gpt-x", "too slow"), "ModelOutage", None),
+        (client.ModelRequestTimeout("gpt-x", 5.0), "ModelOutage", None),
+        (client.ModelAPIError("gpt-x", "broke off"), "ModelOutage", None),
+        (client.UnexpectedModelBehavior("no JSON"), "ModelOutage", None),
+        (Broken("silent"), "ModelOutage", None),
+        (TimeoutError(), "ModelOutage", None),
+        (ConnectionResetError("reset"), "ModelUnreachable", None),
+    ],
+)
+def test_what_may_pass_is_told_from_the_rest(error: Exception, kind: str, after: float | None) -> None:
+    verdict = judged(error, PLACE)
+    assert isinstance(verdict, Later)
+    assert (verdict.type, verdict.after_seconds) == (kind, after)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (http(401, client.ModelAuthenticationError), WrongKey),
+        (http(403, client.ModelAuthenticationError), WrongKey),
+        (http(404, client.ModelNotFoundError), UnknownModel),
+        (http(400, client.ModelRequestRejectedError), RequestRefused),
+        (http(422), RequestRefused),
+        (http(429, client.ModelQuotaExceededError), QuotaUsedUp),
+        (http(400, client.ModelContextWindowExceededError), ContextTooLong),
+        (client.UserError("no such thing"), WrongModelSettings),
+    ],
+)
+def test_what_will_not_pass_names_place_and_remedy(error: Exception, kind: type[ModelProblem]) -> None:
+    verdict = judged(error, PLACE)
+    assert type(verdict) is kind
+    assert str(verdict).startswith("model 'gpt-x' of openai at http://127.0.0.1:1/v1: ")
+    assert str(verdict).endswith(kind.remedy)
+
+
+def test_an_error_of_somebody_else_passes() -> None:
+    assert judged(ZeroDivisionError("theirs"), PLACE) is None
+
+
+def test_a_message_is_one_line_without_keys_and_not_endless() -> None:
+    body = {"error": {"message": "wrong key\n sk-abcdefghijklmnopqrstuvwxyz0123 " + "x" * 5_000}}
+    verdict = judged(http(401, client.ModelAuthenticationError, body=body), PLACE)
+    text = str(verdict)
+    assert "\n" not in text
+    assert "abcdefghijklmnop" not in text
+    assert len(text) < 700
+    assert "HTTP 401: wrong key" in text
+
+
+def test_giving_up_says_why() -> None:
+    error = given_up(Later("ModelOutage", "HTTP 503: down"), PLACE, "tried 8 times")
+    assert type(error) is ModelOutage
+    assert "HTTP 503: down; tried 8 times: " in str(error)
