@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from autogen_core import (
@@ -12,6 +13,7 @@ from autogen_core import (
     DefaultTopicId,
     MessageContext,
     RoutedAgent,
+    SingleThreadedAgentRuntime,
     default_subscription,
     message_handler,
 )
@@ -19,7 +21,8 @@ from autogen_core import (
 from runtime_core.integrations.autogen import WeftAgentRuntime
 
 INNER, OUTER = AgentId("inner", "default"), AgentId("outer", "default")
-WAIT_SECONDS = 20
+REMEMBERING, HEARING = AgentId("remembering", "default"), AgentId("hearing", "default")
+WAIT_SECONDS = 60
 
 
 @dataclass
@@ -59,6 +62,17 @@ class Asking(Waiting):
         await self.send_message(Wait(), INNER, cancellation_token=ctx.cancellation_token)
 
 
+class Cleaning(Waiting):
+    """When it is cancelled, it asks another agent to remember that, and says to all that it has cleaned up."""
+
+    async def wait(self, ctx: MessageContext) -> None:
+        try:
+            await super().wait(ctx)
+        finally:
+            await self.send_message(Note("cleaning up"), REMEMBERING)
+            await self.publish_message(Note("cleaned up"), DefaultTopicId())
+
+
 @default_subscription
 class Listening(Waiting):
     """Waits when it hears something."""
@@ -86,17 +100,81 @@ async def test_a_token_cancels_the_caller_and_every_handler(asked: AgentId) -> N
     await runtime.close()
 
 
-async def test_a_token_that_was_cancelled_before_sends_nothing() -> None:
-    begun = asyncio.Event()
-    runtime = WeftAgentRuntime()
-    await Waiting.register(runtime, "inner", lambda: Waiting(begun))
-    runtime.start()
+@dataclass
+class Note:
+    """Something to remember."""
+
+    text: str
+
+
+class Noting(RoutedAgent):
+    """Keeps what it was told, and whether its token was cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__("remembers")
+        self.seen: list[tuple[str, bool]] = []
+
+
+class Remembering(Noting):
+    """Publishes what it was told."""
+
+    @message_handler
+    async def on_note(self, message: Note, ctx: MessageContext) -> None:
+        self.seen.append((message.text, ctx.cancellation_token.is_cancelled()))
+        await self.publish_message(Note(f"heard: {message.text}"), DefaultTopicId())
+
+
+@default_subscription
+class Hearing(Noting):
+    """Hears what others publish."""
+
+    @message_handler
+    async def on_note(self, message: Note, ctx: MessageContext) -> None:
+        self.seen.append((message.text, ctx.cancellation_token.is_cancelled()))
+
+
+@pytest.mark.parametrize("runtime_class", [WeftAgentRuntime, SingleThreadedAgentRuntime])
+@pytest.mark.parametrize("when", ["before it is sent", "before it is handled"])
+async def test_a_request_is_handled_though_its_token_was_cancelled(runtime_class: type[Any], when: str) -> None:
+    """A team that is cancelled at once has heard its task all the same, and goes on with it when it runs again."""
+    runtime = runtime_class()
+    await Remembering.register(runtime, "remembering", Remembering)
+    await Hearing.register(runtime, "hearing", Hearing)
     token = CancellationToken()
+    if when == "before it is sent":
+        token.cancel()
+    response = asyncio.create_task(runtime.send_message(Note("task"), REMEMBERING, cancellation_token=token))
+    await asyncio.sleep(0)  # it begins, and nobody handles messages yet
     token.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await runtime.send_message(Wait(), INNER, cancellation_token=token)
+        await asyncio.wait_for(response, WAIT_SECONDS)
+    runtime.start()
     await asyncio.wait_for(runtime.stop_when_idle(), WAIT_SECONDS)
-    assert not begun.is_set()
+    agent = await runtime.try_get_underlying_agent_instance(REMEMBERING, Remembering)
+    assert agent.seen == [("task", True)]
+    hearing = await runtime.try_get_underlying_agent_instance(HEARING, Hearing)
+    assert hearing.seen == [("heard: task", False)]
+    await runtime.close()
+
+
+@pytest.mark.parametrize("runtime_class", [WeftAgentRuntime, SingleThreadedAgentRuntime])
+async def test_what_a_handler_does_after_the_cancel_counts(runtime_class: type[Any]) -> None:
+    """It may clean up, and tell others."""
+    begun = asyncio.Event()
+    runtime = runtime_class()
+    await Cleaning.register(runtime, "inner", lambda: Cleaning(begun))
+    await Remembering.register(runtime, "remembering", Remembering)
+    await Hearing.register(runtime, "hearing", Hearing)
+    runtime.start()
+    token = CancellationToken()
+    response = asyncio.create_task(runtime.send_message(Wait(), INNER, cancellation_token=token))
+    await asyncio.wait_for(begun.wait(), WAIT_SECONDS)
+    token.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(response, WAIT_SECONDS)
+    await asyncio.wait_for(runtime.stop_when_idle(), WAIT_SECONDS)
+    hearing = await runtime.try_get_underlying_agent_instance(HEARING, Hearing)
+    assert hearing.seen == [("heard: cleaning up", False), ("cleaned up", False)]
     await runtime.close()
 
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
-from autogen_core import AgentId, DefaultTopicId, MessageContext, RoutedAgent, TopicId, message_handler
+from autogen_core import (
+    AgentId,
+    CancellationToken,
+    DefaultTopicId,
+    MessageContext,
+    RoutedAgent,
+    TopicId,
+    message_handler,
+)
 from google.protobuf.wrappers_pb2 import StringValue  # type: ignore[import-untyped]  # protobuf ships no types
 
 from runtime_core.errors import InvalidInput
@@ -135,3 +144,51 @@ async def test_messages_of_protobuf_are_requests_and_answers_too(make: Make) -> 
         await Proto.register(worker, "proto", Proto)
         answer = await client.send_message(StringValue(value="größe"), AgentId("proto", "default"))
         assert answer == StringValue(value="GRÖSSE")
+
+
+class Waiting(RoutedAgent):
+    """Waits until its caller wants no answer any more, and counts that."""
+
+    def __init__(self, begun: asyncio.Event) -> None:
+        super().__init__("waits")
+        self.begun = begun
+        self.cancelled = 0
+
+    @message_handler
+    async def on_content(self, message: ContentMessage, ctx: MessageContext) -> None:
+        cancelled = asyncio.Event()
+        ctx.cancellation_token.add_callback(cancelled.set)
+        self.begun.set()
+        await cancelled.wait()
+        self.cancelled += 1
+
+    async def save_state(self) -> Mapping[str, Any]:
+        return {"cancelled": self.cancelled}
+
+    async def load_state(self, state: Mapping[str, Any]) -> None:
+        self.cancelled = state["cancelled"]
+
+
+@pytest.mark.parametrize("when", ["while it is handled", "before it is handled"])
+async def test_a_token_reaches_a_handler_elsewhere_whose_work_counts(make: Make, when: str) -> None:
+    worker, client = make(), make()
+    begun = asyncio.Event()
+    await Waiting.register(worker, "waiting", lambda: Waiting(begun))
+    client.start()
+    id, token = AgentId("waiting", "default"), CancellationToken()
+    response = asyncio.create_task(client.send_message(ContentMessage("x"), id, cancellation_token=token))
+    if when == "while it is handled":
+        worker.start()
+        await asyncio.wait_for(begun.wait(), IDLE_SECONDS)
+    token.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(response, IDLE_SECONDS)
+    if when == "before it is handled":
+        (bus,) = await client.broker()
+        async with asyncio.timeout(IDLE_SECONDS):
+            # Only the broker knows when it has heard of it.
+            while not await bus.transport.call("ZCARD", f"{bus.keys.base}stopped"):
+                await asyncio.sleep(0.01)
+        worker.start()
+    await asyncio.wait_for(client.stop_when_idle(), IDLE_SECONDS)
+    assert await worker.agent_save_state(id) == {"cancelled": 1}

@@ -395,6 +395,12 @@ async def cancel_of_an_unknown_task(stage: Stage) -> Act:
 
 
 @case
+async def withdraw_of_a_waiting_task(stage: Stage) -> Act:
+    await busy(stage)
+    return lambda: stage.bus.withdraw("t")
+
+
+@case
 async def signal(stage: Stage) -> Act:
     await busy(stage)
     await suspend(stage.bus, await stage.broker.take(stage.bus), question("1", timeout_ms=1000))

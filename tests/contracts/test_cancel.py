@@ -8,6 +8,7 @@ import pytest
 
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.consumer.consumer import WITHDRAWN
 from runtime_core.errors import Rejected
 from tests.contracts.broker import LEASE_MS, Broker, answer, ask, bury, complete, fail, nap, send, suspend
 
@@ -160,3 +161,24 @@ async def test_a_child_that_ends_itself_as_cancelled_is_a_failed_step_of_its_par
     assert await complete(bus, await broker.take(bus))
     assert await broker.status("t") == "completed"
     await broker.idle()
+
+
+async def test_a_task_whose_answer_nobody_wants_goes_on_and_is_told(broker: Broker, bus: EventBus) -> None:
+    since, _, _ = await bus.beat(LEASE_MS, False, "")
+    await broker.submit(bus, "t", key="k")
+    turn = await broker.take(bus)
+    fields = await bus.load(turn)
+    assert fields is not None
+    assert not fields.withdrawn
+    assert await bus.withdraw("t")
+    fields = await bus.load(turn)
+    assert fields is not None
+    assert fields.withdrawn  # one that begins later
+    _, told, _ = await bus.beat(LEASE_MS, False, since)
+    assert told == [f"{WITHDRAWN}t"]  # one that runs
+    assert await complete(bus, turn, send("note"), state=b"1")
+    assert (await broker.final("t"))["status"] == "completed"
+    assert await broker.status("note") == "accepted"
+    assert not await bus.withdraw("t")
+    assert not await bus.withdraw("unknown")
+    assert await broker.status("unknown") == ""

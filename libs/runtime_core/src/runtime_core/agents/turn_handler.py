@@ -332,6 +332,8 @@ class TurnHandler:
             run.compute = self._compute
         if self._hooks.everywhere or "hooks" in meta or definition is self._task_ended:
             self._add_hooks(run, definition, port)
+        if fields.withdrawn:
+            run.cancel("nobody wants the task's answer any more")
         return _Warm(run, port, fields.turn, fields.started_ms, fields.data, delivery.context)
 
     def _add_hooks(self, run: TurnRun, definition: AgentDefinition, port: TurnPort) -> None:

@@ -50,6 +50,7 @@ FUNCTIONS = {
     "trim": True,
     "unsubscribe": True,
     "watch": True,
+    "withdraw": True,
 }
 
 

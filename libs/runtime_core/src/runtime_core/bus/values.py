@@ -108,6 +108,8 @@ class RunFields:
     """The instance's state from a step on, where a nested run has changed it."""
     unrecorded: list[str] = field(default_factory=list)
     """Journaled steps whose rows no commit has written to the record yet."""
+    withdrawn: bool = False
+    """Whether nobody wants the task's answer any more."""
 
 
 class NotYet(Rejected):

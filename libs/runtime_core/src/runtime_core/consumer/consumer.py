@@ -27,6 +27,8 @@ READ_AT_ONCE = 48
 HEAD_START_SECONDS = 0.02
 """How long an adopted delivery runs before the next one is taken over, unless it ends sooner."""
 DEFECT_ATTEMPTS = 20
+WITHDRAWN = "withdrawn:"
+"""Before a task that heartbeats tell of: nobody wants its answer, but it goes on (`withdraw.lua`)."""
 
 
 class Handler(Protocol):
@@ -41,7 +43,7 @@ class Handler(Protocol):
         ...
 
     def stop_task(self, task: str) -> None:
-        """This task ended early: nothing of it is worth going on with."""
+        """This task ended early, or nobody wants its answer: what runs for it is told."""
         ...
 
 
@@ -290,7 +292,10 @@ class Consumer:
         while True:
             try:
                 for task in await self._owner.beat():
-                    self._stop_task(task)
+                    if task.startswith(WITHDRAWN):
+                        self._handler.stop_task(task.removeprefix(WITHDRAWN))
+                    else:
+                        self._stop_task(task)
             except Fenced:
                 self._on_fenced(self._bus.owner)
             except BusError as error:

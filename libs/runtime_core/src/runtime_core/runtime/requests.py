@@ -6,7 +6,8 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import msgspec
@@ -49,11 +50,13 @@ class Requests:
         self._host = host
         self._actors = actors
         self._waiting: dict[asyncio.Future[Any], str] = {}  # Any: the futures are those of the reply stream
+        self._withdrawn: set[asyncio.Task[bytes]] = set()
+        """Requests that go on though their callers' tokens were cancelled."""
 
     @property
     def waiting(self) -> bool:
-        """Whether somebody in this process, outside of any handler, waits for an answer."""
-        return bool(self._waiting)
+        """Whether a request from outside of any handler is not answered yet."""
+        return bool(self._waiting or self._withdrawn)
 
     async def ask(
         self, recipient: Address, envelope: MessageEnvelope, token: Any, timeout: float | None = None
@@ -65,7 +68,17 @@ class Requests:
         run = current_run(self._actors)
         if run is not None:
             return await _until_cancelled(token, self._ask_inside(run, recipient, envelope, token, timeout))
+        if self._actors.vocabulary.cancelled_is_handled:
+            return await self._until_withdrawn(recipient, envelope, token, timeout)
         return await _until_cancelled(token, self._ask_outside(recipient, envelope, token, timeout))
+
+    async def close(self) -> None:
+        """Give up what goes on for nobody."""
+        self.fail_waiting()
+        for request in list(self._withdrawn):
+            request.cancel()
+        if self._withdrawn:
+            await asyncio.wait(self._withdrawn)
 
     def fail_waiting(self) -> None:
         """Answer all who wait: nobody here reads their answers any more."""
@@ -78,6 +91,7 @@ class Requests:
     def forget_waiting(self) -> None:
         """Those who waited ended with their event loop."""
         self._waiting.clear()
+        self._withdrawn.clear()
 
     async def _ask_inside(
         self, run: ActorRun, recipient: Address, envelope: MessageEnvelope, token: Any, timeout: float | None
@@ -85,9 +99,44 @@ class Requests:
         async with asyncio.timeout(timeout):
             return await run.request(recipient, envelope, token)
 
-    async def _ask_outside(
+    async def _until_withdrawn(
         self, recipient: Address, envelope: MessageEnvelope, token: Any, timeout: float | None
     ) -> bytes:
+        """Ask; the token ends the caller's wait, and the request goes on."""
+        withdrawn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        request = asyncio.create_task(self._ask_outside(recipient, envelope, token, timeout, withdrawn), name="ask")
+
+        def withdraw() -> None:
+            if not withdrawn.done():
+                withdrawn.set_result(None)
+
+        with _called_by(token, withdraw):
+            try:
+                await asyncio.wait((request, withdrawn), return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:  # the caller itself was cancelled
+                request.cancel()
+                await asyncio.wait((request,))
+                raise
+        if request.done():
+            return request.result()
+        self._withdrawn.add(request)
+        request.add_done_callback(self._end_withdrawn)
+        raise asyncio.CancelledError("the token was cancelled")
+
+    def _end_withdrawn(self, request: asyncio.Task[bytes]) -> None:
+        self._withdrawn.discard(request)
+        if not request.cancelled() and request.exception() is not None:
+            logger.debug("a request that was cancelled ended with: %s", request.exception())
+
+    async def _ask_outside(
+        self,
+        recipient: Address,
+        envelope: MessageEnvelope,
+        token: Any,
+        timeout: float | None,
+        withdrawn: asyncio.Future[None] | None = None,
+    ) -> bytes:
+        """`withdrawn` is done when the caller wants no answer any more."""
         name, key = agent_name(recipient.type), instance_key(recipient.key)
         bus, replies = await self._host.place(name, key)
         task = fingerprint(name, key, envelope.message_id, digits=32) if envelope.message_id else secrets.token_hex(16)
@@ -111,6 +160,11 @@ class Requests:
                         "message_id",
                         f"{envelope.message_id!r} was asked before, and its answer is not kept any more: give a new id",
                     )
+            if withdrawn is not None:
+                await asyncio.wait((future, withdrawn), return_when=asyncio.FIRST_COMPLETED)
+                if not future.done():
+                    self._actors.cancel(task)
+                    await _withdraw(bus, task)
             return self._response(place, (await future).value)
         except asyncio.CancelledError:
             self._actors.cancel(task)
@@ -145,21 +199,28 @@ class Requests:
 
 async def _until_cancelled(token: Any, asking: Awaitable[bytes]) -> bytes:
     task = asyncio.ensure_future(asking)
+    with _called_by(token, task.cancel):
+        return await task
+
+
+@contextmanager
+def _called_by(token: Any, act: Callable[[], object]) -> Iterator[None]:
+    """Let the token act in this loop when it is cancelled, from whatever thread; at once where it has been."""
     loop, thread = asyncio.get_running_loop(), threading.get_ident()
 
-    def cancel() -> None:
+    def called() -> None:
         if threading.get_ident() == thread:
-            task.cancel()
+            act()
         else:
-            loop.call_soon_threadsafe(task.cancel)
+            loop.call_soon_threadsafe(act)
 
-    token.add_callback(cancel)
+    token.add_callback(called)
     try:
-        return await task
+        yield
     finally:
         forget: Callable[[Callable[[], None]], None] | None = getattr(token, "remove_callback", None)
         if forget is not None:
-            forget(cancel)
+            forget(called)
 
 
 async def _cancel(bus: EventBus, task: str) -> None:
@@ -167,3 +228,10 @@ async def _cancel(bus: EventBus, task: str) -> None:
         await bus.cancel(task, "the caller cancelled it")
     except BusError as error:
         logger.warning("could not cancel task %s on the broker: %s", task, error)
+
+
+async def _withdraw(bus: EventBus, task: str) -> None:
+    try:
+        await bus.withdraw(task)
+    except BusError as error:
+        logger.warning("could not tell the handler of task %s that it was cancelled: %s", task, error)

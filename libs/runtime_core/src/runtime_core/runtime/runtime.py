@@ -165,7 +165,7 @@ class Runtime:
         self._host.follow_loop()
         if self._started:
             await self._stop()
-        self._requests.fail_waiting()
+        await self._requests.close()
         await self._instances.close()
         await self._host.close()
         self._raise_unhandled()
@@ -266,7 +266,7 @@ class Runtime:
     ) -> Any:
         vocabulary = self._vocabulary
         token = cancellation_token or vocabulary.cancellation_token()
-        if token.is_cancelled():
+        if token.is_cancelled() and not vocabulary.cancelled_is_handled:
             raise asyncio.CancelledError("the token was cancelled before the message was sent")
         context = vocabulary.message_context(
             sender=sender,

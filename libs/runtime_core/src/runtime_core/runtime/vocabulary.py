@@ -51,6 +51,9 @@ class Vocabulary:
     cant_handle: type[Exception] = CantHandleException
     dropped: type[Exception] = MessageDroppedException
     not_accessible: type[Exception] = NotAccessibleError
+    cancelled_is_handled: bool = False
+    """Whether a request is handled although its caller's token was cancelled: its handler sees that, and decides.
+    False: it ends, and what its handler does after that does not count."""
 
 
 def native() -> Vocabulary:

@@ -18,7 +18,7 @@ local function load(keys, args)
     -- What came with the run's own event goes before the task's.
     if field == 'x' then reply[3] = all[i + 1] end
     local prefix = string.sub(field, 1, 2)
-    if prefix == 'm:' or prefix == 'j:' or prefix == 'o:' or field == 'd' or field == 'u' or field == 'h' or field == 'w' then
+    if prefix == 'm:' or prefix == 'j:' or prefix == 'o:' or field == 'd' or field == 'u' or field == 'h' or field == 'w' or field == 'wd' then
       reply[#reply + 1] = field
       reply[#reply + 1] = all[i + 1]
     end

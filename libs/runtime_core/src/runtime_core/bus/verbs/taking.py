@@ -150,6 +150,8 @@ class TakingVerbs(Partition):
                 fields.turn = int(value)
             elif name == "w":
                 fields.unrecorded = value.decode().split()
+            elif name == "wd":
+                fields.withdrawn = True
             elif name == "h":
                 fields.started_ms = int(value.split(b"\n")[4] or 0)
             elif name.startswith("o:"):

@@ -68,6 +68,10 @@ class TaskVerbs(Partition):
         """`cancelled`, `ended` + status, or `unknown` (then a later submit of this id is refused)."""
         return texts(await self.call("cancel", task, reason))
 
+    async def withdraw(self, task: str) -> bool:
+        """Tell the task's handler that nobody wants its answer; nothing ends. False where the task is over."""
+        return await self.call("withdraw", task) == b"OK"
+
     async def signal(self, task: str, request: str, value: bytes) -> list[str]:
         """`ok`, `answered`, `no_request`, `unknown`, `ended` + status, or `invalid` + what the question expects."""
         return texts(await self.call("signal", task, request, value))

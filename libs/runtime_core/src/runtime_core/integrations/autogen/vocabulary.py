@@ -48,6 +48,8 @@ def autogen(telemetry: Telemetry) -> Vocabulary:
         cant_handle=CantHandleException,
         dropped=MessageDroppedException,
         not_accessible=NotAccessibleError,
+        # A team's members have seen the task then, as AutoGen's users expect when they go on with it.
+        cancelled_is_handled=True,
     )
 
 
