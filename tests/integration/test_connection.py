@@ -387,6 +387,17 @@ async def test_a_consumer_survives_an_emptied_server(own_valkey: Server, namespa
 # -- being let in ----------------------------------------------------------------------------------------------------
 
 
+async def test_a_blocked_event_loop_is_no_silence_of_the_server(valkey: Server) -> None:
+    """A program that loads a model while its runtime starts would be told that no server runs."""
+    transport = RespTransport(parse_address(valkey.url))
+    connecting = asyncio.create_task(transport.connect(1.0))
+    await asyncio.sleep(0)
+    time.sleep(1.5)  # the loop is blocked: this is what is tested
+    await connecting
+    assert await transport.call("PING") == b"PONG"
+    await transport.close()
+
+
 async def test_an_unreachable_server_is_said_in_one_line() -> None:
     with pytest.raises(ConfigurationError) as error:
         await connect("redis://127.0.0.1:1/0", wait_seconds=0.1)

@@ -8,7 +8,9 @@ the first one's reply was lost.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +23,8 @@ from runtime_core.bus.transport import Argument, Reply
 from runtime_core.errors import BusUnavailable, ServerError
 
 CONNECT_TIMEOUT_SECONDS = 2.0
+CONNECT_LOOK_SECONDS = 0.1
+"""The most that counts of a wait for a connection, however long the event loop was blocked in it."""
 # One Sentinel that accepts and says nothing must leave time to ask the others within a connect.
 SENTINEL_TIMEOUT_SECONDS = 0.5
 # A server that accepts but says nothing for this long while calls wait is taken for dead (a half-open connection).
@@ -119,18 +123,26 @@ class RespTransport:
         return max(0, self._made - 1)
 
     async def connect(self, timeout: float | None = CONNECT_TIMEOUT_SECONDS) -> None:
-        """Wait for the first connection. Raises BusUnavailable with the cause after `timeout` seconds."""
+        """Wait for the first connection. Raises BusUnavailable with the cause after `timeout` seconds.
+
+        Time in which the event loop was blocked does not count: the server may have answered long ago.
+        """
         self._start()
+        left = math.inf if timeout is None else timeout
         try:
-            async with asyncio.timeout(timeout):
-                await self._connected.wait()
-        except TimeoutError:
-            cause = self._last_error
-            await self.close()
-            raise BusUnavailable(f"no answer from {self._address}: {_reason(cause)}") from cause
+            while left > 0 and not self._connected.is_set():
+                step = min(left, CONNECT_LOOK_SECONDS)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(step):
+                        await self._connected.wait()
+                left -= step
         except asyncio.CancelledError:
             await self.close()  # whoever has stopped waiting cannot close it: it was never given to them
             raise
+        if not self._connected.is_set():
+            cause = self._last_error
+            await self.close()
+            raise BusUnavailable(f"no answer from {self._address}: {_reason(cause)}") from cause
 
     def call(self, *args: Argument) -> asyncio.Future[Reply]:
         future: asyncio.Future[Reply] = self._loop.create_future()

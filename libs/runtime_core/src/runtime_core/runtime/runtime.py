@@ -163,11 +163,13 @@ class Runtime:
     async def close(self) -> None:
         """Stop, close the agent objects of this process, and let go of the broker."""
         self._host.follow_loop()
-        if self._started:
-            await self._stop()
-        await self._requests.close()
-        await self._instances.close()
-        await self._host.close()
+        try:
+            if self._started:
+                await self._stop()
+        finally:
+            await self._requests.close()
+            await self._instances.close()
+            await self._host.close()
         self._raise_unhandled()
 
     async def __aenter__(self) -> Runtime:
