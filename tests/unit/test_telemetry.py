@@ -30,11 +30,15 @@ def test_every_named_metric_is_exposed_with_its_labels() -> None:
     metrics.mcp_server_up["files"].set(1)
     metrics.mcp_restarts["files"].inc()
     metrics.mcp_calls["files", "completed"].inc()
+    metrics.model_calls["openai", "gpt-x", "answered"].inc()
+    metrics.model_call_seconds["openai", "gpt-x"].observe(1)
+    metrics.model_tokens["gpt-x", "input"].inc(3)
+    metrics.model_cost["gpt-x"].inc(0.25)
     for gauge in (metrics.stream_lag, metrics.stream_pending, metrics.stream_oldest_pending):
         gauge["weft:{0}:agent", "agent-handler"].set(1)
     shown = metrics.exposition().decode()
     declared = [value for value in vars(names).values() if isinstance(value, MetricName)]
-    assert len(declared) == 22
+    assert len(declared) == 26
     for name in declared:
         series = [line for line in shown.splitlines() if line.startswith(name.name)]
         assert series, f"{name.name} has no series"

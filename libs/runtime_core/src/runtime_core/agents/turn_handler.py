@@ -24,13 +24,15 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.values import CallBegun, RunFields
 from runtime_core.consumer.attempt import give_up, log_retry
 from runtime_core.consumer.decision import RetryAt, decide, reason_of
-from runtime_core.consumer.effects import Call, Completed, Failed, Publish, Send, Suspended
+from runtime_core.consumer.effects import Call, Completed, Failed, Publish, Send, Suspended, TurnResult
 from runtime_core.errors import BusError, Fenced, InvalidInput, LimitExceeded, WeftError
 from runtime_core.hooks.around import RunHooks
 from runtime_core.hooks.ended import HooksOfEnd, TaskEnded
 from runtime_core.manifest import Manifest
 from runtime_core.replies import Answer, Replies, name_of_step
+from runtime_core.telemetry import gen_ai
 from runtime_core.telemetry.metrics import Metrics
+from runtime_core.telemetry.model_calls import count_model_calls
 from runtime_core.trajectory.steps import ENCODER, StepError
 from runtime_core.usage import total
 
@@ -168,7 +170,7 @@ class TurnPort:
 class _Warm:
     """A run in memory that waits, with the port of its last turn."""
 
-    __slots__ = ("context", "input", "port", "run", "started_ms", "turn")
+    __slots__ = ("context", "input", "parent", "port", "run", "started_ms", "turn")
 
     def __init__(self, run: TurnRun, port: TurnPort, turn: int, started_ms: int, data: bytes, context: bytes) -> None:
         self.run = run
@@ -178,6 +180,7 @@ class _Warm:
         self.started_ms = started_ms
         self.context = context
         """What travels with the events that it causes."""
+        self.parent = gen_ai.Parent()
 
 
 class TurnHandler:
@@ -223,7 +226,9 @@ class TurnHandler:
         running = self._running.setdefault(delivery.task, set())
         running.add(warm.run)
         try:
-            result = await warm.run.advance()
+            result = await (self._traced(warm, delivery) if gen_ai.tracing() else warm.run.advance())
+            # Counted here: the calls were made, whatever becomes of this turn.
+            count_model_calls(self._metrics, result.steps)
             await warm.port.flush()
         except _TurnGone:
             warm.run.drop()
@@ -244,6 +249,19 @@ class TurnHandler:
             case Failed():
                 warm.run.drop()
                 await self._fail(delivery, definition, result, warm)
+
+    async def _traced(self, warm: _Warm, delivery: Delivery) -> TurnResult:
+        """One turn under a span of its own, which the spans of the agent's code are under."""
+        known = _META.decode(delivery.context) if delivery.context else {}
+        session, traceparent = str(known.get("session_id") or ""), str(known.get("traceparent") or "")
+        with (
+            gen_ai.under(warm.parent),
+            gen_ai.agent_span(delivery.name, session=session, traceparent=traceparent) as warm.parent.span,
+        ):
+            result = await warm.run.advance()
+            if isinstance(result, Failed):
+                warm.parent.span.failed(result.type, result.message)
+            return result
 
     def forget(self) -> None:
         """Drop every warm run: this owner was declared dead, and others go on with them."""

@@ -92,6 +92,15 @@ class Metrics:
         self.mcp_restarts: Children[str, Counter] = Children(lambda server: lost.labels(server))
         self.mcp_calls: Children[tuple[str, str], Counter] = Children(lambda key: calls.labels(*key))
         """By (server, outcome)."""
+        model_calls, call_seconds = counter(names.MODEL_CALLS), histogram(names.MODEL_CALL_SECONDS)
+        self.model_calls: Children[tuple[str, str, str], Counter] = Children(lambda key: model_calls.labels(*key))
+        """By (provider, model, outcome)."""
+        self.model_call_seconds: Children[tuple[str, str], Histogram] = Children(lambda key: call_seconds.labels(*key))
+        """By (provider, model)."""
+        tokens, cost = counter(names.MODEL_TOKENS), counter(names.MODEL_COST)
+        self.model_tokens: Children[tuple[str, str], Counter] = Children(lambda key: tokens.labels(*key))
+        """By (model, `input`, `output`, `cached` or `reasoning`)."""
+        self.model_cost: Children[str, Counter] = Children(lambda model: cost.labels(model))
 
         self.task_seconds = histogram(names.TASK_SECONDS)
 

@@ -61,6 +61,22 @@ STREAM_OLDEST_PENDING = MetricName(
 TIMERS_DUE = MetricName("weft_timers_due", "Timers that are due and not promoted yet.", ("partition",))
 TASKS_ENDED = MetricName("weft_tasks_ended_total", "Tasks that have ended, by their status.", ("status",))
 TASK_SECONDS = MetricName("weft_task_duration_seconds", "Time from a task's start to its end.", ())
+MODEL_CALLS = MetricName(
+    "weft_model_calls_total",
+    "Calls of language models that were made: answered, or by the type of their error.",
+    ("provider", "model", "outcome"),
+)
+MODEL_CALL_SECONDS = MetricName(
+    "weft_model_call_seconds", "Time that a call of a language model took.", ("provider", "model")
+)
+MODEL_TOKENS = MetricName(
+    "weft_model_tokens_total",
+    "Tokens of language models; cached ones are a part of input, reasoning of output.",
+    ("model", "type"),
+)
+MODEL_COST = MetricName(
+    "weft_model_cost_total", "Cost of language models, by the prices that agents state.", ("model",)
+)
 HEARTBEAT_AGE = MetricName(
     "weft_heartbeat_age_seconds", "Time since the broker last confirmed this owner's heartbeat.", ("service",)
 )

@@ -16,6 +16,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.attempt import NOTHING_USED, failed_from, give_up, log_retry
 from runtime_core.consumer.decision import RetryAt, decide, reason_of
 from runtime_core.consumer.effects import Failed
+from runtime_core.telemetry import gen_ai
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.tools.call import AbandonedThreads, NotBegun, ToolContext
 from runtime_core.tools.source import Away, CallableTool, ToolSource
@@ -89,7 +90,9 @@ class CallHandler:
             on_progress=lambda value: self._report(delivery, value),
         )
         try:
-            output = await tool.call(delivery.data, context, self._threads, self._abandoned)
+            with gen_ai.tool_span(tool.name, call=delivery.run, traceparent=known.traceparent) as span:
+                output = await tool.call(delivery.data, context, self._threads, self._abandoned)
+                span.used(delivery.data, output)
         except NotBegun as reason:
             logger.info("%r waits: %s", delivery, reason)
             if not tool.repeatable:
