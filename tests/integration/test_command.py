@@ -30,7 +30,7 @@ APP = """
 import asyncio
 from pathlib import Path
 
-from runtime_core import AgentContext, App, Deny, HookEvent, Reject, TrajectoryItem, TrajectoryStrategy
+from runtime_core import AgentContext, App, Deny, HookEvent, ModelCall, Reject, TrajectoryItem, TrajectoryStrategy
 from runtime_core.policy import RetryPolicy
 
 app = App("desk", version="7")
@@ -68,6 +68,21 @@ async def echo(ctx: AgentContext, value: object) -> object:
 @app.agent("spends")
 async def spends(ctx: AgentContext, tokens: int) -> None:
     await ctx.spend(tokens=tokens, cost=0.5)
+
+
+@app.agent("thinks")
+async def thinks(ctx: AgentContext, given: object) -> None:
+    for model in ("large", "small"):
+        await ctx.model(model, {"messages": [{"role": "user", "content": "Where is Ulm?"}]}, answered)
+    remedy = "set OPENAI_API_KEY " * 20 + "now"
+    raise Reject("openai refused the model 'large':\\n  401 for Bearer abc123def456\\n" + remedy)
+
+
+def answered(request: object, call: ModelCall) -> object:
+    call.spend(model="large-1", tokens=4, input_tokens=3, output_tokens=1, cost=0.25)
+    call.row(attributes={"gen_ai.response.model": "large-1"})
+    part = {"part_kind": "text", "content": "On the Danube."}
+    return {"message": {"kind": "response", "parts": [part]}, "finish_reason": "stop", "model": "large-1"}
 
 
 @app.agent("strict")
@@ -1079,6 +1094,34 @@ def test_a_schedule_that_cannot_work_is_refused(weft: Weft) -> None:
     ):
         refused = weft("schedule", "set", "odd", "echo", *arguments)
         assert (refused.status, field in refused.err) == (1, True)
+
+
+def test_a_task_that_asks_models_shows_usage_by_model_each_call_and_its_error_in_one_line(
+    weft: Weft, desk: Desk
+) -> None:
+    weft("submit", "thinks", json.dumps({"api_key": "hush"}), "--task-id", "thinks-1")
+    shown_with(weft, "thinks-1", lambda view: view["trajectory"] and view["trajectory"]["complete"])
+    usage = ("8 tokens, 6 input_tokens, 2 output_tokens, 0.5 cost", "large-1: 8 tokens, 6 input_tokens")
+    line = "large-1  3 → 1 tokens, 0.25 cost  stop  Where is Ulm? → On the Danube.\n"
+
+    def look() -> None:
+        text = weft("task", "show", "thinks-1").out
+        assert f"usage    {usage[0]}\n" in text
+        assert f"\n         {usage[1]}" in text
+        (error,) = [shown for shown in text.splitlines() if shown.startswith("error ")]
+        assert "Reject: openai refused the model 'large':" in error
+        assert "401 for Bearer ***" in error
+        assert error.endswith("set OPENAI_API_KEY now")
+        assert "hush" not in text
+        assert text.count(line) == 2
+
+    look()
+    assert weft("trajectory", "show", "thinks-1").out.count(line) == 2
+    rows = [json.loads(row) for row in weft("trajectory", "export", "--task", "thinks-1").out.splitlines()]
+    assert [row["attributes"] for row in rows] == [{}, *[{"gen_ai.response.model": "large-1"}] * 2]
+    with closing(desk.redis()) as server:
+        server.delete("weft:{0}:task:thinks-1")
+    look()
 
 
 def test_what_a_task_has_used_and_may_use_is_shown(weft: Weft) -> None:

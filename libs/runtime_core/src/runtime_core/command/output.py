@@ -59,9 +59,9 @@ def shown(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else "�" for char in text)
 
 
-def error_line(error: object) -> str:
+def error_line(error: object, limit: int = 200) -> str:
     """An error object (`type`, `message`) on one line."""
     if not isinstance(error, dict):
         return preview(error)
     kind, message = str(error.get("type", "")), str(error.get("message", ""))
-    return preview(": ".join(part for part in (kind, message) if part), 200)
+    return preview(": ".join(part for part in (kind, message) if part), limit)

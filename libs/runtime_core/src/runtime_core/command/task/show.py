@@ -9,6 +9,8 @@ from runtime_core.command.output import error_line, moment, preview, print_json,
 from runtime_core.command.task.arguments import Id
 from runtime_core.printable import plain
 
+_AMOUNTS = ("tokens", "input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "requests", "cost")
+
 if TYPE_CHECKING:
     from runtime_core.trajectory.recorded import TaskTrajectory
 
@@ -70,6 +72,8 @@ def _from_store(recorded: TaskTrajectory) -> dict[str, Any]:  # Any: JSON
             view["session_id"] = end.session
         if end.error is not None:
             view["error"] = {"type": end.error.type, "message": end.error.message}
+    if used := _usage_of(recorded):
+        view["usage"] = used
     if first is not None:
         if first.input:
             view["input"] = decoded(first.input)
@@ -78,11 +82,29 @@ def _from_store(recorded: TaskTrajectory) -> dict[str, Any]:  # Any: JSON
     return view
 
 
+def _usage_of(recorded: TaskTrajectory) -> dict[str, Any]:  # Any: as the broker shows it
+    """What the task has used, by its rows."""
+    import msgspec
+
+    from runtime_core.telemetry.gen_ai import RESPONSE_MODEL
+    from runtime_core.usage import Usage, total
+
+    reports = [
+        Usage(step.usage, {str(step.attributes.get(RESPONSE_MODEL, step.name)): step.usage} if by_model else {})
+        for step in recorded.steps
+        if step.usage
+        for by_model in (step.kind == "model" or (step.kind == "usage" and step.name != "usage"),)
+    ]
+    used: dict[str, Any] = msgspec.json.decode(total(reports).to_json()) if reports else {}
+    return used
+
+
 def _print_task(view: dict[str, Any], now_ms: int) -> None:  # Any: JSON
     from runtime_core.command.task.view import answers_to, describe_wait
     from runtime_core.trajectory.tree import duration
 
     created, ended = view.get("created"), view.get("ended")
+    usage = view.get("usage") or {}
     lines = [
         ("task", view["task_id"]),
         ("status", view["status"]),
@@ -92,11 +114,12 @@ def _print_task(view: dict[str, Any], now_ms: int) -> None:  # Any: JSON
         ("created", f"{moment(created)} ({duration(now_ms - created)} ago)" if created else ""),
         ("ended", f"{moment(ended)} (after {duration(ended - created)})" if ended and created else ""),
         ("limit", _limits(view)),
-        ("usage", _amounts(view.get("usage") or {})),
+        ("usage", _amounts(usage)),
+        *(("", f"{model}: {_amounts(amounts)}") for model, amounts in usage.get("models", {}).items()),
         ("limit", f"until {moment(view['time_limit_at'])}" if "time_limit_at" in view else ""),
         ("input", preview(view["input"], 500) if "input" in view else ""),
         ("output", preview(view["output"], 500) if "output" in view else ""),
-        ("error", error_line(view["error"]) if view.get("error") else ""),
+        ("error", error_line(view["error"], 600) if view.get("error") else ""),
     ]
     for name, text in lines:
         if text:
@@ -126,7 +149,9 @@ def _limits(view: dict[str, Any]) -> str:  # Any: JSON
 
 
 def _amounts(usage: dict[str, Any]) -> str:  # Any: JSON
-    return ", ".join(f"{amount:g} {name}" for name, amount in usage.items() if name != "models")
+    # The broker keeps no order.
+    names = sorted(usage, key=lambda name: (_AMOUNTS.index(name) if name in _AMOUNTS else len(_AMOUNTS), name))
+    return ", ".join(f"{usage[name]:.10g} {name}" for name in names if name != "models")
 
 
 def _origin(fork: dict[str, str]) -> str:
