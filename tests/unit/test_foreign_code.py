@@ -537,7 +537,7 @@ async def test_steps_are_named_after_what_they_are() -> None:
         return None
 
     _, world = await play(hosting(program))
-    assert sorted(world.journal) == ["1.x22a9fcb625.1", "1.x6d745db572.1", "1.xd45b945b67.1"]
+    assert sorted(world.journal) == ["1.0.x22a9fcb625.1", "1.0.x6d745db572.1", "1.0.xd45b945b67.1"]
 
 
 Spec = tuple[str, Any]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from runtime_core.events.handler import Handler
     from runtime_core.llm.agent import LLMAgent
     from runtime_core.llm.definition import ModelAgent
+    from runtime_core.llm.prices import Price
     from runtime_core.mcp.declared import MCPServer, MCPSettings
     from runtime_core.runners.policy import HasAsyncPolicy, HasPolicy, PolicyDefinition
     from runtime_core.runners.runner import Runner
@@ -129,6 +130,31 @@ class App:
             **settings,
         )
         self.functions.agents.add(definition)
+
+    def add_pydantic_agent(
+        self,
+        name: str,
+        agent: object,
+        *,
+        deps: Callable[..., object] | None = None,
+        stream: bool = True,
+        prices: Mapping[str, Price] | None = None,
+        **settings: Unpack[AgentSettings],
+    ) -> None:
+        """Declare an agent of pydantic-ai, as it is, with its tools: `docs/pydantic-ai.md`. Needs the extra `llm`.
+
+        `deps`, a function `()` or `(data)`, makes its deps in each process, from the input's `deps`; None: these are
+        read as the agent's `deps_type`. With `stream` the model's text is shown to the task's client while it comes.
+        `prices` by a model's name or a pattern of names make its `cost`.
+        """
+        from runtime_core.integrations.pydantic_ai.definition import PydanticAgent
+
+        definition = PydanticAgent(
+            name, agent, place_of(None, 2), deps=deps, stream=stream, prices=prices or {}, **settings
+        )
+        self.functions.agents.add(definition)
+        for tool in definition.app_tools:
+            self.functions.tools.add(tool)
 
     def hook(
         self,

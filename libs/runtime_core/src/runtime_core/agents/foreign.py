@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any
 
-from runtime_core.agents.asked import Asked, sleep
+from runtime_core.agents.asked import Asked, call, sleep
 from runtime_core.agents.branch import Branch, Wait
 from runtime_core.agents.foreign_loop import ForeignLoop
 from runtime_core.agents.gather import Gather, as_coroutine
@@ -79,7 +79,10 @@ class Operation:
 class Foreign:
     """The host of code that has tasks of its own; see the module. Made by `host`."""
 
-    def __init__(self, run: Run, branch: Branch) -> None:
+    def __init__(self, ctx: AgentContext) -> None:
+        self.ctx = ctx
+        """For what operations do: the code itself takes no steps."""
+        run, branch = ctx._here("foreign code")
         self._run = run
         self._branch = branch
         self.id = run.take_id(branch)
@@ -96,7 +99,7 @@ class Foreign:
         self._ended: list[Operation] = []
         self._counts: Counter[tuple[str, str]] = Counter()
         self._known = {
-            step[len(self._prefix) :].partition(".")[0]
+            ".".join(step[len(self._prefix) :].split(".", 2)[:2])
             for step in (*run.journal.values, *run.journal.pending)
             if step.startswith(self._prefix)
         }
@@ -107,24 +110,40 @@ class Foreign:
 
     # ---- the code's side -----------------------------------------------------------------------------------
 
-    async def perform(self, name: str, work: Work, *, key: str = "", group: str = "") -> Any:  # Any: its own result
+    async def perform(
+        self, name: str, work: Work, *, key: str = "", group: str = "", order: int = 0
+    ) -> Any:  # Any: its own result
         """Ask for an operation, from a task of the code, and wait for its end. Raises what a step raises.
 
         `name` is persisted with the run. `key` tells operations of one name apart that may be asked for in any order.
-        Operations of one `group` that are asked for together wake the run together, where each is one question.
+        Operations of one `group` that are asked for together wake the run together, where each is one question. The
+        record sorts them by `order`, and a fork takes over what is before: the same number at each replay.
         A task that is cancelled here goes on; the operation does too, and its result is dropped.
         """
         if asyncio.get_running_loop() is not self.loop:
             raise self._run.flow.misuse(f"operation {name!r} outside the code that foreign code's host runs")
         if self._over:
             raise asyncio.CancelledError("the run is over")
-        operation = self._create(name, key, work, group)
+        operation = self._create(name, key, work, group, order)
         self._created.append(operation)
         return await operation.future
 
-    def _create(self, name: str, key: str, work: Work, group: str) -> Operation:
+    async def tool(
+        self, name: str, tool: str, data: bytes, *, pool: str = "", key: str = "", group: str = "", order: int = 0
+    ) -> Any:  # Any: the tool's own JSON
+        """An operation that calls a tool with `data`, a JSON object of arguments. Raises as `ctx.tool`."""
+        run = self._run
+
+        def work(branch: Branch) -> Awaitable[Any]:  # Any: as above
+            if run.hooks is not None and (guarded := run.hooks.tool(branch, tool, data, pool)) is not None:
+                return guarded
+            return call(run, branch, "tool", tool, data=data, pool=pool)
+
+        return await self.perform(name, work, key=key, group=group, order=order)
+
+    def _create(self, name: str, key: str, work: Work, group: str, order: int) -> Operation:
         self._counts[name, key] += 1
-        label = f"x{fingerprint(name, key, str(self._counts[name, key]), digits=10)}"
+        label = f"{order}.x{fingerprint(name, key, str(self._counts[name, key]), digits=10)}"
         self._unclaimed.discard(label)
         return Operation(name, label, work, group, self.loop.create_future())
 
@@ -191,7 +210,7 @@ class Foreign:
                 operation.future.cancel()
         if first is not None:
             after_ms = max(1, math.ceil((first.when() - now) * 1000))
-            operation = self._create("timer", "", lambda branch: sleep(self._run, branch, after_ms), "")
+            operation = self._create("timer", "", lambda branch: sleep(self._run, branch, after_ms), "", 0)
             operation.timer = first
             self._created.append(operation)
 
@@ -415,5 +434,5 @@ def foreign_here() -> Foreign | None:
 
 async def host(ctx: AgentContext, code: Callable[[Foreign], Coroutine[Any, Any, Any]]) -> Any:  # Any: the code's own
     """Run `code(foreign)` in tasks of its own, with operations by `foreign.perform`, and give its result."""
-    foreign = Foreign(*ctx._here("foreign code"))
+    foreign = Foreign(ctx)
     return await foreign.run_to_end(code(foreign))

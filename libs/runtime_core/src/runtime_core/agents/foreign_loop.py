@@ -204,6 +204,15 @@ class ForeignLoop(asyncio.AbstractEventLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:  # Any: as asyncio's
         self._outer.call_exception_handler(context)
 
+    def default_exception_handler(self, context: dict[str, Any]) -> None:  # Any: as asyncio's
+        self._outer.default_exception_handler(context)
+
+    def get_exception_handler(self) -> None:
+        return None
+
+    def get_task_factory(self) -> None:
+        return None
+
     def get_debug(self) -> bool:
         return False
 

@@ -1,0 +1,291 @@
+"""The capability by which a pydantic-ai agent hands over what it wants done: model requests, tool calls, approvals.
+
+Outside a durable run it does nothing, so an agent that has it can be run and tested as any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import AsyncIterable, Awaitable, Callable
+from functools import partial
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+from pydantic_ai import RunContext
+from pydantic_ai.agent import EventStreamHandler
+from pydantic_ai.durable_exec import (
+    JSON_CODEC,
+    BaseDurabilityCapability,
+    BoundDurableOperation,
+    DurabilityEngineSpec,
+    DurableOperation,
+    DurableOperationId,
+    DynamicToolsetCallToolParams,
+    JournalCallableOperationBackend,
+    JournalOperationNamer,
+    ModelRequestId,
+    ModelRequestParams,
+    OperationConfigRole,
+    ToolsetCallToolId,
+    ToolsetCallToolParams,
+    conversation_id_from_run_id,
+)
+from pydantic_ai.exceptions import ToolFailed
+from pydantic_ai.messages import AgentStreamEvent, ToolCallPart
+from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDenied
+
+from runtime_core.agents.approval import Approval
+from runtime_core.agents.context import AgentContext
+from runtime_core.agents.foreign import Foreign, foreign_here
+from runtime_core.errors import Denied, ToolError
+from runtime_core.integrations.pydantic_ai.model_calls import Prices, ask, show
+from runtime_core.integrations.pydantic_ai.tool_calls import SETTINGS, Revalidating, event_data, tool_name
+
+ENGINE = DurabilityEngineSpec(
+    engine_name="Weft",
+    durable_unit_noun="step",
+    durable_container_noun="run",
+    codec=JSON_CODEC,
+    # What connects does so in the step that needs it: between steps nothing may.
+    toolset_lifecycles={"function": "enter-never", "mcp": "enter-never", "dynamic": "enter-never"},
+    tool_config_key=SETTINGS,
+)
+
+
+class StepConfig:
+    """What may be said of an operation: only that a tool is none. Settings of tools are the app's (tool_calls.py)."""
+
+    def base(self, role: OperationConfigRole, *, operation_id: DurableOperationId) -> dict[str, Any]:
+        return {}
+
+    def for_tool(
+        self, role: OperationConfigRole, *, operation_id: DurableOperationId, tool: object | None, tool_name: str
+    ) -> dict[str, Any] | Literal[False]:
+        metadata = getattr(getattr(tool, "tool_def", None), "metadata", None) or {}
+        return False if metadata.get(SETTINGS) is False else {}
+
+
+class StepBackend(JournalCallableOperationBackend[dict[str, Any]]):
+    """Performs operations as steps of the run that hosts the calling code."""
+
+    parameter_transports = Revalidating()
+
+    def __init__(self, owner: WeftDurability) -> None:
+        super().__init__(agent_name=owner.name, default_model_id=owner.default_model_id, config=StepConfig())
+        self.owner = owner
+        self._names = JournalOperationNamer(owner.name, default_model_id=owner.default_model_id or "default")
+        self.tools: dict[ToolsetCallToolId, DurableOperation[Any, Any, Any]] = {}
+        """The operations that call tools: what a tool-handler does."""
+
+    def bind(self, operation: DurableOperation[Any, Any, Any]) -> BoundDurableOperation[Any, Any, Any]:
+        match operation.operation_id:
+            case ToolsetCallToolId() as operation_id:
+                self.tools[operation_id] = operation
+                return _Bound(operation, partial(self._call_tool, operation, operation_id))
+            case ModelRequestId() as operation_id:
+                name = self._names.operation_name(operation_id)
+                return _Bound(operation, partial(self._ask_model, operation, name))
+        return super().bind(operation)
+
+    async def execute(
+        self,
+        *,
+        operation_id: DurableOperationId,
+        name: str,
+        body: Callable[[], Awaitable[object]],
+        cache_key: tuple[object, ...],
+        config: dict[str, Any],
+    ) -> object:
+        """Any other operation: a step that this process does."""
+        foreign = self._foreign()
+        if foreign is None:
+            return await body()
+        inside = contextvars.copy_context()
+        context = next((part for part in cache_key if isinstance(part, RunContext)), None)
+        key = "" if context is None else str(context.tool_call_id or "")
+        order = 0 if context is None else 2 * context.run_step
+
+        async def once() -> object:
+            async def run() -> object:
+                return await body()
+
+            return await asyncio.get_running_loop().create_task(run(), context=inside.copy())
+
+        async def work() -> object:
+            return await foreign.ctx.step(once, name=name)
+
+        return await foreign.perform(name, lambda branch: work(), key=key, order=order)
+
+    async def _call_tool(
+        self,
+        operation: DurableOperation[Any, Any, Any],
+        operation_id: ToolsetCallToolId,
+        params: ToolsetCallToolParams | DynamicToolsetCallToolParams,
+    ) -> Any:
+        foreign = self._foreign()
+        if foreign is None:
+            return operation.result_codec.load(operation.result_codec.dump(await operation.handler(params)))
+        name = self._names.invocation_name(operation_id, label=params.name).operation_name
+        declared = tool_name(self.owner.name, operation_id, params.name)
+        known = foreign.ctx.functions.tool(declared)
+        try:
+            payload = await foreign.tool(
+                name,
+                declared,
+                event_data(operation_id, params, self.owner.carried_deps),
+                pool=known.pool if known is not None else "",
+                key=str(params.ctx.tool_call_id or ""),
+                # pydantic-ai waits for all calls of a response before it goes on.
+                group=f"{params.ctx.run_id}/{params.ctx.run_step}",
+                order=2 * params.ctx.run_step + 1,
+            )
+        except Denied as error:
+            raise ToolFailed(error.message) from error
+        except ToolError as error:
+            if error.type != "UnknownOutcome":
+                raise
+            # Nobody knows whether it took effect: the model is told so, and decides.
+            raise ToolFailed(error.message) from error
+        return operation.result_codec.load(payload)
+
+    async def _ask_model(
+        self, operation: DurableOperation[Any, Any, Any], name: str, params: ModelRequestParams
+    ) -> Any:
+        foreign = self._foreign()
+        if foreign is None:
+            return operation.result_codec.load(operation.result_codec.dump(await operation.handler(params)))
+        inside = contextvars.copy_context()
+        payload = await foreign.perform(
+            name,
+            lambda branch: ask(foreign.ctx, name, operation, params, inside, self.owner.prices),
+            # Without the task's id: a fork finds the answers again.
+            key=str(params.run_context.run_id).removeprefix(_run_prefix(foreign)),
+            order=2 * params.run_context.run_step,
+        )
+        return operation.result_codec.load(payload)
+
+    @staticmethod
+    def _foreign() -> Foreign | None:
+        return foreign_here()
+
+
+class _Bound:
+    """An operation with what performs it."""
+
+    def __init__(self, operation: DurableOperation[Any, Any, Any], perform: Callable[[Any], Awaitable[Any]]) -> None:
+        self._operation = operation
+        self._perform = perform
+
+    @property
+    def operation(self) -> DurableOperation[Any, Any, Any]:
+        return self._operation
+
+    async def __call__(self, params: Any, *, config: object | None = None) -> Any:
+        return await self._perform(params)
+
+
+class WeftDurability(BaseDurabilityCapability[Any]):
+    """Performs an agent's requests as steps of the durable run that it runs in.
+
+    `carried_deps` is JSON from which other processes make the agent's deps. With `stream` the model's text is shown to
+    the task's client while it comes.
+    """
+
+    engine_spec: ClassVar[DurabilityEngineSpec] = ENGINE
+
+    def __init__(
+        self, *, name: str, carried_deps: object = None, stream: bool = True, prices: Prices = MappingProxyType({})
+    ) -> None:
+        super().__init__(name=name)
+        self.prices = prices
+        self.carried_deps = carried_deps
+        self._stream = stream
+        self._backend: StepBackend | None = None
+        self._runs = 0
+
+    @property
+    def in_durable_context(self) -> bool:
+        return foreign_here() is not None
+
+    def get_durable_operation_backend(self) -> StepBackend:
+        # Each agent that it is bound to has a copy of its own.
+        if self._backend is None or self._backend.owner is not self:
+            self._backend = StepBackend(self)
+        return self._backend
+
+    def get_default_run_id(self) -> str | None:
+        foreign = foreign_here()
+        if foreign is None:
+            return None
+        self._runs += 1
+        return f"{_run_prefix(foreign)}{foreign.id}" + (f"/{self._runs}" if self._runs > 1 else "")
+
+    def get_default_conversation_id(self, run_id: str) -> str | None:
+        return conversation_id_from_run_id(run_id) if self.in_durable_context else None
+
+    @property
+    def has_wrap_run_event_stream(self) -> bool:
+        return super().has_wrap_run_event_stream or (self._stream and self.in_durable_context)
+
+    def _model_stream_event_handler(self) -> EventStreamHandler[Any] | None:
+        handler = super()._model_stream_event_handler()
+        if not self._stream:
+            return handler
+
+        async def handle(context: RunContext[Any], stream: AsyncIterable[AgentStreamEvent]) -> None:
+            shown = show(context, stream)
+            if handler is not None:
+                await handler(context, shown)
+            async for _ in shown:
+                pass
+
+        return handle
+
+    async def handle_deferred_tool_calls(
+        self, ctx: RunContext[Any], *, requests: DeferredToolRequests
+    ) -> DeferredToolResults | None:
+        """Ask a human for each approval, and whoever answers for each call that is done elsewhere."""
+        foreign = foreign_here()
+        if foreign is None:
+            return None
+        asked = [*(("approve", part) for part in requests.approvals), *(("answer", part) for part in requests.calls)]
+        answers = await asyncio.gather(*(_question(foreign, self.name, ctx.run_step, *each) for each in asked))
+        results = DeferredToolResults()
+        for (kind, part), answer in zip(asked, answers, strict=True):
+            if kind == "answer":
+                results.calls[part.tool_call_id] = answer
+            elif isinstance(answer, Approval):
+                results.approvals[part.tool_call_id] = _verdict(answer)
+        return results
+
+
+def _run_prefix(foreign: Foreign) -> str:
+    return f"{foreign.ctx.task_id}/{foreign.ctx.run_id}/"
+
+
+async def _question(foreign: Foreign, agent: str, run_step: int, kind: str, part: ToolCallPart) -> object:
+    arguments = part.args_as_dict()
+    shown = {"tool": part.tool_name, "arguments": arguments}
+
+    async def work(ctx: AgentContext) -> object:
+        if kind == "approve":
+            return await ctx.approve(f"May {agent} call {part.tool_name}?", data=shown)
+        return await ctx.human(f"{agent} waits for the result of {part.tool_name}", data=shown)
+
+    name = f"{agent}__{kind}:{part.tool_name}"
+    answer: object = await foreign.perform(
+        name, lambda branch: work(foreign.ctx), key=part.tool_call_id, order=2 * run_step + 1
+    )
+    return answer
+
+
+def _verdict(approval: Approval) -> bool | ToolApproved | ToolDenied:
+    if approval.denied:
+        return ToolDenied(approval.reason) if approval.reason else False
+    if approval.verdict != "edit":
+        return True
+    edited = approval.value
+    if isinstance(edited, dict) and isinstance(edited.get("arguments"), dict):
+        edited = edited["arguments"]
+    return ToolApproved(override_args=edited if isinstance(edited, dict) else None)
