@@ -23,6 +23,7 @@ from runtime_core.policy import RetryPolicy
 from tests.fleet import until
 from tests.mcp_servers.ledger import Ledger
 from tests.mcp_servers.running import ListeningServer
+from tests.servers.proxy import Proxy
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -213,6 +214,45 @@ async def test_calls_wait_for_a_server_that_listens_again(mode: Mode, ledger: Le
             # Not one attempt is used up by waiting, and nothing is done twice.
             assert await asyncio.gather(*waiting) == [{"paid": str(n)} for n in range(3)]
     assert [line["attempt"] for line in ledger.lines("begun")] == [1, 1, 1]
+
+
+async def test_one_connection_that_fails_disturbs_no_call_on_another(ledger: Ledger, tmp_path: Path) -> None:
+    with ListeningServer(tmp_path, ledger.env) as server:
+        async with (
+            Proxy(server.url) as proxy,
+            running(url=f"{proxy.url}/mcp", retry=RetryPolicy(attempts=1)) as (client, local),
+        ):
+            # More than there are idle connections, so that some of these go on and some are refused.
+            first = [asyncio.create_task(used(client, "desk.pay", name=f"a{n}", seconds=5.0)) for n in range(3)]
+            await seen(lambda: len(ledger.lines("begun")) == 3, "the first calls have begun")
+            proxy.refuse()
+            second = [asyncio.create_task(used(client, "desk.pay", name=f"b{n}", seconds=0.5)) for n in range(5)]
+            await seen(
+                lambda: 'weft_mcp_calls_total{outcome="not_sent",server="desk"}' in local.metrics.exposition().decode(),
+                "a call was refused",
+            )
+            assert await asyncio.gather(*first) == [{"paid": f"a{n}"} for n in range(3)]
+            await proxy.up()
+            assert await asyncio.gather(*second) == [{"paid": f"b{n}"} for n in range(5)]
+    assert len(ledger.lines("begun")) == 8
+    assert ledger.lines("cancelled") == []
+
+
+async def test_a_lost_reply_is_asked_for_again_with_the_key_or_ends_as_unknown(ledger: Ledger, tmp_path: Path) -> None:
+    with ListeningServer(tmp_path, ledger.env) as server:
+        async with Proxy(server.url) as proxy, running(url=f"{proxy.url}/mcp") as (client, _):
+            lost = proxy.lose_reply(b'"name":"pay"')
+            failed = await used(client, "desk.pay", name="p", seconds=0.2)
+            assert lost.is_set()
+            assert failed["error"] == "UnknownOutcome"
+            assert len(ledger.lines("begun", name="p")) == 1
+
+            lost = proxy.lose_reply(b'"name":"slow"')
+            assert await used(client, "desk.slow", name="s", seconds=0.2) == {"name": "s"}
+            assert lost.is_set()
+            begun = ledger.lines("begun", name="s")
+            assert len(begun) == 2
+            assert len({line["key"] for line in begun}) == 1
 
 
 async def test_what_may_not_be_repeated_ends_as_unknown_when_its_server_dies(ledger: Ledger) -> None:

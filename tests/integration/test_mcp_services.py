@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,8 @@ async def test_what_may_not_be_repeated_ends_as_unknown_when_its_tool_handler_is
 
         await until(begun, SECONDS, "the call has begun")
         [line] = ledger.lines("begun")
+        # A server that hangs does not see that nobody listens to it any more.
+        os.kill(line["pid"], signal.SIGSTOP)
         members.kill("tool-handler-1")
         failed = await paying
         assert isinstance(failed, dict)
@@ -99,7 +102,11 @@ async def test_what_may_not_be_repeated_ends_as_unknown_when_its_tool_handler_is
         async def ended() -> bool:
             return not alive(line["pid"])
 
-        await until(ended, SECONDS, "no server outlives its tool-handler")
+        try:
+            await until(ended, SECONDS, "no server outlives its tool-handler")
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(line["pid"], signal.SIGKILL)
 
 
 async def test_what_may_be_repeated_is_done_again_with_its_key_when_its_tool_handler_is_killed(

@@ -88,6 +88,12 @@ class Proxy:
             await self._server.wait_closed()
             self._server = None
 
+    def refuse(self) -> None:
+        """Stop listening; what is connected goes on. `up()` listens again."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
     async def up(self) -> None:
         """Listen again, on the same port."""
         if self._server is None:

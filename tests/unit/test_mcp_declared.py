@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from mcp_types import Tool, ToolAnnotations
+from prometheus_client import CollectorRegistry
 
 from runtime_core.agents.context import AgentContext
 from runtime_core.agents.turn_commit import parts_of_calls
@@ -20,6 +21,9 @@ from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.mcp.arguments import ArgumentsCheck, BadSchema
 from runtime_core.mcp.declared import MCPServer, need_sdk
 from runtime_core.mcp.listing import listing_of
+from runtime_core.mcp.servers import MCPServers
+from runtime_core.telemetry.metrics import Metrics
+from runtime_core.tools.source import Away
 
 PLACE = Place("app.py", 7)
 OBJECT: dict[str, Any] = {"type": "object"}
@@ -223,6 +227,20 @@ def test_arguments_are_read_by_the_schema_and_the_wrong_part_is_named() -> None:
             check.decode(data)
         assert refused.value.field == field
         assert len(str(refused.value)) < 300
+
+
+def test_a_tool_handler_has_the_servers_of_its_pools_only() -> None:
+    app = App("app")
+    app.add_mcp("files", command=["serve"], pool="disk")
+    app.add_mcp("docs", url="http://127.0.0.1:1/mcp", when_down="fail")
+    metrics = Metrics(CollectorRegistry(), "tool-handler")
+    disk = MCPServers(app, metrics, ["disk"])
+    assert disk.away("docs.read") is None
+    waits = disk.away("files.read")
+    assert waits is not None
+    assert waits.wait_seconds is not None
+    fails = MCPServers(app, metrics, [""]).away("docs.read")
+    assert fails == Away(None, "MCP server 'docs' is away: it has not been started yet")
 
 
 def test_a_call_goes_to_the_pool_of_its_server() -> None:

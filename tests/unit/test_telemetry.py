@@ -82,6 +82,16 @@ def test_text_lines_are_readable_and_stay_one_line(log: logging.Logger) -> None:
     assert lines[0][2] == lines[0][5] == ":"
 
 
+def test_libraries_that_tell_of_each_request_do_so_for_debug_only(log: logging.Logger) -> None:
+    for level, shown in (("info", False), ("debug", True), ("warning", False)):
+        stream = io.StringIO()
+        logs.configure("tool-handler", level, "text", stream)
+        logging.getLogger("httpx2").info("a request")
+        assert ("a request" in stream.getvalue()) is shown
+        logging.getLogger("httpx2").warning("trouble")
+        assert "trouble" in stream.getvalue()
+
+
 def test_a_traceback_follows_its_line_indented(log: logging.Logger) -> None:
     stream = io.StringIO()
     logs.configure("agent-handler", "info", "text", stream)

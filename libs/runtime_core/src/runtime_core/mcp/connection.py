@@ -99,7 +99,7 @@ class Connection:
 
     async def _keep(self) -> None:
         # In a thread, since it takes a second: the loop that sends the heartbeat goes on.
-        await asyncio.to_thread(importlib.import_module, "runtime_core.mcp.session")
+        await asyncio.to_thread(importlib.import_module, "runtime_core.mcp.tool")
         from runtime_core.mcp.session import Session
 
         failures = 0

@@ -46,8 +46,9 @@ def told(error: Exception) -> NotSent | Lost | Refused:
 
 def _told(error: MCPError) -> NotSent | Lost | Refused:
     code, message, data = error.error.code, error.error.message, error.error.data
-    if isinstance(data, dict) and data.get(NOT_SENT):
-        return NotSent(message)
+    if isinstance(data, dict) and NOT_SENT in data:
+        # One request of several on their own connections: the session goes on.
+        return NotSent(message) if data[NOT_SENT] else Lost(message, broken=False)
     if code == CONNECTION_CLOSED:
         return Lost(message, broken=True)
     if code in (INTERNAL_ERROR, REQUEST_TIMEOUT):

@@ -31,11 +31,14 @@ class MCPServers:
     """Starts the servers of these pools, and serves their tools. A server that is away stops nothing else."""
 
     def __init__(self, app: App, metrics: Metrics, pools: Sequence[str] | None = None) -> None:
-        """`pools`: those whose calls this process takes; None: all."""
+        """`pools`: those whose calls this process takes; None: all.
+
+        Raises ConfigurationError where the MCP SDK is not installed.
+        """
         self._app = app
         self._metrics = metrics
         declared = [server for server in app.mcp_servers.values() if pools is None or server.pool in pools]
-        self._servers = tuple(declared)
+        need_sdk(declared)
         self._connections = [Connection(server, metrics, self._renew, app.tools) for server in declared]
         self._tools: dict[str, MCPTool] = {}
         self._by_server: dict[str, dict[str, MCPTool]] = {}
@@ -43,11 +46,7 @@ class MCPServers:
         self._on_change: Callable[[], None] = lambda: None
 
     async def start(self, on_change: Callable[[], None]) -> None:
-        """Begin to connect, and return. `on_change` is called whenever there is something to announce.
-
-        Raises ConfigurationError where the MCP SDK is not installed.
-        """
-        need_sdk(self._servers)
+        """Begin to connect, and return. `on_change` is called whenever there is something to announce."""
         self._on_change = on_change
         for connection in self._connections:
             connection.start()

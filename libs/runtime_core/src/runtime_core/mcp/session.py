@@ -16,8 +16,9 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, Tool, ToolListChangedNotification
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from runtime_core.declaration import one_line
 from runtime_core.mcp.declared import MCPServer
-from runtime_core.mcp.failures import told
+from runtime_core.mcp.failures import Refused, told
 from runtime_core.mcp.streams import streams_to
 
 MAX_PAGES = 1_000
@@ -132,11 +133,16 @@ class Session:
                 async with self._client.listen(tools_list_changed=True) as changes:
                     async for _ in changes:
                         self.change()
-            except MCPError as error:
-                logger.info("%s tells of no changes of its tools: %s", self._declared.what, error)
-                return
             except SubscriptionLost:
                 pass
+            except MCPError as error:
+                if isinstance(told(error), Refused):
+                    logger.info("%s tells of no changes of its tools: %s", self._declared.what, error)
+                    return
+            except Exception as error:
+                logger.warning("%s: its changes cannot be heard: %s", self._declared.what, one_line(error))
+                self.lose()
+                return
             # What happened in between is not told again.
             await asyncio.sleep(LISTEN_AGAIN_SECONDS)
             self.change()

@@ -25,6 +25,9 @@ GLYPHS = {
     logging.CRITICAL: "✗",
 }
 
+CHATTY = ("httpx", "httpx2", "mcp")
+"""Libraries with a line for each request, which is too much for `info`."""
+
 
 def configure(service: str, level: str, format: str, stream: TextIO | None = None) -> None:
     """Sends all logging to `stream` (standard error by default), in place of an earlier configuration.
@@ -38,6 +41,8 @@ def configure(service: str, level: str, format: str, stream: TextIO | None = Non
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING if level == "info" else logging.NOTSET)
 
 
 class _Handler(logging.StreamHandler[TextIO]):
