@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
 
+from runtime_core import Change, HookEvent
+from runtime_core.llm.call import Answer
 from runtime_core.llm.prices import Price
 from runtime_core.llm.settings import OutputSpec, ToolSpec
+from runtime_core.llm.window import said
 from runtime_core.testing.local import LocalApp
 from tests.integration.llm.asking import app_of, asked, settings, shown
-from tests.openai_server.driver import OpenAIServer, Usage, answer, calls, output
+from tests.openai_server.driver import OpenAIServer, Usage, answer, calls, failing, output
 
 APIS = ("openai-chat:gpt-test", "openai-responses:gpt-test")
 WEATHER = ToolSpec("weather", "The weather of a city.", {"type": "object", "properties": {"city": {"type": "string"}}})
@@ -28,10 +34,15 @@ async def test_a_text_comes_with_its_usage_and_cost(openai_server: OpenAIServer,
     async with LocalApp(app_of(settings(openai_server, api, stream=stream, prices=prices))) as client:
         task = await client.submit("asker", "Weather?")
         response = await task.result(timeout=60)
-    said = response.value()
-    assert (said["text"], said["finish"], said["model"], said["provider"]) == ("Rain.", "stop", "gpt-test", "openai")
+    answered = response.value()
+    assert (answered["text"], answered["finish"], answered["model"], answered["provider"]) == (
+        "Rain.",
+        "stop",
+        "gpt-test",
+        "openai",
+    )
     cost = (600 * 2.0 + 400 * 0.5 + 200 * 10.0) / 1_000_000
-    assert said["usage"]["cost"] == pytest.approx(cost)
+    assert answered["usage"]["cost"] == pytest.approx(cost)
     used = {"input_tokens": 1_000, "output_tokens": 200, "tokens": 1_200, "requests": 1, "cached_tokens": 400}
     assert {name: response.usage[name] for name in used} == used
     assert response.models["gpt-test"]["cost"] == pytest.approx(cost)
@@ -43,9 +54,9 @@ async def test_a_text_comes_with_its_usage_and_cost(openai_server: OpenAIServer,
 async def test_tool_calls_come_with_their_arguments(openai_server: OpenAIServer, api: str, stream: bool) -> None:
     openai_server.play(calls(("weather", {"city": "Bern"}), ("weather", '{"city": ')))
     async with LocalApp(app_of(settings(openai_server, api, stream=stream), tools=(WEATHER,))) as client:
-        said = await asked(client)
-    assert said["calls"] == [["weather", {"city": "Bern"}], ["weather", '{"city": ']]
-    assert said["finish"] == "tool_call"
+        answered = await asked(client)
+    assert answered["calls"] == [["weather", {"city": "Bern"}], ["weather", '{"city": ']]
+    assert answered["finish"] == "tool_call"
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -70,3 +81,87 @@ async def test_text_goes_to_the_client_while_it_is_written(openai_server: OpenAI
     assert 1 < len(pieces) < 200, "pieces are put together, but not all of them"
     assert {event.data["attempt"] for event in pieces} == {1}
     assert all("/" in event.data["run_id"] for event in pieces)
+
+
+async def test_a_model_of_the_client_and_a_function_that_makes_one_are_taken(openai_server: OpenAIServer) -> None:
+    def made() -> OpenAIChatModel:
+        provider = OpenAIProvider(base_url=openai_server.url, api_key=openai_server.key)
+        return OpenAIChatModel("gpt-test", provider=provider)
+
+    for model in (made, made()):
+        openai_server.play(failing(503, times=1), answer("Right."))
+        agent = settings(openai_server, model, base_url=None, api_key=None)
+        # Twice: the connections of the first event are closed at its end, and a Model outlives that.
+        for _ in range(2):
+            async with LocalApp(app_of(agent)) as client:
+                answered = await asked(client)
+            assert (answered["text"], answered["model"], answered["provider"]) == ("Right.", "gpt-test", "openai")
+    assert [entry.retry for entry in openai_server.ledger()] == [openai_server.ledger()[0].retry] * 6
+
+
+async def test_settings_reach_the_model_and_are_recorded(openai_server: OpenAIServer) -> None:
+    openai_server.play(answer("Right."))
+    agent = settings(openai_server, settings={"temperature": 0.25, "max_tokens": 77})
+    async with (local := LocalApp(app_of(agent), trajectory=True)) as client:
+        task = await client.submit("asker", "Say something", session_id="s-1")
+        await task.result(timeout=60)
+        recorded = await local.recorded(task.task_id)
+    body = openai_server.request(1)
+    assert (body["temperature"], body["max_completion_tokens"]) == (0.25, 77)
+    [row] = [step for step in recorded.steps if step.kind == "model"]
+    assert row.name == "openai-chat:gpt-test"
+    given, got = msgspec.json.decode(row.input), msgspec.json.decode(row.output)
+    assert given["settings"] == {"temperature": 0.25, "max_tokens": 77}
+    assert given["messages"][0]["parts"][0]["content"] == "Say something"
+    assert got["message"]["parts"][0]["content"] == "Right."
+    wanted = {
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "gpt-test",
+        "gen_ai.request.temperature": 0.25,
+        "gen_ai.agent.name": "asker",
+        "gen_ai.conversation.id": "s-1",
+        "gen_ai.response.finish_reasons": ["stop"],
+        "server.address": "127.0.0.1",
+    }
+    assert {name: row.attributes.get(name) for name in wanted} == wanted
+
+
+async def test_what_was_put_off_has_a_row_with_its_error(openai_server: OpenAIServer) -> None:
+    openai_server.play(failing(503, "down", times=1), answer("Right."))
+    async with (local := LocalApp(app_of(settings(openai_server)), trajectory=True)) as client:
+        task = await client.submit("asker", "Say something")
+        await task.result(timeout=60)
+        recorded = await local.recorded(task.task_id)
+    first, second = [step for step in recorded.steps if step.kind == "model"]
+    assert first.error is not None
+    assert (first.error.type, first.error.message) == ("ModelOutage", "HTTP 503: down")
+    assert first.attributes["error.type"] == "ModelOutage"
+    assert second.error is None
+
+
+async def test_a_hook_may_choose_another_model_and_other_messages(openai_server: OpenAIServer) -> None:
+    openai_server.play(answer("You said {user}"))
+    app = app_of(settings(openai_server))
+
+    @app.hook("before_llm_call", always=True)
+    def change(event: HookEvent) -> Change:
+        return Change({**event.payload, "model": "openai-chat:gpt-other", "messages": [said("something else")]})
+
+    async with LocalApp(app) as client:
+        answered = await asked(client)
+    assert (answered["model"], answered["text"]) == ("gpt-other", "You said something else")
+
+
+async def test_what_follows_from_an_answer_is_decided_and_kept_with_it(openai_server: OpenAIServer) -> None:
+    openai_server.play(answer("Right."))
+    decided = []
+
+    def decide(answer: Answer) -> dict[str, str]:
+        decided.append(answer.text)
+        return {"of": answer.text, "time": str(len(decided))}
+
+    app = app_of(settings(openai_server), decide=decide)
+    async with LocalApp(app) as client:
+        answered = await asked(client)
+    assert answered["decided"] == {"of": "Right.", "time": "1"}
+    assert decided == ["Right."]

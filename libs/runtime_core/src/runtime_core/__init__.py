@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from runtime_core.hooks.verdicts import Allow, Ask, Change, Deny, HookEvent
     from runtime_core.llm.agent import LLMAgent
     from runtime_core.llm.approval import Approve
+    from runtime_core.llm.failures import ModelFailed
+    from runtime_core.llm.prices import Price
+    from runtime_core.llm.window import KeepAll, KeepRecent, Summarise
     from runtime_core.policy import RetryPolicy
     from runtime_core.run_nodes.node import (
         HandleResult,
@@ -164,6 +167,8 @@ __all__ = [
     "InterventionHandler",
     "InvalidInput",
     "JobCancelled",
+    "KeepAll",
+    "KeepRecent",
     "LLMAgent",
     "LocalEngine",
     "LocalStepError",
@@ -174,9 +179,11 @@ __all__ = [
     "MessageDroppedException",
     "MessageSerializer",
     "ModelCall",
+    "ModelFailed",
     "NodeGroup",
     "NotAccessibleError",
     "Observation",
+    "Price",
     "Reject",
     "Rejected",
     "RemoteError",
@@ -199,6 +206,7 @@ __all__ = [
     "StreamEvent",
     "StreamingMode",
     "Subscription",
+    "Summarise",
     "Swarm",
     "Task",
     "TaskConfig",
@@ -283,6 +291,8 @@ _PLACES = {
     "InterventionHandler": "runtime_core.runtime.intervention",
     "InvalidInput": "runtime_core.errors",
     "JobCancelled": "runtime_core.errors",
+    "KeepAll": "runtime_core.llm.window",
+    "KeepRecent": "runtime_core.llm.window",
     "LLMAgent": "runtime_core.llm.agent",
     "LocalEngine": "runtime_core.engines.local_engine",
     "LocalStepError": "runtime_core.errors",
@@ -293,9 +303,11 @@ _PLACES = {
     "MessageDroppedException": "runtime_core.runtime.errors",
     "MessageSerializer": "runtime_core.runtime.serialization",
     "ModelCall": "runtime_core.agents.model_step",
+    "ModelFailed": "runtime_core.llm.failures",
     "NodeGroup": "runtime_core.run_nodes.node",
     "NotAccessibleError": "runtime_core.runtime.errors",
     "Observation": "runtime_core.runners.values",
+    "Price": "runtime_core.llm.prices",
     "Reject": "runtime_core.errors",
     "Rejected": "runtime_core.errors",
     "RemoteError": "runtime_core.runtime.errors",
@@ -318,6 +330,7 @@ _PLACES = {
     "StreamEvent": "runtime_core.told",
     "StreamingMode": "runtime_core.streaming",
     "Subscription": "runtime_core.runtime.subscription",
+    "Summarise": "runtime_core.llm.window",
     "Swarm": "runtime_core.runners.swarm",
     "Task": "runtime_core.runners.task",
     "TaskConfig": "runtime_core.runners.task",

@@ -149,7 +149,7 @@ class _Asking:
 
     @property
     def overhead_tokens(self) -> int:
-        return tokens_of_json([*self._tools, *([self._output["schema"]] if self._output else [])])
+        return _overhead({"tools": self._tools, "output": self._output})
 
     @property
     def memory(self) -> dict[str, Any]:  # Any: see window.Asking
@@ -339,11 +339,11 @@ class _LiveCall:
 
     def _max_tokens(self, request: Mapping[str, Any], call: ModelCall) -> int | None:
         """What was granted, less the input as it was estimated; None: no limit but that of the settings."""
+        if not call.granted:
+            return None
         wanted = request["settings"].get("max_tokens")
         limits = [] if wanted is None else [wanted]
-        given = (self._agent.estimate or estimate_tokens)(request["messages"]) + tokens_of_json(
-            [*request.get("tools", ()), *([request["output"]["schema"]] if request.get("output") else [])]
-        )
+        given = (self._agent.estimate or estimate_tokens)(request["messages"]) + _overhead(request)
         if "tokens" in call.granted:
             limits.append(int(call.granted["tokens"]) - given)
         price = price_of(self._agent.prices, request["model"])
@@ -413,6 +413,12 @@ def _label(model: object) -> str:
         return model
     name = getattr(model, "model_id", None) or getattr(model, "__qualname__", None)
     return str(name or type(model).__qualname__)
+
+
+def _overhead(request: Mapping[str, Any]) -> int:
+    """The tokens of a request's tools and of its answer's schema."""
+    output = request.get("output")
+    return tokens_of_json([*request.get("tools", ()), *([output["schema"]] if output else ())])
 
 
 def _tool_call(part: Mapping[str, Any]) -> ToolCall:

@@ -17,6 +17,7 @@ import httpx2
 import msgspec
 from pydantic_ai import ModelMessagesTypeAdapter
 from pydantic_ai.direct import model_request, model_request_stream
+from pydantic_ai.exceptions import UserError
 from pydantic_ai.messages import (
     ModelMessage,
     ModelResponse,
@@ -105,6 +106,8 @@ class OpenModel:
                 first = time.monotonic() - began
 
             answer = await self._streamed(messages, settings, parameters, limits.silence_seconds, on_text, note_first)
+        if answer.state == "suspended":
+            raise UserError("the model paused its turn, as in background mode: switch that off in settings=")
         return _response(answer, self.model, time.monotonic() - began, first)
 
     async def _streamed(

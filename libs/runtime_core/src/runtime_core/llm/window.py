@@ -230,7 +230,9 @@ def _end(text: str, tokens: int) -> str:
 
 
 def _mark(message: Message) -> str:
-    return fingerprint(encode(message).decode())
+    # Instructions come and go: a conversation that is kept for later tasks is kept without them.
+    kept = {name: value for name, value in message.items() if name != "instructions"}
+    return fingerprint(encode(kept).decode())
 
 
 def _plain(value: object) -> str:
