@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from runtime_core import AgentContext, Approve, LLMAgent
+from runtime_core import AgentContext, App, Approve, LLMAgent
+from runtime_core.events.replay import replay
 from runtime_core.llm.prices import Price
 from runtime_core.policy import RetryPolicy
 from runtime_core.testing.local import LocalApp
@@ -350,6 +351,27 @@ async def test_cost_so_far_makes_calls_ask(desk: Desk) -> None:
     async with LocalApp(desk.app) as client:
         assert await ask(client) == "Done."
     assert desk.called == [("search", "a")]
+
+
+# ---- replays -----------------------------------------------------------------------------------------------
+
+
+async def test_a_recorded_conversation_is_replayed_by_other_tools_and_rules_without_a_call(desk: Desk) -> None:
+    desk.add(tools=["search", "files.*"], instructions="Be brief.")
+    desk.server.play(turns(calls(("search", {"query": "a"}), ("find", {})), answer("Done: {result}")))
+    local = LocalApp(desk.app, trajectory=True)
+    async with local as client:
+        task = await client.submit("researcher", "Find a.")
+        said = (await task.result(timeout=60)).value()
+        trajectory = await local.recorded(task.task_id)
+    later = App("desk")
+    tools, rules = ["elsewhere.*", "find"], [Approve("*")]
+    later.add_agent("researcher", LLMAgent("openai-chat:gpt-test", api_key="none", tools=tools, approval=rules))
+    replayed = await replay(trajectory, task.task_id, later)
+    assert replayed.divergences == []
+    assert (replayed.run.status, replayed.run.output) == ("completed", said)
+    assert desk.called == [("search", "a")]
+    assert desk.server.counts().complete == 2
 
 
 # ---- other ends --------------------------------------------------------------------------------------------
