@@ -4,7 +4,8 @@
 2. `passages`   a document → its paragraphs, with file and line
 3. `ranking`    words, and how well a passage speaks of them
 4. `report`     the best passages → sections of text with citations
-5. `app`        the agents, the tools and the engine function: what the services run
-6. `desk`       the broker and the services, as processes on this machine
-7. `__main__`   `python -m examples.research_desk`: starts the desk, submits one task, shows how it goes
+5. `thinking`   the agents that plan and write with a language model, where one is named
+6. `app`        the agents, the tools and the engine function: what the services run
+7. `desk`       the broker and the services, as processes on this machine
+8. `__main__`   `python -m examples.research_desk`: starts the desk, submits one task, shows how it goes
 """

@@ -19,6 +19,7 @@ from examples.research_desk.desk import APP, Desk, open_desk
 from examples.research_desk.documents import find_documents
 from examples.research_desk.ranking import topic_words
 from examples.research_desk.shown import Screen
+from examples.research_desk.thinking import MODEL
 from runtime_core import Client
 from runtime_core.errors import ConfigurationError, WeftError
 from runtime_core.settings import Settings, without_password
@@ -133,6 +134,7 @@ async def _run(wanted: Wanted) -> int:
                 "folder": str(wanted.docs),
                 "suffixes": list(wanted.suffixes),
                 "pause_seconds": wanted.pause_seconds,
+                "with_model": bool(os.environ.get(MODEL)),
             }
             task = await client.submit("researcher", job, task_id=task_id, stream=True, timeout_seconds=TASK_SECONDS)
             screen.step(f"task {task_id} is accepted")
@@ -173,6 +175,8 @@ def _announce(screen: Screen, desk: Desk, wanted: Wanted) -> None:
     screen.line(f"  topic      {wanted.topic}")
     screen.line(f"  documents  {wanted.docs}{' (*.md)' if wanted.suffixes else ''}")
     screen.line(f"  broker     {without_password(desk.url)}")
+    if os.environ.get(MODEL):
+        screen.line(f"  model      {os.environ[MODEL]}, which plans the search and writes")
     screen.line(f"  services   {', '.join(desk.services)}; what they say is in {desk.log}")
     screen.line()
 

@@ -11,13 +11,15 @@ from examples.research_desk.documents import Documents, find_documents, read_doc
 from examples.research_desk.passages import split
 from examples.research_desk.ranking import Finding, Ranking, find, topic_words
 from examples.research_desk.ranking import rank as rank_findings
-from examples.research_desk.report import Citation, Report, cite, sections
+from examples.research_desk.report import Citation, Report, cite, sections, sections_around
+from examples.research_desk.thinking import add_thinkers
 from runtime_core import AgentContext, App, Reject
 
 SHARDS = 6
 """Searches that run at once; each shard of the documents is one tool call."""
 
 app = App("research-desk", version="1")
+add_thinkers(app)
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Job:
     """Only files that end so; empty: all that hold text."""
     pause_seconds: float = 0.0
     """How much longer each search takes, to watch the desk at work, or to kill something meanwhile."""
+    with_model: bool = False
+    """Whether a model plans the search and writes. In the job: an agent's code must not ask the environment."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,9 @@ class Facts:
 
     topic: str
     ranking: Ranking
+    looked_for: str = ""
+    """The words that were looked for; empty: those of the topic."""
+    with_model: bool = False
 
 
 def folder_named(folder: str) -> Path:
@@ -73,9 +80,13 @@ async def researcher(ctx: AgentContext, job: Job | str) -> Report:
     """A job, or just a topic: then what can be read of the default folder is searched."""
     if isinstance(job, str):
         job = Job(job, suffixes=(".md", ".rst", ".txt"))
-    words = topic_words(job.topic)
-    if not words:
+    if not topic_words(job.topic):
         raise Reject(f"the topic {job.topic!r} holds no word to look for")
+    looked_for = job.topic
+    if job.with_model:
+        plan = await ctx.agent("planner", job.topic)
+        looked_for = " ".join([job.topic, *plan["words"]])
+    words = topic_words(looked_for)
     documents = await ctx.tool(list_documents, folder=job.folder, suffixes=list(job.suffixes))
     paths: list[str] = documents["paths"]
     if not paths:
@@ -99,15 +110,29 @@ async def researcher(ctx: AgentContext, job: Job | str) -> Report:
 
     findings = await ctx.gather(*(searched(number, shard) for number, shard in enumerate(shards, start=1)))
     best = await ctx.engine("local").call(rank, words=words, findings=findings)
-    report: Report = await ctx.agent(writer, {"topic": job.topic, "ranking": best})
+    facts = {"topic": job.topic, "ranking": best, "looked_for": looked_for, "with_model": job.with_model}
+    report: Report = await ctx.agent(writer, facts)
     return report
 
 
 @app.agent("writer")
 async def writer(ctx: AgentContext, facts: Facts) -> Report:
-    citations: list[Citation] = cite(facts.topic, facts.ranking)
+    looked_for = facts.looked_for or facts.topic
+    citations: list[Citation] = cite(looked_for, facts.ranking)
+    if facts.with_model and citations:
+        return await written(ctx, facts, looked_for, citations)
     text = ""
-    for section in sections(facts.topic, facts.ranking, citations):
+    for section in sections(facts.topic, facts.ranking, citations, looked_for):
         await ctx.emit(section)
         text += section
     return Report(facts.topic, text, citations)
+
+
+async def written(ctx: AgentContext, facts: Facts, looked_for: str, citations: list[Citation]) -> Report:
+    """The report with a middle part by the editor, whose words reach the client while the model says them."""
+    before, after = sections_around(facts.topic, facts.ranking, citations, looked_for)
+    await ctx.emit(before)
+    passages = [{"number": one.number, "place": one.place, "text": one.quote} for one in citations]
+    said: str = await ctx.agent("editor", {"topic": facts.topic, "passages": passages})
+    await ctx.emit(after)
+    return Report(facts.topic, before + said + after, citations)

@@ -49,8 +49,8 @@ def cite(topic: str, ranking: Ranking) -> list[Citation]:
     return [Citation(number, *one) for number, one in enumerate(chosen, start=1)]
 
 
-def sections(topic: str, ranking: Ranking, citations: Sequence[Citation]) -> Iterator[str]:
-    """The parts of the report, in order; together they are its text."""
+def sections(topic: str, ranking: Ranking, citations: Sequence[Citation], looked_for: str = "") -> Iterator[str]:
+    """The parts of the report, in order; together they are its text. `looked_for` are the words; empty: the topic's."""
     searched = f"{_count(ranking.passages, 'passage')} of {_count(ranking.documents, 'document')}"
     if not citations:
         yield f"# {topic}\n\nNothing found: {searched} were searched, and none speaks of it.\n"
@@ -59,13 +59,23 @@ def sections(topic: str, ranking: Ranking, citations: Sequence[Citation]) -> Ite
     yield (
         f"# {topic}\n\n{searched} were searched. "
         f"Quoted are the {len(citations)} best of {_count(ranking.matching, 'match', 'matches')}, "
-        f"from {_count(len(files), 'document')}.{_absent(topic, ranking)}\n"
+        f"from {_count(len(files), 'document')}.{_absent(looked_for or topic, ranking)}\n"
     )
     by_file = {file: [one for one in citations if one.file == file] for file in files}
     yield "\n## In short\n\n" + _quotes([cited[0] for cited in by_file.values()][:IN_SHORT])
     for file, cited in by_file.items():
         yield f"\n## {file}\n\n{_quotes(cited)}"
-    yield "\n## Sources\n\n" + "".join(f"[{one.number}] {one.place}\n" for one in citations)
+    yield _sources(citations)
+
+
+def sections_around(topic: str, ranking: Ranking, citations: Sequence[Citation], looked_for: str) -> tuple[str, str]:
+    """What stands before and after a text that another writes: the heading, and the sources."""
+    first = next(sections(topic, ranking, citations, looked_for))
+    return f"{first}\n", f"\n{_sources(citations)}"
+
+
+def _sources(citations: Sequence[Citation]) -> str:
+    return "\n## Sources\n\n" + "".join(f"[{one.number}] {one.place}\n" for one in citations)
 
 
 def _quotes(citations: Sequence[Citation]) -> str:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,11 +20,12 @@ from examples.research_desk.documents import find_documents, read_document
 from examples.research_desk.passages import LINE_MAX, split
 from examples.research_desk.ranking import find, rank, topic_words
 from examples.research_desk.report import cite
+from tests.openai_server.driver import OpenAIServer, When, answer, output
 from tests.servers.process import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPIC = "Which consumers adopt deliveries?"
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 120
 STREAMS = """\
 # Streams
 
@@ -221,6 +223,55 @@ def test_it_uses_the_broker_that_is_named_under_a_namespace_of_its_own(
     assert (done.returncode, done.stderr) == (0, "")
     assert CITED in report_of(done.stdout)
     assert not (data_dir / "valkey").exists()
+
+
+# ------------------------------------------------------------ with a model
+
+
+def play(server: OpenAIServer) -> None:
+    server.play(
+        output({"words": ["adoption", "streams"]}, when=When(system="You plan a search")),
+        answer("The other consumers adopt them [1].\n", when=When(system="You write the middle part")),
+    )
+
+
+def test_a_model_plans_the_search_and_writes_where_one_is_named(
+    docs: Path, data_dir: Path, openai_server: OpenAIServer
+) -> None:
+    play(openai_server)
+    variables: dict[str, Any] = {"WEFT_DESK_MODEL": "openai-chat:gpt-test", **openai_server.environ}
+    done = run(data_dir, "--docs", str(docs), "--topic", TOPIC, **variables)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    report = report_of(done.stdout)
+    assert report.startswith(f"# {TOPIC}\n")
+    assert report.count("The other consumers adopt them [1].") == 1
+    assert {file for file, _ in citations_of(report)} >= {"streams.md", "plain.rst"}
+    assert "agent planner  completed" in done.stdout
+    assert "agent editor  completed" in done.stdout
+    planned, written = (openai_server.request(entry.number) for entry in openai_server.ledger())
+    assert planned["messages"][-1]["content"] == TOPIC
+    assert "consumers adopt its deliveries" in written["messages"][-1]["content"]
+    assert openai_server.counts().repeated == 0
+
+
+def test_a_service_that_is_killed_meanwhile_makes_no_model_call_twice(
+    docs: Path, data_dir: Path, openai_server: OpenAIServer
+) -> None:
+    play(openai_server)
+    variables: dict[str, Any] = {
+        "WEFT_DESK_MODEL": "openai-chat:gpt-test",
+        **openai_server.environ,
+        "WEFT_LEASE_SECONDS": "0.5",
+    }
+    with started(data_dir, "--docs", str(docs), "--topic", TOPIC, "--pause", "1", **variables) as process:
+        # The plan is journaled by then, and the searches have begun.
+        wait_for(process, " documents in ")
+        os.kill(processes_of(data_dir)["agent_handler"], signal.SIGKILL)
+        rest, errors = process.communicate(timeout=LIMIT_SECONDS)
+    assert (process.returncode, errors) == (0, "")
+    assert "The other consumers adopt them [1]." in rest
+    assert openai_server.counts().complete == 2
 
 
 # ------------------------------------------------------------ ends

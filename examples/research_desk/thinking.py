@@ -1,0 +1,39 @@
+"""The agents that a model drives, where `WEFT_DESK_MODEL` names one: one plans what to look for, one writes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from runtime_core import App, LLMAgent
+
+MODEL = "WEFT_DESK_MODEL"
+"""As in `openai-chat:gpt-x`, where OPENAI_BASE_URL and OPENAI_API_KEY say. Of the services and of who submits."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to look for."""
+
+    words: Annotated[list[str], Field(min_length=1, max_length=12)]
+    """Single words, beside those of the topic."""
+
+
+PLANNER = """\
+You plan a search in a folder of documents. You are given a topic. Name up to twelve single words that passages which
+answer it are likely to hold: other words for the same, and the terms of the field. Do not repeat words of the topic."""
+EDITOR = """\
+You write the middle part of a report. You are given a topic and numbered passages as JSON. Say in a few short
+paragraphs of Markdown, without a heading, what the passages say of the topic. Say nothing that they do not say. Put the
+number of the passage behind each statement, as in [2]."""
+
+
+def add_thinkers(app: App) -> None:
+    """Declare `planner` and `editor`, where a model is named."""
+    model = os.environ.get(MODEL)
+    if model:
+        app.add_agent("planner", LLMAgent(model, instructions=PLANNER, output=Plan, stream=False))
+        app.add_agent("editor", LLMAgent(model, instructions=EDITOR))
