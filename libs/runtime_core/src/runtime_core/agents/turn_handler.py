@@ -280,7 +280,9 @@ class TurnHandler:
         """The run, ready to go on: warm, fresh, or replayed from its journal."""
         warm = self._warm.pop((delivery.task, delivery.run), None)
         if warm is not None:
-            if delivery.kind == "resume" and warm.turn == delivery.turn and delivery.attempt == 1:
+            # A delivery that another process had in hand may have steps in the journal that this run does not know.
+            untouched = delivery.attempt == 1 and delivery.deliveries == 1
+            if delivery.kind == "resume" and warm.turn == delivery.turn and untouched:
                 # First: a branch goes on as soon as it has its result, and what it emits is this delivery's.
                 warm.port.delivery = delivery
                 delivery.context = warm.context
