@@ -505,6 +505,21 @@ async def test_a_wait_for_a_run_ends_with_its_task(state: StateManager, broker: 
     assert getattr(node, "status", None) == "FAILED"
 
 
+async def test_a_wait_that_looks_before_it_is_told_hears_how_the_run_ended(
+    state: StateManager, broker: Broker, bus: EventBus
+) -> None:
+    """A wait is woken for other reasons too, and may find the run gone before it hears why."""
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    wait = await waiting(state, broker, state.wait_for_node("t/r/1", WAIT))
+    # Over one connection, so the wait looks after the cancel, and most likely before the stream is read.
+    cancelling = asyncio.create_task(bus.cancel("t", "no more"))
+    for waits in state._waits.values():
+        waits._wake_all()
+    await cancelling
+    assert getattr(await wait, "status", None) == "FAILED"
+
+
 async def test_nobody_is_told_of_a_task_that_nobody_waits_for(broker: Broker, bus: EventBus) -> None:
     """The ends of all other tasks cost the stream nothing."""
     await broker.submit(bus, "t")

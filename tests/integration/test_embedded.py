@@ -174,6 +174,7 @@ async def test_state_survives_a_kill_of_owner_and_server(tmp_path: Path) -> None
         assert ask(port, "SET answer 42") == "+OK"
         os.kill(server_pid, signal.SIGKILL)
         owner.send_signal(signal.SIGKILL)
+    await until(lambda: not is_alive(server_pid))  # its port is free only then
     async with running(tmp_path) as server:
         assert server.port == port
         assert ask(server.port, "GET answer") == "$2"
@@ -181,6 +182,9 @@ async def test_state_survives_a_kill_of_owner_and_server(tmp_path: Path) -> None
 
 async def test_a_server_that_outlived_its_owner_is_stopped_before_a_new_one_starts(tmp_path: Path) -> None:
     with owner_process(tmp_path) as (owner, orphan_pid):
+        url = find_endpoint(tmp_path)
+        assert url is not None
+        port = int(url.rpartition(":")[2])
         # Stopped, it cannot act on the signal that its owner's death sends: an orphan, as on other systems.
         os.kill(orphan_pid, signal.SIGSTOP)
         owner.send_signal(signal.SIGKILL)
@@ -193,6 +197,7 @@ async def test_a_server_that_outlived_its_owner_is_stopped_before_a_new_one_star
         finally:
             os.kill(orphan_pid, signal.SIGCONT)
         await starting
+        assert server.port == port
         assert not is_alive(orphan_pid)
         assert ask(server.port, "PING") == "+PONG"
         await server.stop()

@@ -136,6 +136,8 @@ class EmbeddedServer:
         self._lock = lock
 
     async def _start_somewhere(self) -> None:
+        # A server of an earlier run that is still there has the port that this one should have.
+        (await self._server_lock()).close()
         for port in _ports(self.folder):
             if _is_free(port) and await self._start_on(port):
                 self.port = port

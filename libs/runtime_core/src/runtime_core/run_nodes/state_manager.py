@@ -324,13 +324,20 @@ class StateManager:
     async def _wait_for_run(self, task: str, run: str) -> RunNode:
         bus = await self._runs().bus_of(task)
 
+        gone = False
+
         async def look(told: str) -> RunNode | None:
+            nonlocal gone
             # Each time, since a broker that lost its last writes has lost this too.
             await bus.call("watch", task, "n")
-            node = await self._run(task, run, told)
-            if node is None:
-                raise _unknown("node_id", idempotency_key(task, run))
-            return node if node.ended else None
+            # A run that is gone with its task, and of whose end the stream has lost what it told, was not finished.
+            found = await self._run(task, run, told or ("cancelled" if gone else ""))
+            if found is None:
+                if node is None or gone:
+                    raise _unknown("node_id", idempotency_key(task, run))
+                gone = True  # it has ended since the first look: the stream is about to tell how
+                return None
+            return found if found.ended else None
 
         node = await self._run(task, run)
         if node is not None and node.task_id != task and not node.ended:
