@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +19,10 @@ from tests.servers.process import Append, Server
 from tests.servers.unavailable import Unavailable
 
 ROOT = Path(__file__).resolve().parent.parent
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what it puts into the background deaf to Ctrl-C, and our child processes would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Without a deadline for each example: how busy a machine is decides no test. The same examples in every run, so that
 # a change is judged by what it changed; `--hypothesis-profile=search` looks for new ones.

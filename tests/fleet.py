@@ -26,9 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TIED = Path(__file__).parent / "servers" / "tied.py"
 SERVICES = ("agent-handler", "tool-handler", "state-manager", "trajectory-recorder")
 APP = "tests.fleet_app:app"
-READY_SECONDS = 30.0
+READY_SECONDS = 60.0
 """How long a service may take until it reads, on a machine that is busy with other tests."""
-CLEAN_SECONDS = 25.0
+CLEAN_SECONDS = 60.0
 WATCH_SECONDS = 0.05
 READY = re.compile(r"ready in [\d.]+ s \(process (\d+)\)")
 DEFECTS = ("Traceback", "that nobody expected", "the handler itself failed", "was never retrieved", "was never awaited")

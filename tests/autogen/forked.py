@@ -21,7 +21,7 @@ from runtime_core.integrations.autogen import WeftAgentRuntime
 from tests.autogen.modes import OnServer
 
 # Any below: what a test keeps in its agents, and what AutoGen's signatures say.
-ANSWER_SECONDS = 30
+ANSWER_SECONDS = 60
 _LENGTH = struct.Struct("!I")
 _open: set[socket.socket] = set()
 """The test's ends of all socket pairs: a forked process closes them, so that each sees when the test is gone."""

@@ -32,7 +32,7 @@ from runtime_core.integrations.autogen import WeftAgentRuntime
 from runtime_core.integrations.autogen.serialization import FaithfulRegistry
 from runtime_core.runtime.errors import SerializationError
 
-IDLE_SECONDS = 20
+IDLE_SECONDS = 60
 HERE = AgentId("agent", "default")
 
 

@@ -86,14 +86,14 @@ async def test_a_consumer_looks_once_per_lease(broker: Broker) -> None:
     running = asyncio.create_task(consumer.run())
     try:
         await broker.submit(bus, "first")
-        assert await asyncio.wait_for(worker.handled.get(), 10) == "first"
+        assert await asyncio.wait_for(worker.handled.get(), 60) == "first"
         # The owner's read may be on the server by now: what is appended would go there. So it is put into its hands
         # without a read, as a claim whose reply was lost does.
         await broker.call("XGROUP", "SETID", broker.keys.stream("agent"), "agent-handler", "9999999999999-0")
         await broker.submit(bus, "lost")
         entry = (await broker.entries("agent"))[0]["id"]
         await broker.call("XCLAIM", broker.keys.stream("agent"), "agent-handler", bus.owner, 0, entry, "FORCE")
-        assert await asyncio.wait_for(worker.handled.get(), 10) == "lost"
+        assert await asyncio.wait_for(worker.handled.get(), 60) == "lost"
     finally:
         await consumer.stop()
         await running
@@ -135,7 +135,7 @@ async def test_what_was_read_under_an_old_name_is_left_to_its_adopter(broker: Br
     running = asyncio.create_task(consumer.run())
     try:
         await broker.submit(bus, "t")
-        assert await asyncio.wait_for(worker.handled.get(), 10) == "t"
+        assert await asyncio.wait_for(worker.handled.get(), 60) == "t"
         assert worker.deliveries == 2, "by adoption, not by the read"
     finally:
         await consumer.stop()

@@ -14,7 +14,7 @@ from runtime_core.client import Client
 from tests.fleet import Fleet, until
 from tests.servers.process import Server
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 SENDERS = ("ann", "ben", "cem", "dea")
 EACH = 60
@@ -68,4 +68,4 @@ async def test_the_others_go_on_without_a_state_manager(valkey: Server, namespac
         tasks = [await client.submit("naps", 0.5) for _ in range(8)]
         fleet.kill(fleet.names("agent-handler")[0])
         for task in tasks:
-            assert (await task.result(timeout=30)).status == "completed"
+            assert (await task.result(timeout=60)).status == "completed"

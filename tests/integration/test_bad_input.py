@@ -11,7 +11,7 @@ import pytest
 from tests.fleet import Fleet, PlainRedis, plain_redis, until
 from tests.servers.process import Server
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 SUBMIT = "weft.task.submit"
 
@@ -90,7 +90,7 @@ class Sender:
         async def there() -> bool:
             return int(await self.redis.xlen(stream)) >= count
 
-        await until(there, 20, f"{count} answers on {stream}")
+        await until(there, 60, f"{count} answers on {stream}")
         return [
             (fields[b"type"].decode(), json.loads(fields[b"data"])) for _, fields in await self.redis.xrange(stream)
         ]
@@ -133,7 +133,7 @@ async def test_an_entry_without_replyto_is_kept_all_the_same(sender: Sender) -> 
     async def kept() -> bool:
         return len(await sender.letters()) == 2
 
-    await until(kept, 20, "two dead letters")
+    await until(kept, 60, "two dead letters")
 
 
 async def test_a_replyto_that_cannot_be_written_costs_that_answer_only(sender: Sender) -> None:
@@ -146,7 +146,7 @@ async def test_a_replyto_that_cannot_be_written_costs_that_answer_only(sender: S
     async def kept() -> bool:
         return {letter[b"reason"] for letter in await sender.letters()} == {b"undeliverable"}
 
-    await until(kept, 20, "the answers that could not be written, as dead letters")
+    await until(kept, 60, "the answers that could not be written, as dead letters")
     assert await sender.redis.get(taken) == b"no stream"
 
 
@@ -158,7 +158,7 @@ async def test_a_replyto_inside_the_namespace_is_refused(sender: Sender, address
     async def kept() -> bool:
         return [letter.get(b"field") for letter in await sender.letters()] == [b"replyto"]
 
-    await until(kept, 20, "a dead letter for the field replyto")
+    await until(kept, 60, "a dead letter for the field replyto")
 
 
 async def test_unknown_attributes_are_kept_and_harm_nothing(sender: Sender) -> None:
@@ -197,7 +197,7 @@ async def test_foreign_entries_on_a_work_stream_are_kept_and_harm_nothing(sender
     async def kept() -> bool:
         return len(await sender.letters()) == 6
 
-    await until(kept, 20, "a dead letter for each foreign entry")
+    await until(kept, 60, "a dead letter for each foreign entry")
     assert {letter[b"reason"] for letter in await sender.letters()} == {b"malformed"}
     for stream in ("agent", "tool"):
         assert await sender.redis.xlen(f"{sender.namespace}:{{0}}:{stream}") == 0

@@ -214,7 +214,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         assert url is not None
         yield Desk(folder, url, log)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0, log.read_text()
+        assert process.wait(60) == 0, log.read_text()
     finally:
         process.kill()
         process.wait()
@@ -485,7 +485,7 @@ def test_ctrl_c_leaves_the_task_running(weft: Weft, desk: Desk) -> None:
             assert process.stderr.readline() == '? Publish it?  {"text":"draft"}\n'
             assert process.stderr.readline() == "  answer it: weft task signal ctrl-1 r:1 VALUE\n"
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 130
+            assert process.wait(60) == 130
             assert process.stderr.read() == "the task goes on: weft task show ctrl-1\n"
         finally:
             process.kill()

@@ -30,7 +30,7 @@ from tests.events_app import GROUP, app
 async def run(first: list[Message], **more: Any) -> TaskResponse:  # Any: JSON
     async with LocalApp(app) as client:
         task = await client.submit("dispatcher", {"messages": [message.to_dict() for message in first], **more})
-        return await task.result(timeout=20)
+        return await task.result(timeout=60)
 
 
 async def answer_question(client: Client, task_id: str, value: object) -> None:
@@ -63,7 +63,7 @@ def collecting() -> App:
 async def test_w1_messages_of_equal_priority_are_handled_in_the_order_of_emission() -> None:
     async with LocalApp(collecting()) as client:
         task = await client.submit("collect", [0] * 8)
-        assert (await task.result(timeout=20)).value() == [0, 1, 2, 3, 4, 5, 6, 7]
+        assert (await task.result(timeout=60)).value() == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
 async def test_w13_a_function_is_subscribed_by_a_decorator_for_all_runs_of_its_app() -> None:
@@ -84,7 +84,7 @@ async def test_w13_a_function_is_subscribed_by_a_decorator_for_all_runs_of_its_a
     desk.include(loud)
     desk.include(loud)  # once more is not twice
     async with LocalApp(desk) as client:
-        ends = [await (await client.submit("desk", name)).result(timeout=20) for name in ("ann", "bob")]
+        ends = [await (await client.submit("desk", name)).result(timeout=60) for name in ("ann", "bob")]
     assert [end.value() for end in ends] == ["hello ANN", "hello BOB"]
     assert greet(Message(payload="x")).payload == "hello x", "the function is as it was"
 
@@ -126,7 +126,7 @@ async def test_w14_every_one_of_1500_messages_is_recorded_in_order_when_the_task
 async def test_higher_priorities_go_first() -> None:
     async with LocalApp(collecting()) as client:
         task = await client.submit("collect", [0, 2, -5, 0, -5, -1])
-        assert (await task.result(timeout=20)).value() == [2, 4, 5, 0, 3, 1]
+        assert (await task.result(timeout=60)).value() == [2, 4, 5, 0, 3, 1]
 
 
 async def test_what_follows_from_a_higher_priority_goes_before_what_waits_with_a_lower_one() -> None:
@@ -153,7 +153,7 @@ async def test_what_follows_from_a_higher_priority_goes_before_what_waits_with_a
 
     async with LocalApp(own) as client:
         task = await client.submit("follow")
-        assert (await task.result(timeout=20)).value() == ["urgent", "urgent, too", "later"]
+        assert (await task.result(timeout=60)).value() == ["urgent", "urgent, too", "later"]
 
 
 async def test_an_agent_is_asked_and_its_answer_ends_the_task() -> None:
@@ -211,7 +211,7 @@ async def test_a_failed_run_has_all_its_messages_and_its_input_on_record() -> No
     first = [Message(category="mystery", payload=1).to_dict()]
     async with local as client:
         task = await client.submit("dispatcher", {"messages": first})
-        assert (await task.result(timeout=20)).status == "failed"
+        assert (await task.result(timeout=60)).status == "failed"
         recorded = await local.recorded(task.task_id)
         assert recorded.complete
         history = EventManager.of(Recorded(local.trajectories, "local"))
@@ -255,7 +255,7 @@ async def test_a_callback_sees_a_tools_result_and_may_replace_it() -> None:
         return (await run_events(ctx, [first], manager=manager)).value()
 
     async with LocalApp(own) as client:
-        assert (await (await client.submit("called_back", 4)).result(timeout=20)).value() == 9
+        assert (await (await client.submit("called_back", 4)).result(timeout=60)).value() == 9
 
 
 async def test_transformers_change_a_message_and_registrations_can_be_taken_back() -> None:
@@ -276,7 +276,7 @@ async def test_transformers_change_a_message_and_registrations_can_be_taken_back
         return (await run_events(ctx, [first], manager=manager)).value()
 
     async with LocalApp(own) as client:
-        assert (await (await client.submit("transformed", 4)).result(timeout=20)).value() == 10
+        assert (await (await client.submit("transformed", 4)).result(timeout=60)).value() == 10
 
 
 async def test_agents_that_are_asked_see_what_context_messages_have_said() -> None:
@@ -292,7 +292,7 @@ async def test_agents_that_are_asked_see_what_context_messages_have_said() -> No
         return (await run_events(ctx, [*said, AgentMessage(receiver="reader", payload="last", priority=1)])).value()
 
     async with LocalApp(own) as client:
-        assert (await (await client.submit("speaker", ["x", "y"])).result(timeout=20)).value() == "y"
+        assert (await (await client.submit("speaker", ["x", "y"])).result(timeout=60)).value() == "y"
 
 
 async def test_context_and_memory_are_kept_and_output_is_streamed() -> None:
@@ -313,7 +313,7 @@ async def test_context_and_memory_are_kept_and_output_is_streamed() -> None:
     async with LocalApp(own) as client:
         task = await client.submit("keeper", ["x", "y"], key="one", stream=True)
         deltas = [event.text async for event in task.stream() if event.type == "weft.output.delta"]
-        assert (await task.result(timeout=20)).value() == {"context": {"last": "y"}, "memory": ["x", "y"]}
+        assert (await task.result(timeout=60)).value() == {"context": {"last": "y"}, "memory": ["x", "y"]}
     assert sorted(deltas) == ["x", "y"]
 
 
@@ -322,7 +322,7 @@ async def test_a_task_with_tools_a_human_and_an_agent_is_event_driven_and_record
     async with local as client:
         task = await client.submit("pipeline", [1, 2, 3], session_id="s-1")
         await answer_question(client, task.task_id, True)
-        assert (await task.result(timeout=20)).value() == 12
+        assert (await task.result(timeout=60)).value() == 12
         recorded = await local.recorded(task.task_id)
         assert recorded.complete
         history = EventManager.of(Recorded(local.trajectories, "local"))
@@ -341,7 +341,7 @@ async def test_a_human_who_says_no_ends_the_task() -> None:
     async with LocalApp(app) as client:
         task = await client.submit("pipeline", [1])
         await answer_question(client, task.task_id, False)
-        response = await task.result(timeout=20)
+        response = await task.result(timeout=60)
     assert response.error == {"type": "Cancelled", "message": "a human said no"}
 
 
@@ -358,8 +358,8 @@ async def test_more_than_a_thousand_messages_are_all_kept_in_order() -> None:
     local = LocalApp(own, trajectory=True)
     async with local as client:
         task = await client.submit("many", 1501)
-        assert (await task.result(timeout=30)).value() == 1501
-        await local.recorded(task.task_id, timeout=30)
+        assert (await task.result(timeout=60)).value() == 1501
+        await local.recorded(task.task_id, timeout=60)
         history = EventManager.of(Recorded(local.trajectories, "local"))
         assert [one.payload for one in await history.messages_by_key(task.task_id)] == list(range(1501))
 
@@ -369,4 +369,4 @@ async def test_a_human_message_reaches_the_sender_with_its_answer() -> None:
         first = HumanMessage(payload="how many?").to_dict()
         task = await client.submit("dispatcher", {"messages": [first]})
         await answer_question(client, task.task_id, 7)
-        assert (await task.result(timeout=20)).value() == 7
+        assert (await task.result(timeout=60)).value() == 7

@@ -21,7 +21,7 @@ from tests.events_app import app
 from tests.fleet import ROOT, Fleet, until
 from tests.servers.process import Server
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def calls(folder: Path) -> Counter[str]:
@@ -64,11 +64,11 @@ async def test_an_event_driven_run_outlives_kills_and_can_be_replayed_and_forked
         async def both_asked() -> bool:
             return calls(tmp_path).total() == 2
 
-        await until(both_asked, 20, "both tools are under way")
+        await until(both_asked, 60, "both tools are under way")
         # In the middle of the first round: its handler dies, and another one goes on from the journal.
         fleet.kill("agent-handler-1")
         (tmp_path / "go").touch()
-        assert (await task.result(timeout=40)).value() == 12
+        assert (await task.result(timeout=60)).value() == 12
         done = calls(tmp_path)
         assert done == Counter(
             {"slow_double 1": 1, "slow_double 2": 1, "double 2": 1, "double 4": 1, "adder [4, 8]": 1}
@@ -81,7 +81,7 @@ async def test_an_event_driven_run_outlives_kills_and_can_be_replayed_and_forked
                 found = await store.task(namespace, "t-1")
                 return found is not None and found.complete
 
-            await until(recorded, 20, "the task is recorded")
+            await until(recorded, 60, "the task is recorded")
             history = EventManager.of(Recorded(store, namespace))
             messages = await history.messages_by_session_id("s-1")
             assert [message.category for message in messages] == ["tool", "agent", "tool", "agent", "task"]
@@ -93,7 +93,7 @@ async def test_an_event_driven_run_outlives_kills_and_can_be_replayed_and_forked
             before = calls(tmp_path)
             adder = next(id for id, run in replayed.runs.items() if run.agent == "adder").removeprefix("r/")
             fork = await client.fork("t-1", at=adder, input=40, task_id="f-1", store=store)
-            assert (await fork.result(timeout=40)).value() == 40
+            assert (await fork.result(timeout=60)).value() == 40
             assert calls(tmp_path) == before, "all results were taken over"
         finally:
             await store.close()

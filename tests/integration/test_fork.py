@@ -60,7 +60,7 @@ def desk(calls: Counter[str]) -> App:
 
 async def ended(local: LocalApp, client: Client, agent: str, input: object, task_id: str) -> None:
     task = await client.submit(agent, input, task_id=task_id)
-    await task.result(timeout=20)
+    await task.result(timeout=60)
     await local.recorded(task_id)
 
 
@@ -71,7 +71,7 @@ async def test_a_fork_takes_what_came_before_its_step_and_goes_on_live() -> None
         await ended(local, client, "research", "redis", "t-1")
         done = calls.copy()
         fork = await client.fork("t-1", at="2", input="a better order", task_id="f-1", store=local.trajectories)
-        assert (await fork.result(timeout=20)).value() == "written a better order"
+        assert (await fork.result(timeout=60)).value() == "written a better order"
         assert calls - done == Counter({"write a better order": 1})
         recorded = await local.recorded("f-1")
     assert recorded.complete
@@ -92,13 +92,13 @@ async def test_a_fork_can_be_replayed_and_forked_again() -> None:
     async with local as client:
         await ended(local, client, "research", "redis", "t-1")
         fork = await client.fork("t-1", at="2", input="short", task_id="f-1", store=local.trajectories)
-        await fork.result(timeout=20)
+        await fork.result(timeout=60)
         await local.recorded("f-1")
         done = calls.copy()
         replayed = await replay(local.trajectories, "f-1", app, namespace="local")
         assert (replayed.run.status, replayed.run.output, replayed.run.same) == ("completed", "written short", True)
         again = await client.fork("f-1", at="4", input="shorter", store=local.trajectories)
-        assert (await again.result(timeout=20)).value() == "shorter"
+        assert (await again.result(timeout=60)).value() == "shorter"
     assert calls - done == Counter({"write short": 1}), "of the replay: the writer's own code"
 
 
@@ -109,7 +109,7 @@ async def test_a_fork_inside_a_parallel_branch_runs_the_later_branches_again() -
         await ended(local, client, "research", "redis", "t-1")
         done = calls.copy()
         fork = await client.fork("t-1", at="1.1.1", input="other b", store=local.trajectories)
-        response = await fork.result(timeout=20)
+        response = await fork.result(timeout=60)
         assert response.value() == "written found redis/a > other b"
         assert calls - done == Counter({"noted b": 1, "rank": 1, "write found redis/a > other b": 1})
 
@@ -120,16 +120,16 @@ async def test_a_fork_without_a_step_begins_anew_with_another_input() -> None:
     async with local as client:
         await ended(local, client, "research", "redis", "t-1")
         fork = await client.fork("t-1", input="valkey", store=local.trajectories)
-        assert (await fork.result(timeout=20)).value() == "written found valkey/a > found valkey/b"
+        assert (await fork.result(timeout=60)).value() == "written found valkey/a > found valkey/b"
     assert calls["search valkey/a"] == 1
 
 
 async def test_a_fork_of_an_ended_task_finds_its_results_on_the_record_stream_without_a_store() -> None:
     calls: Counter[str] = Counter()
     async with LocalApp(desk(calls)) as client:
-        await (await client.submit("research", "redis", task_id="t-1")).result(timeout=20)
+        await (await client.submit("research", "redis", task_id="t-1")).result(timeout=60)
         fork = await client.fork("t-1", at="2", input="short")
-        assert (await fork.result(timeout=20)).value() == "written short"
+        assert (await fork.result(timeout=60)).value() == "written short"
     assert calls["rank"] == 1
 
 
@@ -146,8 +146,8 @@ async def test_a_fork_of_a_task_that_waits_takes_its_journal_its_session_and_its
                 assert (await fork.show())["forked_from"] == {"task": "t-1", "step": "2"}
                 await fork.signal(event.data["request_id"], "left")
         await task.signal("r:2", "right")
-        assert (await fork.result(timeout=20)).value() == ["found x", "left", {"tenant": "a"}, "s-1"]
-        assert (await task.result(timeout=20)).value() == ["found x", "right", {"tenant": "a"}, "s-1"]
+        assert (await fork.result(timeout=60)).value() == ["found x", "left", {"tenant": "a"}, "s-1"]
+        assert (await task.result(timeout=60)).value() == ["found x", "right", {"tenant": "a"}, "s-1"]
     assert calls["search x"] == 1
 
 
@@ -179,7 +179,7 @@ async def test_a_result_that_fits_no_more_is_a_divergence_and_not_believed() -> 
 async def dead_letter(client: Client) -> dict[str, str]:
     """The first dead letter, once there is one."""
     bus = client.buses[0]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (found := pairs(await bus.transport.call("XRANGE", bus.keys.dead, "-", "+"))):
             await asyncio.sleep(0.01)
     fields = [field.decode() for field in found[0][1]]
@@ -193,7 +193,7 @@ async def test_a_repeated_fork_starts_nothing_and_another_under_its_id_is_refuse
         await ended(local, client, "research", "redis", "t-1")
         for _ in range(2):
             fork = await client.fork("t-1", at="2", input="short", task_id="f-1", store=local.trajectories)
-            assert (await fork.result(timeout=20)).value() == "written short"
+            assert (await fork.result(timeout=60)).value() == "written short"
         assert calls["write short"] == 1
         with pytest.raises(Rejected, match="other content"):
             await client.fork("t-1", at="2", input="long", task_id="f-1", store=local.trajectories)
@@ -211,7 +211,7 @@ async def test_a_repeated_fork_starts_nothing_and_another_under_its_id_is_refuse
 )
 async def test_what_cannot_be_forked_is_refused_by_its_field(more: dict[str, Any], field: str) -> None:
     async with LocalApp(desk(Counter())) as client:
-        await (await client.submit("research", "redis", task_id="t-1")).result(timeout=20)
+        await (await client.submit("research", "redis", task_id="t-1")).result(timeout=60)
         with pytest.raises(InvalidInput) as error:
             await client.fork("t-1", **more)
         assert error.value.field == field
@@ -252,11 +252,11 @@ async def test_a_fork_and_a_replay_have_the_hooks_of_the_origin() -> None:
     local = LocalApp(app, trajectory=True)
     async with local as client:
         task = await client.submit("looking", ["a", "b"], task_id="t-1", hooks={"after_tool_call": ["loud"]})
-        assert (await task.result(timeout=20)).value() == ["FOUND A", "FOUND B"]
+        assert (await task.result(timeout=60)).value() == ["FOUND A", "FOUND B"]
         await local.recorded("t-1")
         done = calls.copy()
         replayed = await replay(local.trajectories, "t-1", app, namespace="local")
         assert (replayed.run.same, calls) == (True, done)
         fork = await client.fork("t-1", at="2.0.1", store=local.trajectories)
-        assert (await fork.result(timeout=20)).value() == ["FOUND A", "FOUND B"]
+        assert (await fork.result(timeout=60)).value() == ["FOUND A", "FOUND B"]
         assert calls - done == Counter({"search b": 1, "guard": 1, "loud": 1}), "the second call, and what is around it"

@@ -50,14 +50,14 @@ async def run(app: App, agent: str, input: Json, hooks: Mapping[str, list[str]] 
     """The answer of one task, or TaskFailed."""
     async with LocalApp(app) as client:
         task = await client.submit(agent, input, hooks=hooks)
-        return (await task.result(timeout=20)).value()
+        return (await task.result(timeout=60)).value()
 
 
 async def ended(client: Client, agent: str, input: Json, **options: Any) -> tuple[str, Json, list[str]]:
     """The status of a task, its output or its error's type and message, and its deltas."""
     task = await client.submit(agent, input, stream=True, **options)
     deltas = [event.text async for event in task.stream() if event.type == "weft.output.delta"]
-    response = await task.result(timeout=20)
+    response = await task.result(timeout=60)
     return response.status, response.output if response.error is None else dict(response.error), deltas
 
 
@@ -115,7 +115,7 @@ async def test_a_failed_task_tells_its_hooks_the_error_once_after_the_last_attem
     local = LocalApp(app, trajectory=True)
     async with local as client:
         task = await client.submit("agent")
-        assert (await task.result(timeout=20)).status == "failed"
+        assert (await task.result(timeout=60)).status == "failed"
         recorded = await local.recorded(task.task_id)
     assert seen == [(point, 2, "attempt 2") for point in points[:4]]
     assert [step.name for step in recorded.steps if step.kind == "hook"] == ["note"]
@@ -298,7 +298,7 @@ async def test_a_guard_that_fails_denies_and_another_hook_that_fails_changes_not
         local = LocalApp(app, trajectory=True)
         async with local as client:
             task = await client.submit("researcher", "x")
-            response = await task.result(timeout=20)
+            response = await task.result(timeout=60)
             recorded = await local.recorded(task.task_id)
             shown = local.metrics.exposition().decode()
         if guard:
@@ -358,7 +358,7 @@ async def test_a_model_call_has_its_points_and_is_made_once() -> None:
     local = LocalApp(app, trajectory=True)
     async with local as client:
         task = await client.submit("agent", hooks=hooks)
-        assert (await task.result(timeout=20)).value() == {"text": "ANSWER TO HELP, PLEASE"}
+        assert (await task.result(timeout=60)).value() == {"text": "ANSWER TO HELP, PLEASE"}
         rows = (await local.recorded(task.task_id)).steps
         assert [(row.kind, row.name) for row in rows if row.step] == [
             ("hooks", "selection"),
@@ -366,7 +366,7 @@ async def test_a_model_call_has_its_points_and_is_made_once() -> None:
             ("model", "small"),
             ("hook", "shout"),
         ]
-        assert (await (await client.submit("agent")).result(timeout=20)).value() == {"text": "answer to help"}
+        assert (await (await client.submit("agent")).result(timeout=60)).value() == {"text": "answer to help"}
     assert asked == [{"prompt": "help, please"}, {"prompt": "help"}]
 
 
@@ -414,7 +414,7 @@ async def test_a_human_decides_where_a_hook_asks() -> None:
                 "payload": {"query": "x"},
             }
             await task.signal(asked["request_id"], answer)
-            response = await task.result(timeout=20)
+            response = await task.result(timeout=60)
             assert response.status == status
             assert text in (response.output if response.error is None else response.error["message"])
 
@@ -459,7 +459,7 @@ async def test_hooks_around_questions() -> None:
             if event.type == "weft.human.requested":
                 shown.append((event.data["prompt"], event.data["data"]))
                 await task.signal(event.data["request_id"], next(answers))
-        assert (await task.result(timeout=20)).value() == ["Ann", "approve", {"masked": True}]
+        assert (await task.result(timeout=60)).value() == ["Ann", "approve", {"masked": True}]
     assert shown == [("Please: Your name?", {"masked": True}), ("Please: Are you Ann?", {"masked": True})]
 
 
@@ -486,7 +486,7 @@ async def test_a_callback_may_take_the_place_of_a_tools_result() -> None:
     local = LocalApp(app, trajectory=True)
     async with local as client:
         task = await client.submit("both")
-        assert (await task.result(timeout=20)).value() == ["in its place", "found b"]
+        assert (await task.result(timeout=60)).value() == ["in its place", "found b"]
         rows = (await local.recorded(task.task_id)).steps
     assert seen == [("search", "", {"query": "a"}, "found a")]
     assert sorted(row.name for row in rows if row.kind == "callback") == ["search", "search__deep"]
@@ -597,7 +597,7 @@ async def test_a_replay_meets_the_recorded_hooks_and_a_fork_keeps_them() -> None
     async with local as client:
         for input, status in (("good", "completed"), ("bad", "failed")):
             task = await client.submit("researcher", input, hooks=hooks)
-            assert (await task.result(timeout=20)).status == status
+            assert (await task.result(timeout=60)).status == status
             recorded = await local.recorded(task.task_id)
             before = list(seen)
             replayed = (await replay(recorded, task.task_id, app)).run
@@ -605,7 +605,7 @@ async def test_a_replay_meets_the_recorded_hooks_and_a_fork_keeps_them() -> None
         seen.clear()
         for at in (None, "1"):
             fork = await client.fork(task.task_id, at=at, input=..., store=local.trajectories)
-            assert (await fork.result(timeout=20)).status == "failed"
+            assert (await fork.result(timeout=60)).status == "failed"
     assert sorted(seen) == sorted(["bad", "alert"] * 2)
 
 
@@ -639,7 +639,7 @@ async def test_what_a_failed_turn_has_done_is_recorded_once_also_after_a_redrive
     local = LocalApp(app, trajectory=True)
     async with local as client:
         task = await client.submit("agent")
-        assert (await task.result(timeout=20)).status == "failed"
+        assert (await task.result(timeout=60)).status == "failed"
         rows = (await local.recorded(task.task_id)).steps
         assert [row.name for row in rows] == ["agent", "selection", "once", "alert"]
         broken[0] = False
@@ -647,13 +647,13 @@ async def test_what_a_failed_turn_has_done_is_recorded_once_also_after_a_redrive
         async for letter in letters.all():
             await letters.redrive(letter.letter_id, reopen=True)
         again = await client.task(task.task_id)
-        assert (await again.result(timeout=20)).value() == "done"
+        assert (await again.result(timeout=60)).value() == "done"
 
         async def both_ends() -> bool:
             found = await local.trajectories.task("local", task.task_id)
             return found is not None and found.end is not None and found.end.status == "completed"
 
-        await until(both_ends, 20, "the second end is recorded")
+        await until(both_ends, 60, "the second end is recorded")
         recorded = await local.recorded(task.task_id)
     assert (alerts, done) == ([1, 0], [1])
     assert [row.name for row in recorded.steps] == ["agent", "selection", "once", "alert", "alert"]

@@ -21,7 +21,7 @@ from tests.ends_app import HOOKS, app
 from tests.fleet import Fleet, until
 from tests.servers.process import Server
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 AGENT = "weft.task-ended.ends"
 LOCAL, SERVICES = "local", "services"
@@ -107,11 +107,11 @@ async def test_each_kind_of_end_runs_the_hooks_once(
         ends = {}
         kinds = [*tasks.items(), *(("LimitExceeded", task) for task in limits)]
         for kind, task in [*kinds, ("TimeLimit", turn), ("InvalidInput", output), ("Cancelled", queued)]:
-            response = await task.result(timeout=40)
+            response = await task.result(timeout=60)
             assert response.error is not None
             assert response.error["type"] == kind
             ends[task.task_id] = kind
-        assert (await fine.result(timeout=40)).value() == 1
+        assert (await fine.result(timeout=60)).value() == 1
         await waits.cancel("enough")
         ends[waits.task_id] = "Cancelled"
         await all_done(client)
@@ -151,7 +151,7 @@ async def test_a_hook_that_kills_its_process_repeats_none_that_had_run(
     async with running(SERVICES, server, namespace, tmp_path / "fleet") as client:
         hooks = {"error": ["handle_error", "dies_once", "send_alert"]}
         task = await submit(client, path, "rejects", hooks=hooks)
-        assert (await task.result(timeout=40)).status == "failed"
+        assert (await task.result(timeout=60)).status == "failed"
         await all_done(client)
     assert [hook for hook, *_ in noted(path)] == ["handle_error", "dies_once", "send_alert"]
 
@@ -169,7 +169,7 @@ async def test_messages_carry_the_hooks_and_a_full_mailbox_is_an_end(
             if event.type == "weft.human.requested":
                 break
         tells = await submit(client, path, "tells", ["fails", "finds no room"])
-        assert (await tells.result(timeout=40)).status == "completed"
+        assert (await tells.result(timeout=60)).status == "completed"
         await all_done(client)
         await waits.cancel("enough")
 
@@ -200,7 +200,7 @@ async def test_a_task_whose_agents_live_in_other_partitions_has_one_beginning_an
         hooks = {"start": ["begin"], "error": ["handle_error"]}
         tasks = [await submit(client, path, "asks", key, hooks=hooks) for key in keys]
         for task in tasks:
-            assert (await task.result(timeout=40)).status == "failed"
+            assert (await task.result(timeout=60)).status == "failed"
         await all_done(client)
     for hook in hooks:
         name = hooks[hook][0]
@@ -271,7 +271,7 @@ async def test_the_hooks_of_an_end_can_only_look_on_and_their_failure_is_reporte
     local = LocalApp(desk)
     async with local as client:
         task = await client.submit("agent")
-        assert (await task.result(timeout=20)).status == "failed"
+        assert (await task.result(timeout=60)).status == "failed"
     assert seen == ["agent", 2]
     assert 'weft_hook_failures_total{point="task_failed",service="local"} 1.0' in local.metrics.exposition().decode()
 
@@ -289,17 +289,17 @@ async def test_a_task_that_is_driven_again_and_fails_again_has_two_ends() -> Non
 
     async with LocalApp(desk) as client:
         task = await client.submit("agent")
-        assert (await task.result(timeout=20)).status == "failed"
+        assert (await task.result(timeout=60)).status == "failed"
 
         async def told() -> bool:
             return bool(seen)
 
-        await until(told, 20, "the first end is told")
+        await until(told, 60, "the first end is told")
         letters = DeadLetters(client.buses)
         async for letter in letters.all():
             await letters.redrive(letter.letter_id, reopen=True)
         again = await client.task(task.task_id)
-        assert (await again.result(timeout=20)).status == "failed"
+        assert (await again.result(timeout=60)).status == "failed"
     assert seen == ["broken 0", "broken 1"]
 
 
@@ -325,12 +325,12 @@ async def test_a_message_carries_its_senders_session_and_metadata_but_not_its_to
     async with LocalApp(desk) as client:
         for agent in ("sends", "publishes"):
             task = await client.submit(agent, session_id="s", metadata={"order": 7}, timeout_seconds=90)
-            assert (await task.result(timeout=20)).status == "completed"
+            assert (await task.result(timeout=60)).status == "completed"
 
         async def both() -> bool:
             return len(seen) == 2
 
-        await until(both, 20, "both messages are there")
+        await until(both, 60, "both messages are there")
     assert sorted(seen) == [("by topic", "s", {"order": 7}, "", ""), ("direct", "s", {"order": 7}, "", "")]
 
 

@@ -21,7 +21,7 @@ from tests.conftest import OwnServer
 from tests.fleet import Fleet, plain_redis, until
 from tests.servers.process import Server
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 APP = "tests.humans_app:app"
 HOOKS = {"before_tool_call": ["ask_first"], "error": ["alert"]}
@@ -84,7 +84,7 @@ async def test_w8_an_answer_finds_its_run_after_everything_was_restarted(
         async with Client.connect(server.url, namespace=namespace) as client:
             ends = {}
             for task in requests:
-                ends[task] = await (await client.task(task)).result(timeout=40)
+                ends[task] = await (await client.task(task)).result(timeout=60)
         assert ends[edited.task_id].output == "published final"
         assert ends[denied.task_id].error == {
             "type": "Denied",
@@ -109,7 +109,7 @@ async def recorded(fleet: Fleet, task: str) -> list[Any]:  # Any: rows of the tr
             found[:] = trajectory.steps
             return True
 
-        await until(complete, 20, "the task is recorded completely")
+        await until(complete, 60, "the task is recorded completely")
         return found
     finally:
         await store.close()
@@ -127,7 +127,7 @@ async def test_an_agent_handler_that_dies_while_a_hook_asks_changes_nothing(
         for name in fleet.names("agent-handler"):
             fleet.kill(name)
         await task.signal(request, True)
-        assert (await task.result(timeout=40)).value() == "published draft"
+        assert (await task.result(timeout=60)).value() == "published draft"
 
 
 async def test_a_bad_answer_on_the_wire_is_rejected_by_its_field_and_the_question_stays_open(
@@ -165,7 +165,7 @@ async def test_a_bad_answer_on_the_wire_is_rejected_by_its_field_and_the_questio
         await task.signal(request, {"verdict": "edit", "value": "final", "reason": "shorter"})
         field, message = await told(True)
         assert field in ("data.request_id", "data.task_id")  # answered already, or the task has ended by now
-        assert (await task.result(timeout=20)).value() == ["edit", "final", "shorter"]
+        assert (await task.result(timeout=60)).value() == ["edit", "final", "shorter"]
 
 
 # ---- in one process --------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ async def test_what_an_approval_says(answer: Json, approval: Json) -> None:
         task = await client.submit("asks", {})
         request = await asked(task)
         await task.signal(request, answer)
-        assert (await task.result(timeout=20)).value() == approval
+        assert (await task.result(timeout=60)).value() == approval
 
 
 @pytest.mark.parametrize(
@@ -221,12 +221,12 @@ async def test_what_an_approval_says(answer: Json, approval: Json) -> None:
 )
 async def test_at_the_deadline_the_default_counts(options: dict[str, Json], end: Json) -> None:
     async with LocalApp(approvals()) as client:
-        assert (await (await client.submit("asks", options)).result(timeout=20)).value() == end
+        assert (await (await client.submit("asks", options)).result(timeout=60)).value() == end
 
 
 async def test_a_default_that_is_no_verdict_fails_the_run_by_its_name() -> None:
     async with LocalApp(approvals()) as client:
-        response = await (await client.submit("asks", {"default": "perhaps"})).result(timeout=20)
+        response = await (await client.submit("asks", {"default": "perhaps"})).result(timeout=60)
     assert response.error is not None
     assert response.error["type"] == "InvalidInput"
     assert "default of ctx.approve" in response.error["message"]
@@ -239,7 +239,7 @@ async def test_approvals_are_gathered_as_other_steps_are() -> None:
         async for event in task.stream():
             if event.type == "weft.human.requested":
                 await task.signal(event.data["request_id"], answers[event.data["prompt"]])
-        assert (await task.result(timeout=20)).value() == ["deny", 2]
+        assert (await task.result(timeout=60)).value() == ["deny", 2]
 
 
 async def test_the_first_of_two_answers_counts() -> None:
@@ -262,5 +262,5 @@ async def test_w8_a_question_stops_nothing_else_in_its_process() -> None:
         waiting = await client.submit("both")
         request = await asked(waiting)
         others = [await client.submit("quick", -number) for number in range(50)]
-        assert [(await other.result(timeout=20)).value() for other in others] == list(range(50))
+        assert [(await other.result(timeout=60)).value() for other in others] == list(range(50))
         await waiting.signal(request, False)  # it was open all the time

@@ -52,7 +52,7 @@ async def test_a_task_goes_through_agents_tools_timers_and_retries() -> None:
     async with LocalApp(app) as client:
         task = await client.submit("worker", [1, 2, 3])
         deltas = [event.text async for event in task.stream() if event.type == "weft.output.delta"]
-        response = await task.result(timeout=20)
+        response = await task.result(timeout=60)
     assert deltas == ["half way"]
     assert response.value() == {"doubled": [2, 4, 6], "loud": "FAR", "answer": "yes"}
 
@@ -60,21 +60,21 @@ async def test_a_task_goes_through_agents_tools_timers_and_retries() -> None:
 async def test_an_instance_handles_one_message_at_a_time_and_in_order() -> None:
     async with LocalApp(app) as client:
         tasks = [await client.submit("counter", number, key="one") for number in range(1, 30)]
-        totals = [(await task.result(timeout=20)).value() for task in tasks]
+        totals = [(await task.result(timeout=60)).value() for task in tasks]
     assert totals == [sum(range(1, number + 1)) for number in range(1, 30)]
 
 
 async def test_two_runs_of_one_app_know_nothing_of_each_other() -> None:
     for _ in range(2):
         async with LocalApp(app) as client:
-            assert (await (await client.submit("counter", 5, key="one")).result(timeout=20)).value() == 5
+            assert (await (await client.submit("counter", 5, key="one")).result(timeout=60)).value() == 5
 
 
 async def test_what_tasks_do_is_recorded_where_that_is_wanted() -> None:
     local = LocalApp(app, trajectory=True)
     async with local as client:
         task = await client.submit("worker", [1, 2])
-        await task.result(timeout=20)
+        await task.result(timeout=60)
         found = await local.recorded(task.task_id)
         assert [end.task for end in await local.trajectories.tasks("local")] == [task.task_id]
     kinds = sorted(step.kind for step in found.steps)
@@ -89,7 +89,7 @@ async def test_a_store_that_was_named_outlives_the_app(tmp_path: Path) -> None:
         local = LocalApp(app, trajectory=url)
         async with local as client:
             task = await client.submit("counter", number, key="one", task_id=f"t-{number}")
-            await task.result(timeout=20)
+            await task.result(timeout=60)
             await local.recorded(f"t-{number}")
     store = await TrajectoryStore.open(url)
     assert {end.task for end in await store.tasks("local")} == {"t-1", "t-2"}

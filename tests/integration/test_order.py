@@ -11,7 +11,7 @@ from runtime_core.client import Client, TaskHandle
 from tests.fleet import Fleet
 from tests.servers.process import Server
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 SENDERS = ("ann", "ben", "cem", "dea")
 EACH = 250
@@ -41,7 +41,7 @@ async def test_a_thousand_messages_of_four_senders_to_one_instance(
         handles = await asyncio.gather(*(send(sender) for sender in SENDERS))
         counts = [[(await handle.result(timeout=90)).value() for handle in of_sender] for of_sender in handles]
         asked = await client.submit("ledger", {"type": "str", "data": "all"}, key="shared")
-        state = (await asked.result(timeout=30)).value()
+        state = (await asked.result(timeout=60)).value()
 
     for of_sender in counts:
         assert of_sender == sorted(of_sender)

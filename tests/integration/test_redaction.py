@@ -87,8 +87,8 @@ async def test_what_is_kept_has_no_secrets_and_what_runs_has_them(known: None, l
     local = LocalApp(app, trajectory=True)
     async with local as client:
         task = await client.submit("asker", {"then": then, "password": PASSWORD})
-        response = await task.result(timeout=30)
-        recorded = await local.recorded(task.task_id, timeout=30)
+        response = await task.result(timeout=60)
+        recorded = await local.recorded(task.task_id, timeout=60)
         bus = EventBus(MemoryTransport(local._server), Keys("local", 0))
         letters = await DeadLetters([bus]).newest(10)
         with use(Redactor.from_environment(os.environ, os.environ["WEFT_REDACT"])):
@@ -126,8 +126,8 @@ async def test_an_answer_of_a_person_is_kept_without_its_secrets(known: None) ->
         async for event in task.stream():
             if event.type == "weft.human.requested":
                 await task.signal(event.data["request_id"], f"it is {KEY}")
-        await task.result(timeout=30)
-        recorded = await local.recorded(task.task_id, timeout=30)
+        await task.result(timeout=60)
+        recorded = await local.recorded(task.task_id, timeout=60)
     assert seen == [f"it is {KEY}"]
     rows = ENCODER.encode(recorded.steps)
     assert KEY.encode() not in rows

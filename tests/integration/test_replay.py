@@ -81,7 +81,7 @@ async def recorded(app: App, agent: str, input: object) -> TaskTrajectory:
     local = LocalApp(app, trajectory=True)
     async with local as client:
         task = await client.submit(agent, input, task_id="t-1", session_id="s-1")
-        await task.result(timeout=20)
+        await task.result(timeout=60)
         return await local.recorded("t-1")
 
 
@@ -299,7 +299,7 @@ async def test_a_store_or_a_client_may_be_the_source() -> None:
     app = desk(Counter())
     local = LocalApp(app, trajectory=True)
     async with local as client:
-        await (await client.submit("events", ["a"], task_id="t-1")).result(timeout=20)
+        await (await client.submit("events", ["a"], task_id="t-1")).result(timeout=60)
         await local.recorded("t-1")
         assert (await replay(local.trajectories, "t-1", app, namespace="local")).run.same
         assert (await replay(client, "t-1", app)).run.same

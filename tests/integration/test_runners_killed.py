@@ -18,7 +18,7 @@ from tests.fleet import Fleet, until
 from tests.runners_app import FailsAlways, Noting
 from tests.servers.process import Server
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 APP = "tests.runners_app:app"
 
@@ -123,7 +123,7 @@ async def test_services_refuse_what_they_do_not_have(valkey: Server, namespace: 
             await Runners.run("x", agent="first", runner_cls="some.package.Missing", client=client)
         # A client in another language names a runner and an agent in the same way.
         handle = await client.submit("weft.task", {"agent": "first", "input": {"path": str(tmp_path / "e"), "way": []}})
-        assert (await handle.result(timeout=30)).value()["way"] == ["first"]
+        assert (await handle.result(timeout=60)).value()["way"] == ["first"]
 
 
 async def test_the_environment_says_where_tasks_run(

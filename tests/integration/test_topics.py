@@ -49,11 +49,11 @@ def desk() -> App:
 async def test_a_message_reaches_every_subscribers_instance() -> None:
     async with LocalApp(desk()) as client:
         task = await client.submit("researcher", "streams", session_id="s-1", key="r-1")
-        assert (await task.result(timeout=10)).value() == "published"
-        await until(client.topics.idle, 10, "the message is handled")
+        assert (await task.result(timeout=60)).value() == "published"
+        await until(client.topics.idle, 60, "the message is handled")
         for name in ("writer", "archive"):
             found = await client.submit(name, {"type": "str", "data": "?"}, key="streams")
-            heard = (await found.result(timeout=10)).value()
+            heard = (await found.result(timeout=60)).value()
             assert heard == [[["about streams"], "facts", "researcher/r-1", "s-1"]]
 
 
@@ -62,9 +62,9 @@ async def test_a_client_publishes_and_a_repeat_is_heard_once() -> None:
         message = {"type": "Facts", "data": {"topic": "t", "facts": ["one"]}}
         assert await client.publish("facts", message, source="t", message_id="m-1") == 2
         assert await client.publish("facts", message, source="t", message_id="m-1") == 2
-        await until(client.topics.idle, 10, "the message is handled")
+        await until(client.topics.idle, 60, "the message is handled")
         found = await client.submit("writer", {"type": "str", "data": "?"}, key="t")
-        assert (await found.result(timeout=10)).value() == [[["one"], "facts", "", ""]]
+        assert (await found.result(timeout=60)).value() == [[["one"], "facts", "", ""]]
 
 
 async def test_subscriptions_come_and_go_while_the_app_runs() -> None:

@@ -67,13 +67,13 @@ async def client() -> AsyncIterator[Client]:
 
 
 async def events_of(task: TaskHandle, mode: StreamingMode | None = None, after: str = "0-0") -> list[StreamEvent]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return [event async for event in task.stream(after, mode=mode)]
 
 
 async def test_a_tree_of_runs_and_calls_is_summed(client: Client) -> None:
     """Attempts of calls that failed are counted as well: their tokens are gone."""
-    response = await (await client.submit("worker", ["once", "twice", "never"])).result(timeout=20)
+    response = await (await client.submit("worker", ["once", "twice", "never"])).result(timeout=60)
     assert response.usage == {"tokens": 141, "requests": 1, "cost": 0.25}
     assert response.models == {"small": {"tokens": 40}, "large": {"tokens": 100, "requests": 1, "cost": 0.25}}
     assert response.value() == response.usage, "the agent has seen the same sums"
@@ -83,14 +83,14 @@ async def test_rows_of_the_trajectory_say_what_was_used() -> None:
     local = LocalApp(app, trajectory=True)
     async with local as client:
         task = await client.submit("worker", ["once"])
-        await task.result(timeout=20)
+        await task.result(timeout=60)
         steps = (await local.recorded(task.task_id)).steps
     assert sum(step.usage.get("tokens", 0) for step in steps) == 111
 
 
 @pytest.mark.parametrize(("limit", "status"), [(111, "completed"), (110, "failed")])
 async def test_the_limit_is_for_the_whole_tree(client: Client, limit: int, status: str) -> None:
-    response = await (await client.submit("worker", ["once"], max_tokens=limit)).result(timeout=20)
+    response = await (await client.submit("worker", ["once"], max_tokens=limit)).result(timeout=60)
     assert response.status == status
     assert response.usage["tokens"] == 111
     if response.error:
@@ -101,7 +101,7 @@ async def test_the_limit_is_for_the_whole_tree(client: Client, limit: int, statu
 
 
 async def test_a_child_over_the_limit_ends_its_whole_task(client: Client) -> None:
-    response = await (await client.submit("worker", [], max_cost=0.2)).result(timeout=20)
+    response = await (await client.submit("worker", [], max_cost=0.2)).result(timeout=60)
     assert response.error is not None
     assert response.error["type"] == "LimitExceeded"
     assert "0.25 cost, over its max_cost=0.2" in response.error["message"]
@@ -109,7 +109,7 @@ async def test_a_child_over_the_limit_ends_its_whole_task(client: Client) -> Non
 
 async def test_steps_of_a_child_count_for_the_whole_task(client: Client) -> None:
     """The child asks for one step too many: that ends its task, whatever the agent that asked makes of errors."""
-    response = await (await client.submit("worker", [], max_steps=2)).result(timeout=20)
+    response = await (await client.submit("worker", [], max_steps=2)).result(timeout=60)
     assert response.error is not None
     assert (response.error["type"], "max_steps=2" in response.error["message"]) == ("LimitExceeded", True)
 

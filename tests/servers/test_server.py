@@ -104,7 +104,7 @@ def test_a_server_ends_when_the_process_that_started_it_is_killed(tmp_path: Path
         pid = int(parent.stdout.readline())
         os.kill(pid, 0)
         parent.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not _gone(pid):
         assert time.monotonic() < deadline, f"the server {pid} outlived its parent"
         time.sleep(0.01)

@@ -21,7 +21,7 @@ from runtime_core.telemetry.metrics import Metrics
 from services.state_manager.housekeeper import Housekeeper
 
 LONG_AGO_MS = 1
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 
 
 async def test_one_round_of_chores_forgets_all_expired_tasks_of_the_index() -> None:
@@ -87,7 +87,7 @@ async def test_w9_a_thousand_tasks_leave_nothing_behind_in_their_process() -> No
         async def run(count: int) -> None:
             for number in range(count):
                 task = await client.submit("parent", number, session_id=f"s-{number}")
-                assert (await task.result(timeout=20)).value() == 2 * number
+                assert (await task.result(timeout=60)).value() == 2 * number
 
         await run(20)
         before = objects_of_the_runtime()

@@ -105,7 +105,7 @@ class Running:
         """The exit status, once all it said is read."""
         assert self.process.stdout is not None
         self.said += self.process.stdout.read().splitlines()
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=60)
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def get(url: str) -> tuple[int, str]:
 
 def wait_for(url: str, wanted: tuple[int, str]) -> None:
     """Asks until the answer is as wanted."""
-    end_at = time.monotonic() + 10
+    end_at = time.monotonic() + 60
     while (got := get(url)) != wanted:
         assert time.monotonic() < end_at, got
         time.sleep(0.01)
@@ -185,7 +185,7 @@ def test_it_is_not_ready_while_it_stops_and_a_second_signal_ends_it(start: type[
 def test_a_second_signal_ends_a_process_whose_loop_is_blocked(start: type[Running]) -> None:
     service = start("block")
     service.until("^blocked$")
-    end_at = time.monotonic() + 10
+    end_at = time.monotonic() + 60
     while service.process.poll() is None:
         assert time.monotonic() < end_at
         service.send(signal.SIGTERM)

@@ -390,7 +390,7 @@ async def test_progress_from_a_thread_is_reported_on_the_loop(
 
     ctx = ToolContext(task_id="t", run_id="r", on_progress=report)
     await declared(it).call(b"{}", ctx, threads, abandoned)
-    await asyncio.wait_for(arrived.wait(), 5)
+    await asyncio.wait_for(arrived.wait(), 60)
 
     assert seen == [(b'{"done":3}', True)]
 

@@ -11,7 +11,7 @@ import pytest
 from runtime_core import AgentId, ConfigurationError, DefaultInterventionHandler, InvalidInput, Runtime, TopicId
 from tests.integration.runtime.agents import DEFAULT, Ask, Echo
 
-SECONDS = 20
+SECONDS = 60
 ECHO = AgentId("echo", "a")
 Call = Callable[[Any], Awaitable[object]]
 """Of a runtime. Any: the calls are wrong on purpose, which no type may say."""

@@ -32,7 +32,7 @@ from runtime_core import (
 from tests.integration.runtime.agents import DEFAULT, Answer, Ask, Asker, Echo, Gate, Note, OwnError, Ping, Sink
 from tests.integration.runtime.conftest import MakeRuntime
 
-SECONDS = 20
+SECONDS = 60
 
 
 async def gate_of(runtime: Runtime, key: str = "one") -> Gate:

@@ -30,7 +30,7 @@ from tests.conftest import ROOT
 from tests.integration.runtime.agents import DEFAULT, ROUNDS, Answer, Ask, Echo, Note, OwnError, Ping, Round, Sink
 from tests.servers.process import Server
 
-SECONDS = 40
+SECONDS = 60
 """A machine that is busy with other tests starts a process in seconds."""
 TIED = ROOT / "tests" / "servers" / "tied.py"
 
