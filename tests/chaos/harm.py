@@ -15,7 +15,9 @@ TASKS = int(os.environ.get("WEFT_CHAOS_TASKS") or 150)
 FULL = TASKS > 500
 LEASE_SECONDS = 3.0 if FULL else 1.0
 EVERY_SECONDS = 0.3
-RESULT_SECONDS = 1800.0 if FULL else 40.0
+MOST_HARM = 10_000 if FULL else 60
+"""Where a process takes longer to start than the next kill to come, nothing would ever end; so the harm does."""
+RESULT_SECONDS = 1800.0 if FULL else 300.0
 PAUSED_AT_ONCE = 2
 """Of eight processes: a pause lasts much longer than the time between two harms."""
 
@@ -34,7 +36,7 @@ async def under(harm: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 
 async def harm_services(fleet: Fleet, chance: random.Random) -> None:
-    """Every 300 ms one process is killed, or paused for longer than the lease."""
+    """Every 300 ms one process is killed, or paused for longer than the lease, until that has been enough."""
     paused: set[asyncio.Task[None]] = set()
 
     async def pause(name: str) -> None:
@@ -43,7 +45,7 @@ async def harm_services(fleet: Fleet, chance: random.Random) -> None:
         fleet.resume(name)
 
     try:
-        while True:
+        while fleet.harmed < MOST_HARM:
             await asyncio.sleep(EVERY_SECONDS)
             name = chance.choice([name for name in fleet.names() if not fleet.members[name].paused])
             if chance.random() < 0.6 or len(paused) >= PAUSED_AT_ONCE:
@@ -52,6 +54,8 @@ async def harm_services(fleet: Fleet, chance: random.Random) -> None:
                 task = asyncio.create_task(pause(name), name=f"pause {name}")
                 paused.add(task)
                 task.add_done_callback(paused.discard)
+        if paused:
+            await asyncio.wait(paused)
     finally:
         for task in list(paused):
             task.cancel()

@@ -18,7 +18,7 @@ from typing import Self
 import pytest
 
 from runtime_core import AgentId, Runtime, TypeSubscription
-from tests.chaos.harm import EVERY_SECONDS, harm_broker, under
+from tests.chaos.harm import EVERY_SECONDS, MOST_HARM, RESULT_SECONDS, harm_broker, under
 from tests.chaos.invariants import check_broker
 from tests.conftest import ROOT, OwnServer
 from tests.fleet import DEFECTS, TIED, plain_redis
@@ -32,9 +32,7 @@ AT_ONCE = 200
 """How many of them wait for their answers at once."""
 CALLED = max(20, ORDERS // 10)
 """Orders of a process that is killed as well, and asks again for what it has no answer of."""
-FULL = ORDERS > 500
 LEASE_SECONDS = 1.0
-RESULT_SECONDS = 1800.0 if FULL else 60.0
 LEAST_HARM = 5
 WORKERS = ("worker-1", "worker-2", "worker-3")
 CALLER = "caller"
@@ -191,7 +189,7 @@ async def known(runtime: Runtime) -> None:
 
 
 async def harm_processes(processes: Processes, chance: random.Random) -> None:
-    """Every 300 ms one process is killed, or paused for longer than its lease."""
+    """Every 300 ms one process is killed, or paused for longer than its lease, until that has been enough."""
     waking: set[asyncio.Task[None]] = set()
 
     async def wake(pid: int) -> None:
@@ -202,13 +200,15 @@ async def harm_processes(processes: Processes, chance: random.Random) -> None:
                 os.kill(pid, signal.SIGCONT)
 
     try:
-        while True:
+        while processes.harmed < MOST_HARM:
             await asyncio.sleep(EVERY_SECONDS)
             paused = processes.harm(chance)
             if paused:
                 task = asyncio.create_task(wake(paused), name=f"wake {paused}")
                 waking.add(task)
                 task.add_done_callback(waking.discard)
+        if waking:
+            await asyncio.wait(waking)
     finally:
         for task in list(waking):
             task.cancel()

@@ -71,8 +71,8 @@ async def test_a_handler_that_fails_is_retried_and_then_a_dead_letter_and_delays
         failing = await client.submit(agent, input, task_id="bad")
         good = [await client.submit("use", {"tool": "slow", "arguments": {"seconds": 0}}) for _ in range(20)]
         for handle in good:
-            assert (await handle.result(timeout=60)).status == "completed"
-        response = await failing.result(timeout=60)
+            assert (await handle.result(timeout=120)).status == "completed"
+        response = await failing.result(timeout=120)
 
     assert response.status == "failed"
     assert response.error is not None
@@ -110,8 +110,8 @@ async def test_a_handler_that_kills_its_process_is_quarantined_and_convicts_nobo
         else:
             beside = [await client.submit("use", {"tool": "slow", "arguments": {"seconds": 0.3}}) for _ in range(10)]
         for handle in beside:
-            assert (await handle.result(timeout=60)).status == "completed"
-        response = await poison.result(timeout=90)
+            assert (await handle.result(timeout=120)).status == "completed"
+        response = await poison.result(timeout=120)
         # And the handler is as before: what comes now is not run alone.
         assert (await run(client, "echo", 1, task_id="after")).output == 1
 
@@ -152,7 +152,7 @@ async def test_what_a_dead_handler_held_goes_on(
 
         await until(busy, 60, f"work in the hands of {victim.name}")
         (fleet.kill if harm == "kill" else fleet.pause)(victim.name)
-        responses = [await handle.result(timeout=60) for handle in handles]
+        responses = [await handle.result(timeout=120) for handle in handles]
         assert {response.status for response in responses} == {"completed"}
         fleet.resume(victim.name)
         if harm == "pause":
@@ -163,7 +163,7 @@ async def test_what_a_dead_handler_held_goes_on(
             await until(came_back, 60, "the paused one hears that it was declared dead")
         # It takes part again, and what it had in hand has changed nothing.
         assert (await run(client, "echo", 1, task_id="after")).output == 1
-        assert [(await handle.result(timeout=60)).output for handle in handles] == [each.output for each in responses]
+        assert [(await handle.result(timeout=120)).output for handle in handles] == [each.output for each in responses]
         async with plain_redis(valkey.port) as redis:
             await check_broker(redis, namespace)
 
@@ -256,8 +256,8 @@ async def survive(url: str, server: Server, namespace: str, folder: Path, away: 
 
         async def one(task: str, after_seconds: float) -> TaskResponse:
             await asyncio.sleep(after_seconds)
-            handle = await client.submit("journey", str(effects), task_id=task, timeout=60)
-            return await handle.result(timeout=60)
+            handle = await client.submit("journey", str(effects), task_id=task, timeout=120)
+            return await handle.result(timeout=120)
 
         running = [asyncio.create_task(one(task, number * 0.02)) for number, task in enumerate(tasks)]
         await asyncio.wait(running[:3])
@@ -329,7 +329,7 @@ def refused(folder: Path, services: Sequence[str] = SERVICES, **environ: str) ->
     said: dict[str, str] = {}
     try:
         for service, process in started.items():
-            output, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=120)
             lines = [line for line in output.splitlines() if line.startswith(f"weft {service}: ")]
             assert process.returncode == 1, output
             assert len(lines) == 1, output

@@ -55,7 +55,7 @@ class Plain:
         """The data of the next answer of this type, about this task. An answer may come again at any time."""
         while True:
             found, data = await self.next()
-            if found == type and task in ("", data["task_id"]):
+            if found == type and task in ("", data.get("task_id")):
                 return data
 
 
