@@ -14,6 +14,8 @@ from tests.fleet import Fleet
 from tests.openai_server.driver import OpenAIServer, Rule, answer, calls, output, turns
 from tests.servers.process import Server
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 COMPARE = calls(("train", {"start": "Bern", "end": "Chur"}), ("train", {"start": "Bern", "end": "Basel"}))
 BOOK = calls(("book", {"city": "Basel", "price": 80}))

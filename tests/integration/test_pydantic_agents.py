@@ -14,7 +14,7 @@ from tests.fleet import Fleet, until
 from tests.openai_server.driver import OpenAIServer, answer, calls, failing, gated, output, rate_limited, turns
 from tests.servers.process import Server
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 APP = "tests.pydantic_app:app"
 WAIT_SECONDS = 90.0

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
+import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+import anyio.to_thread
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +22,7 @@ from runtime_core.agents.context import AgentContext
 from runtime_core.agents.foreign import Foreign, foreign_here, host
 from runtime_core.consumer.effects import Completed, Failed, Suspended
 from runtime_core.encoding import encode
-from runtime_core.errors import LocalStepError, Retry, ToolError
+from runtime_core.errors import InvalidInput, LocalStepError, Retry, ToolError
 from tests.unit.run_world import Code, Program, World
 
 
@@ -351,17 +354,82 @@ async def test_a_limit_ends_what_this_process_is_doing() -> None:
 
 
 async def test_a_thread_of_the_code_holds_the_turn_and_loses_nothing() -> None:
+    """What the code asks for after it is asked for by the same turn, however long the thread takes."""
+    go_on = threading.Event()
+
+    def slow() -> int:
+        go_on.wait(30)
+        return 7
+
     async def program(library: Library) -> object:
         async def beside() -> object:
-            number = await asyncio.to_thread(lambda: 7)
+            number = await asyncio.to_thread(slow)
             return (await library.tool("late", number))["got"]
 
         return await asyncio.gather(library.tool("early"), beside())
 
-    result, world = await play(hosting(program), cold=True)
+    world = World()
+    asyncio.get_running_loop().call_later(0.1, go_on.set)
+    assert isinstance(await world.turn(Program(hosting(program))), Suspended)
+    assert sorted(name for _, _, name, _ in world.asked) == ["early", "late"]
+    result = await world.play(hosting(program))
     assert isinstance(result, Completed), result
     assert json.loads(result.output)[1] == {"n": 7}
-    assert sorted(name for _, _, name, _ in world.asked) == ["early", "late"]
+
+
+async def test_a_thread_that_another_library_starts_wakes_the_code() -> None:
+    """Nobody has counted it: it is heard of when it ends, while another step of the run is at work."""
+    open_gate = asyncio.Event()
+
+    async def program(library: Library) -> object:
+        async def gate() -> object:
+            await open_gate.wait()
+            return "open"
+
+        async def opens() -> object:
+            open_gate.set()
+            return "opened"
+
+        async def beside() -> object:
+            await anyio.to_thread.run_sync(lambda: go_on.wait(30))
+            return await library.local("opens", opens)
+
+        return await asyncio.gather(library.local("gate", gate), beside())
+
+    go_on = threading.Event()
+    asyncio.get_running_loop().call_later(0.1, go_on.set)
+    assert await output(hosting(program)) == ["open", "opened"]
+
+
+async def test_what_cannot_be_asked_any_more_is_the_codes_error_too() -> None:
+    """Also where the journal knows the operation: the code that makes it has changed."""
+
+    def code(argument: object) -> Code:
+        async def program(library: Library) -> object:
+            try:
+                return await library.foreign.tool("tool:x", "x", encode({"n": argument}, "arguments"))
+            except InvalidInput as error:
+                return error.field
+
+        return hosting(program)
+
+    def refusing(branch: Branch) -> Awaitable[Any]:
+        raise InvalidInput("arguments", "cannot be written")
+
+    async def changed(library: Library) -> object:
+        try:
+            return await library.foreign.perform("tool:x", refusing)
+        except InvalidInput as error:
+            return error.field
+
+    world = World()
+    assert isinstance(await world.turn(Program(code(1))), Suspended)
+    assert world.run is not None
+    await world.run.aclose()
+    world.run = None
+    result = await world.play(Program(hosting(changed), timeout_seconds=20.0))
+    assert isinstance(result, Completed), result
+    assert json.loads(result.output) == "arguments"
 
 
 async def test_changed_code_parks_the_run() -> None:
@@ -501,7 +569,9 @@ async def test_generators_and_context_variables_of_the_code_stay_with_it(cold: b
         assert foreign_here() is library.foreign
         return found
 
+    hooks = sys.get_asyncgen_hooks()
     assert await output(hosting(program), cold=cold) == [0, 1]
+    assert sys.get_asyncgen_hooks() == hooks
     assert closed[-1] == "set"
     assert mine.get() == "none"
     assert foreign_here() is None
@@ -537,7 +607,7 @@ async def test_steps_are_named_after_what_they_are() -> None:
         return None
 
     _, world = await play(hosting(program))
-    assert sorted(world.journal) == ["1.0.x22a9fcb625.1", "1.0.x6d745db572.1", "1.0.xd45b945b67.1"]
+    assert sorted(world.journal) == ["1.0.114771419.1", "1.0.222673221.1", "1.0.36347851.1"]
 
 
 Spec = tuple[str, Any]

@@ -149,18 +149,18 @@ async def test_the_names_of_the_steps_are_pinned() -> None:
     assert isinstance(result, Completed), result
     assert json.loads(result.output) == FOUND
     assert sorted((step, kind, name) for step, kind, name, _ in world.asked) == [
-        ("1.3.x27bf928f19.1", "tool", "researcher.look"),
-        ("1.3.x8d946d8462.1", "tool", "researcher.look"),
-        ("1.3.xf7dee36f63.1", "tool", "researcher.look"),
-        ("1.5.x2d6241f2cb.1", "tool", "researcher.look"),
-        ("1.5.x326ffe0c09.1", "human", "May researcher call pay?"),
-        ("1.5.xb0bbbcdd1b.1", "tool", "researcher.pay"),
-        ("1.5.xd485a69a8e.1", "tool", "researcher.pay"),
+        ("1.3.148457176.1", "tool", "researcher.look"),
+        ("1.3.259911222.1", "tool", "researcher.look"),
+        ("1.3.41679144.1", "tool", "researcher.look"),
+        ("1.5.185318349.1", "tool", "researcher.pay"),
+        ("1.5.222845545.1", "tool", "researcher.pay"),
+        ("1.5.47588383.1", "tool", "researcher.look"),
+        ("1.5.52887520.1", "human", "May researcher call pay?"),
     ]
     assert sorted((step, kind) for kind, step, _, _ in world.rows) == [
-        ("1.2.x81da117f25.2", "model"),
-        ("1.4.xb23393fbc1.2", "model"),
-        ("1.6.x2b08b5c5f7.2", "model"),
+        ("1.2.136159511.2", "model"),
+        ("1.4.186857791.2", "model"),
+        ("1.6.45124444.2", "model"),
     ]
 
 

@@ -98,6 +98,7 @@ class Foreign:
         """Begun, and not handed in yet."""
         self._ended: list[Operation] = []
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._labels: set[str] = set()
         self._known = {
             ".".join(step[len(self._prefix) :].split(".", 2)[:2])
             for step in (*run.journal.values, *run.journal.pending)
@@ -143,7 +144,11 @@ class Foreign:
 
     def _create(self, name: str, key: str, work: Work, group: str, order: int) -> Operation:
         self._counts[name, key] += 1
-        label = f"{order}.x{fingerprint(name, key, str(self._counts[name, key]), digits=10)}"
+        # Seven hexadecimal digits are nine decimal ones at most: a number, as all places in a program are.
+        number = int(fingerprint(name, key, str(self._counts[name, key]), digits=7), 16)
+        while (label := f"{order}.{number}") in self._labels:
+            number += 1
+        self._labels.add(label)
         self._unclaimed.discard(label)
         return Operation(name, label, work, group, self.loop.create_future())
 
@@ -184,9 +189,11 @@ class Foreign:
                 self._hand_in(min(self._ended, key=lambda each: (each.ended_ms, each.label)))
             elif self._created:
                 self._begin(self._created)
+            elif self.loop.runnable:
+                continue
             elif self.loop.threads or not self._open:
                 await self._until_notified()
-            elif self.loop.quiet:
+            else:
                 self._check_claimed()
                 await self._until_one_ends()
 

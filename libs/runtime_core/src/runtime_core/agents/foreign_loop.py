@@ -48,12 +48,8 @@ class ForeignLoop(asyncio.AbstractEventLoop):
     # ---- the host's side -----------------------------------------------------------------------------------
 
     @property
-    def quiet(self) -> bool:
-        """Whether nothing can go on without the host."""
-        return not self._ready and not self.threads
-
-    @property
     def runnable(self) -> bool:
+        """Whether callbacks are ready."""
         return bool(self._ready)
 
     async def run_ready(self) -> None:

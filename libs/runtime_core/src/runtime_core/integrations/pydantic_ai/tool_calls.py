@@ -45,8 +45,6 @@ _LIVE = frozenset(
     {
         "available_tool_names",
         "active_capability_ids",
-        "loaded_capability_ids",
-        "discovered_tool_names",
         "_deferred_capability_ids",
         "_tool_names_by_kind",
         "_anchored_evidence",
@@ -78,10 +76,7 @@ def event_data(
     operation: ToolsetCallToolId, params: ToolsetCallToolParams | DynamicToolsetCallToolParams, deps: object
 ) -> bytes:
     """JSON of a tool event. Raises InvalidInput for arguments that JSON cannot hold."""
-    context = DurableRunContext.serialize_run_context(params.ctx)
-    carried: dict[str, Any] = {  # Any: JSON
-        "context": {name: value for name, value in context.items() if name not in _LIVE and value is not None}
-    }
+    carried: dict[str, Any] = {"context": _context_of(params.ctx)}  # Any: JSON
     if deps is not None:
         carried["deps"] = deps
     definition = params.tool_def if isinstance(params, DynamicToolsetCallToolParams) else None
@@ -99,6 +94,17 @@ def event_data(
     except ValueError as error:
         raise InvalidInput(f"arguments of {params.name}", str(error)) from error
     return encode(plain, f"arguments of tool {params.name!r}")
+
+
+def _context_of(ctx: RunContext[Any]) -> dict[str, Any]:  # Any: JSON
+    """What of the run context travels; the same bytes at each replay."""
+    carried = {name: value for name, value in DurableRunContext.serialize_run_context(ctx).items() if name not in _LIVE}
+    for name, value in carried.items():
+        if isinstance(value, set | frozenset):
+            carried[name] = sorted(value)
+        elif name == "usage":  # mostly zeros, which it begins with
+            carried[name] = {part: number for part, number in to_jsonable_python(value).items() if number}
+    return carried
 
 
 class Revalidating(ParameterTransports):
