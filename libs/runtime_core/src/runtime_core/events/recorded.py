@@ -152,6 +152,8 @@ def _step(step: str, row: Step) -> RecordedStep:
         if row.error is not None:
             error = {"type": row.error.type, "message": row.error.message}
         status, payload = FAILED, msgspec.json.encode(error)
+    if row.input_after:  # read from the record stream: it has the end of its messages only
+        return RecordedStep(step, row.kind, row.name, row.key, b"", status, payload, int(row.ended))
     told = str(row.attributes.get(DIGEST, ""))
     return RecordedStep(step, row.kind, row.name, row.key, bytes(row.input), status, payload, int(row.ended), told)
 

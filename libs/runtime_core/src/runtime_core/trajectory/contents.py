@@ -67,11 +67,11 @@ class Contents:
     nodes: dict[bytes, Node] = field(default_factory=dict)
     """By digest, each after its parent."""
 
-    def take_out(self, text: str, data: bytes) -> tuple[str | None, list[Reference]]:
+    def take_out(self, text: str, data: bytes, after: bytes | None = None) -> tuple[str | None, list[Reference]]:
         """Move what is worth it from a step's JSON in here: what is left of `text`, and references to the rest.
 
-        `data` is the same JSON in bytes. What is left is None where the whole was moved. JSON that cannot be read
-        stays as it is.
+        `data` is the same JSON in bytes; its messages come after the list `after`, if any. What is left is None where
+        the whole was moved. JSON that cannot be read stays as it is.
         """
         if len(data) < LARGE_BYTES and _MESSAGES_IN not in data:
             return text, []
@@ -80,7 +80,7 @@ class Contents:
             try:
                 members = _members(data)
                 for name, value in members.items():
-                    taken = self._take_member(name, bytes(value))
+                    taken = self._take_member(name, bytes(value), after)
                     if taken is not None:
                         references.append(taken)
                         members[name] = _PLACEHOLDER
@@ -92,27 +92,26 @@ class Contents:
             return text, []
         return None, [Reference(None, _VALUE, self._keep(data).hex())]
 
-    def _take_member(self, name: str, value: bytes) -> Reference | None:
+    def _take_member(self, name: str, value: bytes, after: bytes | None) -> Reference | None:
         if name == MESSAGES and value[:1] == b"[":
-            head = self._chain(_elements(value))
+            head = self._chain(_elements(value), after)
             return Reference(name, _LIST, head.hex()) if head is not None else None
         if len(value) >= LARGE_BYTES:
             return Reference(name, _VALUE, self._keep(value).hex())
         return None
 
-    def _chain(self, messages: Iterable[msgspec.Raw]) -> bytes | None:
-        head: bytes | None = None
+    def _chain(self, messages: Iterable[msgspec.Raw], head: bytes | None) -> bytes | None:
         nodes = self.nodes
         for message in messages:
             content = self._keep(bytes(message))
-            digest = _digest(b"l" + (head or _ROOT) + content)
+            digest = following(head, content)
             if digest not in nodes:
                 nodes[digest] = Node(head, content)
             head = digest
         return head
 
     def _keep(self, data: bytes) -> bytes:
-        digest = _digest(b"v" + data)
+        digest = message_digest(data)
         if digest not in self.values:
             self.values[digest] = readable(data)
         return digest
@@ -126,6 +125,18 @@ class Contents:
             members = members or _members((text or "{}").encode())
             members[reference.member] = msgspec.Raw(self._value(reference))
         return ENCODER.encode(members)
+
+    def lacks(self, references: Iterable[Reference]) -> bool:
+        """Whether the beginning of a list is not there: it was erased, or never came."""
+        for reference in references:
+            if reference.kind == _LIST:
+                at: bytes | None = bytes.fromhex(reference.digest)
+                while at is not None:
+                    node = self.nodes.get(at)
+                    if node is None:
+                        return True
+                    at = node.parent
+        return False
 
     def _value(self, reference: Reference) -> bytes:
         digest = bytes.fromhex(reference.digest)
@@ -154,7 +165,8 @@ def missing(heads: Iterable[bytes], nodes: Mapping[bytes, Node]) -> Generator[li
         for head in frontier:
             at: bytes | None = head
             for _ in range(stride):
-                if at is None or at in lacking or at in asked:
+                # What this batch only refers to was written before.
+                if at is None or at in lacking or at in asked or at not in nodes:
                     break
                 asked[at] = None
                 at = nodes[at].parent
@@ -165,11 +177,21 @@ def missing(heads: Iterable[bytes], nodes: Mapping[bytes, Node]) -> Generator[li
             while at is not None and at in asked and at not in known:
                 lacking[at] = None
                 at = nodes[at].parent
-            if at is not None and at not in asked and at not in lacking:
+            if at is not None and at in nodes and at not in asked and at not in lacking:
                 following[at] = None
         frontier = list(following)
         stride = min(stride * 4, 4_096)
     return [digest for digest in nodes if digest in lacking]
+
+
+def message_digest(data: bytes) -> bytes:
+    """What stands for a message, or any value, given as JSON."""
+    return _digest(b"v" + data)
+
+
+def following(head: bytes | None, message: bytes) -> bytes:
+    """What stands for the list `head` (None: empty) with one message more."""
+    return _digest(b"l" + (head or _ROOT) + message)
 
 
 def readable(data: bytes) -> str:

@@ -12,7 +12,7 @@ from sqlalchemy import Row
 from runtime_core.errors import InvalidInput
 from runtime_core.trajectory.contents import REFERENCES, Contents, readable
 from runtime_core.trajectory.place import place
-from runtime_core.trajectory.steps import ENCODER, STEPS, Step, StepError, TaskEnd
+from runtime_core.trajectory.steps import ENCODER, INCOMPLETE, STEPS, Step, StepError, TaskEnd
 
 TASK_MAX = 500
 """Bytes of a task id; see PLACE_MAX."""
@@ -122,7 +122,7 @@ def _add_steps(rows: Rows, namespace: str, task: str, steps: bytes) -> None:
     # All of them first: an entry that is refused leaves nothing in `rows`.
     places = [_checked_place(step) for step in decoded]
     for step, at in zip(decoded, places, strict=True):
-        given, given_refs = _taken_out(rows.contents, bytes(step.input), heads)
+        given, given_refs = _taken_out(rows.contents, bytes(step.input), heads, step.input_after)
         returned, returned_refs = _taken_out(rows.contents, bytes(step.output), heads)
         if step.fork is not None:
             rows.forks.append((namespace, task, storable(step.fork.task), storable(step.fork.step)))
@@ -164,11 +164,13 @@ def _checked_place(step: Step) -> str:
     return place(step.run, step.step)
 
 
-def _taken_out(contents: Contents, data: bytes, heads: dict[bytes, None]) -> tuple[str | None, str | None]:
+def _taken_out(
+    contents: Contents, data: bytes, heads: dict[bytes, None], after: str = ""
+) -> tuple[str | None, str | None]:
     """The columns of an input or output: what is left of it, and where the rest is."""
     if not data:
         return None, None
-    text, references = contents.take_out(readable(data), data)
+    text, references = contents.take_out(readable(data), data, bytes.fromhex(after) if after else None)
     if not references:
         return text, None
     for reference in references:
@@ -193,6 +195,9 @@ def _end_row(namespace: str, task: str, end: TaskEnd) -> tuple[Value, ...]:
 # As above: the columns are read by name.
 def step_of(row: Row[Any], contents: Contents) -> Step:
     """Return the step that a row of the table of steps holds; `contents` has what the row refers to."""
+    attributes = _ATTRIBUTES.decode(row.attributes) if row.attributes else {}
+    if row.input_refs and contents.lacks(REFERENCES.decode(row.input_refs)):
+        attributes[INCOMPLETE] = True
     return Step(
         run=row.run,
         kind=row.kind,
@@ -210,7 +215,7 @@ def step_of(row: Row[Any], contents: Contents) -> Step:
         usage=_USAGE.decode(row.usage) if row.usage else {},
         cause=row.cause,
         owner=row.owner,
-        attributes=_ATTRIBUTES.decode(row.attributes) if row.attributes else {},
+        attributes=attributes,
     )
 
 

@@ -56,6 +56,9 @@ class Step(msgspec.Struct, omit_defaults=True):
     """The instance key of an agent, where the user gave one."""
     input: msgspec.Raw = NOTHING
     """JSON, as it was given."""
+    input_after: str = ""
+    """On the record stream: the messages in `input` come after those of this list, which an earlier row has told; a
+    digest of `contents.py`, hexadecimal. Empty: they are all. The store puts them together."""
     output: msgspec.Raw = NOTHING
     """JSON, as it was returned."""
     error: StepError | None = None
@@ -75,6 +78,10 @@ class Step(msgspec.Struct, omit_defaults=True):
 
 DIGEST = "weft.digest"
 """The attribute that holds a step's digest, where that is not made of its name and input."""
+
+
+INCOMPLETE = "weft.messages.incomplete"
+"""The attribute (true) of a step that was read without the first of its messages: the store has lost them."""
 
 
 class TaskEnd(msgspec.Struct):

@@ -12,7 +12,8 @@ from runtime_core.bus.transport import Argument
 from runtime_core.bus.values import CallBegun
 from runtime_core.bus.verbs.partition import Partition
 from runtime_core.errors import LimitExceeded, Reserved
-from runtime_core.telemetry.redaction import redactor
+from runtime_core.telemetry.redaction import Redactor, redactor
+from runtime_core.trajectory.shortening import Told
 
 JOURNAL_LIMIT = 10_000
 """Steps that one run may journal."""
@@ -42,7 +43,7 @@ class CommitVerbs(Partition):
         the rows, and out of the error that a failed run ends with.
         """
         secrets = redactor()
-        record = secrets.data(record)
+        record, told = self._shortened(record, secrets)
         if mode not in ("w", "c"):
             body = secrets.data(body)
         reply = await self.call(
@@ -50,11 +51,18 @@ class CommitVerbs(Partition):
             mode, now_ms, record, steps, body, state, count, *parts,
         )  # fmt: skip
         if reply == b"OK":
+            self._told.remember(told)
             return True
         self._fence(reply)
         if isinstance(reply, bytes) and reply.startswith(b"LIMIT"):
             raise LimitExceeded(reply[6:].decode())
         return False
+
+    def _shortened(self, record: bytes, secrets: Redactor) -> tuple[bytes, Told]:
+        if self.transport.reconnects != self._told_since:
+            self._told_since = self.transport.reconnects
+            self._told.forget()
+        return self._told.shortened(record, secrets.data)
 
     async def commit_call(
         self,

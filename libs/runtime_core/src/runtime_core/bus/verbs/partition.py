@@ -15,6 +15,7 @@ from runtime_core.bus.keys import (
 from runtime_core.bus.library import library
 from runtime_core.bus.transport import Argument, Reply, Transport
 from runtime_core.errors import Fenced, ServerError
+from runtime_core.trajectory.shortening import ToldLists
 
 
 class Partition:
@@ -32,6 +33,8 @@ class Partition:
         self._library = library()
         self._functions = self._library.functions
         self._base = keys.base.encode()
+        self._told = ToldLists()
+        self._told_since = transport.reconnects
 
     async def call(self, function: str, *args: Argument) -> Reply:
         """Call one function of the library; a lost library or group is made again, once."""
