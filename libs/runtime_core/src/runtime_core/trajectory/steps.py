@@ -58,7 +58,7 @@ class Step(msgspec.Struct, omit_defaults=True):
     """JSON, as it was given."""
     input_after: str = ""
     """On the record stream: the messages in `input` come after those of this list, which an earlier row has told; a
-    digest of `contents.py`, hexadecimal. Empty: they are all. The store puts them together."""
+    digest of `trajectory/contents.py`, hexadecimal. Empty: they are all. The store puts them together."""
     output: msgspec.Raw = NOTHING
     """JSON, as it was returned."""
     error: StepError | None = None
