@@ -9,7 +9,7 @@ import pytest
 from tests.autogen.suite import run_module
 from tests.servers.process import Server
 
-pytestmark = pytest.mark.timeout(900)  # each test here is a whole module of theirs
+pytestmark = pytest.mark.timeout(3000)  # each test here is a whole module of theirs
 
 RUNTIME_MODULES = {
     "test_runtime": 15,

@@ -311,7 +311,7 @@ async def test_a_plain_tool_over_its_limit_is_abandoned_and_counted_until_it_end
         finally:
             release.set()
         threads.submit(ended.set)
-        assert await asyncio.to_thread(ended.wait, 5)
+        assert await asyncio.to_thread(ended.wait, 60)
     assert (abandoned.running, abandoned.total) == (0, 1)
 
 

@@ -116,8 +116,13 @@ async def test_a_process_is_used_again(engine: LocalEngine) -> None:
 
 
 async def test_a_call_that_takes_too_long_loses_its_process(engine: LocalEngine, folder: str) -> None:
-    with pytest.raises(CallFailed, match=r"TimeoutError: it was not done within 0\.5 s; its process was ended"):
-        await engine.agather(EngineCall(functions.hold, (folder, "slow"), timeout_seconds=0.5))
+    limit = 0.5
+    while functions.count_begun(folder) == 0:  # on a busy machine its time is over before it begins
+        with pytest.raises(
+            CallFailed, match=rf"TimeoutError: it was not done within {limit:g} s; its process was ended"
+        ):
+            await engine.agather(EngineCall(functions.hold, (folder, "slow"), timeout_seconds=limit))
+        limit *= 2
     assert gone(pid_of(folder, "slow"))
 
 
