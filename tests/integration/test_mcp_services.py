@@ -123,7 +123,7 @@ async def test_what_may_be_repeated_is_done_again_with_its_key_when_its_tool_han
         members.kill("tool-handler-1")
         assert await going == {"name": "n"}
         lines = ledger.lines("begun")
-        assert len(lines) == 2
+        assert len(lines) >= 2
         assert len({line["key"] for line in lines}) == 1
 
 

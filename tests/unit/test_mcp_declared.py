@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from runtime_core.app import App
 from runtime_core.bus.delivery import Delivery
 from runtime_core.consumer.effects import Call
 from runtime_core.declaration import Place
-from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.errors import ConfigurationError, InvalidInput, NotReady
+from runtime_core.llm.toolset import ToolsMissing, toolset_of
+from runtime_core.manifest import Manifest, ToolEntry
 from runtime_core.mcp.arguments import ArgumentsCheck, BadSchema
 from runtime_core.mcp.declared import MCPServer, need_sdk
 from runtime_core.mcp.listing import listing_of
@@ -241,6 +244,25 @@ def test_a_tool_handler_has_the_servers_of_its_pools_only() -> None:
     assert waits.wait_seconds is not None
     fails = MCPServers(app, metrics, [""]).away("docs.read")
     assert fails == Away(None, "MCP server 'docs' is away: it has not been started yet")
+
+
+def test_a_model_s_tools_wait_for_a_server_that_was_never_listed_and_for_nothing_else() -> None:
+    app = App("app")
+    app.add_mcp("files", command=["serve"])
+    app.add_mcp("docs", command=["serve"], when_down="fail")
+
+    def toolset(*named: str, published: Sequence[Manifest] = ()) -> object:
+        return toolset_of("agent 'a'", named, (), (), None, app.functions, published)
+
+    with pytest.raises(NotReady, match="agent 'a' waits for MCP server 'files' to be connected"):
+        toolset("files.*", "files.read")
+    for named in (["files.*", "other"], ["docs.*"], ["other"]):
+        with pytest.raises(ToolsMissing):
+            toolset(*named)
+    listed = Manifest("app/mcp/files", "1", tools={"files.read": ToolEntry()})
+    assert toolset("files.*", published=[listed])
+    with pytest.raises(ToolsMissing, match=r"files\.write"):
+        toolset("files.*", "files.write", published=[listed])
 
 
 def test_a_call_goes_to_the_pool_of_its_server() -> None:

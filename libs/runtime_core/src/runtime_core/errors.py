@@ -10,6 +10,7 @@ WeftError                     anything that Weft raises on purpose: one line tha
 ├── StoreUnavailable          the trajectory store could not be asked; the same call may be repeated
 ├── Fenced                    this owner was declared dead: it must drop what it holds and take a new name
 ├── LimitExceeded             a task, run or journal went over a limit that is named
+├── NotReady                  what an attempt needs is away or not there yet: made again without counting
 ├── JobCancelled              a job of `ctx.background` was awaited and had been cancelled
 ├── Divergence                a replay asked for another step than the journal holds
 ├── StepError                 a step that the run waited for has failed (type and message are recorded)
@@ -87,6 +88,10 @@ class LimitExceeded(WeftError):
 
 class Reserved(WeftError):
     """What a model call needs of a limit is held by other calls of the task; it may be free when they have ended."""
+
+
+class NotReady(WeftError):
+    """What an attempt needs is away, or not there yet, and nothing was done: it is made again without counting."""
 
 
 class JobCancelled(WeftError):

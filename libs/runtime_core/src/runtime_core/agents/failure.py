@@ -13,6 +13,7 @@ from runtime_core.errors import (
     InvalidInput,
     JobCancelled,
     LimitExceeded,
+    NotReady,
     Reject,
     Retry,
     StepError,
@@ -33,8 +34,10 @@ def failure_of(error: BaseException) -> Failed:
     match error:
         case Retry():
             return Failed("Retry", clean(error.reason), retry_after_seconds=error.after_seconds)
+        case NotReady():
+            return Failed("NotReady", clean(str(error)), counts=False)
         case Reject():
-            return Failed("Reject", clean(error.reason), retryable=False, rejected=True)
+            return Failed(error.type, clean(error.reason), retryable=False, rejected=True)
         case TaskCancelled():
             return Failed(error.type, clean(error.message), retryable=False, rejected=True, cancelled=True)
         case StepError():

@@ -437,6 +437,10 @@ class TurnHandler:
             self._metrics.duplicates_suppressed.inc()
 
     async def _fail(self, delivery: Delivery, definition: AgentDefinition, failed: Failed, warm: _Warm) -> None:
+        if not failed.counts:
+            logger.info("%r waits: %s", delivery, failed.message)
+            await self._bus.retry(delivery, int(LACKING_SECONDS * 1000), b"", counts=False)
+            return
         now = _now()
         error = StepError(failed.type, failed.message, failed.traceback, now)
         decision = decide(delivery.attempt, definition.retry, failed, random.random)

@@ -145,6 +145,8 @@ class Failed:
     retryable: bool = True
     retry_after_seconds: float | None = None
     """Set where the code asked for a retry at a given time."""
+    counts: bool = True
+    """False: nothing was tried, since what it needs was not there."""
     parked: bool = False
     """The journal and the code disagree: the run waits for a rollback or a fix."""
     rejected: bool = False

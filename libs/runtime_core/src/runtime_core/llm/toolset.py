@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 from runtime_core import codec
-from runtime_core.errors import WeftError
+from runtime_core.errors import NotReady, WeftError
 from runtime_core.llm.asked import is_conversation
 from runtime_core.llm.settings import OutputSpec, ToolSpec
 from runtime_core.manifest import AgentEntry, Manifest, Schema, SchemaCheck
@@ -18,6 +18,7 @@ from runtime_core.runners.tools import StepTool
 
 if TYPE_CHECKING:
     from runtime_core.agents.ports import Functions
+    from runtime_core.mcp.declared import MCPServer
 
 Kind = Literal["tool", "agent", "transfer", "output"]
 Check = Callable[[Mapping[str, Any]], object]  # Any: JSON
@@ -120,11 +121,13 @@ def toolset_of(
     """What an agent may call: `named` tools (functions, names, patterns), `agents` to ask, `targets` to hand over to.
 
     `manifests` are all apps' on the broker; None: they cannot be asked, and what is missing is left out. Raises
-    ToolsMissing that names what no app offers.
+    ToolsMissing that names what no app offers, NotReady where all that is missing belongs to an MCP server of this app
+    that was never connected.
     """
     found: list[Offered] = []
     tools = _Tools(functions, manifests or ())
-    missing = [f"tool {str(each)!r}" for each in named if not tools.take(each, found)]
+    absent = [each for each in named if not tools.take(each, found)]
+    missing = [f"tool {str(each)!r}" for each in absent]
     for kind, names in (("agent", agents), ("transfer", targets)):
         for name in dict.fromkeys(names):
             offered = _agent(kind, name, functions, manifests or ())  # type: ignore[arg-type]  # literals of the line above
@@ -133,6 +136,9 @@ def toolset_of(
             else:
                 found.append(offered)
     if missing and manifests is not None:
+        late = [tools.late(each) for each in absent]
+        if len(late) == len(missing) and all(late):
+            raise NotReady(f"{what} waits for {', '.join(sorted(set(late)))} to be connected for the first time")
         raise ToolsMissing(
             f"{what} names {', '.join(missing)}, which no app offers: start the service that has it, or correct the "
             "name"
@@ -163,6 +169,16 @@ class _Tools:
                 self._seen.add(each.name)
                 into.append(each)
         return bool(offered) and None not in offered
+
+    def late(self, named: object) -> str:
+        """The MCP server of this app, not listed by anybody yet, whose tool this is; else empty."""
+        find = getattr(self._functions, "mcp_server_of", None)
+        server: MCPServer | None = find(named) if find is not None and isinstance(named, str) else None
+        if server is None or server.when_down == "fail":
+            return ""
+        # As `mcp.servers` names what it publishes.
+        listed = any(manifest.app.endswith(f"/mcp/{server.name}") for manifest in self._manifests)
+        return "" if listed else server.what
 
     def _names(self) -> set[str]:
         own = getattr(getattr(self._functions, "tools", None), "view", {})

@@ -9,7 +9,7 @@ from typing import Any
 from mcp_types import CallToolResult
 
 from runtime_core.encoding import encode
-from runtime_core.errors import Reject
+from runtime_core.errors import NotReady, Reject
 from runtime_core.manifest import ToolEntry
 from runtime_core.mcp.answer import text_of, value_of
 from runtime_core.mcp.connection import Connection
@@ -18,7 +18,7 @@ from runtime_core.mcp.listing import ListedTool
 from runtime_core.mcp.session import Progress, Session
 from runtime_core.printable import shortened
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.tools.call import AbandonedThreads, NotBegun, ToolContext, run_limited
+from runtime_core.tools.call import AbandonedThreads, ToolContext, run_limited
 
 IDEMPOTENCY_KEY = "dev.weft/idempotency-key"
 TASK_ID = "dev.weft/task-id"
@@ -53,14 +53,14 @@ class MCPTool:
     ) -> bytes:
         """Call the tool with `arguments` (a JSON object) and give its result as JSON.
 
-        Raises InvalidInput (`arguments.…`, `result`), Reject with the server's own error, NotBegun where the server
+        Raises InvalidInput (`arguments.…`, `result`), Reject with the server's own error, NotReady where the server
         has not seen the call. Where that is not known: TimeoutError or ConnectionError for a tool that may be repeated,
         else Reject of type UnknownOutcome.
         """
         given = self._listed.check.decode(arguments)
         session = self._connection.session
         if session is None:
-            raise NotBegun(f"{self._connection.declared.what} is away: {self._connection.trouble}")
+            raise NotReady(f"{self._connection.declared.what} is away: {self._connection.trouble}")
         call = functools.partial(session.call, self._listed.own_name, given, _meta(context), _progress_to(context))
         try:
             result = await run_limited(self.what, self._connection.declared.timeout_seconds, call)
@@ -87,7 +87,7 @@ class MCPTool:
         if isinstance(error, NotSent):
             self._connection.lose(session)
             self._count("not_sent")
-            return NotBegun(f"{self._connection.declared.what}: {error}")
+            return NotReady(f"{self._connection.declared.what}: {error}")
         if isinstance(error, TimeoutError):
             self._connection.silent(session)
             self._count("timeout")

@@ -10,12 +10,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 
 from runtime_core.encoding import encode
-from runtime_core.errors import WeftError
 from runtime_core.usage import Usage, total
-
-
-class NotBegun(WeftError):
-    """A call has not reached what it is for: it is made again without counting as an attempt."""
 
 
 class ToolContext:

@@ -16,9 +16,10 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.attempt import NOTHING_USED, failed_from, give_up, log_retry
 from runtime_core.consumer.decision import RetryAt, decide, reason_of
 from runtime_core.consumer.effects import Failed
+from runtime_core.errors import NotReady
 from runtime_core.telemetry import gen_ai
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.tools.call import AbandonedThreads, NotBegun, ToolContext
+from runtime_core.tools.call import AbandonedThreads, ToolContext
 from runtime_core.tools.source import Away, CallableTool, ToolSource
 from runtime_core.trajectory.steps import ENCODER, Step, StepError
 from runtime_core.usage import Usage
@@ -27,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 # How long a call of a tool that this app lacks waits for a handler that has it (a rolling deploy, a wrong pool).
 LACKING_SECONDS = 1.0
-# How long a call waits that did not reach what its tool stands for.
-NOT_BEGUN_SECONDS = 0.5
+# How long a call waits whose tool was not ready for it.
+NOT_READY_SECONDS = 0.5
 
 
 class _Context(msgspec.Struct):
@@ -93,11 +94,11 @@ class CallHandler:
             with gen_ai.tool_span(tool.name, call=delivery.run, traceparent=known.traceparent) as span:
                 output = await tool.call(delivery.data, context, self._threads, self._abandoned)
                 span.used(delivery.data, output)
-        except NotBegun as reason:
+        except NotReady as reason:
             logger.info("%r waits: %s", delivery, reason)
             if not tool.repeatable:
                 await self._bus.forget_started(delivery)
-            await self._bus.retry(delivery, int(NOT_BEGUN_SECONDS * 1000), b"", counts=False)
+            await self._bus.retry(delivery, int(NOT_READY_SECONDS * 1000), b"", counts=False)
             return
         except Exception as error:
             failed = failed_from(error, repeatable=tool.repeatable)
