@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 
+import httpx2
 import pytest
 
 from runtime_core import AgentContext, App, Client
@@ -258,3 +259,28 @@ async def test_connections_are_shared_and_closed_at_the_end(openai_server: OpenA
     assert model._http.is_closed
     async with LocalApp(app) as client:
         await several(client)
+
+
+@pytest.mark.parametrize(
+    ("api", "path", "body", "kept"),
+    [
+        (APIS[0], "chat/completions", {"messages": [{"role": "user", "content": "Say something"}]}, 4),
+        (APIS[1], "responses", {"input": "Say something"}, 6),
+    ],
+)
+async def test_a_stream_that_ends_well_but_too_early_is_no_answer(
+    openai_server: OpenAIServer, api: str, path: str, body: dict[str, object], kept: int
+) -> None:
+    """As behind a proxy that has lost the provider: to the transport the response is whole."""
+    openai_server.play(answer("Wrong words. " * 60))
+    async with httpx2.AsyncClient(headers={"authorization": f"Bearer {openai_server.key}"}) as http:
+        whole = await http.post(f"{openai_server.url}/{path}", json={**body, "model": "gpt-test", "stream": True})
+    events = whole.text.split("\n\n")
+    # The opening and some text.
+    openai_server.play(broken("\n\n".join([*events[:kept], ""]), times=2), answer("Right."))
+    async with LocalApp(app_of(settings(openai_server, api))) as client:
+        task = await client.submit("asker", "Say something")
+        shown_events = [event async for event in task.stream()]
+        assert (await task.result(timeout=WAIT)).value()["text"] == "Right."
+    assert any("Wrong" in event.text for event in shown_events), "or this test says nothing"
+    assert shown(shown_events) == "Right."

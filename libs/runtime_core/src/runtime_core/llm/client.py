@@ -164,7 +164,7 @@ def _made(settings: ModelSettings, wanted: object) -> OpenModel:
 def _named(name: str, settings: ModelSettings) -> OpenModel:
     """A model by pydantic-ai's name for it, with the base URL, the key and the timeouts of the settings."""
     # With a provider factory of one's own the client does not look whether it knows the provider.
-    known, _ = parse_model_id(name)
+    known, wanted = parse_model_id(name)
     try:
         takes = inspect.signature(infer_provider_class(known or "")).parameters
     except ValueError:
@@ -183,10 +183,14 @@ def _named(name: str, settings: ModelSettings) -> OpenModel:
             given["http_client"] = http[0]
         return infer_provider_class(kind)(**given) if given else infer_provider(kind)
 
-    model = infer_model(name, provider)
-    if name.startswith("openai-chat:"):
+    if known == "openai-chat":
+        from pydantic_ai.models.openai import OpenAIChatModel  # where it is needed: others bring no openai
+
         # What ends without a finish reason has been cut off, though the transport may not have seen it.
-        model._profile = OpenAIModelProfile(openai_chat_streaming_requires_finish_reason=True)
+        whole = OpenAIModelProfile(openai_chat_streaming_requires_finish_reason=True)
+        model: Model = OpenAIChatModel(wanted, provider=provider(known), profile=whole)
+    else:
+        model = infer_model(name, provider)
     return OpenModel(model, http[0] if http else None)
 
 
