@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,12 +19,14 @@ from runtime_core.local import LocalApp
 
 asked: list[int] = []
 seen: list[str] = []
+threads: set[str] = set()
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
     asked.clear()
     seen.clear()
+    threads.clear()
 
 
 CALLS = {
@@ -52,6 +55,11 @@ async def model(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[
 
 def sample() -> App:
     agent = Agent(FunctionModel(stream_function=model), name="any", instructions="Call all.")
+
+    @agent.instructions
+    def plain() -> str:
+        threads.add(threading.current_thread().name.rpartition("_")[0])
+        return "Then say so."
 
     @agent.toolset(id="dynamic")
     def made(ctx: RunContext[object]) -> AbstractToolset[object]:
@@ -117,6 +125,7 @@ async def test_every_kind_of_tool_works_with_hooks_around_it() -> None:
     assert response.status == "completed", response
     assert json.loads(response.value()) == FOUND
     assert asked == [1, 3]
+    assert threads == {"code of any"}, "threads that nobody counts may end too late for the turn"
     assert sorted(seen) == ["any.changed", "any.denied", "any.dynamic", "any.elsewhere"]
     tools = [step.name for step in recorded.steps if step.kind == "tool"]
     assert sorted(tools) == ["any.changed", "any.dynamic", "any.elsewhere"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Unpack
@@ -30,6 +31,8 @@ from runtime_core.integrations.pydantic_ai.model_calls import Prices
 from runtime_core.integrations.pydantic_ai.tool_calls import PydanticTool, tools_of
 from runtime_core.schema import Schema
 
+THREADS = 4
+"""Of an agent in one process; made when they are needed."""
 HISTORY = "messages"
 """Where an instance with a key keeps its conversation, in `ctx.state`."""
 _content: TypeAdapter[list[UserContent]] = TypeAdapter(list[UserContent])
@@ -91,6 +94,11 @@ class PydanticAgent(AgentDefinition):
         for toolset in self.agent.toolsets:
             toolset.apply(note)
         return found
+
+    @functools.cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        """For plain functions between the steps: the host knows when these threads end, of others it does not."""
+        return ThreadPoolExecutor(THREADS, thread_name_prefix=f"code of {self.name}")
 
     def _durability(self, deps: object) -> WeftDurability:
         return WeftDurability(name=self.name, carried_deps=deps, stream=self._stream, prices=self._prices)
@@ -160,7 +168,8 @@ class PydanticAgent(AgentDefinition):
         history = ModelMessagesTypeAdapter.validate_python(ctx.state.get(HISTORY, [])) if ctx.key else []
 
         async def converse(foreign: Foreign) -> object:
-            return await self._converse(ctx, question, deps, history)
+            with self.agent.using_thread_executor(self._threads):
+                return await self._converse(ctx, question, deps, history)
 
         return await host(ctx, converse)
 
