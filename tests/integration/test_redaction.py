@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runtime_core import AgentContext, App, RetryPolicy, ToolContext
+from runtime_core import AgentContext, App, Reject, RetryPolicy, ToolContext
 from runtime_core.agents.model_step import ModelCall
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
@@ -55,6 +55,8 @@ async def asker(ctx: AgentContext, input: dict[str, str]) -> object:
     seen.append(done)
     if input["then"] == "tool":
         await ctx.tool(charge, account=f"bad {OWN}", api_key="another")
+    if input["then"] == "reject":
+        raise Reject(f"will not go on with {KEY}")
     raise RuntimeError(f"cannot go on with {KEY}")
 
 
@@ -81,7 +83,7 @@ def lines(tmp_path: Path) -> Iterator[Path]:
     root.setLevel(before[1])
 
 
-@pytest.mark.parametrize("then", ["tool", "fail"])
+@pytest.mark.parametrize("then", ["tool", "fail", "reject"])
 async def test_what_is_kept_has_no_secrets_and_what_runs_has_them(known: None, lines: Path, then: str) -> None:
     seen.clear()
     local = LocalApp(app, trajectory=True)
@@ -99,7 +101,7 @@ async def test_what_is_kept_has_no_secrets_and_what_runs_has_them(known: None, l
     for kept in (rows, errors, json.dumps(response.error), json.dumps(shown), lines.read_text()):
         assert [secret for secret in SECRETS if secret in kept] == []
         assert "another" not in kept
-        assert "***" in kept
+        assert "***" in kept or not letters
     kinds = {row.kind for row in recorded.steps}
     assert {"agent", "model", "tool"} <= kinds
     # Whoever works with them has got them.
@@ -107,7 +109,9 @@ async def test_what_is_kept_has_no_secrets_and_what_runs_has_them(known: None, l
         assert secret in str(seen)
     assert "another" in str(seen)
     # What is sent again is what was sent.
-    assert any(PASSWORD.encode() in b"".join(letter.fields.values()) for letter in letters) or then == "tool"
+    assert any(PASSWORD.encode() in b"".join(letter.fields.values()) for letter in letters) or then != "fail"
+    assert bool(letters) == (then != "reject")
+    assert "***" in json.dumps(response.error)
 
 
 async def test_an_answer_of_a_person_is_kept_without_its_secrets(known: None) -> None:
