@@ -16,8 +16,9 @@ from runtime_core import (
 )
 from runtime_core.runners.task import Task
 from runtime_core.testing.local import LocalApp
+from tests.integration.llm.asking import WAIT
 from tests.integration.llm.desk import Desk, ask, failure
-from tests.openai_server.driver import OpenAIServer, Rule, When, answer, calls
+from tests.openai_server.driver import OpenAIServer, Rule, Usage, When, answer, calls
 
 
 @pytest.fixture
@@ -33,6 +34,27 @@ def of(system: str, *rules: Rule) -> tuple[Rule, ...]:
         else rule.but(when=When(system=system))
         for number, rule in enumerate(rules)
     )
+
+
+async def test_members_at_once_do_not_go_over_the_tasks_limit_together(desk: Desk) -> None:
+    """The provider counts far more than is estimated: the leader's call has shown it, and the members reserve it."""
+    used = Usage(input=100, output=50)
+    asked = calls(*[("critic", {"content": f"text {number}"}) for number in range(8)], usage=used)
+    desk.add("critic", instructions="Criticise.", settings={"max_tokens": 60})
+    desk.add("leader", instructions="Lead.", members=["critic"], settings={"max_tokens": 60})
+    desk.server.play(
+        answer("Fine.", when=When(system="Criticise."), usage=used),
+        asked.but(when=When(system="Lead.", tool_results=0)),
+        answer("Done.", when=When(system="Lead."), usage=used),
+    )
+    async with LocalApp(desk.app) as client:
+        ended = await (await client.submit("leader", "Go", max_tokens=3000)).result(timeout=WAIT)
+        assert (ended.status, ended.usage["tokens"]) == ("completed", 1500)
+        ended = await (await client.submit("leader", "Go", max_tokens=700)).result(timeout=WAIT)
+    assert ended.error is not None
+    assert ended.error["type"] == "LimitExceeded"
+    assert 0 < ended.usage["tokens"] <= 700
+    assert ended.usage["tokens"] == 150 * ended.usage["requests"]
 
 
 # ---- members -----------------------------------------------------------------------------------------------

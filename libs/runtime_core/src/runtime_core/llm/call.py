@@ -40,6 +40,7 @@ from runtime_core.telemetry.redaction import Attribute, redactor
 if TYPE_CHECKING:
     from runtime_core.agents.context import AgentContext
     from runtime_core.llm.client import OpenModel, Response
+    from runtime_core.llm.measured import Measured
     from runtime_core.llm.pacing import Gate
 
 RESERVED = "Reserved"
@@ -222,7 +223,7 @@ class _Asking:
 
     def _reserve(self, request: Mapping[str, Any]) -> Reserve:
         """What the call may use of the task's limits: its input by estimate, and the longest answer."""
-        given = self.tokens(request["messages"]) + self.overhead_tokens
+        given = _given(self._agent, self.ctx.functions.models.measured, request)
         longest = max(self._agent.settings.get("max_tokens") or DEFAULT_MAX_TOKENS, 1)
         shortest = min(LEAST_TOKENS, longest)
         reserve = {"tokens": (given + shortest, given + longest)}
@@ -343,7 +344,7 @@ class _LiveCall:
             return None
         wanted = request["settings"].get("max_tokens")
         limits = [] if wanted is None else [wanted]
-        given = (self._agent.estimate or estimate_tokens)(request["messages"]) + _overhead(request)
+        given = _given(self._agent, self._models.measured, request)
         if "tokens" in call.granted:
             limits.append(int(call.granted["tokens"]) - given)
         price = price_of(self._agent.prices, request["model"])
@@ -392,6 +393,7 @@ class _LiveCall:
         if cost is not None:
             usage["cost"] = cost
         call.spend(model=response.model, **usage)
+        self._models.measured.note(request["model"], _estimated(self._agent, request), usage["input_tokens"])
         result: dict[str, Any] = {
             "message": response.message,
             "finish_reason": response.finish_reason,
@@ -413,6 +415,15 @@ def _label(model: object) -> str:
         return model
     name = getattr(model, "model_id", None) or getattr(model, "__qualname__", None)
     return str(name or type(model).__qualname__)
+
+
+def _given(agent: ModelSettings, measured: Measured, request: Mapping[str, Any]) -> int:
+    """The tokens of a request, as it is estimated in the light of earlier ones."""
+    return measured.corrected(request["model"], _estimated(agent, request))
+
+
+def _estimated(agent: ModelSettings, request: Mapping[str, Any]) -> int:
+    return (agent.estimate or estimate_tokens)(request["messages"]) + _overhead(request)
 
 
 def _overhead(request: Mapping[str, Any]) -> int:

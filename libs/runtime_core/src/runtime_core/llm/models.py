@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
 from runtime_core.errors import ConfigurationError
+from runtime_core.llm.measured import Measured
 from runtime_core.llm.pacing import Pacing
 from runtime_core.llm.settings import ModelSettings
 
@@ -31,6 +32,7 @@ class OpenModels:
 
     def __init__(self) -> None:
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = WeakKeyDictionary()
+        self.measured = Measured()
 
     async def open(self, settings: ModelSettings, named: str | None = None) -> OpenModel:
         """The model of these settings, made where there is none; `named`: another model, by name, with their keys.
