@@ -8,6 +8,7 @@ async with Fleet(server.url, namespace, tmp_path, replicas=2) as fleet:
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import signal
@@ -76,6 +77,18 @@ class Member:
         return self.process is not None and str(self.process.pid) in READY.findall(self.text())
 
 
+@dataclass
+class Harm:
+    """One kill or pause."""
+
+    name: str
+    pid: int
+    began: float
+    """Seconds since 1970, and so is the next."""
+    ended: float
+    """When it was resumed, infinite while it is paused; of a kill: when it began."""
+
+
 class Fleet:
     """Replicas of the services on one server and namespace. Processes that end are started again, as by a supervisor.
 
@@ -110,7 +123,7 @@ class Fleet:
             for service, count in counts.items()
             for number in range(1, count + 1)
         }
-        self._environ = {
+        self.environ: Mapping[str, str] = {
             **{name: value for name, value in os.environ.items() if not name.startswith("WEFT_")},
             "WEFT_REDIS_URL": url,
             "WEFT_NAMESPACE": namespace,
@@ -121,8 +134,8 @@ class Fleet:
             "PYTHONPATH": str(ROOT),
             **(environ or {}),
         }
-        self.harmed = 0
-        """How often a process was killed or paused."""
+        self.harms: list[Harm] = []
+        """Each kill and each pause of a process."""
         self._supervisor: asyncio.Task[None] | None = None
         self._surprises: list[str] = []
 
@@ -161,7 +174,9 @@ class Fleet:
         """SIGKILL. The fleet starts it again."""
         member = self.members[name]
         if member.running:
-            self.harmed += 1
+            now = time.time()
+            self._end_pauses(member.pid, now)
+            self.harms.append(Harm(name, member.pid, now, now))
             member.killed = True
             member.paused = False
             os.kill(member.pid, signal.SIGKILL)
@@ -170,7 +185,7 @@ class Fleet:
         """SIGSTOP: it holds what it holds, its connections stay open, and it is silent."""
         member = self.members[name]
         if member.running:
-            self.harmed += 1
+            self.harms.append(Harm(name, member.pid, time.time(), math.inf))
             member.paused = True
             os.kill(member.pid, signal.SIGSTOP)
 
@@ -179,6 +194,7 @@ class Fleet:
         member = self.members[name]
         if member.paused and member.running:
             os.kill(member.pid, signal.SIGCONT)
+            self._end_pauses(member.pid, time.time())
         member.paused = False
 
     async def ready(self, names: Iterable[str] | None = None, seconds: float = READY_SECONDS) -> None:
@@ -238,7 +254,17 @@ class Fleet:
         """The end of every log."""
         return "\n".join(f"=== {member.name}\n{member.text()[-size:]}" for member in self.members.values())
 
+    @property
+    def harmed(self) -> int:
+        """How often a process was killed or paused."""
+        return len(self.harms)
+
     # -- inside ------------------------------------------------------------------------------------------------
+
+    def _end_pauses(self, pid: int, at: float) -> None:
+        for harm in self.harms:
+            if harm.pid == pid:
+                harm.ended = min(harm.ended, at)
 
     def _start(self, member: Member) -> None:
         member.starts += 1
@@ -247,7 +273,7 @@ class Fleet:
             member.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(TIED), str(os.getpid()), sys.executable, "-m", module],
                 cwd=ROOT,
-                env={**self._environ, "WEFT_INSTANCE": member.name},
+                env={**self.environ, "WEFT_INSTANCE": member.name},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

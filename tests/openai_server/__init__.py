@@ -42,6 +42,8 @@ An answer that is not streamed has two pieces: the halves of its body.
 A request belongs to the conversation that its header `x-conversation` names, else its field `user`, else a mark
 such as `[c-17]` in its first user message, else to one of its own (a digest of its first user message).
 
+An answer's id ends in the number that its request has in the ledger. A header `x-asked-by` is kept there.
+
 Models are known that the script names in `models` (`play(…, models=["gpt-test"])`); without it, all are. The
 accepted key is `test-key`, or what `--key` says. A request that no rule matches is a bad request (400), and says
 so.

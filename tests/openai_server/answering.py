@@ -22,6 +22,9 @@ class Said:
     """An answer with its blanks filled in."""
 
     id: str
+    """Of the question."""
+    number: int
+    """Of the request: an answer's id ends in it, so that who has kept one can tell which."""
     text: str | None
     calls: tuple[SaidCall, ...]
     refusal: str | None
@@ -30,8 +33,8 @@ class Said:
     usage: Usage
 
 
-def say(answer: Answer, asked: Asked) -> Said:
-    """Fill in what the request says. The same answer to the same request is the same to the byte."""
+def say(answer: Answer, asked: Asked, number: int = 0) -> Said:
+    """Fill in what the request says. The same request has the same answer, but for the number and the time."""
     text = None if answer.text is None else filled(answer.text, asked)
     calls = [
         SaidCall(
@@ -51,7 +54,7 @@ def say(answer: Answer, asked: Asked) -> Said:
             calls.append(SaidCall(f"call_{asked.digest[:16]}_{len(calls)}", answer.output_tool, written))
     finish_reason = answer.finish_reason or ("tool_calls" if calls else "stop")
     usage = answer.usage or counted(asked, text or answer.refusal or "", calls)
-    return Said(asked.digest, text, tuple(calls), answer.refusal, answer.reasoning, finish_reason, usage)
+    return Said(asked.digest, number, text, tuple(calls), answer.refusal, answer.reasoning, finish_reason, usage)
 
 
 def filled(text: str, asked: Asked, *, quoted: bool = False) -> str:

@@ -49,7 +49,7 @@ def whole(said: Said, asked: Asked) -> dict[str, Any]:
             for call in said.calls
         ]
     return {
-        "id": f"chatcmpl-{said.id}",
+        "id": f"chatcmpl-{said.id}-{said.number}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": asked.model,
@@ -75,7 +75,7 @@ def error_event(message: str, number: int) -> bytes:
 
 def chunks(said: Said, asked: Asked, pieces: int) -> Iterator[dict[str, Any]]:
     head = {
-        "id": f"chatcmpl-{said.id}",
+        "id": f"chatcmpl-{said.id}-{said.number}",
         "object": "chat.completion.chunk",
         "created": int(time.time()),
         "model": asked.model,

@@ -32,6 +32,8 @@ class Entry(msgspec.Struct, kw_only=True):
     retry: str | None = None
     """What the client's library says of its own retries."""
     idempotency_key: str | None = None
+    asked_by: str | None = None
+    """What the header `x-asked-by` says, where a test tells its processes apart by it."""
     rule: str | None = None
     status: int | None = None
     """None while nothing has been sent."""
@@ -83,6 +85,7 @@ class Ledger:
             tool_results=len(asked.results),
             retry=headers.get("x-stainless-retry-count"),
             idempotency_key=headers.get("idempotency-key"),
+            asked_by=headers.get("x-asked-by"),
         )
         self.entries.append(entry)
         self.bodies.append(body)

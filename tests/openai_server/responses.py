@@ -153,7 +153,7 @@ INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 def response(said: Said, asked: Asked, items: list[dict[str, Any]], status: str) -> dict[str, Any]:
     incomplete = {"reason": INCOMPLETE[said.finish_reason]} if status == "incomplete" else None
     return {
-        "id": f"resp_{said.id}",
+        "id": f"resp_{said.id}-{said.number}",
         "object": "response",
         "created_at": time.time(),
         "status": status,

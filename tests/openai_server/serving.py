@@ -107,7 +107,7 @@ class Model:
             reply = fault_of(rule.fault)
         else:
             assert rule.answer is not None
-            said = say(rule.answer, asked)
+            said = say(rule.answer, asked, entry.number)
             entry.answer = True
             entry.usage = said.usage
             reply = streamed(format, said, asked, rule) if asked.stream else plain(format.whole(said, asked))

@@ -103,6 +103,7 @@ async def test_the_same_question_has_the_same_answer_and_is_counted_as_repeated(
     await client.chat.completions.create(model=MODEL, messages=said("Hello!"))
     assert answers[0].choices == answers[1].choices
     assert answers[0].usage == answers[1].usage
+    assert [answer.id.rpartition("-")[2] for answer in answers] == ["1", "2"]
     assert [entry.number for entry in openai_server.repeated()] == [2]
     counts = openai_server.counts()
     assert (counts.asked, counts.complete, counts.repeated, counts.statuses) == (3, 3, 1, {"200": 3})
@@ -316,16 +317,15 @@ async def test_a_client_that_leaves_at_a_gate_is_seen(openai_server: OpenAIServe
 
 async def test_the_ledger_outlives_a_kill_of_the_server(openai_server: OpenAIServer, client: AsyncOpenAI) -> None:
     openai_server.play(answer("Hello.", when=When(user="now")), gated(answer("Hello."), "shut"))
-    await client.chat.completions.create(model=MODEL, messages=said("now"))
+    asked_by = {"x-asked-by": "handler-1"}
+    await client.chat.completions.create(model=MODEL, messages=said("now"), extra_headers=asked_by)
     asking = asyncio.create_task(client.chat.completions.create(model=MODEL, messages=said("later")))
     await openai_server.waits("shut")
     openai_server.kill()
     with pytest.raises(openai.APIConnectionError):
         await asking
-    assert [(entry.number, entry.complete, entry.ended is None) for entry in openai_server.kept()] == [
-        (1, True, False),
-        (2, False, True),
-    ]
+    kept = [(entry.number, entry.complete, entry.ended is None, entry.asked_by) for entry in openai_server.kept()]
+    assert kept == [(1, True, False, "handler-1"), (2, False, True, None)]
     openai_server.start()
     openai_server.play(answer("Hello."))
     await client.chat.completions.create(model=MODEL, messages=said("later"))
