@@ -4,6 +4,7 @@ PYTHON ?=
 ARGS ?=
 WEFT_CHAOS_ROUNDS ?= 25
 WEFT_CHAOS_TASKS ?= 3000
+WEFT_CHAOS_CONVERSATIONS ?= 500
 
 VENV := .venv
 RUN = $(VENV)/bin/python -m
@@ -75,8 +76,9 @@ run: setup-run ## Run the example (DOCS=folder, TOPIC="what to research"); ends 
 bench: setup ## Measure, beside other systems (ARGS for the benchmarks)
 	$(RUN) benchmarks $(ARGS)
 
-chaos: setup ## Kill processes at random, for many rounds (WEFT_CHAOS_ROUNDS, _TASKS, _SEED)
-	WEFT_CHAOS_ROUNDS=$(WEFT_CHAOS_ROUNDS) WEFT_CHAOS_TASKS=$(WEFT_CHAOS_TASKS) $(RUN) pytest -m chaos --timeout=3600 $(ARGS)
+chaos: setup ## Kill processes at random, for many rounds (WEFT_CHAOS_ROUNDS, _TASKS, _CONVERSATIONS, _SEED)
+	WEFT_CHAOS_ROUNDS=$(WEFT_CHAOS_ROUNDS) WEFT_CHAOS_TASKS=$(WEFT_CHAOS_TASKS) \
+		WEFT_CHAOS_CONVERSATIONS=$(WEFT_CHAOS_CONVERSATIONS) $(RUN) pytest -m chaos --timeout=3600 $(ARGS)
 
 ci: ## What continuous integration runs
 	./.ci/run

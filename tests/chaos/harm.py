@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 
 from tests.fleet import Fleet
@@ -35,19 +35,31 @@ async def under(harm: Coroutine[None, None, None]) -> AsyncIterator[None]:
         harming.result()
 
 
-async def harm_services(fleet: Fleet, chance: random.Random) -> None:
-    """Every 300 ms one process is killed, or paused for longer than the lease, until that has been enough."""
+async def harm_services(
+    fleet: Fleet,
+    chance: random.Random,
+    every_seconds: float = EVERY_SECONDS,
+    among: Callable[[], Sequence[str]] | None = None,
+    most: int = MOST_HARM,
+) -> None:
+    """Every 300 ms one process is killed, or paused for longer than the lease, until that has been enough.
+
+    One of all, or of those that `among` gives.
+    """
     paused: set[asyncio.Task[None]] = set()
 
     async def pause(name: str) -> None:
         fleet.pause(name)
-        await asyncio.sleep(LEASE_SECONDS * chance.uniform(1.2, 2.0))
+        await asyncio.sleep(fleet.lease_seconds * chance.uniform(1.2, 2.0))
         fleet.resume(name)
 
     try:
-        while fleet.harmed < MOST_HARM:
-            await asyncio.sleep(EVERY_SECONDS)
-            name = chance.choice([name for name in fleet.names() if not fleet.members[name].paused])
+        while fleet.harmed < most:
+            await asyncio.sleep(every_seconds)
+            names = [name for name in (among or fleet.names)() if not fleet.members[name].paused]
+            if not names:
+                continue
+            name = chance.choice(names)
             if chance.random() < 0.6 or len(paused) >= PAUSED_AT_ONCE:
                 fleet.kill(name)
             else:
