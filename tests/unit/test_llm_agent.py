@@ -10,6 +10,7 @@ import pytest
 
 from runtime_core import App, Approve, ConfigurationError, InvalidInput, LLMAgent
 from runtime_core.llm.asked import is_conversation
+from runtime_core.llm.definition import ModelAgent
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,21 @@ def test_tools_of_other_apps_may_be_named_before_they_are_known() -> None:
     app = App("desk")
     app.add_agent("researcher", LLMAgent("openai-chat:m", tools=["files.*", "elsewhere"]))
     app.check()
+
+
+def test_tools_may_be_named_where_it_is_declared_as_for_any_agent() -> None:
+    app = App("desk")
+
+    @app.tool
+    def search(query: str) -> str:
+        return query
+
+    app.add_agent("researcher", LLMAgent("openai-chat:m"), tools=["search"])
+    app.check()
+    definition = app.agents["researcher"]
+    assert isinstance(definition, ModelAgent)
+    found = definition.toolset(app.functions, (), definition.decode_input(b'"a"'))
+    assert [spec.name for spec in found.specs] == ["search"]
 
 
 def test_the_manifest_says_what_other_agents_need_to_know() -> None:

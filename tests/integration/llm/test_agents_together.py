@@ -9,6 +9,7 @@ from runtime_core import (
     AgentError,
     HandoffSwarm,
     HybridSwarm,
+    LLMAgent,
     Runners,
     Swarm,
     TaskRunner,
@@ -266,6 +267,27 @@ async def test_a_bound_of_the_swarm_bounds_the_turns_of_its_agents(desk: Desk) -
     assert response.error is not None
     assert response.error["type"] == "TurnLimit"
     assert desk.server.counts().complete == 3
+
+
+async def test_objects_in_a_task_are_declared_with_all_that_they_hold(openai_server: OpenAIServer) -> None:
+    def look_up(word: str) -> str:
+        return f"{word} means stream"
+
+    model, url, key = "openai-chat:gpt-test", openai_server.url, openai_server.key
+    critic = LLMAgent(model, name="critic", instructions="Criticise.", base_url=url, api_key=key)
+    leader = LLMAgent(
+        model, name="leader", instructions="Lead.", tools=[look_up], members=[critic], base_url=url, api_key=key
+    )
+    openai_server.play(
+        calls(
+            ("look_up", {"word": "Strom"}), ("critic", {"content": "Is it?"}), when=When(system="Lead.", tool_results=0)
+        ),
+        answer("{results}", when=When(system="Lead.")),
+        answer("It is.", when=When(system="Criticise.")),
+    )
+    response = await Runners.run("Go.", agent=leader)
+    assert response.success, response
+    assert openai_server.counts().complete == 3
 
 
 # ---- limits of the whole task ------------------------------------------------------------------------------

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from runtime_core import AgentContext, App, Approve, LLMAgent
+from runtime_core import AgentContext, App, Approve, Change, Deny, HookEvent, LLMAgent
 from runtime_core.events.replay import replay
 from runtime_core.llm.prices import Price
 from runtime_core.policy import RetryPolicy
 from runtime_core.testing.local import LocalApp
 from tests.integration.llm.desk import Desk, ask, failure, questions, until
-from tests.openai_server.driver import Call, OpenAIServer, Usage, When, answer, calls, output, turns
+from tests.openai_server.driver import Call, OpenAIServer, Usage, When, answer, calls, output, refusal, turns
 
 
 class Report(BaseModel):
@@ -95,6 +95,8 @@ async def test_a_wrong_call_is_told_and_not_made(desk: Desk, call: tuple[str, An
         assert await ask(client) == "Sorry."
     wrong, right = desk.results()
     assert told in wrong
+    # Said before anything is sent: the tool's own refusal would read otherwise.
+    assert "the call was not made" in wrong or "there is no tool" in wrong
     assert "b is fine" in right
     assert desk.called == [("search", "b")]
 
@@ -353,6 +355,40 @@ async def test_cost_so_far_makes_calls_ask(desk: Desk) -> None:
     assert desk.called == [("search", "a")]
 
 
+# ---- hooks -------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_that_a_hook_denies_is_told_and_one_that_it_changes_is_made_so(desk: Desk) -> None:
+    @desk.app.hook("before_tool_call", guard=True, always=True)
+    def careful(event: HookEvent) -> Deny | Change | None:
+        if event.name == "pay":
+            return Deny("not on Sundays")
+        return Change({**event.payload, "limit": 1})
+
+    desk.add(tools=["pay", "search"])
+    desk.server.play(turns(calls(("pay", {"amount": 1}), ("search", {"query": "a"})), answer("Done.")))
+    async with LocalApp(desk.app) as client:
+        assert await ask(client) == "Done."
+    denied, changed = desk.results()
+    assert "not on Sundays" in denied
+    assert json.loads(changed) == {"found": "a is fine", "limit": 1}
+    assert desk.called == [("search", "a")]
+
+
+async def test_an_answer_that_a_hook_has_changed_is_decided_on_as_it_is_then(desk: Desk) -> None:
+    @desk.app.hook("after_llm_call", always=True)
+    def no_payments(event: HookEvent) -> Change:
+        message = event.payload["message"]
+        kept = [part for part in message["parts"] if part.get("tool_name") != "pay"]
+        return Change({**event.payload, "message": {**message, "parts": kept}})
+
+    desk.add(tools=["pay", "search"])
+    desk.server.play(turns(calls(("pay", {"amount": 1}), ("search", {"query": "a"})), answer("Done.")))
+    async with LocalApp(desk.app) as client:
+        assert await ask(client) == "Done."
+    assert desk.called == [("search", "a")]
+
+
 # ---- replays -----------------------------------------------------------------------------------------------
 
 
@@ -384,6 +420,15 @@ async def test_what_the_model_will_not_answer_ends_the_task_in_one_line(desk: De
     assert kind == "WrongKey"
     assert "\n" not in message
     assert "sk-no-such-key" not in message
+
+
+async def test_a_refusal_ends_the_task_with_what_the_model_said(desk: Desk) -> None:
+    desk.add()
+    desk.server.play(refusal("I must not."))
+    async with LocalApp(desk.app) as client:
+        kind, message = await failure(client)
+    assert kind == "ContentFiltered"
+    assert message.endswith(": I must not.")
 
 
 async def test_a_member_of_the_app_may_be_named_by_the_object(desk: Desk) -> None:

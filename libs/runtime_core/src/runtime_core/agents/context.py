@@ -26,7 +26,7 @@ from runtime_core.agents.run_context import context_of
 from runtime_core.agents.values import from_json
 from runtime_core.context.session import Session
 from runtime_core.encoding import encode
-from runtime_core.errors import InvalidInput
+from runtime_core.errors import BusError, InvalidInput
 from runtime_core.hooks.guarded import Ready
 from runtime_core.hooks.points import point_named
 from runtime_core.identifiers import checked_topic, idempotency_key
@@ -338,7 +338,11 @@ class AgentContext:
         None where a record is replayed, and nothing can be asked.
         """
         run, _ = self._here("ctx.manifests")
-        return await run.port.manifests()
+        try:
+            return await run.port.manifests()
+        except BusError as error:
+            # As where a step cannot be journaled: the run goes on elsewhere, or later.
+            raise run.flow.abandon(error) from error
 
     async def usage(self) -> Usage:
         """What the whole task has used: all runs and calls that were committed, and this run until here.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from runtime_core.agents.definition import AgentDefinition, AgentSettings, Coro
@@ -35,10 +35,12 @@ class ModelAgent(AgentDefinition):
     def __init__(self, name: str, agent: LLMAgent, place: Place, **settings: Unpack[AgentSettings]) -> None:
         """Raises ConfigurationError for what can be seen without the other declarations."""
         settings.setdefault("timeout_seconds", TURN_SECONDS)
-        # Of the tools only objects: names may be another app's. The app looks whether it has declared them.
-        settings.setdefault("tools", [tool for tool in agent.tools if not isinstance(tool, str)])
+        more = settings.get("tools", ())
+        # Of the agent's own tools only objects: names may be another app's. The app looks whether it has declared them.
+        settings["tools"] = more if isinstance(more, str) else [*_objects(agent.tools), *more]
         super().__init__(name, agent, place, **settings, description=agent.description)
         self.agent = agent
+        self._tools = [*agent.tools, *more]
         self.output = None if agent.output is None else Output(self.what, agent.output, agent.output_mode, place)
         self._toolset: tuple[object, Toolset] | None = None
 
@@ -70,7 +72,7 @@ class ModelAgent(AgentDefinition):
         if self._toolset is None or self._toolset[0] != (key, manifests):
             made = toolset_of(
                 self.what,
-                self.agent.tools,
+                self._tools,
                 members,
                 targets,
                 None if self.output is None else self.output.spec,
@@ -91,3 +93,7 @@ class ModelAgent(AgentDefinition):
                 )
             found.append(named if known is None else known.name)
         return found
+
+
+def _objects(tools: Sequence[str | Callable[..., object]]) -> list[Callable[..., object]]:
+    return [tool for tool in tools if not isinstance(tool, str)]

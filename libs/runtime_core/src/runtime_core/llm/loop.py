@@ -166,8 +166,11 @@ class Conversation:
             output = self._definition.output
             return self._end(answer.text if output is None else output.read(answer.text))
         if answer.finish_reason == "content_filter":
+            refusal = (answer.message.get("provider_details") or {}).get("refusal")
             raise ConversationFailed(
-                "ContentFiltered", f"the provider has filtered the answer of {self._definition.what} away"
+                "ContentFiltered",
+                f"the model of {self._definition.what} has refused to answer, or its provider has filtered the answer"
+                + (f": {refusal}" if refusal else ""),
             )
         why = "; ".join(decided.problems)
         if answer.finish_reason == "length":

@@ -51,8 +51,6 @@ class Offered:
     """Whether an agent gets the argument `content` alone as its input, not the object of all arguments."""
     goes_on: bool = False
     """Whether an agent can go on with a conversation that is handed over."""
-    known: bool = True
-    """Whether this app has declared it."""
 
     @property
     def wanted(self) -> str:
@@ -193,7 +191,7 @@ class _Tools:
             if entry is not None:
                 schema = entry.arguments or _ANY_OBJECT
                 check = _Lazy(f"arguments of tool {name!r}", entry.arguments)
-                return Offered("tool", name, entry.description, schema, check, entry.pool, known=False)
+                return Offered("tool", name, entry.description, schema, check, entry.pool)
         return None
 
 
@@ -231,17 +229,15 @@ def _agent(
         description = f"{said} {about}".strip()
         goes_on = is_conversation(entry.input)
         check = _Lazy(f"arguments of transfer_to_{name}", schema)
-        return Offered(
-            "transfer", name, description, schema, check, entry.pool, goes_on=goes_on, known=known is not None
-        )
+        return Offered("transfer", name, description, schema, check, entry.pool, goes_on=goes_on)
     description = about or f"Ask agent {name}."
     taken = entry.input or {}
     if taken.get("type") == "object" and taken.get("properties"):
         check = _Lazy(f"input of agent {name!r}", taken)
-        return Offered("agent", name, description, taken, check, entry.pool, known=known is not None)
+        return Offered("agent", name, description, taken, check, entry.pool)
     schema = _content_schema(taken)
     check = _Lazy(f"input of agent {name!r}", schema)
-    return Offered("agent", name, description, schema, check, entry.pool, wraps=True, known=known is not None)
+    return Offered("agent", name, description, schema, check, entry.pool, wraps=True)
 
 
 def _content_schema(taken: Schema) -> Schema:

@@ -15,6 +15,7 @@ from runtime_core.app import App
 from runtime_core.client import Client, TaskHandle
 from runtime_core.declaration import place_of, underlying
 from runtime_core.errors import InvalidInput
+from runtime_core.llm.agent import LLMAgent
 from runtime_core.local import LocalApp
 from runtime_core.policy import RetryPolicy
 from runtime_core.runners.described import TASK_AGENT, Description, agent_of_runner, agents_of, describe
@@ -145,6 +146,9 @@ class _Made:
         name = self._free(label(agent), self.app.agents)
         if inspect.isclass(agent) and issubclass(agent, Agent):
             self.app.add_agent(name, agent)
+        elif isinstance(agent, LLMAgent):
+            self._of_model(agent, field)
+            self.app.add_agent(name, agent, retry=RetryPolicy(attempts=1))
         elif has_policy(agent):
             self.app.functions.agents.add(PolicyDefinition(name, agent, place))
         elif inspect.isfunction(agent) or inspect.ismethod(agent):
@@ -153,10 +157,18 @@ class _Made:
         else:
             raise InvalidInput(
                 field,
-                f"{agent!r} is no agent: give async def f(ctx: AgentContext, input), an Agent class, an object with "
-                "async_policy(observation), or a name",
+                f"{agent!r} is no agent: give async def f(ctx: AgentContext, input), an Agent class, an LLMAgent, an "
+                "object with async_policy(observation), or a name",
             )
         self.names[id(agent)] = name
+
+    def _of_model(self, agent: LLMAgent, field: str) -> None:
+        """Declare what a model may call that the agent holds as objects."""
+        for tool in agent.tools:
+            self._tool(tool)
+        for other in (*agent.members, *agent.handoffs):
+            if other is not agent:
+                self._agent(other, field)
 
     def _tool(self, tool: object) -> None:
         if isinstance(tool, str) or id(tool) in self.names or self.app.functions.tool(tool) is not None:
