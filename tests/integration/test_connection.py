@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -30,12 +29,14 @@ from runtime_core.telemetry.metrics import Metrics
 from tests.conftest import OwnServer
 from tests.contracts.broker import Broker, answer, ask, complete, send, suspend
 from tests.servers import tied
-from tests.servers.process import HOST, Server
+from tests.servers.process import HOST, Server, free_port
 from tests.servers.proxy import Proxy
 from tests.servers.valkey import valkey_command
 
 SECONDS = 60.0
 """How long anything may take on a machine that is busy."""
+HANDSHAKE_SECONDS = 4.0
+"""For a connection that will be refused: it is tried so long, and the last refusal is what is said."""
 LEASE_SECONDS = 0.6
 
 
@@ -412,7 +413,7 @@ async def test_a_password_is_needed(own_server: OwnServer, namespace: str) -> No
     server = own_server(options=("--requirepass", "right"))
     for user in ("", ":wrong@"):
         with pytest.raises(ConfigurationError) as error:
-            await connect(f"redis://{user}{HOST}:{server.port}", wait_seconds=1.0)
+            await connect(f"redis://{user}{HOST}:{server.port}", wait_seconds=HANDSHAKE_SECONDS)
         text = str(error.value)
         assert "WRONGPASS" in text or "NOAUTH" in text
         assert "\n" not in text
@@ -466,13 +467,13 @@ async def test_a_connection_over_tls(own_server: OwnServer, namespace: str, tmp_
     async with partition(f"{url}?ca_file={certificate}", namespace) as (broker, bus):
         await one_task(broker, bus)
     with pytest.raises(ConfigurationError, match="CERTIFICATE_VERIFY_FAILED"):
-        await connect(url, wait_seconds=0.5)
+        await connect(url, wait_seconds=HANDSHAKE_SECONDS)
     other = tmp_path / "other.pem"
     certify(tmp_path / "other-key.pem", other, f"IP:{HOST}")
     with pytest.raises(ConfigurationError, match="CERTIFICATE_VERIFY_FAILED"):
-        await connect(f"{url}?ca_file={other}", wait_seconds=0.5)
+        await connect(f"{url}?ca_file={other}", wait_seconds=HANDSHAKE_SECONDS)
     with pytest.raises(ConfigurationError, match="mismatch"):
-        await connect(f"rediss://localhost:{port}?ca_file={certificate}", wait_seconds=0.5)
+        await connect(f"rediss://localhost:{port}?ca_file={certificate}", wait_seconds=HANDSHAKE_SECONDS)
     async with client(f"{url}?verify=none") as transport:
         assert await transport.call("PING") == b"PONG"
 
@@ -484,12 +485,6 @@ def certify(key: Path, certificate: Path, name: str) -> None:
          "-addext", f"subjectAltName={name}", "-keyout", str(key), "-out", str(certificate)],
         check=True, capture_output=True,
     )  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return cast(int, probe.getsockname()[1])
 
 
 @contextmanager

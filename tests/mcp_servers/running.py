@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.servers.process import free_port
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 TIED = ROOT / "tests" / "servers" / "tied.py"
 SERVER = "tests.mcp_servers.desk"
@@ -24,9 +26,7 @@ class ListeningServer:
     def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
         self._log = folder / "desk.log"
         self._env = {**os.environ, **env}
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

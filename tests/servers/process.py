@@ -79,7 +79,7 @@ class Server:
             self._wait_ready()
             return
         for attempt in range(ATTEMPTS):
-            self.port = _free_port()
+            self.port = free_port()
             self._spawn()
             try:
                 self._wait_ready()
@@ -181,7 +181,7 @@ class Server:
         return " | ".join(self.log().splitlines()[-5:])
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that nobody listens on, below the range that outgoing connections use.
 
     A port of that range could be taken by any client while our server is down between kill and restart.
