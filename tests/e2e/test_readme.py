@@ -157,11 +157,23 @@ def test_the_faces_of_other_systems_run_as_the_page_says(folder: Path, variables
     assert said_by(f"python - <<'PROGRAM'\n{program}\nPROGRAM", folder, variables) == the("text", "edited: streams")
 
 
+def test_the_agent_that_a_model_drives_is_declared_as_the_page_says(folder: Path, variables: dict[str, str]) -> None:
+    program = f"from app import app, search\n{the('python', 'app.add_mcp(')}\napp.check()\nprint(*sorted(app.agents))"
+    said = said_by(f"python - <<'PROGRAM'\n{program}\nPROGRAM", folder, variables)
+    assert said.split() == ["assistant", "researcher", "writer"]
+
+
 def test_every_block_is_one_that_is_tried() -> None:
     tried = {
         "mermaid": ["flowchart LR"],
         "sh": ["make run", "weft up", "weft submit", "redis-cli", "weft task show"],
-        "python": ["app = App(", "asyncio.run(main", "async def test_the_researcher(", "asyncio.run(both"],
+        "python": [
+            "app = App(",
+            "app.add_mcp(",
+            "asyncio.run(main",
+            "async def test_the_researcher(",
+            "asyncio.run(both",
+        ],
         "text": ["Redis Streams: found", "edited: streams"],
     }
     assert sorted(block.text for block in blocks_of(README)) == sorted(
