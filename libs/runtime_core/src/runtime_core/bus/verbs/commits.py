@@ -17,7 +17,6 @@ from runtime_core.trajectory.shortening import Told
 
 JOURNAL_LIMIT = 10_000
 """Steps that one run may journal."""
-_FULL = f"the run's journal holds its limit of {JOURNAL_LIMIT} steps"
 
 
 class CommitVerbs(Partition):
@@ -121,7 +120,7 @@ class CommitVerbs(Partition):
         )
         self._fence(reply)
         if reply == b"LIMIT":
-            raise LimitExceeded(_FULL)
+            raise _journal_is_full()
         return None if reply == b"DONE" else cast(bytes, reply)
 
     async def begin_call(self, delivery: Delivery, step: str, reserve: bytes = b"") -> CallBegun | None:
@@ -152,7 +151,7 @@ class CommitVerbs(Partition):
         )
         self._fence(reply)
         if reply == b"LIMIT":
-            raise LimitExceeded(_FULL)
+            raise _journal_is_full()
         if isinstance(reply, list):
             stored, why = cast(list[bytes], reply)
             return stored, why.decode()
@@ -185,3 +184,7 @@ class CommitVerbs(Partition):
         reply = await self.call("progress", self.owner, delivery.task, delivery.run, delivery.attempt, data)
         self._fence(reply)
         return reply == b"OK"
+
+
+def _journal_is_full() -> LimitExceeded:
+    return LimitExceeded(f"the run's journal holds its limit of {JOURNAL_LIMIT} steps")
