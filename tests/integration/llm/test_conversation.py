@@ -112,16 +112,22 @@ async def test_calls_that_stay_wrong_end_the_conversation(desk: Desk) -> None:
     assert desk.server.counts().complete == 3
 
 
-async def test_a_result_that_json_cannot_hold_is_one_clear_error(desk: Desk) -> None:
+@pytest.mark.parametrize("result", [float("nan"), object()], ids=["nan", "object"])
+async def test_a_result_that_json_cannot_hold_ends_the_conversation(desk: Desk, result: object) -> None:
+    """The tool's code is wrong: the model is not asked to do anything about it."""
+
     @desk.app.tool
-    def measure() -> float:
-        return float("nan")
+    def measure() -> object:
+        return {"measured": result}
 
     desk.add(tools=[measure])
     desk.server.play(turns(calls(("measure", {})), answer("{result}")))
     async with LocalApp(desk.app) as client:
-        said = await ask(client)
-    assert "InvalidInput: result" in said
+        kind, message = await failure(client)
+    assert kind == "InvalidResult"
+    assert message.startswith("result: ")
+    assert "cannot be written as JSON" in message
+    assert desk.server.counts().complete == 1
 
 
 async def test_the_same_call_again_and_again_is_told_and_then_ends(desk: Desk) -> None:
@@ -196,9 +202,9 @@ async def test_an_answer_that_stays_wrong_ends_the_conversation(desk: Desk) -> N
     async with LocalApp(desk.app) as client:
         kind, message = await failure(client)
     assert kind == "OutputInvalid"
-    assert "after 4 tries (output_retries=3)" in message
+    assert "after 3 tries (output_retries=2)" in message
     assert "output.year" in message
-    assert desk.server.counts().complete == 4
+    assert desk.server.counts().complete == 3
 
 
 async def test_text_in_place_of_the_output_tool_is_told(desk: Desk) -> None:

@@ -19,7 +19,7 @@ from pydantic_core import to_jsonable_python
 
 from runtime_core import codec
 from runtime_core.declaration import one_line
-from runtime_core.errors import InvalidInput
+from runtime_core.errors import InvalidInput, InvalidResult
 
 _SCALARS = frozenset({str, int, bool, type(None)})
 _LEAVES = (datetime, date, time, timedelta, UUID, Decimal, Enum, PurePath)
@@ -31,7 +31,19 @@ def encode(value: object, field: str, limit: int = codec.MAX_DATA_BYTES) -> byte
     Plain types, dataclasses, TypedDicts, pydantic models, msgspec Structs, sets, dates, UUIDs, decimals, enums
     and paths. Raises InvalidInput(field) for anything else, for NaN, cycles and bytes, and over the limit.
     """
-    data = _encoded(value, field)
+    return _small_enough(_encoded(value, field), field, limit)
+
+
+def encode_result(value: object) -> bytes:
+    """What a tool has returned, as `encode` writes it. Raises InvalidResult for what JSON cannot hold."""
+    try:
+        data = _encoded(value, "result")
+    except InvalidInput as error:
+        raise InvalidResult("result", error.message) from error
+    return _small_enough(data, "result", codec.MAX_DATA_BYTES)
+
+
+def _small_enough(data: bytes, field: str, limit: int) -> bytes:
     if len(data) > limit:
         raise InvalidInput(
             field,

@@ -50,6 +50,10 @@ class InvalidInput(WeftError):
         self.message = message
 
 
+class InvalidResult(InvalidInput):
+    """A tool has returned what JSON cannot hold: a defect of its code, which no other arguments would mend."""
+
+
 class Rejected(InvalidInput):
     """A submit that was answered with `weft.task.rejected`.
 

@@ -40,7 +40,7 @@ class LLMAgent:
         handoffs: Sequence[object] = (),
         members: Sequence[object] = (),
         max_turns: int = 50,
-        output_retries: int = 3,
+        output_retries: int = 2,
         tool_retries: int = 3,
         **calling: Unpack[Calling],
     ) -> None:

@@ -20,7 +20,7 @@ import msgspec
 
 from runtime_core import codec
 from runtime_core.agents.naming import Elsewhere
-from runtime_core.errors import ConfigurationError, HumanTimeout, StepError
+from runtime_core.errors import ConfigurationError, HumanTimeout, InvalidResult, StepError, ToolError
 from runtime_core.llm.approval import asked_at
 from runtime_core.llm.decision import Decided, DecidedCall, decide, decided_of
 from runtime_core.llm.guards import ConversationFailed, Guards
@@ -235,6 +235,8 @@ class Conversation:
         found = await ctx.gather(*parts.values(), return_exceptions=True)
         for place, value in zip(parts, found, strict=True):
             call = calls[place]
+            if isinstance(value, ToolError) and value.type == InvalidResult.__name__:
+                raise value  # the tool's code is wrong: no model can do anything about it
             if isinstance(value, StepError):
                 call.result = _Result(self._noted(call, str(value)), "failed")
             elif isinstance(value, BaseException):

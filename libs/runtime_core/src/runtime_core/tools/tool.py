@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from typing import cast, get_args
 
 from runtime_core.declaration import NO_DEFAULT, Argument, Place, is_async, unannotated
-from runtime_core.encoding import encode
+from runtime_core.encoding import encode_result
 from runtime_core.errors import ConfigurationError
 from runtime_core.function import DeclaredFunction, FunctionSettings
 from runtime_core.manifest import ToolEntry
@@ -62,8 +62,8 @@ class Tool(DeclaredFunction):
     ) -> bytes:
         """Call the function with `arguments` (a JSON object) and give its result as JSON.
 
-        A plain function runs in `threads`. Raises InvalidInput (`arguments.…`, `result`), TimeoutError at the
-        limit, and whatever the function raises.
+        A plain function runs in `threads`. Raises InvalidInput (`arguments.…`, `result`), InvalidResult, TimeoutError
+        at the limit, and whatever the function raises.
         """
         given = self.arguments.decode(arguments)
         if self._context_name:
@@ -79,7 +79,7 @@ class Tool(DeclaredFunction):
                 raise
         else:
             result = await run_in_thread(self.what, self.timeout_seconds, call, threads, abandoned, context.cancel)
-        return encode(result, "result")
+        return encode_result(result)
 
 
 def _split(what: str, arguments: list[Argument], place: Place) -> tuple[str, list[Argument]]:
