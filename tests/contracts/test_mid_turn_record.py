@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 
 import pytest
 
+from runtime_core.agents.turn_handler import TurnPort
+from runtime_core.app import App
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.verbs import commits
 from runtime_core.errors import Fenced, LimitExceeded
@@ -175,3 +179,22 @@ async def test_a_late_commit_records_nothing(broker: Broker, bus: EventBus) -> N
     assert not await suspend(bus, turn, ask("1"), record=b'["a"]', steps=1)
     assert not await bury(bus, call)
     assert await broker.entries("record") == before
+
+
+async def test_what_a_lost_turn_was_writing_is_no_error_of_its_own(broker: Broker, bus: EventBus) -> None:
+    """It is dropped, and waits for none of it; whoever declared its owner dead knows."""
+    unheard: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context["message"]))
+    await broker.owner()
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    await broker.silence(bus)
+    port = TurnPort(bus, turn, App("lost"))
+    port.emit("1", DIGEST, b'"a"')
+    port.stream("2", 1, b'"b"')
+    port.note("3", DIGEST)
+    writes = list(port._writes)
+    await asyncio.wait(writes)
+    del port, writes
+    gc.collect()
+    assert unheard == []

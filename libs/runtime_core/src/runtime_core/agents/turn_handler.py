@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import cast
 
@@ -96,9 +96,7 @@ class TurnPort:
         return settled
 
     def stream(self, step: str, attempt: int, data: bytes) -> None:
-        self._writes.append(
-            asyncio.get_running_loop().create_task(self._bus.stream(self.delivery, step, attempt, data))
-        )
+        self._write(self._bus.stream(self.delivery, step, attempt, data))
 
     async def usage(self) -> bytes:
         return await self._bus.usage(self.delivery.task)
@@ -108,12 +106,17 @@ class TurnPort:
 
     def emit(self, step: str, digest: str, data: bytes) -> None:
         value = b"%bK%013dnull" % (digest.encode(), _now())
-        task = asyncio.get_running_loop().create_task(self._bus.emit(self.delivery, step, value, data))
-        self._writes.append(task)
+        self._write(self._bus.emit(self.delivery, step, value, data))
 
     def note(self, step: str, digest: str) -> None:
         value = b"%bK%013dnull" % (digest.encode(), _now())
-        self._writes.append(asyncio.get_running_loop().create_task(self._bus.record(self.delivery, step, value)))
+        self._write(self._bus.record(self.delivery, step, value))
+
+    def _write(self, writing: Coroutine[None, None, object]) -> None:
+        task = asyncio.get_running_loop().create_task(writing)
+        # A turn that is dropped does not wait for them: it is lost, and whoever dropped it knows why.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._writes.append(task)
 
     async def ask(
         self, calls: Sequence[Call], sends: Sequence[Send | Publish] = (), state: bytes = b""
