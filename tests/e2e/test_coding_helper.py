@@ -15,7 +15,7 @@ from tests.fleet import Fleet
 from tests.openai_server.driver import OpenAIServer, answer, calls, gated, turns
 from tests.servers.process import Server
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 120.0

@@ -32,7 +32,7 @@ def environ(models: OpenAIServer, **more: str) -> dict[str, str]:
     return {**kept, **models.environ, **more}
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_the_example_prints_what_it_should(openai_server: OpenAIServer) -> None:
     openai_server.play(script())
     done = subprocess.run(
@@ -51,13 +51,18 @@ def test_the_example_prints_what_it_should(openai_server: OpenAIServer) -> None:
     assert (counts.complete, counts.repeated) == (3, 0)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 async def test_the_example_goes_on_after_a_kill_while_a_human_is_asked(
     valkey: Server, namespace: str, tmp_path: Path, openai_server: OpenAIServer
 ) -> None:
     openai_server.play(script())
     async with Fleet(
-        valkey.url, namespace, tmp_path, app="examples.pydantic_agent.app:app", environ=openai_server.environ
+        valkey.url,
+        namespace,
+        tmp_path,
+        app="examples.pydantic_agent.app:app",
+        lease_seconds=6.0,
+        environ=openai_server.environ,
     ) as fleet:
         asking = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "examples.pydantic_agent", "Chur", "or", "Basel?"),
@@ -77,7 +82,7 @@ async def test_the_example_goes_on_after_a_kill_while_a_human_is_asked(
     assert (counts.complete, counts.repeated) == (3, 0)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_without_a_key_the_example_says_what_is_missing(openai_server: OpenAIServer) -> None:
     openai_server.play(answer("never"))
     without = {name: value for name, value in environ(openai_server).items() if name != "OPENAI_API_KEY"}

@@ -16,7 +16,7 @@ from tests.fleet import Fleet, plain_redis, until
 from tests.mcp_servers.ledger import VARIABLE, Ledger
 from tests.servers.process import Server
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(300)
 
 APP = "tests.mcp_app:app"
 SECONDS = 90.0

@@ -14,7 +14,7 @@ from tests.fleet import Fleet, until
 from tests.openai_server.driver import OpenAIServer, answer, calls, failing, gated, output, rate_limited, turns
 from tests.servers.process import Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 APP = "tests.pydantic_app:app"
 WAIT_SECONDS = 90.0
@@ -25,7 +25,8 @@ async def running(
     server: Server, namespace: str, folder: Path, models: OpenAIServer
 ) -> AsyncIterator[tuple[Fleet, Client]]:
     async with (
-        Fleet(server.url, namespace, folder, app=APP, environ=models.environ) as fleet,
+        # A long lease: a process that loads pydantic-ai on a busy machine is not dead.
+        Fleet(server.url, namespace, folder, app=APP, lease_seconds=6.0, environ=models.environ) as fleet,
         Client.connect(server.url, namespace=namespace) as client,
     ):
         yield fleet, client

@@ -12,7 +12,7 @@ from runtime_core.policy import RetryPolicy
 from tests.openai_server.driver import OpenAIServer
 
 QUICK = RetryPolicy(attempts=4, base_seconds=0.01, max_seconds=0.05, jitter=0.5)
-WAIT = 60.0
+WAIT = 120.0
 
 
 def settings(server: OpenAIServer, model: object = "openai-chat:gpt-test", **more: Any) -> ModelSettings:

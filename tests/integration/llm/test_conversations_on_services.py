@@ -15,17 +15,26 @@ from tests.fleet import Fleet
 from tests.openai_server.driver import OpenAIServer, When, answer, calls, turns
 from tests.servers.process import Server
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 HANDLERS = {"agent-handler": 1, "tool-handler": 1}
-WAIT = 60.0
+WAIT = 120.0
 
 
 @asynccontextmanager
 async def deployed(
     server: OpenAIServer, valkey: Server, namespace: str, folder: Path, app: str = "tests.clerks_app:app"
 ) -> AsyncIterator[Fleet]:
-    async with Fleet(valkey.url, namespace, folder, app=app, replicas=HANDLERS, environ=server.environ) as fleet:
+    async with Fleet(
+        valkey.url,
+        namespace,
+        folder,
+        app=app,
+        replicas=HANDLERS,
+        # Long: a process that loads the client of models on a busy machine is not dead.
+        lease_seconds=6.0,
+        environ=server.environ,
+    ) as fleet:
         yield fleet
 
 
@@ -101,6 +110,7 @@ async def test_tools_of_another_app_are_called_in_their_pool(
             tmp_path / "far",
             app="tests.clerks_app:archive",
             replicas={"tool-handler": 1},
+            lease_seconds=6.0,
             environ=far,
         ),
         deployed(openai_server, valkey, namespace, tmp_path / "near"),

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TypedDict
 
 import pytest
 
@@ -15,8 +16,15 @@ from tests.integration.llm.asking import WAIT, shown
 from tests.openai_server.driver import OpenAIServer, answer, gated
 from tests.servers.process import Server
 
-SERVICES = {"agent-handler": 1, "state-manager": 1}
-APP = "tests.llm_app:app"
+
+class Together(TypedDict):
+    replicas: dict[str, int]
+    app: str
+    lease_seconds: float
+
+
+# A long lease: a process that loads the client of models on a busy machine is not dead.
+TOGETHER = Together(replicas={"agent-handler": 1, "state-manager": 1}, app="tests.llm_app:app", lease_seconds=6.0)
 
 
 @pytest.mark.slow
@@ -27,7 +35,7 @@ async def test_a_kill_in_the_middle_of_an_answer_costs_that_answer_alone(
     openai_server.play(gated(answer("Only once. " * 60), "rest", after=3).but(times=1), answer("Right."))
     folder = tmp_path / "fleet"
     async with (
-        Fleet(valkey.url, namespace, folder, replicas=SERVICES, app=APP, environ=openai_server.environ) as fleet,
+        Fleet(valkey.url, namespace, folder, **TOGETHER, environ=openai_server.environ) as fleet,
         Client.connect(valkey.url, namespace=namespace) as client,
     ):
         task = await client.submit("asker", "Say something", task_id="k-1")
@@ -55,7 +63,7 @@ async def test_the_command_shows_the_one_line(
     folder = tmp_path / "fleet"
     environ = openai_server.environ | {"OPENAI_API_KEY": "sk-a-key-of-nobody-0123456789"}
     async with (
-        Fleet(valkey.url, namespace, folder, replicas=SERVICES, app=APP, environ=environ),
+        Fleet(valkey.url, namespace, folder, **TOGETHER, environ=environ),
         Client.connect(valkey.url, namespace=namespace) as client,
     ):
         task = await client.submit("asker", "Say something", task_id="w-1")
