@@ -53,6 +53,7 @@ async def test_a_kill_in_the_middle_of_an_answer_costs_that_answer_alone(
     assert response.usage["requests"] == 1
     first, second = openai_server.ledger()
     assert (first.complete, second.complete) == (False, True)
+    assert first.idempotency_key == second.idempotency_key == "k-1/r/2", "so that a provider may know it again"
 
 
 @pytest.mark.slow

@@ -291,7 +291,11 @@ class _LiveCall:
         pieces = Pieces(call) if self._shows_text(request) else None
         try:
             response = await opened.ask(
-                request, self._agent, self._max_tokens(request, call), None if pieces is None else pieces.add
+                request,
+                self._agent,
+                self._max_tokens(request, call),
+                None if pieces is None else pieces.add,
+                idempotency_key=call.idempotency_key,
             )
         except Exception as error:
             if pieces is not None:

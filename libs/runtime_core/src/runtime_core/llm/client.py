@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
+from urllib.parse import quote
 
 import httpx2
 import msgspec
@@ -83,16 +84,27 @@ class OpenModel:
             await self._http.aclose()
 
     async def ask(
-        self, request: Mapping[str, Any], limits: ModelSettings, max_tokens: int | None, on_text: OnText | None
+        self,
+        request: Mapping[str, Any],
+        limits: ModelSettings,
+        max_tokens: int | None,
+        on_text: OnText | None,
+        *,
+        idempotency_key: str,
     ) -> Response:
         """Send a request (as call.py records it) and return when the answer is complete.
 
         `max_tokens` is the most that the answer may have; None: as the settings say. `on_text` is told pieces of text;
-        None: the answer is not streamed. Raises the client's errors and Broken.
+        None: the answer is not streamed. `idempotency_key` is the same in every attempt of a call: where a process died
+        between an answer and its keeping, a provider or gateway that knows the header need not do the work again.
+        Raises the client's errors and Broken.
         """
         began = time.monotonic()
         messages = ModelMessagesTypeAdapter.validate_json(msgspec.json.encode(request["messages"]))
         settings = _settings(request["settings"], limits, max_tokens)
+        if "extra_headers" not in getattr(self.model, "unsupported_settings", ()):
+            headers = {IDEMPOTENCY_KEY: quote(idempotency_key), **settings.get("extra_headers", {})}
+            settings["extra_headers"] = headers
         parameters = _parameters(request.get("tools", ()), request.get("output"))
         first: float | None = None
         if on_text is None:
@@ -143,6 +155,9 @@ class OpenModel:
             raise Broken("the stream ended before the answer was complete")
         return answer
 
+
+IDEMPOTENCY_KEY = "Idempotency-Key"
+"""The header, as OpenAI's and other clients name it."""
 
 _TAKE_CLIENT = frozenset({"openai", "openai-chat", "openai-responses", "anthropic"})
 """Providers that get connections of ours, with the agent's limits; others make their own."""
