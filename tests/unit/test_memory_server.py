@@ -127,7 +127,8 @@ SCRIPTS = {
         EXPIRE a 50 GT
         EXPIRE a 50 LT
         EXPIRE a 70 XX
-        EXPIRE a 70 GT XX
+        EXPIRE a 60 GT XX
+        EXPIRE a 80 GT XX
         EXPIRE a x
         TTL a
         PERSIST a
