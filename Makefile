@@ -10,6 +10,8 @@ VENV := .venv
 RUN = $(VENV)/bin/python -m
 # AutoGen lives in an environment of its own: docs/decisions/0014-autogen-has-its-own-environment.md.
 AUTOGEN := $(VENV)-autogen
+# So do Ray and Spark, which are large: docs/decisions/0017-engines-have-their-own-environment.md.
+ENGINES := $(VENV)-engines
 # Files by name: mypy is told not to look into these folders where AutoGen is not installed.
 AUTOGEN_CODE = $(shell find libs/runtime_core/src/runtime_core/integrations/autogen tests/autogen examples/autogen_team \
 	-name '*.py')
@@ -32,7 +34,7 @@ export RUN_TOPIC := $(value TOPIC)
 unexport DOCS TOPIC
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run lock format check test test-unit test-autogen run bench chaos ci clean
+.PHONY: help setup setup-run lock format check test test-unit test-autogen test-engines run bench chaos ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +47,10 @@ lock: setup ## Write requirements/*.txt anew from pyproject.toml (ARGS=--upgrade
 	$(COMPILE) --extra postgres --extra parquet --extra llm --extra mcp --group dev --output-file requirements/dev.txt $(ARGS)
 	$(COMPILE) --extra autogen --group autogen --constraint requirements/dev.txt --output-file requirements/autogen.txt $(ARGS)
 	$(COMPILE) --group build --constraint requirements/dev.txt --output-file requirements/run.txt
+	$(RUN) uv --quiet pip compile --group engines-build --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --output-file requirements/engines-build.txt $(ARGS)
+	$(COMPILE) --extra ray --extra spark --extra parquet --group engines --constraint requirements/dev.txt \
+		--constraint requirements/engines-build.txt --output-file requirements/engines.txt $(ARGS)
 
 format: setup ## Format the code, fix what can be fixed by itself, write docs/events.md anew
 	$(RUN) ruff format $(CODE)
@@ -57,7 +63,7 @@ check: setup ## Check format, lint, types and the import rule
 	$(RUN) mypy $(CODE)
 	$(VENV)/bin/lint-imports --no-logo
 
-test: check test-autogen ## Run the checks and all tests (ARGS for pytest)
+test: check test-autogen test-engines ## Run the checks and all tests (ARGS for pytest)
 	$(RUN) pytest $(ARGS)
 
 test-unit: setup ## Run the tests that need no server (ARGS for pytest)
@@ -66,6 +72,9 @@ test-unit: setup ## Run the tests that need no server (ARGS for pytest)
 test-autogen: $(AUTOGEN)/.setup ## Run AutoGen's own tests, and ours that need it (ARGS for pytest)
 	$(AUTOGEN)/bin/python -m mypy $(AUTOGEN_CODE)
 	$(AUTOGEN)/bin/python -m pytest tests/autogen $(ARGS)
+
+test-engines: $(ENGINES)/.setup ## Run the tests that need Ray and Spark (ARGS for pytest)
+	$(ENGINES)/bin/python -m pytest tests/engines $(ARGS)
 
 run: setup-run ## Run the example (DOCS=folder, TOPIC="what to research"); ends by itself
 	@set -- ; \
@@ -84,7 +93,7 @@ ci: ## What continuous integration runs
 	./.ci/run
 
 clean: ## Remove what these targets made: .venv, caches and fetched servers
-	rm -rf $(VENV) $(AUTOGEN) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) $(AUTOGEN) $(ENGINES) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each stamp is newer than what it was made from, so that a second call has nothing to do.
@@ -107,8 +116,16 @@ $(AUTOGEN)/.setup: requirements/autogen.txt pyproject.toml | $(AUTOGEN)/bin/pyth
 	@$(EDITABLE)
 	@touch $@
 
+$(ENGINES)/.setup: VENV := $(ENGINES)
+$(ENGINES)/.setup: requirements/engines.txt requirements/engines-build.txt pyproject.toml | $(ENGINES)/bin/python
+	@echo "Installing what the tests of Ray and Spark need into $(ENGINES), 1.5 GB …"
+	@$(LOCKED) requirements/engines-build.txt
+	@$(LOCKED) requirements/engines.txt --no-binary pyspark --no-build-isolation
+	@$(EDITABLE)
+	@touch $@
+
 # The first Python that is new enough, unless PYTHON names one.
-$(VENV)/bin/python $(AUTOGEN)/bin/python:
+$(VENV)/bin/python $(AUTOGEN)/bin/python $(ENGINES)/bin/python:
 	@for name in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14); do \
 		"$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
 		echo "Making $(@:/bin/python=) with $$("$$name" --version) …"; \

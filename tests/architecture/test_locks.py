@@ -11,7 +11,9 @@ from packaging.utils import canonicalize_name
 
 from tests.architecture.tree import ROOT
 
-LOCKS = ("dev.txt", "run.txt", "autogen.txt")
+LOCKS = ("dev.txt", "run.txt", "autogen.txt", "engines.txt")
+HEAVY = ("autogen", "ray", "spark")
+"""Extras with an environment of their own."""
 
 
 def locked(name: str) -> dict[str, str]:
@@ -21,15 +23,17 @@ def locked(name: str) -> dict[str, str]:
 
 
 def asked_for(lock: str) -> list[Requirement]:
-    """What pyproject.toml asks for in an environment: the whole one, AutoGen's, or of what running needs."""
+    """What pyproject.toml asks for in an environment: one of the environments."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     groups, extras = project["dependency-groups"], project["project"]["optional-dependencies"]
     lines = [*project["project"]["dependencies"], *groups["build"]]
     if lock == "dev.txt":
         lines += [line for line in groups["dev"] if isinstance(line, str)]
-        lines += [line for name, extra in extras.items() if name != "autogen" for line in extra]
+        lines += [line for name, extra in extras.items() if name not in HEAVY for line in extra]
     elif lock == "autogen.txt":
         lines += [line for line in groups["autogen"] if isinstance(line, str)] + extras["autogen"]
+    elif lock == "engines.txt":
+        lines += [line for line in groups["engines"] if isinstance(line, str)] + extras["ray"] + extras["spark"]
     return [Requirement(line) for line in lines]
 
 
@@ -50,7 +54,7 @@ def test_a_lock_has_a_hash_for_every_package_and_names_no_place(name: str) -> No
     assert "://" not in text
     entries = re.split(r"\n(?=\S)", text.strip())
     assert [entry.split()[0] for entry in entries if "--hash=sha256:" not in entry] == []
-    assert len(entries) == len(locked(name))
+    assert {entry.split("==")[0] for entry in entries} == locked(name).keys()
 
 
 def test_running_needs_the_versions_that_were_tested() -> None:
@@ -58,6 +62,7 @@ def test_running_needs_the_versions_that_were_tested() -> None:
     assert {name for name, version in locked("run.txt").items() if tested.get(name) != version} == set()
 
 
-def test_autogen_is_tested_with_the_versions_of_the_rest() -> None:
-    usual, theirs = locked("dev.txt"), locked("autogen.txt")
+@pytest.mark.parametrize("name", ["autogen.txt", "engines.txt"])
+def test_what_has_its_own_environment_is_tested_with_the_versions_of_the_rest(name: str) -> None:
+    usual, theirs = locked("dev.txt"), locked(name)
     assert {name for name in usual.keys() & theirs.keys() if usual[name] != theirs[name]} == set()

@@ -21,6 +21,7 @@ TARGETS = [
     "test",
     "test-unit",
     "test-autogen",
+    "test-engines",
     "run",
     "bench",
     "chaos",
@@ -45,6 +46,8 @@ def door(tmp_path: Path) -> Path:
         "requirements/dev.txt",
         "requirements/run.txt",
         "requirements/autogen.txt",
+        "requirements/engines.txt",
+        "requirements/engines-build.txt",
     ):
         shutil.copy(ROOT / name, tmp_path / name)
     for stamp in (".setup", ".setup-run"):
