@@ -64,17 +64,17 @@ check: setup ## Check format, lint, types and the import rule
 	$(VENV)/bin/lint-imports --no-logo
 
 test: check test-autogen test-engines ## Run the checks and all tests (ARGS for pytest)
-	$(RUN) pytest $(ARGS)
+	$(RUN) tests.second_look $(ARGS)
 
 test-unit: setup ## Run the tests that need no server (ARGS for pytest)
 	$(RUN) pytest tests/unit tests/architecture $(ARGS)
 
 test-autogen: $(AUTOGEN)/.setup ## Run AutoGen's own tests, and ours that need it (ARGS for pytest)
 	$(AUTOGEN)/bin/python -m mypy $(AUTOGEN_CODE)
-	$(AUTOGEN)/bin/python -m pytest tests/autogen $(ARGS)
+	$(AUTOGEN)/bin/python -m tests.second_look tests/autogen $(ARGS)
 
 test-engines: $(ENGINES)/.setup ## Run the tests that need Ray and Spark (ARGS for pytest)
-	$(ENGINES)/bin/python -m pytest tests/engines $(ARGS)
+	$(ENGINES)/bin/python -m tests.second_look tests/engines $(ARGS)
 
 run: setup-run ## Run the example (DOCS=folder, TOPIC="what to research"); ends by itself
 	@set -- ; \
