@@ -20,6 +20,9 @@ from tests.servers.unavailable import Unavailable
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Their tests are inherited, so pytest does not see by their names that their assertions are to be explained.
+pytest.register_assert_rewrite("tests.contracts.engine.promises")
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what it puts into the background deaf to Ctrl-C, and our child processes would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

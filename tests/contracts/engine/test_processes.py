@@ -17,7 +17,7 @@ import pytest
 from runtime_core import EngineCall, InvalidInput, LocalEngine, RunConfig
 from runtime_core.engines.runtime_engine import CallFailed
 from tests.contracts.engine import functions
-from tests.contracts.engine.test_engine import open_gate, until
+from tests.contracts.engine.promises import open_gate, until
 
 ROOT = Path(__file__).resolve().parents[3]
 
