@@ -25,7 +25,7 @@ PLACES = {
     "openai": r"runtime_core\.llm\.client",
     "mcp": r"runtime_core\.mcp(\..+)?",
     "mcp_types": r"runtime_core\.mcp(\..+)?",
-    "pyarrow": r"runtime_core\.trajectory(\..+)?",
+    "pyarrow": r"runtime_core\.(trajectory|blobs|engines\.spark)(\..+)?",
     "pydantic_ai": r"runtime_core\.(llm\.client|integrations\.pydantic_ai(\..+)?)",
     "pytest": r"runtime_core\.testing(\..+)?",
     "sqlalchemy": r"runtime_core\.trajectory(\..+)?",

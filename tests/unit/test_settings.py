@@ -69,6 +69,10 @@ def test_every_variable_is_read() -> None:
             "WEFT_LOG_LEVEL": "debug",
             "WEFT_LOG_FORMAT": "json",
             "WEFT_ENGINE_PROCESSES": "3",
+            "WEFT_BLOB_URL": "s3://bucket/weft/",
+            "WEFT_BLOB_RETENTION_SECONDS": "3600",
+            "WEFT_RESULT_INLINE_BYTES": "1000",
+            "WEFT_RESULT_MAX_BYTES": "2000",
             "WEFT_SHUTDOWN_SECONDS": "0",
             "WEFT_REDACT": r" IBAN\d+ ^4\d{15}$ ",
         }
@@ -94,6 +98,10 @@ def test_every_variable_is_read() -> None:
         log_level="debug",
         log_format="json",
         engine_processes=3,
+        blob_url="s3://bucket/weft",
+        blob_retention_seconds=3600.0,
+        result_inline_bytes=1000,
+        result_max_bytes=2000,
         shutdown_seconds=0.0,
         redact=r"IBAN\d+ ^4\d{15}$",
     )

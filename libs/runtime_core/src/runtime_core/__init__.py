@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from runtime_core.app import App
     from runtime_core.client import Client
     from runtime_core.context.context import Context
+    from runtime_core.engines.context import EngineContext
+    from runtime_core.engines.driver.messages import Resources
     from runtime_core.engines.local_engine import LocalEngine
     from runtime_core.engines.named import engine_named
+    from runtime_core.engines.reference import Reference
     from runtime_core.engines.run_config import RunConfig
     from runtime_core.engines.runtime_engine import CallFailed, EngineCall, RuntimeEngine
     from runtime_core.errors import (
@@ -151,6 +154,7 @@ __all__ = [
     "Deny",
     "DropMessage",
     "EngineCall",
+    "EngineContext",
     "EngineError",
     "EventManager",
     "FilteredTrajectoryStrategy",
@@ -184,9 +188,11 @@ __all__ = [
     "NotAccessibleError",
     "Observation",
     "Price",
+    "Reference",
     "Reject",
     "Rejected",
     "RemoteError",
+    "Resources",
     "Retry",
     "RetryPolicy",
     "RoutedAgent",
@@ -275,6 +281,7 @@ _PLACES = {
     "Deny": "runtime_core.hooks.verdicts",
     "DropMessage": "runtime_core.runtime.intervention",
     "EngineCall": "runtime_core.engines.runtime_engine",
+    "EngineContext": "runtime_core.engines.context",
     "EngineError": "runtime_core.errors",
     "EventManager": "runtime_core.events.manager",
     "FilteredTrajectoryStrategy": "runtime_core.trajectory.strategy",
@@ -308,9 +315,11 @@ _PLACES = {
     "NotAccessibleError": "runtime_core.runtime.errors",
     "Observation": "runtime_core.runners.values",
     "Price": "runtime_core.llm.prices",
+    "Reference": "runtime_core.engines.reference",
     "Reject": "runtime_core.errors",
     "Rejected": "runtime_core.errors",
     "RemoteError": "runtime_core.runtime.errors",
+    "Resources": "runtime_core.engines.driver.messages",
     "Retry": "runtime_core.errors",
     "RetryPolicy": "runtime_core.policy",
     "RoutedAgent": "runtime_core.runtime.routed",

@@ -156,6 +156,10 @@ async def announce(buses: Sequence[EventBus], manifest: Manifest) -> None:
             await call("HDEL", keys.enders, *manifest.agents)
         for name, tool in manifest.tools.items():
             await call("HSET", keys.tools, name, f"tool:{tool.pool}" if tool.pool else "tool")
+        for name, function in manifest.engine_functions.items():
+            await call("HSET", keys.engine_functions, name, function.pool)
+            if function.version:
+                await call("HSETNX", keys.engine_functions, name.partition("@")[0], function.pool)
     topics = Topics(buses)
     for name, agent in manifest.agents.items():
         for topic in agent.topics:

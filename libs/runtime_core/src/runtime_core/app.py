@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 from runtime_core.agents.agent import Agent
 from runtime_core.agents.definition import AgentDefinition, AgentSettings, ClassAgent, FunctionAgent
 from runtime_core.declaration import NAME, place_of
-from runtime_core.engines.function import EngineFunction
+from runtime_core.engines.function import EngineFunction, EngineFunctionSettings
 from runtime_core.errors import ConfigurationError
-from runtime_core.function import FunctionSettings
 from runtime_core.hooks.callbacks import Callback
 from runtime_core.hooks.declared import Hook, HookTable
 from runtime_core.manifest import Manifest
@@ -83,16 +82,42 @@ class App:
 
     @overload
     def engine_function(
-        self, function: None = None, /, **settings: Unpack[FunctionSettings]
+        self, function: None = None, /, **settings: Unpack[EngineFunctionSettings]
     ) -> Callable[[Function], Function]: ...
 
     def engine_function(
-        self, function: Callable[..., object] | None = None, /, **settings: Unpack[FunctionSettings]
+        self, function: Callable[..., object] | None = None, /, **settings: Unpack[EngineFunctionSettings]
     ) -> object:
-        """Declare a plain function that the engines may run. See `FunctionSettings` for the settings."""
+        """Declare a plain function, or a class with `__call__`, that the engines may run: see `EngineFunction`.
+
+        See `EngineFunctionSettings` for the settings. With a first argument named `spark` it is a Spark job.
+        """
 
         def declare(function: Function, depth: int = 2) -> Function:
             self.functions.engine_functions.add(EngineFunction(function, place_of(function, depth), **settings))
+            return function
+
+        return declare if function is None else declare(function, 3)
+
+    @overload
+    def batch_job(self, function: Function, /) -> Function: ...
+
+    @overload
+    def batch_job(
+        self, function: None = None, /, **settings: Unpack[EngineFunctionSettings]
+    ) -> Callable[[Function], Function]: ...
+
+    def batch_job(
+        self, function: Callable[..., object] | None = None, /, **settings: Unpack[EngineFunctionSettings]
+    ) -> object:
+        """Declare a function that gives the command (a text, or a list of texts) of a batch job of Ray.
+
+        `ctx.engine("ray").call(function, …)` runs the command on the cluster, and gives how it ended.
+        """
+
+        def declare(function: Function, depth: int = 2) -> Function:
+            job = EngineFunction(function, place_of(function, depth), batch=True, **settings)
+            self.functions.engine_functions.add(job)
             return function
 
         return declare if function is None else declare(function, 3)

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, FunctionType, MethodType, SimpleNamespace
 
@@ -156,6 +156,34 @@ def unannotated(what: str, argument: Argument, place: Place) -> ConfigurationErr
     return ConfigurationError(
         f"{what} ({place}): argument {argument.name!r} has no type: write {argument.name}: str, or what it is{hint}"
     )
+
+
+def without_context(
+    what: str, arguments: Sequence[Argument], context: type, place: Place
+) -> tuple[str, list[Argument]]:
+    """The name of the argument that takes the `context` (empty: none does), and the others. All must have types."""
+    context_name = ""
+    others = []
+    for argument in arguments:
+        if argument.annotation is NO_DEFAULT:
+            raise unannotated(what, argument, place)
+        if not _takes(context, argument.annotation):
+            others.append(argument)
+        elif context_name:
+            raise ConfigurationError(
+                f"{what} ({place}) takes a {context.__name__} twice, {context_name!r} and {argument.name!r}: remove one"
+            )
+        else:
+            context_name = argument.name
+    return context_name, others
+
+
+def _takes(context: type, annotation: object) -> bool:
+    if isinstance(annotation, str):
+        # As text: the class may be imported for type checkers only, and then cannot be looked up.
+        name = rf"['\"]?((\w+\.)*Optional\[)?(\w+\.)*{context.__name__}(\s*\|\s*None)?\]?['\"]?"
+        return re.fullmatch(name, annotation.strip()) is not None
+    return annotation is context or context in typing.get_args(annotation)
 
 
 def resolved(what: str, name: str, annotation: object, function: object, place: Place) -> object:

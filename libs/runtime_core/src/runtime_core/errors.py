@@ -3,6 +3,7 @@
 WeftError                     anything that Weft raises on purpose: one line that says what to do
 ├── ConfigurationError        a setting, an app or a namespace that cannot work: refused at start
 ├── InvalidInput              input that breaks the wire's or an agent's rules; names the field
+│   ├── ResultTooLarge        what an engine function has returned is over the limit of a value, or of a blob
 │   └── Rejected              a submit that was answered with `weft.task.rejected`
 ├── BusError                  the broker could not be asked, or answered with an error
 │   ├── BusUnavailable        no connection; the call may or may not have happened
@@ -52,6 +53,13 @@ class InvalidInput(WeftError):
 
 class InvalidResult(InvalidInput):
     """A tool has returned what JSON cannot hold: a defect of its code, which no other arguments would mend."""
+
+
+class ResultTooLarge(InvalidInput):
+    """An engine function has returned more than may travel, or be stored."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("result", message)
 
 
 class Rejected(InvalidInput):

@@ -13,7 +13,6 @@ from types import ModuleType
 from runtime_core.app import App
 from runtime_core.declaration import one_line
 from runtime_core.errors import ConfigurationError
-from runtime_core.runners.task_runner import TaskRunner
 
 _REFERENCE = re.compile(r"(?P<module>\w+(\.\w+)*):(?P<attribute>\w+(\.\w+)*)")
 
@@ -24,14 +23,26 @@ def load_app(reference: str) -> App:
     The current directory is searched first, as servers of web apps do. Raises ConfigurationError, one line, for
     whatever stands in the way.
     """
-    found, module = _found("app", reference)
+    # Here: who only calls a function of an app pays for no runners.
+    from runtime_core.runners.task_runner import TaskRunner
+
+    found = find_app(reference)
+    # What every app offers to those who submit a Task.
+    found.add_runner(TaskRunner)
+    found.check()
+    return found
+
+
+def find_app(reference: str, folder: str = "") -> App:
+    """Import the module and find the app in it, without a look at what it declares.
+
+    `folder` is searched first; empty: the current directory. Raises ConfigurationError as `load_app`.
+    """
+    found, module = _found("app", reference, folder)
     if not isinstance(found, App):
         raise ConfigurationError(
             f"app {reference!r} is not an App but of type {type(found).__name__}{_candidates(module, found, '')}"
         )
-    # What every app offers to those who submit a Task.
-    found.add_runner(TaskRunner)
-    found.check()
     return found
 
 
@@ -40,12 +51,12 @@ def load_object(what: str, reference: str) -> object:
     return _found(what, reference)[0]
 
 
-def _found(what: str, reference: str) -> tuple[object, ModuleType]:
+def _found(what: str, reference: str, folder: str = "") -> tuple[object, ModuleType]:
     match = _REFERENCE.fullmatch(reference)
     if match is None or match["module"].endswith(".py"):
         raise ConfigurationError(f"{what} {reference!r} is not written as package.module:app{_spelling(reference)}")
     module_name, attribute = match["module"], match["attribute"]
-    directory = os.getcwd()
+    directory = folder or os.getcwd()
     if directory not in sys.path:
         sys.path.insert(0, directory)
     module = _imported(what, reference, module_name, directory)

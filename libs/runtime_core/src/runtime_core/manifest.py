@@ -50,6 +50,14 @@ class EngineFunctionEntry(msgspec.Struct, omit_defaults=True):
     result: Schema | None = None
     pool: str = ""
     description: str = ""
+    version: str = ""
+    """Also the end of its name, after `@`; empty: it has none."""
+    kind: str = "function"
+    """`function`, `spark_job` (beside the driver, with the session), or `batch_job` (gives a command)."""
+    resources: dict[str, object] = {}
+    """What one call takes of a cluster, where that was said."""
+    actors: int = 0
+    """How many long-lived workers are kept for it; 0: any worker runs it."""
 
 
 class HookEntry(msgspec.Struct, omit_defaults=True):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+# Of errors: longer texts say no more, and every one of them is kept with its delivery.
+LONGEST_TRACEBACK = 8_000
+LONGEST_MESSAGE = 2_000
+
 
 def plain(text: str) -> str:
     """On one line, without the control characters by which it could drive the terminal."""

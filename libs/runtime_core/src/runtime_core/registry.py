@@ -79,6 +79,26 @@ class Names(Generic[Item]):
         return found[0]
 
 
+class EngineFunctionNames(Names[EngineFunction]):
+    """Engine functions, which may have versions: `rank@2` is one of them, and `rank` the one without, or the only."""
+
+    def find(self, named: object) -> EngineFunction | None:
+        """As of other names. Raises ConfigurationError for a version that is not there, or for one of several."""
+        found = super().find(named)
+        if found is not None or not isinstance(named, str):
+            return found
+        base, _, version = named.partition("@")
+        versions = [item for item in self.view.values() if item.base_name == base]
+        if not versions:
+            return None
+        names = " and ".join(repr(item.name) for item in versions)
+        if version:
+            raise ConfigurationError(f"engine function {base!r} has no version {version!r}; this app declares {names}")
+        if len(versions) > 1:
+            raise ConfigurationError(f"engine function {base!r} has several versions: name one of {names}")
+        return versions[0]
+
+
 class Functions:
     """Everything that an app has declared, as its code names it: by a text or by the declared object.
 
@@ -88,7 +108,7 @@ class Functions:
     def __init__(self) -> None:
         self.agents: Names[AgentDefinition] = Names()
         self.tools: Names[Tool] = Names()
-        self.engine_functions: Names[EngineFunction] = Names()
+        self.engine_functions = EngineFunctionNames()
         self.handlers: dict[str, type[Handler]] = {}
         """Handlers of messages, by category or by a name of the app's own."""
         self.subscribers: list[DeclaredSubscriber] = []
@@ -115,7 +135,7 @@ class Functions:
         return max(owners, key=lambda server: len(server.prefix), default=None)
 
     def engine_function(self, named: object, /) -> EngineFunction | None:
-        """By name or function."""
+        """By name, with or without its version, or by function or class. Raises ConfigurationError as `find`."""
         return self.engine_functions.find(named)
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime_core.blobs.store import blob_url
+from runtime_core.codec import MAX_DATA_BYTES
 from runtime_core.errors import ConfigurationError
 from runtime_core.telemetry.redaction import patterns_of
 
@@ -64,6 +66,15 @@ class Settings:
     log_format: str = "text"
     engine_processes: int = 0
     """How many worker processes run `ctx.engine("local")`; 0: threads of the agent-handler do."""
+    blob_url: str | None = None
+    """`file:///folder`, `s3://bucket/…`: where large results lie. Default: `blobs` in a `data_dir` that was named; None
+    where none was."""
+    blob_retention_seconds: float = 604_800.0
+    """How long a large result is kept, counted from when it was written."""
+    result_inline_bytes: int = 262_144
+    """The largest result of an engine function that travels by value, where there is a blob store."""
+    result_max_bytes: int = 1_073_741_824
+    """The largest result of an engine function."""
     shutdown_seconds: float = 20.0
     """How long a process may take to finish what it holds after SIGTERM."""
     redact: str | None = None
@@ -103,6 +114,12 @@ class Settings:
             log_level=read.choice("WEFT_LOG_LEVEL", LOG_LEVELS, cls.log_level),
             log_format=read.choice("WEFT_LOG_FORMAT", LOG_FORMATS, cls.log_format),
             engine_processes=read.whole("WEFT_ENGINE_PROCESSES", 0, 1024, cls.engine_processes),
+            blob_url=blob_url(environ) or None,
+            blob_retention_seconds=read.seconds(
+                "WEFT_BLOB_RETENTION_SECONDS", 60.0, 3_153_600_000.0, cls.blob_retention_seconds
+            ),
+            result_inline_bytes=read.whole("WEFT_RESULT_INLINE_BYTES", 1, MAX_DATA_BYTES, cls.result_inline_bytes),
+            result_max_bytes=read.whole("WEFT_RESULT_MAX_BYTES", 1, 1_099_511_627_776, cls.result_max_bytes),
             shutdown_seconds=read.seconds("WEFT_SHUTDOWN_SECONDS", 0.0, 3600.0, cls.shutdown_seconds),
             redact=read.patterns("WEFT_REDACT"),
         )

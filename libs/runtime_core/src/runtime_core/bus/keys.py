@@ -82,6 +82,11 @@ class Keys:
         return self.base + "tools"
 
     @property
+    def engine_functions(self) -> str:
+        """Known engine functions, with and without their versions, and their pools: a hash."""
+        return self.base + "functions"
+
+    @property
     def interleaved(self) -> str:
         """Agents whose instances handle events beside each other: a hash."""
         return self.base + "interleaved"

@@ -11,6 +11,7 @@ from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.effects import Failed
 from runtime_core.errors import InvalidInput, LimitExceeded, Reject, Retry, StepError
+from runtime_core.printable import LONGEST_MESSAGE, LONGEST_TRACEBACK
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory import steps
 from runtime_core.trajectory.steps import ENCODER, Step
@@ -18,9 +19,6 @@ from runtime_core.usage import Usage
 
 logger = logging.getLogger(__name__)
 
-# Longer texts say no more, and every one of them is kept with its delivery.
-LONGEST_TRACEBACK = 8_000
-LONGEST_MESSAGE = 2_000
 NOTHING_USED = Usage()
 
 

@@ -3,20 +3,49 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import inspect
+import math
+import re
+from collections.abc import Callable, Collection
 
-from runtime_core.declaration import NO_DEFAULT, Place, is_async, unannotated
+import msgspec
+
+from runtime_core.declaration import Place, is_async, needed_argument, resolved, without_context
 from runtime_core.encoding import encode
-from runtime_core.errors import ConfigurationError
-from runtime_core.function import DeclaredFunction
+from runtime_core.engines.context import EngineContext
+from runtime_core.engines.driver.messages import Registered, Resources, Step, Work
+from runtime_core.engines.made_once import made_once
+from runtime_core.engines.reference import Reference, has_references, mentions_reference, replaced
+from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.function import DeclaredFunction, FunctionSettings
 from runtime_core.manifest import EngineFunctionEntry
 from runtime_core.policy import RetryPolicy
 
+SESSION = "spark"
+"""The first argument of a Spark job: the session, which nobody gives by name."""
+VERSION = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+NO_STEP = Step()
+ONE_CPU = Resources()
+
+
+class EngineFunctionSettings(FunctionSettings, total=False):
+    """What may be said of an engine function where it is declared; `timeout_seconds` is 3600 where nothing is said."""
+
+    version: str
+    """Becomes the end of its name, as in `rank@2`; two versions may be declared side by side. Empty: none."""
+    resources: Resources | None
+    """What one call takes of a cluster; None: one CPU. The local engine does not count them."""
+    actors: int
+    """How many long-lived workers Ray keeps for this function, so that what it has loaded stays; 0: any runs it."""
+
 
 class EngineFunction(DeclaredFunction):
-    """A plain function with its name, limits and typed arguments.
+    """A plain function with its name, limits and typed arguments: see `EngineFunctionSettings`.
 
-    It has no context and no state: the same call may run in a thread here or on a worker elsewhere.
+    It keeps no state: the same call may run in a thread here or on a worker elsewhere. A class with `__call__` is one
+    too: each process that runs it makes one object, at the first call. An argument of type EngineContext takes what
+    the function may know of its step. A function whose first argument is named `spark` is a Spark job, and a batch job
+    gives the command of one.
     """
 
     def __init__(
@@ -28,18 +57,63 @@ class EngineFunction(DeclaredFunction):
         name: str | None = None,
         retry: RetryPolicy | None = None,
         pool: str = "",
+        version: str = "",
+        resources: Resources | None = None,
+        actors: int = 0,
+        batch: bool = False,
     ) -> None:
         """Raises ConfigurationError for what can be seen without evaluating the annotations."""
+        kind = "batch job" if batch else "engine function"
         super().__init__(
-            "engine function", function, place, timeout_seconds=timeout_seconds, name=name, retry=retry, pool=pool
+            kind,
+            _callable(kind, function, place),
+            place,
+            timeout_seconds=timeout_seconds,
+            name=name,
+            retry=retry,
+            pool=pool,
         )
-        if is_async(function):
+        self.source = function
+        self.base_name = self.name
+        """Its name without the version."""
+        self.version = _checked_version(self.what, version, place)
+        if version:
+            self.name = f"{self.base_name}@{version}"
+            self.what = f"{kind} {self.name!r}"
+        self.batch = batch
+        """It gives the command of a batch job."""
+        if is_async(self.function):
             raise ConfigurationError(
                 f"{self.what} ({place}) is async: declare a plain function, since it runs on workers without a loop"
             )
-        for argument in self._arguments:
-            if argument.annotation is NO_DEFAULT:
-                raise unannotated(self.what, argument, place)
+        self.driver_side = bool(self._arguments) and self._arguments[0].name == SESSION
+        """It runs beside the driver of Spark, with the session as its first argument."""
+        if self.driver_side:
+            self._arguments = self._arguments[1:]
+        self._context_name, self._arguments = without_context(self.what, self._arguments, EngineContext, place)
+        self.resources = _checked_resources(self.what, resources, place)
+        self.actors = _checked_actors(self.what, actors, place)
+        if self.driver_side and (batch or actors or resources is not None):
+            raise ConfigurationError(
+                f"{self.what} ({place}) has a first argument {SESSION!r}, so it is a Spark job: it runs beside the "
+                "driver, without resources or actors of its own, and is no batch job"
+            )
+        if batch and actors:
+            raise ConfigurationError(f"{self.what} ({place}) has actors={actors!r}: a batch job runs without them")
+
+    @property
+    def kind(self) -> str:
+        """`function`, `spark_job` or `batch_job`."""
+        return "spark_job" if self.driver_side else "batch_job" if self.batch else "function"
+
+    @functools.cached_property
+    def keeps_references(self) -> frozenset[str]:
+        """The arguments that take a Reference as it is."""
+        return frozenset(
+            argument.name
+            for argument in self._arguments
+            if mentions_reference(resolved(self.what, argument.name, argument.annotation, self.function, self.place))
+        )
 
     def entry(self) -> EngineFunctionEntry:
         """What the manifest says of it. Raises ConfigurationError as `check` does."""
@@ -48,16 +122,147 @@ class EngineFunction(DeclaredFunction):
             result=self.result_schema,
             pool=self.pool,
             description=self.description,
+            version=self.version,
+            kind=self.kind,
+            resources=msgspec.to_builtins(self.resources),
+            actors=self.actors,
         )
 
-    def run(self, arguments: bytes, /) -> bytes:
+    def refusal(self, engine: str) -> str:
+        """Why this engine cannot run it, in one line; empty: it can."""
+        if self.driver_side and engine != "spark":
+            return f"{self.what} is a Spark job (its first argument is {SESSION!r}): run it by ctx.engine('spark')"
+        if self.batch and engine != "ray":
+            return f"{self.what} is a batch job of Ray: run it by ctx.engine('ray')"
+        return ""
+
+    def item_argument(self, over: str, common: Collection[str]) -> str:
+        """The argument that takes the item of a map; `over` empty: the first that is not among the `common` ones.
+
+        Raises InvalidInput(`arguments…`).
+        """
+        names = [argument.name for argument in self._arguments]
+        if over:
+            if over not in names or over in common:
+                raise InvalidInput(f"arguments.{over}", f"takes no items; {self.what} has {', '.join(names) or 'none'}")
+            return over
+        for name in names:
+            if name not in common:
+                return name
+        raise InvalidInput("arguments", f"leave none for the items; {self.what} has {', '.join(names) or 'none'}")
+
+    def work(self, call: Registered, key: str, step: Step) -> Work:
+        """One call of it, as a driver is told."""
+        return Work(
+            call=call,
+            name=self.name,
+            key=key,
+            timeout_seconds=self.timeout_seconds,
+            resources=self.resources,
+            actors=self.actors,
+            batch=self.batch,
+            driver_side=self.driver_side,
+            step=step,
+        )
+
+    def run(self, arguments: bytes, step: Step = NO_STEP, /) -> bytes:
         """Call the function here and now with `arguments` (a JSON object); its result as JSON.
 
         Raises InvalidInput (`arguments.…`, `result`) and whatever the function raises. The limit in seconds is the
         engine's to keep.
         """
-        return encode(self.bound(arguments)(), "result")
+        return encode(self.bound(arguments, step)(), "result")
 
-    def bound(self, arguments: bytes, /) -> Callable[[], object]:
-        """The function with its arguments, read from a JSON object. Raises InvalidInput (`arguments.…`)."""
-        return functools.partial(self.function, **self.arguments.decode(arguments))
+    def bound(
+        self, arguments: bytes, step: Step = NO_STEP, /, *, store: str | None = None, session: object = None
+    ) -> Callable[[], object]:
+        """The function with its arguments, read from a JSON object. Raises InvalidInput (`arguments.…`).
+
+        References among the arguments are read from the blob store at `store` (None: this process's), unless their
+        argument takes them as they are. `session` is what a Spark job gets.
+        """
+        if has_references(arguments):
+            arguments = self._with_values(arguments, store)
+        given = self.arguments.decode(arguments)
+        if self._context_name:
+            given[self._context_name] = EngineContext.of(step)
+        if self.driver_side:
+            given[SESSION] = session
+        call = functools.partial(self.function, **given)
+        return functools.partial(_command, call) if self.batch else call
+
+    def _with_values(self, arguments: bytes, store: str | None) -> bytes:
+        try:
+            given = msgspec.json.decode(arguments)
+        except msgspec.DecodeError:
+            return arguments  # whoever reads them says what is wrong
+        if not isinstance(given, dict):
+            return arguments
+        kept = self.keeps_references
+        for name, value in given.items():
+            if name not in kept:
+                try:
+                    given[name] = replaced(value, lambda reference: _value_of(reference, store))
+                except InvalidInput as error:
+                    raise InvalidInput(f"arguments.{name}", error.message) from error
+        return msgspec.json.encode(given)
+
+
+def _value_of(reference: Reference, store: str | None) -> object:
+    if reference.format == "json":
+        return msgspec.Raw(reference.read(store))
+    return msgspec.Raw(encode(reference.load(store).to_pylist(), "rows", limit=2**40))
+
+
+def _command(call: Callable[[], object]) -> object:
+    command = call()
+    words = command if isinstance(command, list) else [command]
+    if not words or not all(isinstance(word, str) and word for word in words):
+        raise InvalidInput("result", f"{command!r} is no command: return a text, or a list of texts")
+    return command
+
+
+def _callable(kind: str, function: Callable[..., object], place: Place) -> Callable[..., object]:
+    """The function to call; of a class, what calls the one object of it."""
+    if not inspect.isclass(function):
+        return function
+    if not inspect.isfunction(inspect.getattr_static(function, "__call__", None)):
+        raise ConfigurationError(
+            f"{function!r} ({place}) cannot be an {kind}: give a function, or a class with a method __call__"
+        )
+    needed = needed_argument(function)
+    if needed is not None:
+        raise ConfigurationError(
+            f"{kind} {function.__name__!r} ({place}) is a class that cannot be made without {needed!r}: "
+            "give its arguments defaults, since each worker makes its own object"
+        )
+    made: type = function
+    return made_once(made)
+
+
+def _checked_version(what: str, version: object, place: Place) -> str:
+    if not isinstance(version, str) or (version and not VERSION.fullmatch(version)):
+        raise ConfigurationError(f"{what} ({place}) has version={version!r}: give a text, such as '2' or '2025.1'")
+    return version
+
+
+def _checked_actors(what: str, actors: object, place: Place) -> int:
+    if isinstance(actors, bool) or not isinstance(actors, int) or not 0 <= actors <= 10_000:
+        raise ConfigurationError(f"{what} ({place}) has actors={actors!r}: give a whole number from 0 to 10000")
+    return actors
+
+
+def _checked_resources(what: str, resources: object, place: Place) -> Resources:
+    if resources is None:
+        return ONE_CPU
+    if not isinstance(resources, Resources):
+        raise ConfigurationError(f"{what} ({place}) has resources={resources!r}: give Resources(cpus=2, gpus=1)")
+    amounts = {"cpus": resources.cpus, "gpus": resources.gpus, "memory_bytes": resources.memory_bytes}
+    for name, amount in {**amounts, **resources.custom}.items():
+        if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount < math.inf:
+            raise ConfigurationError(f"{what} ({place}) has {name}={amount!r}: give a number from 0 up")
+    if not isinstance(resources.memory_bytes, int):
+        raise ConfigurationError(
+            f"{what} ({place}) has memory_bytes={resources.memory_bytes!r}: give a whole number of bytes"
+        )
+    return resources

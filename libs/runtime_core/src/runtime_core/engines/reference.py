@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import builtins
+import hashlib
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
+from runtime_core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
+
 MARK = "weft.reference"
 """The member by which a JSON object is known to be a Reference; it holds the URL."""
+_MARKED = f'"{MARK}"'.encode()
 
 
 class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -40,3 +51,82 @@ class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
             return msgspec.convert(value, cls)
         except msgspec.ValidationError:
             return None
+
+    def load(self, store: str | None = None) -> Any:  # Any: the JSON that was stored, or a pyarrow Table
+        """Read it: the value, of Parquet a pyarrow Table. Blocks: in an agent, `await ctx.step(reference.load)`.
+
+        `store` is the URL of the blob store; None: the one of this process (`WEFT_BLOB_URL`). Raises InvalidInput
+        (`reference`) where it lies elsewhere, is gone, or is not what was stored.
+        """
+        if self.format == "parquet":
+            return self._found(lambda blobs: blobs.read_table(self.url), store)
+        try:
+            return msgspec.json.decode(self.read(store))
+        except msgspec.DecodeError as error:
+            raise InvalidInput("reference", f"{self.url!r} is not JSON: {error}") from None
+
+    def read(self, store: str | None = None) -> builtins.bytes:
+        """The bytes of a JSON file, checked by their digest. Blocks; raises as `load`."""
+        if self.format == "parquet":
+            raise InvalidInput("reference", f"{self.url!r} is a folder of Parquet files: use load()")
+        data: builtins.bytes = self._found(lambda blobs: blobs.read(self.url), store)
+        if self.digest and self.digest != f"sha256:{hashlib.sha256(data).hexdigest()}":
+            raise InvalidInput("reference", f"{self.url!r} is not what was stored: its digest differs")
+        return data
+
+    def _found(self, read: Callable[[Any], Any], store: str | None) -> Any:  # Any: a BlobStore, and what it gives
+        from runtime_core.blobs.store import blob_url, open_blobs, path_below
+
+        store = blob_url(os.environ) if store is None else store
+        path_below(store, self.url)
+        try:
+            return read(open_blobs(store))
+        except FileNotFoundError:
+            raise InvalidInput(
+                "reference", f"{self.url!r} is gone: its retention has ended, or its task was deleted"
+            ) from None
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_before_validator_function(_read, core_schema.is_instance_schema(cls))
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: object, handler: object) -> dict[str, Any]:  # Any: a JSON schema
+        return {
+            "type": "object",
+            "properties": {MARK: {"type": "string"}, "bytes": {"type": "integer"}},
+            "required": [MARK, "bytes"],
+        }
+
+
+def has_references(data: bytes) -> bool:
+    """Whether JSON may hold references; a quick look."""
+    return _MARKED in data
+
+
+def replaced(value: object, by: Callable[[Reference], object]) -> object:
+    """A JSON value in which each reference is what `by` makes of it."""
+    if isinstance(value, list):
+        return [replaced(part, by) for part in value]
+    if isinstance(value, dict):
+        reference = Reference.from_value(value)
+        if reference is not None:
+            return by(reference)
+        return {name: replaced(part, by) for name, part in value.items()}
+    return value
+
+
+def mentions_reference(hint: object) -> bool:
+    """Whether a type takes references as they are: Reference itself, or as in `list[Reference]`."""
+    return hint is Reference or any(mentions_reference(part) for part in get_args(hint))
+
+
+def _read(value: object) -> object:
+    if isinstance(value, Reference):
+        return value
+    found = Reference.from_value(value)
+    if found is None:
+        raise ValueError(f'no reference to a result: an object with "{MARK}" and "bytes"')
+    return found

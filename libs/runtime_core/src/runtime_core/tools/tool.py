@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from typing import cast, get_args
+from typing import cast
 
-from runtime_core.declaration import NO_DEFAULT, Argument, Place, is_async, unannotated
+from runtime_core.declaration import Place, is_async, without_context
 from runtime_core.encoding import encode_result
-from runtime_core.errors import ConfigurationError
 from runtime_core.function import DeclaredFunction, FunctionSettings
 from runtime_core.manifest import ToolEntry
 from runtime_core.policy import RetryPolicy
 from runtime_core.tools.call import AbandonedThreads, ToolContext, run_in_thread, run_limited
-
-# The annotation as text: the class may be imported for type checkers only, and then cannot be looked up.
-_CONTEXT = re.compile(r"['\"]?((\w+\.)*Optional\[)?(\w+\.)*ToolContext(\s*\|\s*None)?\]?['\"]?")
 
 
 class ToolSettings(FunctionSettings, total=False):
@@ -45,7 +40,7 @@ class Tool(DeclaredFunction):
         super().__init__("tool", function, place, timeout_seconds=timeout_seconds, name=name, retry=retry, pool=pool)
         self.repeatable = repeatable
         self._is_async = is_async(function)
-        self._context_name, self._arguments = _split(self.what, self._arguments, place)
+        self._context_name, self._arguments = without_context(self.what, self._arguments, ToolContext, place)
 
     def entry(self) -> ToolEntry:
         """What the manifest says of it. Raises ConfigurationError as `check` does."""
@@ -80,27 +75,3 @@ class Tool(DeclaredFunction):
         else:
             result = await run_in_thread(self.what, self.timeout_seconds, call, threads, abandoned, context.cancel)
         return encode_result(result)
-
-
-def _split(what: str, arguments: list[Argument], place: Place) -> tuple[str, list[Argument]]:
-    """The name of the argument that takes the context (`` without one), and the others."""
-    context_name = ""
-    others = []
-    for argument in arguments:
-        if argument.annotation is NO_DEFAULT:
-            raise unannotated(what, argument, place)
-        if not _is_context(argument.annotation):
-            others.append(argument)
-        elif context_name:
-            raise ConfigurationError(
-                f"{what} ({place}) takes a ToolContext twice, {context_name!r} and {argument.name!r}: remove one"
-            )
-        else:
-            context_name = argument.name
-    return context_name, others
-
-
-def _is_context(annotation: object) -> bool:
-    if isinstance(annotation, str):
-        return _CONTEXT.fullmatch(annotation.strip()) is not None
-    return annotation is ToolContext or ToolContext in get_args(annotation)

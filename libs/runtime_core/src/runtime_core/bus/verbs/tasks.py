@@ -110,6 +110,10 @@ class TaskVerbs(Partition):
         """Whether any app has declared this tool."""
         return await self.transport.call("HEXISTS", self.keys.tools, name) == 1
 
+    async def knows_engine_function(self, name: str) -> bool:
+        """Whether any app has declared this engine function; without a version: any version of it."""
+        return await self.transport.call("HEXISTS", self.keys.engine_functions, name) == 1
+
     async def knows_agent(self, name: str) -> bool:
         return await self.transport.call("HEXISTS", self.keys.agents, name) == 1
 

@@ -1,0 +1,104 @@
+"""A blob store: what it does, what its URLs look like, and how one is opened."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import quote, unquote, urlsplit
+
+from runtime_core.errors import ConfigurationError, InvalidInput
+
+if TYPE_CHECKING:
+    import pyarrow
+
+BLOB_URL = "WEFT_BLOB_URL"
+DATA_DIR = "WEFT_DATA_DIR"
+URL = re.compile(r"file:///.+|(?!file:)[a-z][a-z0-9+.-]*://[^/?#]+.*")
+# What a store holds besides, such as files of others in the same bucket, is never swept.
+BLOB_NAME = re.compile(r"[0-9a-f]{32,64}\.(json|parquet)")
+
+
+class BlobStore(Protocol):
+    """Blobs under one URL, as `<url>/<namespace>/<task>/<name>`. Its methods block; errors of the place are OSError."""
+
+    url: str
+
+    def write(self, folder: str, name: str, data: bytes) -> str:
+        """Store `data`, whole or not at all, and return its URL. One that is there already stays as it is."""
+        ...
+
+    def read(self, url: str) -> bytes:
+        """The bytes of a blob. FileNotFoundError where it is gone."""
+        ...
+
+    def read_table(self, url: str) -> pyarrow.Table:
+        """A Parquet file, or a folder of such files. FileNotFoundError where it is gone."""
+        ...
+
+    def erase(self, folder: str) -> int:
+        """Erase all blobs of a folder `<namespace>/<task>`; how many there were."""
+        ...
+
+    def sweep(self, namespace: str, before: float) -> int:
+        """Erase the namespace's blobs that were written before that moment (epoch seconds); how many there were."""
+        ...
+
+
+def blob_url(environ: Mapping[str, str]) -> str:
+    """The URL of the store that a process was told of, without a `/` at its end; empty: there is none.
+
+    Where only `WEFT_DATA_DIR` is set, it is the folder `blobs` there. Raises ConfigurationError for what is no URL.
+    """
+    url = environ.get(BLOB_URL, "").strip()
+    if url:
+        return checked_url(url)
+    directory = environ.get(DATA_DIR, "").strip()
+    return (Path(os.path.abspath(Path(directory).expanduser())) / "blobs").as_uri() if directory else ""
+
+
+def checked_url(url: str) -> str:
+    """The URL of a store. Raises ConfigurationError."""
+    if not URL.fullmatch(url) or "?" in url or "#" in url or ".." in unquote(url).split("/"):
+        raise ConfigurationError(f"{BLOB_URL}={url!r}: must be file:///folder, or as s3://bucket/folder")
+    return url.rstrip("/")
+
+
+def open_blobs(url: str) -> BlobStore:
+    """The store at a URL. Raises ConfigurationError where it cannot be used; nothing is asked of the place yet."""
+    if url.startswith("file:"):
+        from runtime_core.blobs.files import FileBlobs
+
+        return FileBlobs(url)
+    try:
+        from runtime_core.blobs.arrow import ArrowBlobs
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{BLOB_URL}={url!r}: needs pyarrow, which is not installed: pip install 'weft[parquet]', or use file:///…"
+        ) from error
+    return ArrowBlobs(url)
+
+
+def folder_of(namespace: str, task: str) -> str:
+    """Where a task's blobs lie, below the store's URL."""
+    return f"{quote(namespace, safe='')}/{quote(task, safe='@+=')}"
+
+
+def path_below(store: str, url: str) -> str:
+    """The path of a blob below its store's URL, still quoted.
+
+    Raises InvalidInput(`reference`) for one that lies elsewhere: a URL may come from who may not read everything that
+    this process can.
+    """
+    inner = url.removeprefix(store + "/")
+    if not store or inner == url or any(part in ("", ".", "..") for part in unquote(inner).split("/")):
+        where = f"outside of the blob store {store}" if store else "in a blob store, and this process knows of none"
+        raise InvalidInput("reference", f"{url!r} lies {where}: set {BLOB_URL} to the store that it was written to")
+    return inner
+
+
+def local_path(url: str) -> Path:
+    """The path that a `file:` URL names."""
+    return Path(unquote(urlsplit(url).path))
