@@ -1,0 +1,50 @@
+"""What a test and a backend tell each other, by files in a folder.
+
+`up` is there while the engine can be reached. `journal` has a line for everything that a backend does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from runtime_core.engines.driver.backend import Away
+
+FOLDER = "ENGINE_FOLDER"
+"""The variable that names the folder."""
+
+
+class Files:
+    """The folder, for both."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def note(self, *words: object) -> None:
+        """Append a line in one write."""
+        with (self.folder / "journal").open("ab", buffering=0) as file:
+            file.write((" ".join(map(str, words)) + "\n").encode())
+
+    def journal(self) -> list[str]:
+        path = self.folder / "journal"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def up(self) -> None:
+        (self.folder / "up").touch()
+
+    def down(self) -> None:
+        (self.folder / "up").unlink(missing_ok=True)
+
+    async def connect(self) -> dict[str, str]:
+        """As a backend's. Raises Away."""
+        if not (self.folder / "up").exists():
+            raise Away("nothing answers: touch the file up")
+        self.note("connected", os.getpid())
+        return {"version": "1.0", "at": "a folder"}
+
+    async def lost(self) -> str:
+        """As a backend's."""
+        while (self.folder / "up").exists():  # a file sets no event
+            await asyncio.sleep(0.02)
+        return "the file up has gone"
