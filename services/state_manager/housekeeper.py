@@ -9,6 +9,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import BusUnavailable
 from runtime_core.keeping.clock import ClockWatch
 from runtime_core.keeping.ends import Ends
+from runtime_core.keeping.engines import EngineWatch
 from runtime_core.keeping.measures import measure
 from runtime_core.keeping.memory import watch_memory
 from runtime_core.keeping.sweeps import forget_old_submits, sweep_index, sweep_quarantine
@@ -28,6 +29,7 @@ class Housekeeper:
         self._retention_ms = int(retention_seconds * 1000)
         self._ends = Ends(bus, metrics)
         self._clock = ClockWatch(bus)
+        self._engines = EngineWatch(bus)
 
     async def run(self) -> None:
         """Do the chores until cancelled; a broker that is away is waited for."""
@@ -37,6 +39,7 @@ class Housekeeper:
                 await self._bus.trim_record()
                 await watch_memory(self._bus)
                 await self._clock.look()
+                await self._engines.look()
                 await forget_old_submits(self._bus)
                 await sweep_index(self._bus, self._retention_ms)
                 await sweep_quarantine(self._bus)

@@ -12,7 +12,7 @@ from itertools import count
 
 import pytest
 
-from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.delivery import Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.transport import Argument
 from runtime_core.bus.values import Begun
@@ -122,6 +122,29 @@ async def a_turn_that_waits_for_everything(stage: Stage) -> Act:
         ["u", "11", DIGEST, b'{"tokens":1}'],
     ]
     return lambda: suspend(stage.bus, turn, *parts, state=b"{}", record=b"[]", steps=3)
+
+
+@case
+async def a_turn_that_asks_an_engine_without_a_gateway(stage: Stage) -> Act:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    parts = [ask("1", "rank", stream="ray", wait="g1"), ask("2", "rank", stream="spark:big", wait="g1", context=b"{}")]
+    return lambda: suspend(stage.bus, turn, *parts, record=b"[]")
+
+
+@case
+async def a_gateway_that_says_so(stage: Stage) -> Act:
+    await stage.bus.announce_engine(["ray"])
+    return lambda: stage.other.announce_engine(["ray", "ray:big"])
+
+
+@case
+async def a_step_of_an_engine_that_has_waited_too_long(stage: Stage) -> Act:
+    await busy(stage)
+    await suspend(stage.bus, await stage.broker.take(stage.bus), ask("1", "rank", stream="ray"))
+    [(entry, fields)] = pairs(await stage.broker.call("XRANGE", stage.broker.keys.stream("ray"), "-", "+"))
+    step = Delivery(0, "ray", entry).parse(fields)
+    return lambda: stage.bus.expire_call(step, now(), b'{"type":"EngineUnavailable","message":"late"}', b"[]")
 
 
 @case

@@ -76,14 +76,3 @@ async def test_a_message_is_sent_once(broker: Broker, bus: EventBus) -> None:
     assert len(await broker.entries("agent")) == 1
     assert await complete(bus, turns["note"])
     await broker.idle()
-
-
-async def test_an_engine_that_nobody_serves_is_an_error_at_once(broker: Broker, bus: EventBus) -> None:
-    """A run must not wait for a gateway that was never started."""
-    await broker.submit(bus, "t")
-    assert await suspend(bus, await broker.take(bus), ask("1", "rank", stream="?ray"))
-    turn = await broker.take(bus)
-    assert (turn.kind, turn.step) == ("resume", "1")
-    assert b"no ray-gateway serves this namespace" in turn.data
-    assert await complete(bus, turn)
-    await broker.idle()

@@ -143,7 +143,8 @@ BAD_SUBMITS: dict[str, tuple[object, str, str]] = {
     "unknown conf": (
         MINIMAL | {"conf": {"max_step": 1}},
         "data.conf.max_step",
-        "unknown; known are max_steps, timeout_seconds, max_cost, max_tokens, run_mode, streaming_mode",
+        "unknown; known are max_steps, timeout_seconds, max_cost, max_tokens, engine_wait_seconds, run_mode, "
+        "streaming_mode",
     ),
     "max_steps 0": (MINIMAL | {"conf": {"max_steps": 0}}, "data.conf.max_steps", "0 is not"),
     "max_steps text": (MINIMAL | {"conf": {"max_steps": "5"}}, "data.conf.max_steps", '"5" is not'),
@@ -155,6 +156,16 @@ BAD_SUBMITS: dict[str, tuple[object, str, str]] = {
     "timeout huge": (MINIMAL | {"conf": {"timeout_seconds": 1e300}}, "data.conf.timeout_seconds", "at most"),
     "timeout text": (MINIMAL | {"conf": {"timeout_seconds": "1s"}}, "data.conf.timeout_seconds", '"1s" is not'),
     "cost true": (MINIMAL | {"conf": {"max_cost": True}}, "data.conf.max_cost", "true is not"),
+    "engine wait below": (
+        MINIMAL | {"conf": {"engine_wait_seconds": -1}},
+        "data.conf.engine_wait_seconds",
+        "-1 is not a number from 0 up and at most 1000000000",
+    ),
+    "engine wait text": (
+        MINIMAL | {"conf": {"engine_wait_seconds": "1"}},
+        "data.conf.engine_wait_seconds",
+        '"1" is not',
+    ),
     "run mode is a number": (MINIMAL | {"conf": {"run_mode": 1}}, "data.conf.run_mode", "1 is not"),
     "hooks is a list": (MINIMAL | {"hooks": []}, "data.hooks", "[]"),
     "hook is text": (MINIMAL | {"hooks": {"pre": "a"}}, "data.hooks.pre", '"a" is not a list'),

@@ -47,6 +47,7 @@ def test_names_that_a_runner_of_ones_own_reads_are_kept_for_it() -> None:
         ({"conf": {"run_mode": "both"}}, "conf.run_mode: 'both' is not one of one_way, interactive"),
         ({"conf": {"stream": "yes"}}, "conf.stream: 'yes' is not True or False"),
         ({"conf": {"engine": "gpu"}}, "conf.engine: 'gpu' is not one of"),
+        ({"conf": {"engine_wait_seconds": -1}}, "conf.engine_wait_seconds: -1 is not a number of seconds; 0 means not"),
     ],
 )
 def test_a_wrong_field_is_named(fields: dict[str, Any], message: str) -> None:  # Any: what a user might write

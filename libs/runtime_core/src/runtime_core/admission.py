@@ -203,6 +203,8 @@ def _context(submission: Submission, hooks: dict[str, list[str]]) -> bytes:
         context["tenant"] = submission.tenant
     if submission.deadline is not None:
         context["deadline"] = submission.deadline / 1000
+    if submission.conf.engine_wait_seconds is not None:
+        context["engine_wait_seconds"] = submission.conf.engine_wait_seconds
     if hooks:
         context["hooks"] = hooks
     return msgspec.json.encode(context) if context else b""

@@ -70,13 +70,20 @@ def optional_whole(conf: Mapping[str, object], field: str, most: int) -> int | N
     return value
 
 
-def optional_positive(conf: Mapping[str, object], field: str, most: int | None) -> float | None:
-    """An optional number above 0, at most `most`, in `data.conf`; None: without bound."""
+def optional_positive(
+    conf: Mapping[str, object], field: str, most: int | None, *, or_zero: bool = False
+) -> float | None:
+    """An optional number above 0, or from 0 up, at most `most`, in `data.conf`; None: without bound."""
     value = conf.get(field)
     if value is None:
         return None
     limit = math.inf if most is None else most
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= limit:
+    if (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and (0 < value <= limit or (value == 0 and or_zero))
+    ):
         return float(value)
+    lower = "from 0 up" if or_zero else "above 0"
     upper = "" if most is None else f" and at most {most}"
-    raise InvalidInput(f"data.conf.{field}", f"{quoted(value)} is not a number above 0{upper}")
+    raise InvalidInput(f"data.conf.{field}", f"{quoted(value)} is not a number {lower}{upper}")

@@ -35,6 +35,7 @@ from runtime_core.consumer.consumer import Consumer
 from runtime_core.consumer.worker import ANNOUNCE_SECONDS
 from runtime_core.engines.compute import ProcessCompute
 from runtime_core.errors import ConfigurationError
+from runtime_core.keeping.engines import LOOK_SECONDS, EngineWatch
 from runtime_core.schedules.scheduler import Scheduler
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.redaction import Redactor, use
@@ -68,6 +69,7 @@ class LocalApp:
         self._running: list[asyncio.Task[None]] = []
         self._scheduling: asyncio.Task[None] | None = None
         self._announcing: Periodic | None = None
+        self._engines: Periodic | None = None
         self._client = MemoryClient(self._server)
         self.metrics = Metrics(CollectorRegistry(), "local")
         """What its handlers count and measure."""
@@ -145,6 +147,9 @@ class LocalApp:
             await servers.tried()
             await servers.announce([turns])
             self._announcing.start()
+        watch = EngineWatch(turns, anyone_may_come=False)
+        self._engines = Periodic("watch engines", LOOK_SECONDS, watch.look)
+        self._engines.start()
         home = self._bus()
         self._scheduling = asyncio.create_task(Scheduler(home, Admission([home])).run(), name="scheduler")
         await self._client.open()
@@ -159,6 +164,8 @@ class LocalApp:
         if self._scheduling is not None:
             self._scheduling.cancel()
             await asyncio.wait((self._scheduling,))
+        if self._engines is not None:
+            await self._engines.stop()
         for consumer in self._consumers:
             await consumer.stop()
         await asyncio.gather(*self._running)

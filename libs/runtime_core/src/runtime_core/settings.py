@@ -17,6 +17,8 @@ from runtime_core.telemetry.redaction import patterns_of
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 REDIS_URL = re.compile(r"(redis|rediss|valkey|valkeys)(\+[a-z]+)?://.+|unix://.+|memory://.*")
 TRAJECTORY_URL = re.compile(r"sqlite(\+\w+)?:///.+|postgres(ql)?(\+\w+)?://.+")
+RAY_ADDRESS = re.compile(r"auto|[^\s/:]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
+SPARK_REMOTE = re.compile(r"sc://[^\s/]+(/\S*)?")
 PASSWORD = re.compile(r"(?<=://)([^:/@]*):.*@")
 
 DURABILITIES = ("fast", "fsync", "quorum")
@@ -66,6 +68,12 @@ class Settings:
     log_format: str = "text"
     engine_processes: int = 0
     """How many worker processes run `ctx.engine("local")`; 0: threads of the agent-handler do."""
+    engine_in_flight: int = 0
+    """How many steps a gateway runs on its engine at once; 0: as many as suit the engine."""
+    ray_address: str | None = None
+    """`auto` or `host:port` of a Ray cluster. None: the ray-gateway starts a local Ray."""
+    spark_remote: str | None = None
+    """`sc://…` of a Spark Connect server. None: the spark-gateway starts a local one."""
     blob_url: str | None = None
     """`file:///folder`, `s3://bucket/…`: where large results lie. Default: `blobs` in a `data_dir` that was named; None
     where none was."""
@@ -114,6 +122,13 @@ class Settings:
             log_level=read.choice("WEFT_LOG_LEVEL", LOG_LEVELS, cls.log_level),
             log_format=read.choice("WEFT_LOG_FORMAT", LOG_FORMATS, cls.log_format),
             engine_processes=read.whole("WEFT_ENGINE_PROCESSES", 0, 1024, cls.engine_processes),
+            engine_in_flight=read.whole("WEFT_ENGINE_IN_FLIGHT", 0, 100_000, cls.engine_in_flight),
+            ray_address=read.url(
+                "WEFT_RAY_ADDRESS",
+                RAY_ADDRESS,
+                "auto, or host:port of the cluster's head (Ray Client, ray://, is not used)",
+            ),
+            spark_remote=read.url("WEFT_SPARK_REMOTE", SPARK_REMOTE, "sc://host:port of a Spark Connect server"),
             blob_url=blob_url(environ) or None,
             blob_retention_seconds=read.seconds(
                 "WEFT_BLOB_RETENTION_SECONDS", 60.0, 3_153_600_000.0, cls.blob_retention_seconds

@@ -45,7 +45,15 @@ MAX_STEPS = 1_000_000_000
 MAX_TOKENS = 1_000_000_000_000
 
 _SUBMIT_FIELDS = ("agent", "input", "key", "task_id", "session_id", "conf", "hooks", "metadata")
-_CONF_FIELDS = ("max_steps", "timeout_seconds", "max_cost", "max_tokens", "run_mode", "streaming_mode")
+_CONF_FIELDS = (
+    "max_steps",
+    "timeout_seconds",
+    "max_cost",
+    "max_tokens",
+    "engine_wait_seconds",
+    "run_mode",
+    "streaming_mode",
+)
 
 
 class Conf(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,6 +64,8 @@ class Conf(msgspec.Struct, frozen=True, omit_defaults=True):
     max_cost: float | None = None
     """In the currency in which agents report their `cost`."""
     max_tokens: int | None = None
+    engine_wait_seconds: float | None = None
+    """How long a step waits for an engine that is away; 0: not at all."""
     run_mode: str = ""
     """Name of the runner; empty: the agent's own."""
     streaming_mode: StreamingMode | None = None
@@ -251,6 +261,7 @@ def _conf(value: object) -> Conf:
         timeout_seconds=optional_positive(conf, "timeout_seconds", MAX_SECONDS),
         max_cost=optional_positive(conf, "max_cost", None),
         max_tokens=optional_whole(conf, "max_tokens", MAX_TOKENS),
+        engine_wait_seconds=optional_positive(conf, "engine_wait_seconds", MAX_SECONDS, or_zero=True),
         run_mode="" if run_mode is None else checked_text("data.conf.run_mode", run_mode),
         streaming_mode=None if mode is None else streaming_mode("data.conf.streaming_mode", mode),
     )

@@ -126,7 +126,7 @@ def _stream(call: Call, app: App, delivery: Delivery, partitions: int) -> str:
     elif call.kind == "agent":
         known = app.agents.get(call.name) is not None
     else:
-        known = False  # whether a gateway serves an engine, the broker knows
+        known = True  # an engine's stream: steps wait there, also where no gateway serves it yet
     if not known:
         return f"?{call.kind}"
     return f"{call.kind}:{call.pool}" if call.pool else call.kind

@@ -7,6 +7,7 @@ The bus knows no agents and no tools: it moves entries, and every change is one 
 from __future__ import annotations
 
 from runtime_core.bus.verbs.commits import CommitVerbs
+from runtime_core.bus.verbs.engines import EngineVerbs
 from runtime_core.bus.verbs.failures import FailureVerbs
 from runtime_core.bus.verbs.owners import OwnerVerbs
 from runtime_core.bus.verbs.record import RecordVerbs
@@ -16,5 +17,7 @@ from runtime_core.bus.verbs.timers import TimerVerbs
 from runtime_core.bus.verbs.topics import TopicVerbs
 
 
-class EventBus(TaskVerbs, TopicVerbs, TakingVerbs, CommitVerbs, FailureVerbs, OwnerVerbs, TimerVerbs, RecordVerbs):
+class EventBus(
+    TaskVerbs, TopicVerbs, TakingVerbs, CommitVerbs, FailureVerbs, EngineVerbs, OwnerVerbs, TimerVerbs, RecordVerbs
+):
     """One partition of a namespace, seen by one owner (`verbs/partition.py` says what an owner is)."""

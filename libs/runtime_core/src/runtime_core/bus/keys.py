@@ -82,6 +82,16 @@ class Keys:
         return self.base + "tools"
 
     @property
+    def engines(self) -> str:
+        """Work streams of engines that gateways serve, or that steps have waited on: a hash, each under itself."""
+        return self.base + "engines"
+
+    @property
+    def gateways(self) -> str:
+        """Streams of engines, and who serves them, by the beat clock when they last said so: a sorted set."""
+        return self.base + "gateways"
+
+    @property
     def engine_functions(self) -> str:
         """Known engine functions, with and without their versions, and their pools: a hash."""
         return self.base + "functions"

@@ -14,6 +14,7 @@ from importlib.resources import files
 # May they run at maxmemory? What settles work must (it frees memory); what starts work must not.
 FUNCTIONS = {
     "adopt": True,
+    "announce_engine": True,
     "answered": True,
     "ask": True,
     "beat": True,
@@ -26,6 +27,8 @@ FUNCTIONS = {
     "drop_letter": True,
     "emit": True,
     "erase": True,
+    "expire_call": True,  # stands on commit_call
+    "gateways": True,
     "idle": True,
     "lead": True,
     "leave": True,

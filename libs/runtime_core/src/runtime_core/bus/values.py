@@ -33,6 +33,20 @@ class CallBegun:
     """The most that it may use, by name; of what the task limits."""
 
 
+@dataclass(frozen=True, slots=True)
+class Gateways:
+    """Who serves a stream of an engine."""
+
+    live: int
+    """How many live gateways do."""
+    silent_seconds: float | None
+    """Since one of them was heard last; None: never."""
+    now: float
+    """The partition's own time, in seconds since 1970."""
+    nobody: str
+    """What is said of the stream where none serves it: one line, with the remedy."""
+
+
 @dataclass(slots=True)
 class NewTask:
     """What `submit` needs to start a task."""

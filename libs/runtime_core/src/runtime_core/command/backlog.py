@@ -49,7 +49,8 @@ async def groups_of(bus: EventBus, key: str) -> list[Group]:
 async def work_streams(bus: EventBus) -> list[str]:
     """The work streams that this partition may have: the default ones, and those of pools that apps have named."""
     call, keys = bus.transport.call, bus.keys
-    named = {item.decode() for key in (keys.agents, keys.tools) for item in cast(list[bytes], await call("HVALS", key))}
+    tables = (keys.agents, keys.tools, keys.engines)
+    named = {item.decode() for key in tables for item in cast(list[bytes], await call("HVALS", key))}
     return sorted(named | set(GROUPS))
 
 

@@ -63,6 +63,12 @@ def submit(
         float | None,
         typer.Option("--timeout", metavar="SECONDS", min=0.001, help="The task fails when it takes longer."),
     ] = None,
+    engine_wait: Annotated[
+        float | None,
+        typer.Option(
+            "--engine-wait", metavar="SECONDS", min=0.0, help="How long steps wait for an engine that is away (60)."
+        ),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the answer, or only print the id.")] = True,
     stream: Annotated[bool, typer.Option("--stream", help="Print output as it comes, then the answer.")] = False,
     as_json: Annotated[
@@ -88,7 +94,12 @@ def submit(
     from runtime_core.command.connection import run
 
     options = {"key": key, "task_id": task_id, "session_id": session, "max_steps": max_steps}
-    limits = {"timeout_seconds": timeout, "max_tokens": max_tokens, "max_cost": max_cost}
+    limits = {
+        "timeout_seconds": timeout,
+        "max_tokens": max_tokens,
+        "max_cost": max_cost,
+        "engine_wait_seconds": engine_wait,
+    }
     run(_submit(agent, value, {**options, **limits, "hooks": _hooks(hooks or [])}, wait, stream, as_json), None)
 
 

@@ -5,5 +5,6 @@
 3. memory.py    the server's memory: submits are refused before it is full
 4. ends.py      follows the record: counts and tells the tasks that ended
 5. measures.py  how far behind every work stream is
-6. keeper.py    the chores of a namespace without services; with them, the state-manager does all of these
+6. engines.py   steps of engines that no gateway serves: they end when they have waited long enough
+7. keeper.py    the chores of a namespace without services; with them, the state-manager does all of these
 """

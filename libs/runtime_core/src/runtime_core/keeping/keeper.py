@@ -13,6 +13,7 @@ from runtime_core.background import Periodic
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, TRAJECTORY_RECORDER
 from runtime_core.consumer.leader import Leader
+from runtime_core.keeping.engines import EngineWatch
 from runtime_core.keeping.sweeps import forget_old_submits, sweep_index, sweep_quarantine
 
 INTERVAL_SECONDS = 1.0
@@ -23,6 +24,7 @@ class Keeper:
 
     def __init__(self, bus: EventBus, lease_seconds: float) -> None:
         self._bus = bus
+        self._engines = EngineWatch(bus)
         self._leader = Leader(bus, "admit", "state-manager", lease_seconds, self._work)
 
     async def start(self) -> None:
@@ -40,7 +42,11 @@ class Keeper:
             await chores.stop()
 
     async def tidy(self) -> None:
-        """Forget the record, tasks past their retention, submits past the dedupe window, and old deaths."""
+        """Forget the record, tasks past their retention, submits past the dedupe window, and old deaths.
+
+        And end steps that have waited long enough for an engine.
+        """
+        await self._engines.look()
         for group in (STATE_MANAGER, TRAJECTORY_RECORDER):
             await self._bus.publish_cursor(group, "$")
         await self._bus.trim_record()

@@ -17,6 +17,7 @@ async def measure(bus: EventBus, metrics: Metrics) -> None:
     call, keys = bus.transport.call, bus.keys
     streams = {name.decode() for name in cast(list[bytes], await call("HVALS", keys.agents))}
     streams |= {name.decode() for name in cast(list[bytes], await call("HVALS", keys.tools))}
+    streams |= {name.decode() for name in cast(list[bytes], await call("HKEYS", keys.engines))}
     for stream in streams | set(GROUPS):
         length = cast(int, await call("XLEN", keys.stream(stream)))
         place = (stream, group_of(stream))

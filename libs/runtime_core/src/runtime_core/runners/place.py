@@ -14,6 +14,7 @@ from runtime_core.agents.agent import Agent
 from runtime_core.app import App
 from runtime_core.client import Client, TaskHandle
 from runtime_core.declaration import place_of, underlying
+from runtime_core.engines.waiting import ENGINE_WAIT_SECONDS
 from runtime_core.errors import InvalidInput
 from runtime_core.llm.agent import LLMAgent
 from runtime_core.local import LocalApp
@@ -50,12 +51,14 @@ class RunPlace:
             )
             if value
         }
+        engine_wait = task.config.engine_wait_seconds
         return await self._client.submit(
             asked,
             found,
             task_id=task.id,
             session_id=task.session_id,
             timeout_seconds=task.timeout_seconds,
+            engine_wait_seconds=None if engine_wait == ENGINE_WAIT_SECONDS else engine_wait,
             metadata=metadata or None,
             hooks=task.hooks or None,
             streaming_mode=task.streaming,

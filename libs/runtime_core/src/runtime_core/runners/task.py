@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from runtime_core.codec import quoted
+from runtime_core.engines.waiting import ENGINE_WAIT_SECONDS
 from runtime_core.errors import InvalidInput
 from runtime_core.hooks.points import point_named
 from runtime_core.identifiers import TASK_ID_RULE, is_task_id
@@ -65,6 +66,8 @@ class TaskConfig(Mapping[str, object]):
     """Of several tasks given at once: begin no further one after this one has failed."""
     trajectory_strategy: str = ""
     engine: str = "local"
+    engine_wait_seconds: float = ENGINE_WAIT_SECONDS
+    """How long steps of the task wait for an engine that is away; 0: they fail at once."""
     handlers: Mapping[str, str] = field(default_factory=dict)
     """Category of messages → name in `app.handlers`, in place of the default handler."""
     ext: Mapping[str, object] = field(default_factory=dict)
@@ -75,6 +78,7 @@ class TaskConfig(Mapping[str, object]):
         _seconds("conf.timeout", self.timeout)
         _one_of("conf.run_mode", self.run_mode, RUN_MODES)
         _one_of("conf.engine", self.engine, ENGINES)
+        _seconds("conf.engine_wait_seconds", self.engine_wait_seconds, "0 means not to wait")
         if not isinstance(self.handlers, Mapping):
             raise InvalidInput("conf.handlers", f"{self.handlers!r} is not a dict of category to handler name")
         for name in ("stream", "check_input", "exit_on_failure"):
@@ -230,9 +234,9 @@ def _whole(name: str, value: object, least: int) -> None:
         raise InvalidInput(name, f"{value!r} is not a whole number from {least} up")
 
 
-def _seconds(name: str, value: object) -> None:
+def _seconds(name: str, value: object, zero: str = "0 means no limit") -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise InvalidInput(name, f"{value!r} is not a number of seconds; 0 means no limit")
+        raise InvalidInput(name, f"{value!r} is not a number of seconds; {zero}")
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -47,9 +47,10 @@ local function ask(keys, args)
     elseif known[2] then
       redis.call('HSET', rk, 'm:' .. step, string.sub(known[2], 1, 9) .. wait)
     else
-      local kind, failed, child = start_call(base, task, run, step, args[at + 1], args[at + 3], args[at + 4], args[at + 7],
-        args[at + 8], args[6])
+      local kind, failed, child, told = start_call(base, task, run, step, args[at + 1], args[at + 3], args[at + 4],
+        args[at + 7], args[at + 8], args[6])
       if child then flags = flag(flags, 'c') end
+      if told then flags = flag(flags, 'o') end
       if kind then
         redis.call('HSET', rk, 'm:' .. step, args[at + 5] .. kind .. wait)
       else

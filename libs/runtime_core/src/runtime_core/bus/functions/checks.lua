@@ -128,6 +128,12 @@ local function check_call(base, args, at, task, run)
     target = stream_by_manifest(base, target, args[at + 3])
   end
   if target then check_stream(base, target) end
+  if kind == 'r' or kind == 's' then
+    redis.call('HLEN', base .. 'engines')
+    redis.call('ZCARD', base .. 'gateways')
+    redis.call('HLEN', base .. 'meta')
+    check_stream(base, 'out:' .. task)
+  end
   if kind == 'a' then
     redis.call('HLEN', run_key(base, task, run .. '/' .. args[at + 2]))
     if args[at + 4] ~= '' then

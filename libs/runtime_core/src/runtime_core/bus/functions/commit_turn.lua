@@ -5,7 +5,7 @@
 --      7 mode: `w` waits, `c` completed, `f` failed, `k` failed and, for a task's first run, the task is cancelled, `x` the task fails (over a limit) · 8 now (epoch ms) · 9 record (JSON steps) or '' · 10 steps in the record
 --      11 output, error object or, for `w`, the state in mid-run ('' unchanged) · 12 new state or '' (for `c`)
 --      13 number of parts, then each part, its letter first:
---        c stream step name key digest wait data context   ask a tool, an agent or an engine; stream `?agent`, `?tool`, `?ray`, `?spark`: by manifest
+--        c stream step name key digest wait data context   ask a tool, an agent or an engine; stream `?agent`, `?tool`: by manifest
 --          stream `@<partition>:<task>`: an instance that lives elsewhere is asked by a task of its own there
 --        t step digest wait after_ms status payload        a timer that answers the step
 --        q step digest wait data timeout_ms ('' none) default ('' none)   a question; data is JSON for `weft.human.requested`
@@ -151,9 +151,10 @@ local function commit_turn(keys, args)
     local letter = args[at]
     if letter == 'c' then
       local step, digest, wait = args[at + 2], args[at + 5], args[at + 6]
-      local kind, failed, child = start_call(base, task, run, step, args[at + 1], args[at + 3], args[at + 4], args[at + 7],
-        args[at + 8], args[8])
+      local kind, failed, child, told = start_call(base, task, run, step, args[at + 1], args[at + 3], args[at + 4],
+        args[at + 7], args[at + 8], args[8])
       if child then flags = flag(flags, 'c') end
+      if told then flags = flag(flags, 'o') end
       if kind then missing(step, digest, kind, wait) else
         record_refused(base, task, flags, run .. '/' .. step, args[at + 1], args[at + 3], args[at + 4], args[at + 7],
           args[8], failed)

@@ -703,17 +703,40 @@ local function publish_message(base, id, topic, key, data, context, sender, from
   return #agents
 end
 
--- Where what this app lacks goes to: an agent or a tool of another app, an engine's gateway.
+-- Where what this app lacks goes to: an agent or a tool of another app.
 local function stream_by_manifest(base, target, name)
-  if target == '?agent' then return redis.call('HGET', base .. 'agents', name) end
-  if target == '?tool' then return redis.call('HGET', base .. 'tools', name) end
-  return redis.call('HGET', base .. 'engines', string.sub(target, 2))
+  return redis.call('HGET', base .. string.sub(target, 2) .. 's', name)
 end
 
-local function nobody_serves(target, name)
-  local kind = string.sub(target, 2)
-  if kind == 'agent' or kind == 'tool' then return 'no ' .. kind .. ' is named ' .. name end
-  return 'no ' .. kind .. '-gateway serves this namespace: start one, or use the engine local'
+-- How many gateways serve an engine's stream: those that have said so, and live.
+local function gateways_of(base, stream)
+  local live = 0
+  for _, member in ipairs(redis.call('ZRANGE', base .. 'gateways', 0, -1)) do
+    local serves, owner = string.match(member, '^(%S+) (.*)$')
+    if serves == stream and redis.call('ZSCORE', base .. 'alive', owner) then live = live + 1 end
+  end
+  return live
+end
+
+local function no_gateway(stream)
+  local engine, pool = string.match(stream, '^([^:]*):?(.*)$')
+  if pool ~= '' then
+    return 'no ' .. engine .. '-gateway serves the pool ' .. pool .. ': start one with WEFT_POOLS=' .. pool .. ', or use the engine local'
+  end
+  return 'no ' .. engine .. '-gateway serves this namespace: start one (weft up --' .. engine .. '), or use the engine local'
+end
+
+-- How long a step waits for its engine, in ms: as its task's conf says, which is in the context.
+local ENGINE_WAIT_SECONDS = 60
+local function engine_wait(context)
+  local read, found = pcall(cjson.decode, context)
+  local seconds = read and type(found) == 'table' and tonumber(found.engine_wait_seconds)
+  return (seconds or ENGINE_WAIT_SECONDS) * 1000
+end
+
+local function with_member(context, name, value)
+  if context == '' or context == '{}' then return '{"' .. name .. '":' .. value .. '}' end
+  return string.sub(context, 1, -2) .. ',"' .. name .. '":' .. value .. '}'
 end
 
 -- The record's row of a call that nobody takes: no handler sees it, so nobody else would write it.
@@ -725,8 +748,24 @@ local function record_refused(base, task, flags, child, target, name, call_key, 
     (data ~= '' and ',"input":' .. data or '') .. ',"error":' .. error .. '}]')
 end
 
--- Starts what a step calls. Returns the call's kind, or nil and the error (JSON) that answers the step at once; and
--- whether the task has a child run by it.
+-- Puts a step on the stream of its engine, where it waits for a gateway as long as the task's conf says. Returns an
+-- error (JSON) where none serves the stream and the step may not wait; else nil, and whether the task's output tells
+-- that it waits.
+local function start_engine_step(base, task, child, stream, header, data, context)
+  local engine, wait, away = string.match(stream, '^[a-z]+'), engine_wait(context), gateways_of(base, stream) == 0
+  if away and wait <= 0 then return error_json('EngineUnavailable', no_gateway(stream)), false end
+  redis.call('HSETNX', base .. 'engines', stream, stream)
+  context = with_member(context, 'engine_until', string.format('%.3f', (now_ms(base) + wait) / 1000))
+  redis.call('XADD', base .. stream, '*', 'h', header, 'd', data, 'x', context)
+  if away then
+    publish_delta(base, task, child, '1', redis.call('HINCRBY', base .. 'task:' .. task, 'seq', 1),
+      '{"waiting":' .. quote(engine) .. ',"reason":' .. quote(no_gateway(stream)) .. '}', true)
+  end
+  return nil, away
+end
+
+-- Starts what a step calls. Returns the call's kind, or nil and the error (JSON) that answers the step at once; whether
+-- the task has a child run by it; and whether something was written to the task's output.
 local function start_call(base, task, run, step, target, name, call_key, data, context, ms)
   local kind = string.sub(target, 1, 1)
   local child = run .. '/' .. step
@@ -738,7 +777,9 @@ local function start_call(base, task, run, step, target, name, call_key, data, c
   if kind == '?' then
     local wanted = target
     kind, target = string.sub(target, 2, 2), stream_by_manifest(base, target, name)
-    if not target then return nil, error_json('UnknownName', nobody_serves(wanted, name)), false end
+    if not target then
+      return nil, error_json('UnknownName', 'no ' .. string.sub(wanted, 2) .. ' is named ' .. name), false
+    end
   end
   if kind == 'a' then
     local cur = deliver(base, task, child, target, name, call_key, data, context, true)
@@ -749,6 +790,11 @@ local function start_call(base, task, run, step, target, name, call_key, data, c
     return kind, nil, true
   end
   local header = '1\ncall\n' .. task .. '\n' .. child .. '\n' .. name .. '\n' .. call_key .. '\n1\n0'
+  if kind == 'r' or kind == 's' then
+    local failed, told = start_engine_step(base, task, child, target, header, data, context)
+    if failed then return nil, failed, false end
+    return kind, nil, false, told
+  end
   if context ~= '' then
     redis.call('XADD', base .. target, '*', 'h', header, 'd', data, 'x', context)
   else

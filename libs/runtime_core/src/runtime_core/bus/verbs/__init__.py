@@ -9,4 +9,5 @@
 7. owners.py     heartbeat, leadership, leaving
 8. timers.py     timers and schedules
 9. record.py     the record stream
+10. engines.py   who serves an engine, and steps for which nobody comes
 """

@@ -1,0 +1,49 @@
+"""`engine_wait_seconds` goes from the submit to the step, and to the steps of agents that are asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from runtime_core import AgentContext, App, EngineError
+from runtime_core.local import LocalApp
+
+app = App("waits")
+
+
+@app.engine_function
+def rank(top: int) -> int:
+    return top
+
+
+@app.agent("ranks")
+async def ranks(ctx: AgentContext, engine: str) -> Any:  # Any: JSON
+    try:
+        return await ctx.engine(engine).call(rank, top=1)
+    except EngineError as error:
+        return [error.type, error.message]
+
+
+@app.agent("asks")
+async def asks(ctx: AgentContext, engine: str) -> Any:  # Any: JSON
+    return await ctx.agent("ranks", engine)
+
+
+@pytest.mark.parametrize("agent", ["ranks", "asks"])
+async def test_with_0_a_step_does_not_wait(agent: str) -> None:
+    async with LocalApp(app) as client:
+        task = await client.submit(agent, "spark", engine_wait_seconds=0, stream=True)
+        kinds = [event.type async for event in task.stream()]
+        kind, message = (await task.result(timeout=60)).output
+    assert (kind, message[:17]) == ("EngineUnavailable", "no spark-gateway ")
+    assert "weft.output.delta" not in kinds, "it would say that it waits"
+
+
+async def test_in_one_process_nobody_is_waited_for_long() -> None:
+    async with LocalApp(app) as client:
+        task = await client.submit("ranks", "ray", stream=True)
+        told = [event.data for event in [event async for event in task.stream()] if event.type == "weft.output.delta"]
+        kind, _ = (await task.result(timeout=60)).output
+    assert kind == "EngineUnavailable"
+    assert len(told) == 1
