@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -106,8 +106,11 @@ class Fleet:
         app: str = APP,
         environ: Mapping[str, str] | None = None,
         may_die: bool = False,
+        commands: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """`replicas` is a number for all services, or one by service (others then run not at all).
+
+        `commands` has what runs in place of a service, by its name: a module and its arguments.
 
         `may_die` says that processes may end by themselves, as where an app kills its own process.
         """
@@ -117,6 +120,7 @@ class Fleet:
         self.lease_seconds = lease_seconds
         self.trajectory_url = f"sqlite:///{folder / 'trajectory.db'}"
         self._may_die = may_die
+        self._commands = dict(commands or {})
         counts = dict.fromkeys(SERVICES, replicas) if isinstance(replicas, int) else replicas
         self.members = {
             f"{service}-{number}": Member(f"{service}-{number}", service, folder / f"{service}-{number}.log")
@@ -268,10 +272,10 @@ class Fleet:
 
     def _start(self, member: Member) -> None:
         member.starts += 1
-        module = f"services.{member.service.replace('-', '_')}"
+        command = self._commands.get(member.service) or (f"services.{member.service.replace('-', '_')}",)
         with member.log.open("ab") as log:
             member.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(TIED), str(os.getpid()), sys.executable, "-m", module],
+                [sys.executable, "-I", "-S", str(TIED), str(os.getpid()), sys.executable, "-m", *command],
                 cwd=ROOT,
                 env={**self.environ, "WEFT_INSTANCE": member.name},
                 stdin=subprocess.DEVNULL,

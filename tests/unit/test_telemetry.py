@@ -34,11 +34,17 @@ def test_every_named_metric_is_exposed_with_its_labels() -> None:
     metrics.model_call_seconds["openai", "gpt-x"].observe(1)
     metrics.model_tokens["gpt-x", "input"].inc(3)
     metrics.model_cost["gpt-x"].inc(0.25)
+    metrics.engine_steps["ray", "completed"].inc()
+    metrics.engine_step_seconds["ray"].observe(1)
+    metrics.engine_running["ray"].set(1)
+    metrics.engine_connected["ray"].set(1)
+    metrics.engine_driver_starts["ray"].inc()
+    metrics.engine_driver_memory["ray"].set(1)
     for gauge in (metrics.stream_lag, metrics.stream_pending, metrics.stream_oldest_pending):
         gauge["weft:{0}:agent", "agent-handler"].set(1)
     shown = metrics.exposition().decode()
     declared = [value for value in vars(names).values() if isinstance(value, MetricName)]
-    assert len(declared) == 26
+    assert len(declared) == 32
     for name in declared:
         series = [line for line in shown.splitlines() if line.startswith(name.name)]
         assert series, f"{name.name} has no series"

@@ -27,6 +27,8 @@ READ_AT_ONCE = 48
 HEAD_START_SECONDS = 0.02
 """How long an adopted delivery runs before the next one is taken over, unless it ends sooner."""
 DEFECT_ATTEMPTS = 20
+STOPPED = "the task is over"
+"""What a handler's CancelledError says where its task has ended; without it, others take the delivery."""
 WITHDRAWN = "withdrawn:"
 """Before a task that heartbeats tell of: nobody wants its answer, but it goes on (`withdraw.lua`)."""
 
@@ -64,13 +66,16 @@ class Consumer:
         service: str,
         lease_seconds: float = 3.0,
         in_flight: int = 256,
+        finish_seconds: float | None = None,
     ) -> None:
+        """`finish_seconds`: how long a stop waits for what runs before it is handed back; None: until it has ended."""
         self._bus = bus
         self._streams = list(streams)
         self._handler = handler
         self._metrics = metrics
         self._lease = lease_seconds
         self._limit = in_flight
+        self._finish_seconds = finish_seconds
         self._owner = Owner(bus, service, lease_seconds)
         self._held: dict[tuple[str, bytes], Delivery] = {}
         self._running: dict[tuple[str, bytes], asyncio.Task[None]] = {}
@@ -125,7 +130,7 @@ class Consumer:
             self._reading = asyncio.get_running_loop().create_task(self._read(), name="read")
 
     async def stop(self) -> None:
-        """Stop taking, finish what runs, hand back the rest, leave.
+        """Stop taking, finish what runs (for `finish_seconds`), hand back the rest, leave.
 
         The heartbeat goes on until the last settle, so that nobody adopts what is still being finished.
         """
@@ -135,7 +140,8 @@ class Consumer:
             await asyncio.wait((self._reading,))
         try:
             if self._running:
-                await asyncio.wait(list(self._running.values()))
+                await asyncio.wait(list(self._running.values()), timeout=self._finish_seconds)
+                await self._hand_back()
         finally:
             for task in (*self._loops, *self._running.values()):
                 task.cancel()
@@ -151,6 +157,15 @@ class Consumer:
                     for item in (await self._bus.reopen(stream, await self._bus.own_pending(stream)))[0]
                 ]
                 await self._bus.leave(unknown)
+
+    async def _hand_back(self) -> None:
+        """What runs still is handed back; the heartbeat goes on, so that nobody adopts it before."""
+        left = list(self._running.values())
+        if left:
+            logger.info("%d deliveries run still; others go on with them", len(left))
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left)
 
     @property
     def held(self) -> int:
@@ -310,7 +325,7 @@ class Consumer:
             for place in places:
                 # Two beats tell of what was stopped in the millisecond between them; its clean-up is not disturbed.
                 if not self._running[place].cancelling():
-                    self._running[place].cancel()
+                    self._running[place].cancel(STOPPED)
 
     def _on_fenced(self, owner: str) -> None:
         """Others have declared this owner dead and own what it held: drop it all and come back under a new name."""

@@ -40,6 +40,7 @@ class Worker:
         self._announcing = Periodic("announce", ANNOUNCE_SECONDS, self._announce)
         self._worn_out: Callable[[], bool] = lambda: False
         self._at_start: list[Callable[[], Awaitable[None]]] = []
+        self._at_leaving: list[Callable[[Sequence[EventBus]], Awaitable[None]]] = []
         self._at_stop: list[Callable[[], Awaitable[None]]] = []
         self._also_announced: list[Callable[[Sequence[EventBus]], Awaitable[None]]] = []
 
@@ -61,8 +62,24 @@ class Worker:
             worker._buses.append(EventBus(transport, keys[number]))
         return worker
 
-    def consume(self, handler: Callable[[EventBus], Handler], abandoned: Callable[[], bool] | None = None) -> None:
-        """Make the consumers; `abandoned` says whether this process has lost too many threads to go on."""
+    @property
+    def streams(self) -> list[str]:
+        """The work streams that it reads."""
+        return list(self._streams)
+
+    def consume(
+        self,
+        handler: Callable[[EventBus], Handler],
+        abandoned: Callable[[], bool] | None = None,
+        *,
+        in_flight: int | None = None,
+        finish_seconds: float | None = None,
+    ) -> None:
+        """Make the consumers; `abandoned` says whether this process has lost too many threads to go on.
+
+        `in_flight` is of all partitions together; None: 256 of each. `finish_seconds`: how long a stop waits for what
+        runs (see Consumer).
+        """
         if abandoned is not None:
             self._worn_out = abandoned
         for bus in self._buses:
@@ -74,6 +91,8 @@ class Worker:
                     self._metrics,
                     service=self._service,
                     lease_seconds=self._settings.lease_seconds,
+                    in_flight=256 if in_flight is None else max(1, in_flight // len(self._buses)),
+                    finish_seconds=finish_seconds,
                 )
             )
 
@@ -88,6 +107,10 @@ class Worker:
     def announce_now(self) -> None:
         """Do not wait for the next time."""
         self._announcing.trigger()
+
+    def at_leaving(self, tell: Callable[[Sequence[EventBus]], Awaitable[None]]) -> None:
+        """Tell others, before what runs is finished, that this process takes no more."""
+        self._at_leaving.append(tell)
 
     def at_stop(self, close: Callable[[], Awaitable[None]]) -> None:
         """Close something of the handlers' after the last of them has stopped."""
@@ -115,6 +138,8 @@ class Worker:
 
     async def stop(self) -> None:
         await self._announcing.stop()
+        for tell in self._at_leaving:
+            await tell(self._buses)
         await asyncio.gather(*(consumer.stop() for consumer in self._consumers))
         for close in self._at_stop:
             await close()

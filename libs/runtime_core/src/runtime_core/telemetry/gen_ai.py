@@ -261,6 +261,16 @@ def tool_span(tool: str, *, call: str = "", traceparent: str = "") -> Iterator[S
 
 
 @contextmanager
+def engine_span(engine: str, function: str, *, call: str = "", traceparent: str = "") -> Iterator[Span]:
+    """Around one attempt of an engine step: `engine <engine> <function>`; `call` is the id of the step's run."""
+    attributes: dict[str, Attribute] = {OPERATION: EXECUTE_TOOL, TOOL_NAME: function, TOOL_TYPE: f"engine {engine}"}
+    if call:
+        attributes[TOOL_CALL_ID] = call
+    with _span(f"engine {engine} {function}", "CLIENT", attributes, traceparent) as span:
+        yield span
+
+
+@contextmanager
 def agent_span(agent: str, *, session: str = "", traceparent: str = "") -> Iterator[Span]:
     """Around one turn of an agent: `invoke_agent <agent>`. Spans of the agent's code are under it."""
     attributes: dict[str, Attribute] = {OPERATION: INVOKE_AGENT, AGENT_NAME: agent}

@@ -102,6 +102,17 @@ class Metrics:
         """By (model, `input`, `output`, `cached` or `reasoning`)."""
         self.model_cost: Children[str, Counter] = Children(lambda model: cost.labels(model))
 
+        steps, step_seconds = counter(names.ENGINE_STEPS), histogram(names.ENGINE_STEP_SECONDS)
+        self.engine_steps: Children[tuple[str, str], Counter] = Children(lambda key: steps.labels(*key))
+        """By (engine, end)."""
+        self.engine_step_seconds: Children[str, Histogram] = Children(lambda engine: step_seconds.labels(engine))
+        running, connected = gauge(names.ENGINE_RUNNING), gauge(names.ENGINE_CONNECTED)
+        self.engine_running: Children[str, Gauge] = Children(lambda engine: running.labels(engine))
+        self.engine_connected: Children[str, Gauge] = Children(lambda engine: connected.labels(engine))
+        starts, memory = counter(names.ENGINE_DRIVER_STARTS), gauge(names.ENGINE_DRIVER_MEMORY)
+        self.engine_driver_starts: Children[str, Counter] = Children(lambda engine: starts.labels(engine))
+        self.engine_driver_memory: Children[str, Gauge] = Children(lambda engine: memory.labels(engine))
+
         self.task_seconds = histogram(names.TASK_SECONDS)
 
         gauge(names.BUILD_INFO).labels(service, _version(), platform.python_version()).set(1)

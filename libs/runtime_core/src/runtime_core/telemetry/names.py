@@ -85,6 +85,22 @@ MCP_RESTARTS = MetricName(
     "weft_mcp_restarts_total", "Connections to MCP servers that were lost or failed.", ("server",)
 )
 MCP_CALLS = MetricName("weft_mcp_calls_total", "Calls of MCP servers' tools, by how they ended.", ("server", "outcome"))
+ENGINE_STEPS = MetricName(
+    "weft_engine_steps_total", "Steps that a gateway had in hand, by how that ended.", ("engine", "end")
+)
+ENGINE_STEP_SECONDS = MetricName(
+    "weft_engine_step_seconds", "Time from taking a step to the end of its attempt.", ("engine",)
+)
+ENGINE_RUNNING = MetricName("weft_engine_running", "Steps that run on the engine now.", ("engine",))
+ENGINE_CONNECTED = MetricName(
+    "weft_engine_connected", "1 while the gateway's driver is connected to the engine, else 0.", ("engine",)
+)
+ENGINE_DRIVER_STARTS = MetricName(
+    "weft_engine_driver_starts_total", "Driver processes that a gateway has started.", ("engine",)
+)
+ENGINE_DRIVER_MEMORY = MetricName(
+    "weft_engine_driver_memory_bytes", "Memory that a gateway's driver process holds.", ("engine",)
+)
 LOOP_LAG = MetricName(
     "weft_loop_lag_seconds", "How late the event loop woke up from its last timed sleep.", ("service",)
 )

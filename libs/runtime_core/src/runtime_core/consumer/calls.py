@@ -1,0 +1,116 @@
+"""What handlers of calls share, of tools and of engine steps: how an attempt is settled, and its row in the record."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+
+import msgspec
+
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.consumer.attempt import NOTHING_USED, give_up, log_retry
+from runtime_core.consumer.decision import RetryAt, decide, reason_of
+from runtime_core.consumer.effects import Failed
+from runtime_core.policy import RetryPolicy
+from runtime_core.telemetry.metrics import Metrics
+from runtime_core.trajectory.steps import ENCODER, Step, StepError
+from runtime_core.usage import Usage
+
+logger = logging.getLogger(__name__)
+
+# How long a call whose name this app lacks waits for a handler that has it (a rolling deploy, a wrong pool).
+LACKING_SECONDS = 1.0
+
+
+class Calls:
+    """Settles calls of one kind (`tool`, `ray`, …) for the deliveries of one consumer. Times are epoch milliseconds."""
+
+    def __init__(self, bus: EventBus, metrics: Metrics, kind: str) -> None:
+        self._bus = bus
+        self._metrics = metrics
+        self._kind = kind
+        self._reports: set[asyncio.Task[bool]] = set()
+
+    async def complete(self, delivery: Delivery, output: bytes, started: float, used: Usage = NOTHING_USED) -> bool:
+        """Commit a result (JSON); False where the call has been answered already, or its task is over."""
+        ended = time.time() * 1000
+        row = self._row(delivery, "completed", started, ended, used)
+        row.output = msgspec.Raw(output)
+        asked = time.perf_counter()
+        committed = await self._bus.commit_call(
+            delivery, b"K", int(ended), output, ENCODER.encode([row]), 1, _json(used)
+        )
+        self._metrics.commit_seconds.observe(time.perf_counter() - asked)
+        if not committed:
+            self._metrics.duplicates_suppressed.inc()
+        return committed
+
+    async def fail(
+        self, delivery: Delivery, retry: RetryPolicy, failed: Failed, started: float, used: Usage = NOTHING_USED
+    ) -> bool:
+        """Do what follows from a failed attempt; True where another one is made."""
+        now = time.time() * 1000
+        error = StepError(failed.type, failed.message, failed.traceback, now)
+        decision = decide(delivery.attempt, retry, failed, random.random)
+        if isinstance(decision, RetryAt):
+            self._metrics.retries.inc()
+            log_retry(delivery, error, decision.delay_seconds)
+            delay_ms = int(decision.delay_seconds * 1000)
+            await self._bus.retry(delivery, delay_ms, ENCODER.encode(error), usage=_json(used))
+            return True
+        if failed.rejected:
+            await self.end(delivery, error, started, used)
+        else:
+            row = self._row(delivery, "failed", started, now, used)
+            await give_up(self._bus, self._metrics, delivery, reason_of(decision), error, row, used)
+        return False
+
+    async def end(self, delivery: Delivery, error: StepError, started: float, used: Usage = NOTHING_USED) -> None:
+        """Answer the waiting run with an error that is no defect: nothing is kept as a dead letter."""
+        now = time.time() * 1000
+        row = self._row(delivery, "failed", started, now, used)
+        row.error = error
+        payload = ENCODER.encode({"type": error.type, "message": error.message})
+        await self._bus.commit_call(delivery, b"E", int(now), payload, ENCODER.encode([row]), 1, _json(used))
+
+    async def wait(self, delivery: Delivery, seconds: float) -> None:
+        """Hand the delivery back for so long, without counting."""
+        await self._bus.retry(delivery, int(seconds * 1000), b"", counts=False)
+
+    async def hand_on(self, delivery: Delivery, known: bool, message: str) -> None:
+        """This app lacks the name: others get the call, unless no app has it."""
+        if known:
+            await self.wait(delivery, LACKING_SECONDS)
+            return
+        now = time.time() * 1000
+        error = StepError("UnknownName", message, at=now)
+        row = self._row(delivery, "failed", now, now, NOTHING_USED)
+        await give_up(self._bus, self._metrics, delivery, "unknown_name", error, row)
+
+    def report(self, delivery: Delivery, value: bytes) -> None:
+        """Send progress (JSON) without holding up the call; what cannot be sent is not worth failing for."""
+        sending = asyncio.get_running_loop().create_task(self._bus.progress(delivery, value))
+        self._reports.add(sending)
+        sending.add_done_callback(self._reported)
+
+    def _reported(self, sending: asyncio.Task[bool]) -> None:
+        self._reports.discard(sending)
+        if not sending.cancelled() and sending.exception() is not None:
+            logger.info("progress was not sent: %s", sending.exception())
+
+    def _row(self, delivery: Delivery, status: str, started: float, ended: float, used: Usage) -> Step:
+        row = Step(delivery.run, self._kind, delivery.name, status, started, ended)
+        row.attempt = delivery.attempt
+        row.input = msgspec.Raw(delivery.data)
+        row.owner = self._bus.owner
+        row.usage = used.amounts
+        if delivery.errors:
+            row.errors = msgspec.json.decode(delivery.errors, type=list[StepError])
+        return row
+
+
+def _json(used: Usage) -> bytes:
+    return used.to_json() if used else b""

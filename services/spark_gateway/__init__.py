@@ -1,0 +1,1 @@
+"""Runs engine steps on Spark. Reads `spark` (group `spark-gateway`); emits results and records by its commits."""

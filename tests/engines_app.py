@@ -1,0 +1,104 @@
+"""The app that the tests of gateways run: steps that go well, and steps that go wrong in every way."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from runtime_core.agents.context import AgentContext
+from runtime_core.app import App
+from runtime_core.engines.context import EngineContext
+from runtime_core.errors import EngineError, Reject, Retry
+from runtime_core.policy import RetryPolicy
+from tests.fleet_app import note
+
+app = App("engines")
+
+QUICK = RetryPolicy(attempts=3, base_seconds=0.05, factor=2.0, max_seconds=0.2)
+
+
+@app.engine_function
+def double(number: int) -> int:
+    return 2 * number
+
+
+@app.engine_function
+def half(number: int) -> int:
+    if number % 2:
+        raise ValueError(f"{number} is odd")
+    return number // 2
+
+
+@app.engine_function
+def hold(folder: str, name: str, ctx: EngineContext) -> str:
+    """Tell that it runs, and go on when the folder has a file `gate`."""
+    note(f"{folder}/held", f"{name} {ctx.idempotency_key} {os.getpid()}")
+    while not Path(folder, "gate").exists():
+        time.sleep(0.02)
+    return name
+
+
+@app.engine_function(retry=QUICK)
+def raises(folder: str, ctx: EngineContext) -> int:
+    """Succeeds at its third attempt."""
+    note(f"{folder}/raised", f"{ctx.attempt} {ctx.idempotency_key}")
+    if ctx.attempt == 1:
+        raise ValueError("the first attempt goes wrong")
+    if ctx.attempt == 2:
+        raise Retry(0.01, "the second one asks for another")
+    return ctx.attempt
+
+
+@app.engine_function(retry=QUICK)
+def dies(folder: str) -> None:
+    note(f"{folder}/died", str(os.getpid()))
+    os._exit(3)
+
+
+@app.engine_function
+def refuses() -> None:
+    raise Reject("not these numbers", type="Unfit")
+
+
+@app.engine_function
+def unspeakable() -> object:
+    """Returns what JSON cannot hold."""
+    return object()
+
+
+@app.engine_function
+def large(size: int) -> str:
+    return "x" * size
+
+
+@app.engine_function
+def job(spark: object, number: int) -> int:
+    return number
+
+
+@app.agent("step")
+async def step(ctx: AgentContext, wanted: dict[str, object]) -> object:
+    """Call one function on one engine, with the arguments given."""
+    arguments = wanted.get("arguments", {})
+    assert isinstance(arguments, dict)
+    engine = ctx.engine(str(wanted.get("engine", "ray")))
+    return await engine.call(str(wanted["function"]), **arguments)
+
+
+@app.agent("all")
+async def every(ctx: AgentContext, folder: str) -> list[object]:
+    """All that can come of a step, in one task."""
+    engine = ctx.engine("ray")
+    found = await ctx.gather(
+        engine.call(double, number=21),
+        engine.call("nobody_has_it"),
+        engine.call("double", number="many"),
+        engine.call(unspeakable),
+        engine.call(raises, folder=folder),
+        engine.call(refuses),
+        engine.call(dies, folder=folder),
+        engine.call(large, size=2_000_000),
+        return_exceptions=True,
+    )
+    return [f"{one.type}: {one.message}" if isinstance(one, EngineError) else one for one in found]

@@ -1,0 +1,259 @@
+"""Gateways as processes, over an engine that is a folder: steps there and back, through kills, pauses and absences."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from runtime_core.client import Client
+from runtime_core.streaming import StreamingMode
+from runtime_core.task_handle import TaskHandle
+from runtime_core.told import TaskResponse
+from tests.engine_backends.files import FOLDER, Files
+from tests.engine_backends.folder import alive
+from tests.fleet import Fleet
+from tests.servers.process import Server
+
+pytestmark = pytest.mark.timeout(300)
+
+WAIT = 60.0
+"""Patience of a test, which decides nothing."""
+
+
+@dataclass
+class World:
+    """Services, a client, and the folder that stands for a cluster."""
+
+    fleet: Fleet
+    client: Client
+    files: Files
+
+    async def step(self, function: str, engine: str = "ray", **arguments: object) -> TaskHandle:
+        """A task of one step."""
+        wanted = {"engine": engine, "function": function, "arguments": arguments}
+        return await self.client.submit("step", wanted, streaming_mode=StreamingMode.ALL)
+
+    async def held(self, name: str, engine: str = "ray") -> TaskHandle:
+        """A task whose step runs now, and goes on when `open_gate` is called."""
+        task = await self.step("hold", engine, folder=str(self.files.folder), name=name)
+        await self.until(lambda: self.lines("held", name), f"{name} runs")
+        return task
+
+    def open_gate(self) -> None:
+        (self.files.folder / "gate").touch()
+
+    def lines(self, file: str, begin: str = "") -> list[str]:
+        """Lines of a file of the folder that begin so."""
+        path = self.files.folder / file
+        return [line for line in path.read_text().splitlines() if line.startswith(begin)] if path.exists() else []
+
+    async def until(self, check: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + WAIT
+        while not check():
+            assert time.monotonic() < deadline, f"not within {WAIT:g} s: {what}; {self.files.journal()}"
+            await asyncio.sleep(0.02)
+
+    def drivers(self) -> list[int]:
+        """Driver processes that have connected, in order."""
+        return [int(line.split()[1]) for line in self.lines("journal", "connected")]
+
+    async def result(self, task: TaskHandle) -> TaskResponse:
+        return await task.result(timeout=WAIT)
+
+
+@asynccontextmanager
+async def world(
+    server: Server,
+    namespace: str,
+    folder: Path,
+    *,
+    engine: str = "ray",
+    gateways: int = 1,
+    environ: dict[str, str] | None = None,
+    up: bool = True,
+) -> AsyncIterator[World]:
+    files = Files(folder / "engine")
+    files.folder.mkdir()
+    if up:
+        files.up()
+    service = f"{engine}-gateway"
+    fleet = Fleet(
+        server.url,
+        namespace,
+        folder / "fleet",
+        replicas={"agent-handler": 1, "state-manager": 1, service: gateways},
+        app="tests.engines_app:app",
+        environ={FOLDER: str(files.folder), **(environ or {})},
+        commands={service: ("tests.engine_backends.gateway", engine)},
+    )
+    try:
+        async with fleet, Client.connect(server.url, namespace=namespace) as client:
+            yield World(fleet, client, files)
+    finally:
+        # Whatever became of the test, no worker waits for it any more.
+        (files.folder / "gate").touch()
+
+
+async def test_a_step_runs_on_the_engine_and_each_way_to_fail_is_one_clear_error(
+    valkey: Server, namespace: str, tmp_path: Path
+) -> None:
+    async with world(valkey, namespace, tmp_path) as here:
+        task = await here.client.submit("all", str(here.files.folder))
+        value, unknown, wrong, unspeakable, third, refused, died, large = (await here.result(task)).value()
+        assert value == 42
+        assert unknown == "UnknownName: no engine function is named nobody_has_it"
+        assert wrong.startswith("InvalidInput: arguments.number: ")
+        assert unspeakable.startswith("Invalid")
+        assert "result" in unspeakable
+        assert third == 3
+        assert refused == "Unfit: not these numbers"
+        assert died.startswith("WorkerDied: ")
+        assert large["weft.reference"].startswith(f"file://{here.fleet.folder}/")
+        raised = [line.split() for line in here.lines("raised")]
+        assert [attempt for attempt, _ in raised] == ["1", "2", "3"]
+        assert len({key for _, key in raised}) == 1, "the idempotency key is the same in each attempt"
+        assert len(here.lines("died")) == 3
+        # Each attempt that had ended was forgotten, so that none found the end of an earlier one.
+        began = [line.split()[1] for line in here.lines("journal", "began")]
+        assert len(set(began)) == len(began) == 11
+        await here.until(
+            lambda: {line.split()[1] for line in here.lines("journal", "forgot")} == set(began), "all is forgotten"
+        )
+        assert here.lines("journal", "attached") == []
+
+
+async def test_the_cancel_of_a_task_stops_its_step_on_the_engine_and_no_other(
+    valkey: Server, namespace: str, tmp_path: Path
+) -> None:
+    async with world(valkey, namespace, tmp_path) as here:
+        first, second = await here.held("first"), await here.held("second")
+        await first.cancel()
+        pid = int(here.lines("held", "first")[0].split()[2])
+        await here.until(lambda: not alive(pid), "its worker has been stopped")
+        await here.until(lambda: here.lines("journal", "forgot"), "it is forgotten")
+        assert len(here.lines("journal", "stopped")) == 1
+        here.open_gate()
+        assert (await here.result(second)).value() == "second"
+
+
+async def test_a_step_outlives_the_driver_that_began_it(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    async with world(valkey, namespace, tmp_path) as here:
+        task = await here.held("held")
+        os.kill(here.drivers()[-1], signal.SIGKILL)
+        await here.until(lambda: here.lines("journal", "attached"), "another driver has found the step")
+        here.open_gate()
+        assert (await here.result(task)).value() == "held"
+        assert len(here.lines("held")) == 1, "it ran once"
+        assert len(here.drivers()) == 2
+
+
+async def test_a_step_outlives_the_gateway_that_began_it(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    async with world(valkey, namespace, tmp_path, gateways=2) as here:
+        task = await here.held("held")
+        driver = int(here.lines("journal", "began")[0].split()[2])
+        [name] = [each for each in here.fleet.names("ray-gateway") if parent_of(driver) == here.fleet.members[each].pid]
+        here.fleet.kill(name)
+        await here.until(lambda: here.lines("journal", "attached"), "another gateway has found the step")
+        await here.until(lambda: not alive(driver), "the driver has ended with its gateway")
+        here.open_gate()
+        assert (await here.result(task)).value() == "held"
+        assert len(here.lines("held")) == 1, "it ran once"
+        assert here.lines("journal", "stopped") == []
+
+
+async def test_a_gateway_that_is_told_to_stop_leaves_its_steps_to_others(
+    valkey: Server, namespace: str, tmp_path: Path
+) -> None:
+    async with world(valkey, namespace, tmp_path, gateways=2, environ={"WEFT_SHUTDOWN_SECONDS": "5"}) as here:
+        task = await here.held("held")
+        driver = int(here.lines("journal", "began")[0].split()[2])
+        [name] = [each for each in here.fleet.names("ray-gateway") if parent_of(driver) == here.fleet.members[each].pid]
+        member = here.fleet.members[name]
+        member.killed = True  # its end is no surprise
+        os.kill(member.pid, signal.SIGTERM)
+        await here.until(lambda: here.lines("journal", "attached"), "another gateway has found the step")
+        await here.until(lambda: member.ended_with, "it has ended")
+        assert member.ended_with == [0]
+        assert here.lines("journal", "stopped") == []
+        here.open_gate()
+        assert (await here.result(task)).value() == "held"
+        assert len(here.lines("held")) == 1, "it ran once"
+
+
+async def test_a_gateway_that_was_declared_dead_stops_nothing(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    async with world(valkey, namespace, tmp_path, gateways=2) as here:
+        task = await here.held("held")
+        driver = int(here.lines("journal", "began")[0].split()[2])
+        [name] = [each for each in here.fleet.names("ray-gateway") if parent_of(driver) == here.fleet.members[each].pid]
+        here.fleet.pause(name)
+        await here.until(lambda: here.lines("journal", "attached"), "another gateway has found the step")
+        here.fleet.resume(name)
+        member = here.fleet.members[name]
+        await here.until(lambda: "declared dead" in member.text(), "it knows that it was declared dead")
+        here.open_gate()
+        assert (await here.result(task)).value() == "held"
+        assert here.lines("journal", "stopped") == []
+        assert len(here.lines("held")) == 1, "it ran once"
+
+
+async def test_an_engine_that_is_away_is_told_of_and_waited_for(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    async with world(valkey, namespace, tmp_path, up=False) as here:
+        task = await here.step("double", number=4)
+        events = []
+        async with asyncio.timeout(WAIT):
+            async for event in task.stream():
+                events.append(event)
+                if "waiting" in str(event.data):
+                    here.files.up()
+        told = [event.data for event in events if "waiting" in str(event.data)]
+        assert len(told) == 1, told
+        assert "touch the file up" in str(told[0]) or "driver" in str(told[0]) or "connected" in str(told[0])
+        assert (await here.result(task)).value() == 8
+        gateway = here.fleet.members["ray-gateway-1"]
+        await here.until(lambda: "connected to Ray: version 1.0, at a folder" in gateway.text(), "the log tells of it")
+
+
+async def test_a_step_fails_that_has_waited_as_long_as_its_task_says(
+    valkey: Server, namespace: str, tmp_path: Path
+) -> None:
+    async with world(valkey, namespace, tmp_path, up=False) as here:
+        gateway = here.fleet.members["ray-gateway-1"]
+        await here.until(lambda: "touch the file up" in gateway.text(), "the log says why")
+        wanted = {"function": "double", "arguments": {"number": 4}}
+        task = await here.client.submit("step", wanted, engine_wait_seconds=0.0)
+        ended = await here.result(task)
+        assert ended.error is not None
+        assert "EngineUnavailable" in str(ended.error)
+        assert "touch the file up" in ended.error["message"]
+
+
+async def test_a_step_of_spark_that_is_lost_is_driven_again_once_and_then_reported(
+    valkey: Server, namespace: str, tmp_path: Path
+) -> None:
+    async with world(valkey, namespace, tmp_path, engine="spark") as here:
+        task = await here.held("held", "spark")
+        os.kill(here.drivers()[-1], signal.SIGKILL)
+        await here.until(lambda: here.lines("journal", "attached"), "it is driven again")
+        os.kill(here.drivers()[-1], signal.SIGKILL)
+        ended = await here.result(task)
+        assert ended.error is not None
+        assert "EngineLost" in str(ended.error)
+        assert len(here.lines("journal", "attached")) == 1
+        # A second task is served by the third driver.
+        assert (await here.result(await here.step("double", "spark", number=3))).value() == 6
+
+
+def parent_of(pid: int) -> int:
+    """The process that has started another one; -1 where that has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return -1
