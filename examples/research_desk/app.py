@@ -28,7 +28,7 @@ class Job:
 
     topic: str
     folder: str = ""
-    """Absolute: the tools read the files there. Empty: `WEFT_DESK_DOCS`, or where the tool-handler was started."""
+    """Absolute: the tools read the files there. Empty: `DESK_DOCS`, or where the tool-handler was started."""
     suffixes: tuple[str, ...] = ()
     """Only files that end so; empty: all that hold text."""
     pause_seconds: float = 0.0
@@ -50,7 +50,7 @@ class Facts:
 
 def folder_named(folder: str) -> Path:
     """Where a tool reads. Only tools ask: an agent's code must be the same wherever it is replayed."""
-    return Path(folder or os.environ.get("WEFT_DESK_DOCS") or ".")
+    return Path(folder or os.environ.get("DESK_DOCS") or ".")
 
 
 @app.tool

@@ -1,4 +1,4 @@
-"""The agents that a model drives, where `WEFT_DESK_MODEL` names one: one plans what to look for, one writes."""
+"""The agents that a model drives, where `DESK_MODEL` names one: one plans what to look for, one writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field
 
 from runtime_core import App, LLMAgent
 
-MODEL = "WEFT_DESK_MODEL"
+MODEL = "DESK_MODEL"
 """As in `openai-chat:gpt-x`, where OPENAI_BASE_URL and OPENAI_API_KEY say. Of the services and of who submits."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 from itertools import pairwise
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from docs import generate_events
+from runtime_core import unknown_settings
 from runtime_core.bus.keys import Keys, ingress, namespace_settings
 from runtime_core.bus.library import FUNCTIONS
 from runtime_core.settings import Settings
@@ -76,6 +78,20 @@ def test_the_settings_are_listed_and_no_others() -> None:
     table = first_cells(section(read("docs/operations.md"), "Settings"))
     listed = {word for word in table if word.startswith("WEFT_")}
     assert listed == {f"WEFT_{field.name.upper()}" for field in dataclasses.fields(Settings)}
+
+
+def test_the_settings_that_the_code_reads_are_known() -> None:
+    sources = [*sorted((CORE / "runtime_core").rglob("*.py")), *sorted((ROOT / "services").rglob("*.py"))]
+    read_there = {
+        node.value
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.fullmatch(r"WEFT_[A-Z_]+[A-Z]", node.value)
+    }
+    known = {*unknown_settings.ENGINES, *(f"WEFT_{field.name.upper()}" for field in dataclasses.fields(Settings))}
+    assert read_there <= known, "a service would refuse them: make them settings, or add them to unknown_settings.py"
 
 
 def test_the_defaults_of_numbers_are_right() -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.autogen import hosts
 from tests.autogen.excepted import EXCEPTED
 
-RUNTIME = "WEFT_AUTOGEN_RUNTIME"
+RUNTIME = "WEFT_TEST_AUTOGEN_RUNTIME"
 """Environment variable: `autogen` leaves AutoGen's own class in place, to show that the helper agents are right;
 with Weft's, `memory` (default) is a broker in the process, `server` the one of WEFT_REDIS_URL, `hosts` the same for
 tests of runtimes over gRPC, and `workers` the same with each agent type in a process of its own."""

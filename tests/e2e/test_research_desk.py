@@ -239,7 +239,7 @@ def test_a_model_plans_the_search_and_writes_where_one_is_named(
     docs: Path, data_dir: Path, openai_server: OpenAIServer
 ) -> None:
     play(openai_server)
-    variables: dict[str, Any] = {"WEFT_DESK_MODEL": "openai-chat:gpt-test", **openai_server.environ}
+    variables: dict[str, Any] = {"DESK_MODEL": "openai-chat:gpt-test", **openai_server.environ}
     done = run(data_dir, "--docs", str(docs), "--topic", TOPIC, **variables)
 
     assert (done.returncode, done.stderr) == (0, "")
@@ -260,7 +260,7 @@ def test_a_service_that_is_killed_meanwhile_makes_no_model_call_twice(
 ) -> None:
     play(openai_server)
     variables: dict[str, Any] = {
-        "WEFT_DESK_MODEL": "openai-chat:gpt-test",
+        "DESK_MODEL": "openai-chat:gpt-test",
         **openai_server.environ,
         "WEFT_LEASE_SECONDS": "0.5",
     }

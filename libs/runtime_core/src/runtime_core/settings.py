@@ -13,6 +13,7 @@ from runtime_core.blobs.store import blob_url
 from runtime_core.codec import MAX_DATA_BYTES
 from runtime_core.errors import ConfigurationError
 from runtime_core.telemetry.redaction import patterns_of
+from runtime_core.unknown_settings import refuse_unknown
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 REDIS_URL = re.compile(r"(redis|rediss|valkey|valkeys)(\+[a-z]+)?://.+|unix://.+|memory://.*")
@@ -92,8 +93,10 @@ class Settings:
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
         """Reads and checks every variable.
 
-        Raises ConfigurationError: one line with the variable, its value and what is allowed.
+        Raises ConfigurationError: one line with the variable, its value and what is allowed; also for a variable
+        that begins with `WEFT_` and is no setting.
         """
+        refuse_unknown(environ, [field.name for field in dataclasses.fields(cls)])
         read = _Reader(environ)
         data_dir = Path(os.path.abspath(Path(read.text("WEFT_DATA_DIR") or ".weft").expanduser()))
         return cls(
