@@ -27,7 +27,9 @@ PLACES = {
     "mcp_types": r"runtime_core\.mcp(\..+)?",
     "pyarrow": r"runtime_core\.(trajectory|blobs|engines\.spark)(\..+)?",
     "pydantic_ai": r"runtime_core\.(llm\.client|integrations\.pydantic_ai(\..+)?)",
+    "pyspark": r"runtime_core\.engines\.spark(\..+)?",
     "pytest": r"runtime_core\.testing(\..+)?",
+    "ray": r"runtime_core\.engines\.ray(\..+)?",
     "sqlalchemy": r"runtime_core\.trajectory(\..+)?",
     "typer": r"runtime_core\.command(\..+)?",
 }

@@ -145,6 +145,16 @@ async def patient(ctx: AgentContext, text: str) -> object:
     return await ctx.tool(moody, text=text)
 
 
+@app.engine_function(pool="big")
+def rank(text: str) -> str:
+    return text
+
+
+@app.agent("ranks")
+async def ranks(ctx: AgentContext, text: str) -> object:
+    return await ctx.engine("ray").call(rank, text=text)
+
+
 @app.agent("blocked")
 async def blocked(ctx: AgentContext, flag: str) -> str:
     Path(flag + ".begun").touch()
@@ -1132,3 +1142,25 @@ def test_what_a_task_has_used_and_may_use_is_shown(weft: Weft) -> None:
     assert over.status == 1
     assert "LimitExceeded: the task has used 8 tokens, over its max_tokens=7" in over.err
     assert weft("submit", "spends", "1", "--max-cost", "0.5").status == 0
+
+
+def test_a_step_that_waits_for_an_engine_is_seen_until_its_end(weft: Weft) -> None:
+    weft("submit", "ranks", "a", "--task-id", "ranks-1", "--engine-wait", "100000", "--no-wait")
+    shown_with(weft, "ranks-1", lambda view: view.get("waits_for"))
+    found = {row["stream"]: row for row in weft("lag", "--json").json["streams"]}["ray:big"]
+    assert (found["backlog"], found["group"]) == (1, None)
+    nobody = "no ray-gateway serves the pool big: start one with WEFT_POOLS=big, or use the engine local"
+    ended = weft("doctor")
+    assert ended.status == 1
+    assert "✗ engines: ray: no gateways, no steps, ray is " in ended.out
+    assert "; ray:big: no gateways, 1 step; spark: no gateways, no steps, pyspark is " in ended.out
+    assert f"    → {nobody}\n" in ended.out
+    assert "✓ stuck: every open run has something that carries it on" in ended.out
+    assert weft("task", "cancel", "ranks-1").status == 0
+    until(lambda: "✓ engines: " in weft("doctor").out)
+
+    refused = weft("submit", "ranks", "a", "--engine-wait", "0")
+    assert refused.status == 1
+    assert f"failed: EngineUnavailable: {nobody}; see weft task show " in refused.err
+    late = weft("submit", "ranks", "a", "--engine-wait", "0.1")
+    assert f"failed: EngineUnavailable: {nobody}; see weft task show " in late.err

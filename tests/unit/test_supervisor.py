@@ -17,7 +17,7 @@ import pytest
 
 from runtime_core.command import supervisor as supervisor_module
 from runtime_core.command.supervisor import ChildSpec, Supervisor
-from runtime_core.command.up import child_specs
+from runtime_core.command.up import SERVICES, banner, child_specs, services_for
 from runtime_core.settings import Settings
 
 WAITS = "import signal, sys; print('here', flush=True); signal.signal(15, lambda *_: sys.exit(0)); signal.pause()"
@@ -190,6 +190,39 @@ def test_children_get_the_settings_and_ports_of_their_own() -> None:
         assert Settings.from_environment(spec.env).instance == spec.name
     off = child_specs(Settings.from_environment({}), 1, ("tool_handler",))[0]
     assert "WEFT_METRICS_PORT" not in off.env
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "gateways"),
+    [
+        ({}, {}, []),
+        ({}, {"ray": True}, ["ray_gateway"]),
+        ({"WEFT_RAY_ADDRESS": "head:6379", "WEFT_SPARK_REMOTE": "sc://s"}, {}, ["ray_gateway", "spark_gateway"]),
+        ({"WEFT_SPARK_REMOTE": "sc://s"}, {"spark": True}, ["spark_gateway"]),
+    ],
+)
+def test_gateways_run_where_they_are_asked_for_or_their_cluster_is_named(
+    environ: dict[str, str], flags: dict[str, bool], gateways: list[str]
+) -> None:
+    settings = Settings.from_environment({"WEFT_APP": "desk:app", **environ})
+    services = services_for(settings, **flags)
+    assert services == (*SERVICES, *gateways)
+    specs = child_specs(settings, 2, services)
+    assert [spec.name for spec in specs[6:]] == [name.replace("_", "-") for name in gateways], "one of each"
+    for spec in specs:
+        assert Settings.from_environment(spec.env).ray_address == environ.get("WEFT_RAY_ADDRESS")
+
+
+def test_the_banner_tells_where_the_engines_are_and_no_token() -> None:
+    environ = {"WEFT_RAY_ADDRESS": "head:6379", "WEFT_SPARK_REMOTE": "sc://s:1/;token=secret"}
+    assert "  engines  ray (head:6379), spark (sc://s:1/)" in told_by(environ)
+    assert "  engines  spark (a local one)" in told_by({}, spark=True)
+    assert not [line for line in told_by({}) if "engines" in line]
+
+
+def told_by(environ: dict[str, str], **flags: bool) -> list[str]:
+    settings = Settings.from_environment({"WEFT_REDIS_URL": "redis://h:1", **environ})
+    return banner(settings, services_for(settings, **flags), embedded=False).splitlines()
 
 
 SERVICE = """

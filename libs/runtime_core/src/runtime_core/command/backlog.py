@@ -49,9 +49,14 @@ async def groups_of(bus: EventBus, key: str) -> list[Group]:
 async def work_streams(bus: EventBus) -> list[str]:
     """The work streams that this partition may have: the default ones, and those of pools that apps have named."""
     call, keys = bus.transport.call, bus.keys
-    tables = (keys.agents, keys.tools, keys.engines)
-    named = {item.decode() for key in tables for item in cast(list[bytes], await call("HVALS", key))}
-    return sorted(named | set(GROUPS))
+    named = {item.decode() for key in (keys.agents, keys.tools) for item in cast(list[bytes], await call("HVALS", key))}
+    return sorted(named | set(await engine_streams(bus)) | set(GROUPS))
+
+
+async def engine_streams(bus: EventBus) -> list[str]:
+    """Streams of engines that gateways have served or steps have waited on."""
+    found = cast(list[bytes], await bus.transport.call("HKEYS", bus.keys.engines))
+    return sorted(name.decode() for name in found)
 
 
 async def measure(opened: Broker) -> dict[str, Any]:  # Any: JSON

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, cast
 
 from runtime_core.bus.keys import (
@@ -19,7 +20,7 @@ from runtime_core.bus.keys import (
 from runtime_core.bus.library import library
 from runtime_core.bus.reply import position, text
 from runtime_core.bus.transport import Argument, Reply
-from runtime_core.command.backlog import groups_of, work_streams
+from runtime_core.command.backlog import engine_streams, groups_of, work_streams
 from runtime_core.command.connection import Broker, has_trajectories, trajectories
 from runtime_core.command.stuck import find_stuck, free
 from runtime_core.errors import InvalidInput, ServerError, WeftError
@@ -29,6 +30,8 @@ from runtime_core.settings import without_password
 CLOCK_SECONDS = 1.0
 """Clocks further apart than this show wrong ages and times."""
 NEWER_COMMANDS = ("XACKDEL", "XDELEX", "HSETEX", "CLUSTERSCAN")
+ENGINES = {"ray": "ray", "spark": "pyspark"}
+"""Engine → the package that its gateway needs."""
 MEMORY_WARNING = 0.8
 """Of `maxmemory`: above it submits are refused."""
 
@@ -251,6 +254,30 @@ async def consumers(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
             )  # fmt: skip
 
 
+async def engines(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
+    """Who serves Ray and Spark, what waits for them, and whether this installation has them."""
+    streams = set(ENGINES)
+    for bus in opened.buses:
+        streams |= set(await engine_streams(bus))
+    said: list[str] = []
+    remedies: dict[str, None] = {}
+    for stream in sorted(streams):
+        live, waiting = [], 0
+        for bus in opened.buses:
+            gateways = await bus.gateways(stream)
+            steps = cast(int, await bus.transport.call("XLEN", bus.keys.stream(stream)))
+            live.append(gateways.live)
+            waiting += steps
+            if steps and not gateways.live:
+                remedies[gateways.nobody] = None
+        text = f"{stream}: {_counted(min(live), 'gateway')}, {_counted(waiting, 'step')}"
+        package = ENGINES.get(stream)
+        if package:
+            text += f", {package} is {'' if find_spec(package) else 'not '}installed here"
+        said.append(text)
+    yield Finding("engines", not remedies, "; ".join(said), "; ".join(remedies))
+
+
 async def manifests(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
     bus = opened.buses[0]
     stored = cast(list[bytes], await bus.transport.call("HVALS", bus.keys.manifests))
@@ -351,8 +378,8 @@ async def clock(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
 
 
 CHECKS: tuple[Check, ...] = (
-    server, policy, persistence, clock, namespace, functions, groups, consumers, manifests, stuck, dedupe, letters,
-    store,
+    server, policy, persistence, clock, namespace, functions, groups, consumers, engines, manifests, stuck, dedupe,
+    letters, store,
 )  # fmt: skip
 
 
@@ -406,6 +433,10 @@ def _lines(reply: Reply) -> dict[str, str]:
 
 def _names(named: dict[str, Any]) -> str:  # Any: entries of a manifest, of several kinds
     return ", ".join(sorted(named)) or "none"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count or 'no'} {what}{'' if count == 1 else 's'}"
 
 
 def _bytes(count: int) -> str:

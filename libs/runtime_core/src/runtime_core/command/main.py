@@ -128,6 +128,16 @@ def up(
     replicas: Annotated[
         int, typer.Option("--replicas", min=1, max=256, help="How many handlers of each kind to run.")
     ] = 1,
+    ray: Annotated[
+        bool,
+        typer.Option("--ray", help="Run steps on Ray too: a local one, or the cluster that WEFT_RAY_ADDRESS names."),
+    ] = False,
+    spark: Annotated[
+        bool,
+        typer.Option(
+            "--spark", help="Run steps on Spark too: a local one, or the server that WEFT_SPARK_REMOTE names."
+        ),
+    ] = False,
     data_dir: Annotated[
         str | None,
         typer.Option(
@@ -156,6 +166,7 @@ def up(
     """
     import asyncio
 
+    from runtime_core.command.up import services_for
     from runtime_core.command.up import up as run_up
     from runtime_core.settings import Settings
 
@@ -167,7 +178,7 @@ def up(
             'no app is named; write one, as in desk.py with `app = App("desk")`, and start it from its folder: '
             "weft up --app desk:app"
         )
-    raise typer.Exit(asyncio.run(run_up(settings, replicas)))
+    raise typer.Exit(asyncio.run(run_up(settings, replicas, services_for(settings, ray=ray, spark=spark))))
 
 
 if __name__ == "__main__":

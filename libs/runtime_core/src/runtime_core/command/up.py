@@ -17,9 +17,19 @@ from runtime_core.settings import Settings, without_password
 from runtime_core.telemetry import logs
 
 SERVICES = ("agent_handler", "tool_handler", "state_manager", "trajectory_recorder")
+RAY_GATEWAY = "ray_gateway"
+SPARK_GATEWAY = "spark_gateway"
+"""Started where they are asked for, or where the settings name the cluster."""
 REPLICATED = frozenset({"agent_handler", "tool_handler"})
-"""More of these do more work; of the others one works and the rest would stand by."""
+"""More of these do more work; of the others one works and the rest would stand by, or wait for the same cluster."""
+WITH_APP = REPLICATED | {RAY_GATEWAY, SPARK_GATEWAY}
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def services_for(settings: Settings, *, ray: bool = False, spark: bool = False) -> tuple[str, ...]:
+    """The services to run: all, and of the gateways those that are asked for or whose cluster is named."""
+    gateways = [(RAY_GATEWAY, ray or settings.ray_address), (SPARK_GATEWAY, spark or settings.spark_remote)]
+    return (*SERVICES, *(service for service, wanted in gateways if wanted))
 
 
 async def up(settings: Settings, replicas: int = 1, services: Sequence[str] = SERVICES) -> int:
@@ -36,7 +46,7 @@ async def up(settings: Settings, replicas: int = 1, services: Sequence[str] = SE
 
 
 async def _up(settings: Settings, replicas: int, services: Sequence[str]) -> int:
-    if settings.app is None and not REPLICATED.isdisjoint(services):
+    if settings.app is None and not WITH_APP.isdisjoint(services):
         raise ConfigurationError("WEFT_APP is not set; say which app to run, as in WEFT_APP=package.module:app")
     if settings.redis_url is not None and settings.redis_url.startswith("memory:"):
         raise ConfigurationError(
@@ -68,7 +78,7 @@ async def _up(settings: Settings, replicas: int, services: Sequence[str]) -> int
         supervisor = Supervisor(
             child_specs(told, replicas, services), sys.stdout, shutdown_seconds=settings.shutdown_seconds
         )
-        print(banner(told, embedded=settings.redis_url is None), flush=True)
+        print(banner(told, services, embedded=settings.redis_url is None), flush=True)
         status = await supervisor.run()
         if supervisor.failure:
             print(supervisor.failure, file=sys.stderr, flush=True)
@@ -94,7 +104,7 @@ def child_specs(settings: Settings, replicas: int, services: Sequence[str]) -> l
     return specs
 
 
-def banner(settings: Settings, *, embedded: bool) -> str:
+def banner(settings: Settings, services: Sequence[str] = SERVICES, *, embedded: bool) -> str:
     """What runs, where the data is, and how to submit."""
     url = settings.redis_url or ""
     event = """type weft.task.submit data '{"agent":"NAME","input":"TEXT"}'"""
@@ -104,11 +114,21 @@ def banner(settings: Settings, *, embedded: bool) -> str:
         f"  broker   {without_password(url)}" + ("  (embedded)" if embedded else ""),
         f"  app      {settings.app or 'none'}",
         f"  data     {settings.data_dir}",
+        *_engines(settings, services),
         "  submit   weft submit NAME '\"TEXT\"'",
         f"           redis-cli {connect} XADD {settings.namespace}:tasks '*' {event}",
         "  stop     Ctrl-C",
     ]
     return "\n".join(lines)
+
+
+def _engines(settings: Settings, services: Sequence[str]) -> list[str]:
+    """The line of the banner that tells which clusters steps go to, if any."""
+    # What follows `;` in a Spark remote may be a token.
+    remote = (settings.spark_remote or "").partition(";")[0]
+    clusters = ((RAY_GATEWAY, "ray", settings.ray_address), (SPARK_GATEWAY, "spark", remote))
+    told = [f"{engine} ({where or 'a local one'})" for service, engine, where in clusters if service in services]
+    return [f"  engines  {', '.join(told)}"] if told else []
 
 
 async def _unless_stopped(server: EmbeddedServer, stopping: asyncio.Event) -> bool:

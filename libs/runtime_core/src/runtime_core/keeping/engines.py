@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from typing import cast
@@ -12,6 +13,7 @@ from runtime_core.bus.delivery import Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.engines.waiting import UNAVAILABLE, wait_until
 from runtime_core.errors import InvalidInput
+from runtime_core.told import ENDED
 from runtime_core.trajectory.steps import ENCODER, Step, StepError
 
 logger = logging.getLogger(__name__)
@@ -52,8 +54,11 @@ class EngineWatch:
             logger.warning("steps wait on %s (%d): %s", stream, waiting, gateways.nobody)
         # With none that was ever heard, the time that came with the step counts alone.
         away_since = 0.0 if gateways.silent_seconds is None else gateways.now - gateways.silent_seconds
-        for step in await self._steps(stream):
-            if not self._anyone_may_come or wait_until(step.context, away_since) <= gateways.now:
+        steps = await self._steps(stream)
+        for step, status in zip(steps, await self._statuses(steps), strict=True):
+            late = not self._anyone_may_come or wait_until(step.context, away_since) <= gateways.now
+            # What a task that is over has asked for lies here until somebody takes it away.
+            if late or status is None or status.decode() in ENDED:
                 await self._end(step, gateways.nobody)
 
     async def _steps(self, stream: str) -> list[Delivery]:
@@ -68,6 +73,12 @@ class EngineWatch:
             except InvalidInput:
                 continue  # not the bus's own: who takes it makes it a dead letter
         return steps
+
+    async def _statuses(self, steps: list[Delivery]) -> list[bytes | None]:
+        call, keys = self._bus.transport.call, self._bus.keys
+        return cast(
+            list[bytes | None], await asyncio.gather(*(call("HGET", keys.task(step.task), "status") for step in steps))
+        )
 
     async def _end(self, step: Delivery, nobody: str) -> None:
         now = time.time() * 1000
