@@ -93,6 +93,7 @@ class World:
     asked: list[tuple[str, str, str, object]] = field(default_factory=list)
     emitted: list[tuple[str, object]] = field(default_factory=list)
     streamed: list[tuple[str, int, object]] = field(default_factory=list)
+    progressed: list[tuple[str, object]] = field(default_factory=list)
     begun: dict[str, int] = field(default_factory=dict)
     """How often each model call was begun."""
     recorded: list[str] = field(default_factory=list)
@@ -130,6 +131,9 @@ class World:
 
     def stream(self, step: str, attempt: int, data: bytes) -> None:
         self.streamed.append((step, attempt, json.loads(data)))
+
+    def progress(self, step: str, data: bytes) -> None:
+        self.progressed.append((step, json.loads(data)))
 
     async def usage(self) -> bytes:
         return total(self.used).to_json()

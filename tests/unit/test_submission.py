@@ -143,7 +143,7 @@ BAD_SUBMITS: dict[str, tuple[object, str, str]] = {
     "unknown conf": (
         MINIMAL | {"conf": {"max_step": 1}},
         "data.conf.max_step",
-        "unknown; known are max_steps, timeout_seconds, max_cost, max_tokens, engine_wait_seconds, run_mode, "
+        "unknown; known are max_steps, timeout_seconds, max_cost, max_tokens, engine, engine_wait_seconds, run_mode, "
         "streaming_mode",
     ),
     "max_steps 0": (MINIMAL | {"conf": {"max_steps": 0}}, "data.conf.max_steps", "0 is not"),
@@ -166,6 +166,12 @@ BAD_SUBMITS: dict[str, tuple[object, str, str]] = {
         "data.conf.engine_wait_seconds",
         '"1" is not',
     ),
+    "no engine": (
+        MINIMAL | {"conf": {"engine": "mars"}},
+        "data.conf.engine",
+        '"mars" is no engine; there are local, ray, spark',
+    ),
+    "engine is a list": (MINIMAL | {"conf": {"engine": ["ray"]}}, "data.conf.engine", '["ray"] is no engine'),
     "run mode is a number": (MINIMAL | {"conf": {"run_mode": 1}}, "data.conf.run_mode", "1 is not"),
     "hooks is a list": (MINIMAL | {"hooks": []}, "data.hooks", "[]"),
     "hook is text": (MINIMAL | {"hooks": {"pre": "a"}}, "data.hooks.pre", '"a" is not a list'),

@@ -205,6 +205,8 @@ def _context(submission: Submission, hooks: dict[str, list[str]]) -> bytes:
         context["deadline"] = submission.deadline / 1000
     if submission.conf.engine_wait_seconds is not None:
         context["engine_wait_seconds"] = submission.conf.engine_wait_seconds
+    if submission.conf.engine:
+        context["engine"] = submission.conf.engine
     if hooks:
         context["hooks"] = hooks
     return msgspec.json.encode(context) if context else b""

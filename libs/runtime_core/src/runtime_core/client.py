@@ -112,6 +112,7 @@ class Client(ScheduleVerbs):
         max_cost: float | None = None,
         engine_wait_seconds: float | None = None,
         streaming_mode: StreamingMode | None = None,
+        engine: str | None = None,
         metadata: dict[str, Any] | None = None,  # Any: JSON
         hooks: Mapping[str, Sequence[str]] | None = None,
         event_id: str | None = None,
@@ -124,9 +125,10 @@ class Client(ScheduleVerbs):
         `key` names the agent's instance. `task_id` makes a repeat return the same task. `hooks` names hooks of the
         agent's app, by their point. `stream=True` keeps the final event on the task's stream even where the agent
         streams nothing; `streaming_mode` says what else is on it. The task fails where all its runs and calls together
-        pass `max_tokens` or `max_cost` (see `ctx.spend`). Its steps wait `engine_wait_seconds` (60; 0: not at all) for
-        an engine that is away. Waits up to `timeout` seconds for a broker that is away and for the first agent-handler;
-        raises `Rejected` with the field that is wrong.
+        pass `max_tokens` or `max_cost` (see `ctx.spend`). `engine` (`local`, `ray` or `spark`) is what `ctx.engine()`
+        stands for. Its steps wait `engine_wait_seconds` (60; 0: not at all) for an engine that is away. Waits up to
+        `timeout` seconds for a broker that is away and for the first agent-handler; raises `Rejected` with the field
+        that is wrong.
         """
         event = event_id or task_id or secrets.token_hex(8)
         source = self._source or ("anonymous" if task_id or event_id else f"client/{self._name}")
@@ -144,6 +146,7 @@ class Client(ScheduleVerbs):
             "max_cost": max_cost,
             "engine_wait_seconds": engine_wait_seconds,
             "streaming_mode": getattr(streaming_mode, "value", streaming_mode),
+            "engine": engine,
         }
         conf = {name: value for name, value in wanted.items() if value is not None}
         if conf:

@@ -34,6 +34,7 @@ from runtime_core.client import Client
 from runtime_core.consumer.consumer import Consumer
 from runtime_core.consumer.worker import ANNOUNCE_SECONDS
 from runtime_core.engines.compute import ProcessCompute
+from runtime_core.engines.results import Results
 from runtime_core.errors import ConfigurationError
 from runtime_core.keeping.engines import LOOK_SECONDS, EngineWatch
 from runtime_core.schedules.scheduler import Scheduler
@@ -124,7 +125,9 @@ class LocalApp:
             Consumer(
                 turns,
                 _agent_streams(self._app),
-                TurnHandler(turns, self._app, metrics, compute=self._compute),
+                TurnHandler(
+                    turns, self._app, metrics, compute=self._compute, results=Results.from_environment(os.environ)
+                ),
                 metrics,
                 service="agent-handler",
             ),

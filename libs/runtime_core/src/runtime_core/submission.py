@@ -44,12 +44,16 @@ MAX_SECONDS = 1_000_000_000
 MAX_STEPS = 1_000_000_000
 MAX_TOKENS = 1_000_000_000_000
 
+ENGINES = ("local", "ray", "spark")
+"""Where compute steps may run."""
+
 _SUBMIT_FIELDS = ("agent", "input", "key", "task_id", "session_id", "conf", "hooks", "metadata")
 _CONF_FIELDS = (
     "max_steps",
     "timeout_seconds",
     "max_cost",
     "max_tokens",
+    "engine",
     "engine_wait_seconds",
     "run_mode",
     "streaming_mode",
@@ -70,6 +74,8 @@ class Conf(msgspec.Struct, frozen=True, omit_defaults=True):
     """Name of the runner; empty: the agent's own."""
     streaming_mode: StreamingMode | None = None
     """What the task's stream shows; None: what a reader asks for."""
+    engine: str = ""
+    """What `ctx.engine()` stands for; empty: `local`."""
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,7 +270,16 @@ def _conf(value: object) -> Conf:
         engine_wait_seconds=optional_positive(conf, "engine_wait_seconds", MAX_SECONDS, or_zero=True),
         run_mode="" if run_mode is None else checked_text("data.conf.run_mode", run_mode),
         streaming_mode=None if mode is None else streaming_mode("data.conf.streaming_mode", mode),
+        engine=_engine(conf.get("engine")),
     )
+
+
+def _engine(value: object) -> str:
+    if value is None:
+        return ""
+    if value not in ENGINES or not isinstance(value, str):
+        raise InvalidInput("data.conf.engine", f"{quoted(value)} is no engine; there are {', '.join(ENGINES)}")
+    return value
 
 
 def _hooks(value: object) -> dict[str, list[str]]:

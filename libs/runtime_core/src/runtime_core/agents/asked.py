@@ -41,10 +41,21 @@ class Asked(Step[T]):
 
 
 def call(
-    run: Run, branch: Branch, kind: str, name: str, *, data: bytes, key: str = "", pool: str = ""
+    run: Run,
+    branch: Branch,
+    kind: str,
+    name: str,
+    *,
+    data: bytes,
+    key: str = "",
+    pool: str = "",
+    made: type[Asked[Any]] | None = None,
 ) -> Asked[Any]:  # Any: whatever JSON the called function returns
-    """A call of a tool, an agent or a function on a remote engine. `kind` is the work stream's name."""
-    step: Asked[Any] = Asked(run, branch, kind, name, key, data)
+    """A call of a tool, an agent or a function on a remote engine. `kind` is the work stream's name.
+
+    `made` is the step's class, where that reads its result in its own way.
+    """
+    step: Asked[Any] = (made or Asked)(run, branch, kind, name, key, data)
     step.request = Call(kind, step.id, name, data, step.digest, key=key, pool=pool)
     return step
 

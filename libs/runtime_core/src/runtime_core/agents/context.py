@@ -15,7 +15,7 @@ import msgspec
 from runtime_core.agents.approval import Approval, ApprovalQuestion, checked_default
 from runtime_core.agents.asked import Asked, call, question, sleep
 from runtime_core.agents.branch import Branch
-from runtime_core.agents.engine import ENGINES, Engine
+from runtime_core.agents.engine import Engine
 from runtime_core.agents.gather import Gather
 from runtime_core.agents.job import AtEnd, Job
 from runtime_core.agents.local import LocalStep, call_function
@@ -30,6 +30,7 @@ from runtime_core.errors import BusError, InvalidInput
 from runtime_core.hooks.guarded import Ready
 from runtime_core.hooks.points import point_named
 from runtime_core.identifiers import checked_topic, idempotency_key
+from runtime_core.submission import ENGINES
 from runtime_core.usage import Usage, total
 
 if TYPE_CHECKING:
@@ -178,8 +179,13 @@ class AgentContext:
         data = encode(input, "input") if known is None else known.encode_input(input)
         return call(run, branch, "agent", name, data=data, key=key, pool=pool)
 
-    def engine(self, engine: str) -> Engine:
-        """Where compute steps run, as in `ctx.engine("ray").call(rank, passages=found)`."""
+    def engine(self, engine: str | None = None) -> Engine:
+        """Where compute steps run, as in `ctx.engine("ray").call(rank, passages=found)`.
+
+        None: where the task's `conf.engine` says, or else `local`.
+        """
+        if engine is None:
+            engine = self._run.meta.get("engine", "local")
         if engine not in ENGINES:
             raise InvalidInput("engine", f"{engine!r} is not an engine; there are {', '.join(ENGINES)}")
         return Engine(self._run, engine)

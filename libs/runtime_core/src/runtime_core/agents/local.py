@@ -38,8 +38,9 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
         name: str,
         body: Callable[[], Awaitable[object]],
         data: bytes,
+        key: str = "",
     ) -> None:
-        super().__init__(run, branch, kind, name, "", data)
+        super().__init__(run, branch, kind, name, key, data)
         self.body = body
         self.started = False
 

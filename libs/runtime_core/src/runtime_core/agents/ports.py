@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from runtime_core.agents.context import AgentContext
     from runtime_core.bus.values import CallBegun
     from runtime_core.consumer.effects import TurnResult
+    from runtime_core.engines.driver.messages import Step as EngineStep
+    from runtime_core.engines.results import Results
     from runtime_core.events.handler import Handler
     from runtime_core.events.subscriber import DeclaredSubscriber
     from runtime_core.llm.models import OpenModels
@@ -43,6 +45,10 @@ class RunPort(Protocol):
 
     def stream(self, step: str, attempt: int, data: bytes) -> None:
         """Send a piece of a model's answer (JSON) to the client. Does not wait, and is not journaled."""
+        ...
+
+    def progress(self, step: str, data: bytes) -> None:
+        """Show the client how far a step is (JSON). Does not wait, and is not journaled."""
         ...
 
     async def usage(self) -> bytes:
@@ -115,19 +121,38 @@ class LocalFunction(Registered, Protocol):
         """How long one call may take, where the engine can end it."""
         ...
 
-    def run(self, arguments: bytes, /) -> bytes:
-        """Call it with a JSON object of arguments; returns JSON. Blocks, so it is called in a thread."""
+    @property
+    def what(self) -> str:
+        """How messages name it."""
         ...
 
-    def bound(self, arguments: bytes, /) -> Callable[[], object]:
-        """The function with its arguments, read from a JSON object, to be called elsewhere."""
+    @property
+    def kind(self) -> str:
+        """`function`, `spark_job` or `batch_job`."""
+        ...
+
+    def refusal(self, engine: str, /) -> str:
+        """Why this engine cannot run it, in one line; empty: it can."""
+        ...
+
+    def item_argument(self, over: str, common: Collection[str], /) -> str:
+        """The argument that takes the item of a map. Raises InvalidInput."""
+        ...
+
+    def bound(self, arguments: bytes, step: EngineStep, /, *, store: str | None = None) -> Callable[[], object]:
+        """The function with its arguments, read from a JSON object, to be called in a thread or elsewhere."""
         ...
 
 
 class Compute(Protocol):
     """Runs engine functions outside the threads of this process."""
 
-    async def run(self, function: LocalFunction, arguments: bytes, /) -> bytes:
+    @property
+    def workers(self) -> int:
+        """How many calls run at once."""
+        ...
+
+    async def run(self, function: LocalFunction, arguments: bytes, step: EngineStep, results: Results, /) -> bytes:
         """Call it with a JSON object of arguments; returns JSON. A cancel stops the call."""
         ...
 
@@ -173,6 +198,8 @@ class Meta(TypedDict, total=False):
     """Who published it, as `agent/key`."""
     asked: bool
     """Whether it answers a step of a task in another partition."""
+    engine: str
+    """What `ctx.engine()` stands for; absent: `local`."""
     hooks: Mapping[str, Sequence[str]]
     """Hook point → names that the submit chose; `!` before the name of a guard."""
 

@@ -39,6 +39,7 @@ from runtime_core.agents.state import State
 from runtime_core.agents.step import Step
 from runtime_core.agents.suspension import suspend
 from runtime_core.consumer.effects import COMPLETED, Completed, Failed, Publish, Send, Spend, Suspended, TurnResult
+from runtime_core.engines.results import Results
 from runtime_core.errors import Divergence, LimitExceeded, WeftError
 from runtime_core.identifiers import ANY_DIGEST, any_digest
 
@@ -100,6 +101,8 @@ class Run:
         self.threads = threads
         self.compute: Compute | None = None
         """What runs the functions of `ctx.engine("local")`; None: threads do."""
+        self.results = Results()
+        """Where large results of that engine lie."""
         self.carried = carried
         self._branch = Branch("", started_ms)
         self.cancelled = False

@@ -25,6 +25,7 @@ from runtime_core.bus.values import CallBegun, RunFields
 from runtime_core.consumer.attempt import give_up, log_retry
 from runtime_core.consumer.decision import RetryAt, decide, reason_of
 from runtime_core.consumer.effects import Call, Completed, Failed, Publish, Send, Suspended, TurnResult
+from runtime_core.engines.results import Results
 from runtime_core.errors import BusError, Fenced, InvalidInput, LimitExceeded, WeftError
 from runtime_core.hooks.around import RunHooks
 from runtime_core.hooks.ended import HooksOfEnd, TaskEnded
@@ -103,6 +104,9 @@ class TurnPort:
 
     async def manifests(self) -> Sequence[Manifest]:
         return await self._offers.manifests()
+
+    def progress(self, step: str, data: bytes) -> None:
+        self._write(self._bus.stream(self.delivery, step, self.delivery.attempt, data, progress=True))
 
     def emit(self, step: str, digest: str, data: bytes) -> None:
         value = b"%bK%013dnull" % (digest.encode(), _now())
@@ -199,10 +203,12 @@ class TurnHandler:
         warm_runs: int = WARM_RUNS,
         replies: Replies | None = None,
         compute: Compute | None = None,
+        results: Results | None = None,
     ) -> None:
         self._bus = bus
         self._replies = replies
         self._compute = compute
+        self._results = results or Results()
         self._app = app
         self._agents = app.agents
         self._hooks = app.hooks
@@ -353,6 +359,7 @@ class TurnHandler:
         )
         if isinstance(run, Run):
             run.compute = self._compute
+            run.results = self._results
         if self._hooks.everywhere or "hooks" in meta or definition is self._task_ended:
             self._add_hooks(run, definition, port)
         if fields.withdrawn:
@@ -486,7 +493,7 @@ def _now() -> int:
 _META = msgspec.json.Decoder(dict[str, object])
 
 
-_KNOWN = ("session_id", "metadata", "deadline", "topic", "sender", "hooks")
+_KNOWN = ("session_id", "metadata", "deadline", "topic", "sender", "hooks", "engine")
 
 
 def _meta(context: bytes) -> Meta:

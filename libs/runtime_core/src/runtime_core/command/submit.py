@@ -69,6 +69,10 @@ def submit(
             "--engine-wait", metavar="SECONDS", min=0.0, help="How long steps wait for an engine that is away (60)."
         ),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", metavar="NAME", help="Where compute steps run that name none: local, ray or spark."),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the answer, or only print the id.")] = True,
     stream: Annotated[bool, typer.Option("--stream", help="Print output as it comes, then the answer.")] = False,
     as_json: Annotated[
@@ -98,6 +102,7 @@ def submit(
         "timeout_seconds": timeout,
         "max_tokens": max_tokens,
         "max_cost": max_cost,
+        "engine": engine,
         "engine_wait_seconds": engine_wait,
     }
     run(_submit(agent, value, {**options, **limits, "hooks": _hooks(hooks or [])}, wait, stream, as_json), None)

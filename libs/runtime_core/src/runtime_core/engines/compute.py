@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import sys
+
 from runtime_core.agents.ports import LocalFunction
 from runtime_core.encoding import encode
+from runtime_core.engines.driver.messages import Step
 from runtime_core.engines.local_engine import LocalEngine
+from runtime_core.engines.reference import has_references
+from runtime_core.engines.results import Results
 from runtime_core.engines.run_config import RunConfig
-from runtime_core.engines.runtime_engine import EngineCall
+from runtime_core.engines.runtime_engine import CallFailed, EngineCall
+from runtime_core.errors import Outcome
 
 
 class ProcessCompute:
@@ -15,14 +23,29 @@ class ProcessCompute:
     def __init__(self, processes: int) -> None:
         self.engine = LocalEngine(RunConfig(mode="processes", worker_num=processes))
 
-    async def run(self, function: LocalFunction, arguments: bytes, /) -> bytes:
+    @property
+    def workers(self) -> int:
+        """How many calls run at once."""
+        return self.engine.config.workers
+
+    async def run(self, function: LocalFunction, arguments: bytes, step: Step, results: Results, /) -> bytes:
         """Call it with a JSON object; its result as JSON. A cancel ends the process that runs it.
 
-        Raises InvalidInput (`arguments.…`, `result`, or a function that cannot be sent) and CallFailed.
+        Raises InvalidInput (`arguments.…`, `result`, or a function that cannot be sent), CallFailed, and Retry and
+        Reject where the function did.
         """
-        call = EngineCall(function.bound(arguments), name=function.name, timeout_seconds=function.timeout_seconds)
-        [result] = await self.engine.agather(call)
-        return encode(result, "result")
+        bind = functools.partial(function.bound, arguments, step, store=results.blob_url)
+        # What reads a blob waits for a disk, or for a network.
+        bound = await asyncio.to_thread(bind) if has_references(arguments) else bind()
+        call = EngineCall(bound, name=function.name, timeout_seconds=function.timeout_seconds)
+        try:
+            [result] = await self.engine.agather(call)
+        except CallFailed as failed:
+            if isinstance(failed.__cause__, Outcome):
+                raise failed.__cause__ from None
+            raise
+        data = encode(result, "result", limit=sys.maxsize)
+        return data if len(data) <= results.limit else await asyncio.to_thread(results.kept, data, step.task)
 
     async def close(self) -> None:
         """End the processes."""

@@ -53,7 +53,10 @@ class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
             return None
 
     def load(self, store: str | None = None) -> Any:  # Any: the JSON that was stored, or a pyarrow Table
-        """Read it: the value, of Parquet a pyarrow Table. Blocks: in an agent, `await ctx.step(reference.load)`.
+        """Read it: the value, of Parquet a pyarrow Table.
+
+        Blocks: in an agent, `await asyncio.to_thread(reference.load)`, which needs no step, since it gives the same
+        each time; or inside of `ctx.step`, where only what is made of the value is to be recorded.
 
         `store` is the URL of the blob store; None: the one of this process (`WEFT_BLOB_URL`). Raises InvalidInput
         (`reference`) where it lies elsewhere, is gone, or is not what was stored.
@@ -116,6 +119,11 @@ def replaced(value: object, by: Callable[[Reference], object]) -> object:
             return by(reference)
         return {name: replaced(part, by) for name, part in value.items()}
     return value
+
+
+def with_references(value: object, data: bytes) -> object:
+    """The value of `data` (JSON) with a Reference in the place of each that it holds as an object."""
+    return replaced(value, lambda reference: reference) if has_references(data) else value
 
 
 def mentions_reference(hint: object) -> bool:

@@ -57,6 +57,9 @@ class _NoBroker:
     def stream(self, step: str, attempt: int, data: bytes) -> None:
         raise AssertionError(f"a replay has called the model of step {step}")
 
+    def progress(self, step: str, data: bytes) -> None:
+        raise AssertionError(f"a replay has done step {step}")
+
     async def usage(self) -> bytes:
         return b""
 

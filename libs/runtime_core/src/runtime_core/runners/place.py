@@ -62,6 +62,7 @@ class RunPlace:
             metadata=metadata or None,
             hooks=task.hooks or None,
             streaming_mode=task.streaming,
+            engine=None if task.config.engine == "local" else task.config.engine,
             stream=stream,
         )
 

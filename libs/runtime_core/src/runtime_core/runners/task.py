@@ -17,6 +17,7 @@ from runtime_core.errors import InvalidInput
 from runtime_core.hooks.points import point_named
 from runtime_core.identifiers import TASK_ID_RULE, is_task_id
 from runtime_core.streaming import StreamingMode, streaming_mode
+from runtime_core.submission import ENGINES
 
 if TYPE_CHECKING:
     from runtime_core.runners.handles import Surroundings
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from runtime_core.told import TaskResponse
 
 RUN_MODES = ("one_way", "interactive")
-ENGINES = ("local", "ray", "spark")
 
 
 class TaskStatus(StrEnum):
@@ -66,6 +66,7 @@ class TaskConfig(Mapping[str, object]):
     """Of several tasks given at once: begin no further one after this one has failed."""
     trajectory_strategy: str = ""
     engine: str = "local"
+    """What `ctx.engine()` stands for in its agents."""
     engine_wait_seconds: float = ENGINE_WAIT_SECONDS
     """How long steps of the task wait for an engine that is away; 0: they fail at once."""
     handlers: Mapping[str, str] = field(default_factory=dict)

@@ -1,16 +1,18 @@
 -- Appends a piece of a model's answer, while it is being made, to the task's output. It is not journaled: a call that is
 -- made again says it again with a higher attempt. The run id is that of the call, the run's and the step's.
--- KEYS 1 base · ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 attempt · 7 value (JSON)
+-- With `p` it says how far a step of the turn is, which was not begun as a model call.
+-- KEYS 1 base · ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 attempt · 7 value (JSON) · 8 `p` or empty
 -- RETURNS 'OK' · 'DONE' where the call is over, was begun anew, or the turn is no longer this entry's · 'FENCED'
 local function stream(keys, args)
   local base, task, run = keys[1], args[3], args[4]
   if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
   local key = base .. 'task:' .. task
+  local progress = args[8] == 'p'
   local r = redis.call('HMGET', run_key(base, task, run), 'cur', 'b:' .. args[5])
   local v = redis.call('HMGET', key, 'status', 'fl')
-  if r[1] ~= args[2] or r[2] ~= args[6] or ENDED[v[1]] then return 'DONE' end
+  if r[1] ~= args[2] or (not progress and r[2] ~= args[6]) or ENDED[v[1]] then return 'DONE' end
   redis.call('XLEN', base .. 'out:' .. task)
   redis.call('HSET', key, 'fl', flag(v[2] or '', 'o'))
-  publish_delta(base, task, run .. '/' .. args[5], args[6], redis.call('HINCRBY', key, 'seq', 1), args[7])
+  publish_delta(base, task, run .. '/' .. args[5], args[6], redis.call('HINCRBY', key, 'seq', 1), args[7], progress)
   return 'OK'
 end

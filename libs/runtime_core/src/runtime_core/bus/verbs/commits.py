@@ -157,9 +157,22 @@ class CommitVerbs(Partition):
             return stored, why.decode()
         return None if reply == b"DONE" else (cast(bytes, reply), "")
 
-    async def stream(self, delivery: Delivery, step: str, attempt: int, data: bytes) -> bool:
-        """Append a piece of a model's answer (JSON) to the task's output; False where nobody wants it any more."""
-        reply = await self.call("stream", self.owner, delivery.entry, delivery.task, delivery.run, step, attempt, data)
+    async def stream(self, delivery: Delivery, step: str, attempt: int, data: bytes, *, progress: bool = False) -> bool:
+        """Append a piece of a model's answer (JSON) to the task's output; False where nobody wants it any more.
+
+        With `progress`, say how far a step of the turn is: that is no model call, and need not have begun as one.
+        """
+        reply = await self.call(
+            "stream",
+            self.owner,
+            delivery.entry,
+            delivery.task,
+            delivery.run,
+            step,
+            attempt,
+            data,
+            "p" if progress else "",
+        )
         self._fence(reply)
         return reply == b"OK"
 

@@ -1,0 +1,140 @@
+"""Compute steps that this process does itself: one call of an engine function, or a map over many items."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from runtime_core.agents.failure import clean
+from runtime_core.agents.local import LocalStep, call_function
+from runtime_core.agents.values import from_json
+from runtime_core.engines.driver.messages import Error, Outcome, Value
+from runtime_core.engines.driver.messages import Step as EngineStep
+from runtime_core.engines.mapped import MAP, MapRequest, items_of, map_outcome, with_errors
+from runtime_core.engines.reference import with_references
+from runtime_core.errors import EngineError, Reject
+
+if TYPE_CHECKING:
+    from runtime_core.agents.branch import Branch
+    from runtime_core.agents.ports import LocalFunction
+    from runtime_core.agents.run import Run
+    from runtime_core.engines.results import Results
+
+PROGRESS_SECONDS = 0.5
+
+
+class LocalCall(LocalStep):
+    """One call of an engine function, in a thread or a worker process."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, run: Run, branch: Branch, function: LocalFunction, data: bytes, key: str = "") -> None:
+        super().__init__(run, branch, "engine", function.name, self.compute, data, key)
+        self.function = function
+
+    async def compute(self) -> object:
+        """Do what the step asks for; its result, as plain JSON values."""
+        return from_json(await self.called(self.data))
+
+    async def called(self, arguments: bytes) -> bytes:
+        """The function's result, as JSON. Raises what it raised, and InvalidInput."""
+        run = self.run
+        step = EngineStep(
+            task=run.task_id,
+            run=f"{run.run_id}/{self.id}",
+            attempt=run.attempt,
+            key=f"{run.task_id}/{run.run_id}/{self.id}",
+            deadline=run.meta.get("deadline") or 0.0,
+        )
+        try:
+            if run.compute is not None:
+                return await run.compute.run(self.function, arguments, step, run.results)
+            body = partial(_called, self.function, arguments, step, run.results)
+            result = await call_function(body, (), {}, run.threads)
+        except Reject as error:
+            # As on any other engine: it is about this call, and not about the run.
+            raise EngineError(error.type, error.reason) from error
+        assert isinstance(result, bytes)  # `_called` says so; what is called in a thread loses its type
+        return result
+
+    def read(self, payload: bytes) -> Any:  # Any: the function's own JSON
+        return with_references(from_json(payload), payload)
+
+
+class LocalMap(LocalCall):
+    """Calls of one engine function, a bounded number at once; the failure of an item touches no other."""
+
+    __slots__ = ()
+
+    def __init__(self, run: Run, branch: Branch, function: LocalFunction, data: bytes) -> None:
+        super().__init__(run, branch, function, data, MAP)
+
+    async def compute(self) -> object:
+        request = MapRequest.from_json(self.data)
+        compute = self.run.compute
+        most = compute.workers if compute is not None else os.cpu_count() or 1
+        workers = min(request.in_flight or most, most, len(request.items))
+        outcomes: list[Outcome | None] = [None] * len(request.items)
+        progress = _Progress(self, len(request.items))
+        todo = iter(range(len(request.items)))
+        async with asyncio.TaskGroup() as group:
+            for _ in range(workers):
+                group.create_task(self._work(request, todo, outcomes, progress))
+        progress.tell()
+        ended = map_outcome(items_of([each for each in outcomes if each is not None]), request.return_exceptions)
+        if isinstance(ended, Error):
+            raise EngineError(ended.type, ended.message)
+        task = self.run.task_id
+        return from_json(await asyncio.to_thread(self.run.results.kept, ended.data, task))
+
+    async def _work(
+        self, request: MapRequest, todo: Iterator[int], outcomes: list[Outcome | None], progress: _Progress
+    ) -> None:
+        """Take items until there is none left."""
+        for index in todo:
+            arguments = msgspec.json.encode({**request.arguments, request.over: request.items[index]})
+            try:
+                outcomes[index] = Value(await self.called(arguments))
+            except (Exception, SystemExit) as error:
+                outcomes[index] = _failed(error)
+            progress.ended(outcomes[index])
+
+    def read(self, payload: bytes) -> Any:  # Any: a list of the function's own JSON
+        return with_errors(super().read(payload))
+
+
+class _Progress:
+    """Tells the task's stream how far a map is, now and then and at its end."""
+
+    def __init__(self, step: LocalMap, total: int) -> None:
+        self._step = step
+        self._total = total
+        self._done = self._failed = 0
+        self._told_at = time.monotonic()
+
+    def ended(self, outcome: Outcome | None) -> None:
+        self._done += 1
+        self._failed += isinstance(outcome, Error)
+        if time.monotonic() - self._told_at >= PROGRESS_SECONDS and self._done < self._total:
+            self.tell()
+
+    def tell(self) -> None:
+        self._told_at = time.monotonic()
+        said = {"done": self._done, "failed": self._failed, "total": self._total}
+        self._step.run.port.progress(self._step.id, msgspec.json.encode(said))
+
+
+def _called(function: LocalFunction, arguments: bytes, step: EngineStep, results: Results) -> bytes:
+    return results.encoded(function.bound(arguments, step, store=results.blob_url)(), step.task)
+
+
+def _failed(error: BaseException) -> Error:
+    if isinstance(error, EngineError):
+        return Error("function", error.type, clean(error.message))
+    return Error("function", type(error).__name__, clean(str(error)))
