@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Sequence
@@ -114,6 +115,44 @@ async def test_no_more_tasks_than_allowed_are_under_way() -> None:
 
     await Runners.run_task([Task(input="x", agent=counted) for _ in range(12)], concurrency=2)
     assert 1 <= most <= 2
+
+
+async def test_a_caller_that_has_gone_takes_its_tasks_with_it() -> None:
+    begun, stopped = asyncio.Event(), asyncio.Event()
+
+    async def busy(ctx: AgentContext, text: str) -> str:
+        begun.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            stopped.set()
+        return text
+
+    async with asyncio.timeout(60):
+        run = asyncio.create_task(Runners.run_task([Task(input="x", agent=busy), Task(input="y", agent=sleeper)]))
+        await begun.wait()
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+    assert stopped.is_set()
+
+
+async def test_a_reader_that_leaves_a_stream_takes_its_task_with_it() -> None:
+    stopped = asyncio.Event()
+
+    async def busy(ctx: AgentContext, text: str) -> str:
+        await ctx.emit("begun")
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            stopped.set()
+        return text
+
+    async with asyncio.timeout(60), contextlib.aclosing(Runners.streaming_run("x", agent=busy)) as events:
+        async for event in events:
+            if event.text == "begun":
+                break
+    assert stopped.is_set()
 
 
 def test_code_without_a_loop_runs_tasks() -> None:
@@ -322,6 +361,24 @@ async def test_w10_tasks_that_share_an_agent_object_do_not_see_each_others_data(
     assert agent.told == []
 
 
+async def test_an_agent_object_may_have_slots() -> None:
+    class Slots:
+        __slots__ = ("calls",)
+
+        def __init__(self) -> None:
+            self.calls = 0
+
+        async def async_policy(self, observation: Observation, info: object = None) -> list[ActionModel]:
+            self.calls += 1
+            if observation.action_result:
+                return [ActionModel(policy_info=self.calls)]
+            return [ActionModel(tool_name="add", params={"a": 1, "b": 1})]
+
+    agent = Slots()
+    assert (await Runners.run("x", agent=agent, tools=[add])).answer == 2
+    assert agent.calls == 0
+
+
 async def test_w11_a_failing_member_ends_its_group_with_an_error_that_names_it() -> None:
     swarm = Swarm([exclaim, broken, (upper, broken)], join)
     response = await Runners.run("x", swarm=swarm)
@@ -475,6 +532,40 @@ async def test_a_runner_that_returns_something_else_is_told_so() -> None:
             return "text"
 
     assert "return a TaskResponse" in (await Runners.run("x", runner_cls=Wrong)).msg
+
+
+async def test_what_a_runner_says_in_the_end_counts_also_without_an_answer() -> None:
+    class Judge(TaskRunner):
+        async def do_run(self, context: Any = None) -> TaskResponse:
+            found = await super().do_run(context)
+            assert found is not None
+            if found.answer == "HI":
+                return TaskResponse(self.task.id, status="failed", msg="too loud")
+            return TaskResponse(self.task.id, status="success")
+
+    assert failure(await Runners.run("hi", agent=upper, runner_cls=Judge)) == ("TaskFailed", "too loud")
+    response = await Runners.run("hi", agent=exclaim, runner_cls=Judge)
+    assert (response.status, response.answer) == ("completed", None)
+
+
+async def test_a_runner_that_says_nothing_has_the_answer_of_its_messages() -> None:
+    class Silent(TaskRunner):
+        async def do_run(self, context: Any = None) -> None:
+            for message in await self.first_messages():
+                await self.event_manager.emit_message(message)
+            await self._do_run()
+
+    assert (await Runners.run("hi", agent=upper, runner_cls=Silent)).answer == "HI"
+
+
+async def test_what_is_no_sub_task_is_named() -> None:
+    class Confused(Runner):
+        async def do_run(self, context: Any = None) -> TaskResponse:
+            wrong: Any = "hi"
+            return await self.run_sub_task(wrong)
+
+    response = await Runners.run("hi", agent=upper, runner_cls=Confused)
+    assert failure(response) == ("InvalidInput", "task: 'hi' is no Task")
 
 
 async def test_a_runner_runs_other_tasks_as_parts_of_its_own() -> None:

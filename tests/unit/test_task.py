@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -48,12 +49,30 @@ def test_names_that_a_runner_of_ones_own_reads_are_kept_for_it() -> None:
         ({"conf": {"stream": "yes"}}, "conf.stream: 'yes' is not True or False"),
         ({"conf": {"engine": "gpu"}}, "conf.engine: 'gpu' is not one of"),
         ({"conf": {"engine_wait_seconds": -1}}, "conf.engine_wait_seconds: -1 is not a number of seconds; 0 means not"),
+        ({"conf": {"trajectory_strategy": 3}}, "conf.trajectory_strategy: 3 is no text"),
+        ({"conf": {"handlers": {3: "mine"}}}, "conf.handlers: {3: 'mine'} is not a dict"),
+        ({"name": 3}, "name: 3 is no text"),
+        ({"user_id": 3}, "user_id: 3 is no text"),
+        ({"session_id": b"s"}, "session_id: b's' is no text"),
+        ({"group_id": 3}, "group_id: 3 is no text"),
+        ({"parent_task": 3}, "parent_task: 3 is no text"),
+        ({"swarm": ["a", "b"]}, "swarm: ['a', 'b'] is neither a Swarm nor the name of one"),
+        ({"tools": len}, "tools: <built-in function len> is not a list of functions"),
+        ({"tool_names": "add"}, "tool_names: 'add' is not a list of names"),
+        ({"tool_names": ["add", 3]}, "tool_names.1: 3 is no text"),
+        ({"context": ["a"]}, "context: ['a'] is not a dict"),
     ],
 )
 def test_a_wrong_field_is_named(fields: dict[str, Any], message: str) -> None:  # Any: what a user might write
     with pytest.raises(InvalidInput) as caught:
         Task(**fields)
     assert message in str(caught.value)
+
+
+def test_none_stands_for_the_default_of_a_field() -> None:
+    nothing: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(Task))  # Any: None for all
+    given = Task(**nothing)
+    assert given == Task(id=given.id)
 
 
 def test_a_task_travels_as_json_and_comes_back() -> None:

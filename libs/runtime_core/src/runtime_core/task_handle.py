@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -80,7 +80,7 @@ class TaskHandle:
             self._partition.hand_out(self.task_id, Answer(cast(bytes, found[1])))
         return found[0] is not None
 
-    async def stream(self, after: str = "0-0", *, mode: StreamingMode | None = None) -> AsyncIterator[StreamEvent]:
+    async def stream(self, after: str = "0-0", *, mode: StreamingMode | None = None) -> AsyncGenerator[StreamEvent]:
         """The task's events from `after` on, the final one last. A later call goes on from any `entry_id`.
 
         `mode` chooses among them; None: all that is there. A task that was submitted without steps on its stream shows

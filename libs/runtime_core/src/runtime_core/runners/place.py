@@ -35,6 +35,7 @@ class RunPlace:
         self._client = client
         self._app = app
         self._given = given or {}
+        self._begun: list[TaskHandle] = []
 
     async def submit(self, task: Task, *, stream: bool = False) -> TaskHandle:
         """Start a task. Raises InvalidInput for what is wrong in it, Rejected where the broker refuses it."""
@@ -52,7 +53,7 @@ class RunPlace:
             if value
         }
         engine_wait = task.config.engine_wait_seconds
-        return await self._client.submit(
+        handle = await self._client.submit(
             asked,
             found,
             task_id=task.id,
@@ -65,6 +66,13 @@ class RunPlace:
             engine=None if task.config.engine == "local" else task.config.engine,
             stream=stream,
         )
+        self._begun.append(handle)
+        return handle
+
+    async def give_up(self) -> None:
+        """Cancel all tasks that have begun here and not ended."""
+        for handle in self._begun:
+            await handle.cancel("its caller has gone")
 
     def check(self, task: Task) -> None:
         """Raise InvalidInput for what can be seen to be wrong before anything is submitted."""
@@ -115,7 +123,13 @@ async def run_place(
         for task in tasks:
             made.take(task)
         async with LocalApp(made.app) as local:
-            yield RunPlace(local, made.app, made.names)
+            place = RunPlace(local, made.app, made.names)
+            try:
+                yield place
+            except BaseException:
+                # Nobody could have their answers: the place must not wait for them either.
+                await place.give_up()
+                raise
 
 
 class _Made:

@@ -118,7 +118,9 @@ class PolicyDefinition(ObservingAgent):
         max_steps = _max_steps(info, self.max_steps)
         for _ in range(max_steps):
             found: Mapping[str, Any] = await ctx.step(decide, observation, name="policy")  # Any: JSON of _Decided
-            vars(agent).update(found["attributes"])
+            for name, value in found["attributes"].items():
+                # So that a frozen class takes what its own code has put there.
+                object.__setattr__(agent, name, value)
             actions = [ActionModel(**action) for action in found["actions"]]
             wanted = [action for action in actions if action.tool_name]
             handoff = _handoff(actions, observation)
@@ -168,10 +170,20 @@ async def _in_thread(policy: Callable[..., object], observation: Observation) ->
     return await asyncio.to_thread(policy, observation, info=observation.info)
 
 
+def _attributes(agent: object) -> dict[str, object]:
+    found: dict[str, object] = dict(getattr(agent, "__dict__", {}))
+    for base in type(agent).__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(agent, name) and not name.startswith("__"):
+                found[name] = getattr(agent, name)
+    return found
+
+
 def _plain(agent: object) -> dict[str, bytes]:
     """The attributes that JSON gives back as they were, as JSON."""
     found = {}
-    for name, value in getattr(agent, "__dict__", {}).items():
+    for name, value in _attributes(agent).items():
         try:
             data = encode_plain(value)
         except (InvalidInput, TypeError):

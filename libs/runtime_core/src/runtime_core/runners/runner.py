@@ -106,13 +106,15 @@ class Runner(ABC):
             await self._clean_up()
             raise
         await self.post_run()
-        return TaskResponse(self.task.id, "completed") if response is None else response
+        return self._unsaid() if response is None else response
 
     async def run_sub_task(self, task: Task) -> TaskResponse:
         """Run another task as a part of this one: a child run, which shares this task's time limit and end.
 
         Its agents, tools and runner are named, or are what the app has declared. An error is a response here, too.
         """
+        if not hasattr(task, "timeout_seconds"):
+            raise InvalidInput("task", f"{task!r} is no Task")
         if task.timeout_seconds is not None:
             raise InvalidInput("timeout", "a sub-task has the time of its task: give that one a timeout")
         part = dataclasses.replace(
@@ -134,6 +136,10 @@ class Runner(ABC):
 
     async def post_run(self) -> None:  # noqa: B027  # most runners have nothing to release
         """Release and notify."""
+
+    def _unsaid(self) -> TaskResponse:
+        """The response where `do_run` has returned none."""
+        return TaskResponse(self.task.id, "completed")
 
     async def _called_with_context(self) -> TaskResponse | None:
         """`do_run`, whether or not the subclass takes a context."""

@@ -6,7 +6,8 @@ import asyncio
 import dataclasses
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from runtime_core.codec import quoted
@@ -98,16 +99,18 @@ class Runners:
         url: str | None = None,
         app: App | None = None,
         **fields: Any,  # Any: other fields of Task
-    ) -> AsyncIterator[StreamEvent]:
+    ) -> AsyncGenerator[StreamEvent]:
         """As `run`, giving the task's events as they come."""
         task = _task(input, agent, swarm, tool_names, session_id, fields)
-        async for event in Runners.streaming_run_task(task, client=client, url=url, app=app):
-            yield event
+        # Closed here with the caller's loop over it, and not by the garbage collector.
+        async with aclosing(Runners.streaming_run_task(task, client=client, url=url, app=app)) as events:
+            async for event in events:
+                yield event
 
     @staticmethod
     async def streaming_run_task(
         task: Task, *, client: Client | None = None, url: str | None = None, app: App | None = None
-    ) -> AsyncIterator[StreamEvent]:
+    ) -> AsyncGenerator[StreamEvent]:
         """Run a task and give its events as they come: those of its `streaming_mode`; None: all that is emitted.
 
         The last one says how it ended (`event.response`). It always comes, also after a time limit, a cancellation or
@@ -117,10 +120,11 @@ class Runners:
         async with run_place([task], client=client, url=url, app=app) as place:
             handle = await place.submit(task, stream=True)
             task.task_status = TaskStatus.RUNNING
-            async for event in handle.stream(mode=task.streaming):
-                if event.response is not None:
-                    task.task_status = TaskStatus.of(event.response)
-                yield event
+            async with aclosing(handle.stream(mode=task.streaming)) as events:
+                async for event in events:
+                    if event.response is not None:
+                        task.task_status = TaskStatus.of(event.response)
+                    yield event
 
 
 def _task(
@@ -131,10 +135,11 @@ def _task(
     session_id: str,
     fields: dict[str, Any],  # Any: fields of Task
 ) -> Task:
-    known = {field.name for field in dataclasses.fields(Task)}
+    known = {field.name for field in dataclasses.fields(Task)} - {"surroundings", "task_status"}
     for name in fields.keys() - known:
         raise InvalidInput(name, f"is no field of Task; known are {', '.join(sorted(known))}")
-    return Task(input=input, agent=agent, swarm=swarm, tool_names=list(tool_names), session_id=session_id, **fields)
+    names: Any = tool_names  # Any: the task checks it
+    return Task(input=input, agent=agent, swarm=swarm, tool_names=names, session_id=session_id, **fields)
 
 
 def _tasks(task: object) -> list[Task]:

@@ -16,12 +16,12 @@ from runtime_core.engines.waiting import ENGINE_WAIT_SECONDS
 from runtime_core.errors import InvalidInput
 from runtime_core.hooks.points import point_named
 from runtime_core.identifiers import TASK_ID_RULE, is_task_id
+from runtime_core.runners.swarm import Swarm
 from runtime_core.streaming import StreamingMode, streaming_mode
 from runtime_core.submission import ENGINES
 
 if TYPE_CHECKING:
     from runtime_core.runners.handles import Surroundings
-    from runtime_core.runners.swarm import Swarm
     from runtime_core.told import TaskResponse
 
 RUN_MODES = ("one_way", "interactive")
@@ -80,7 +80,10 @@ class TaskConfig(Mapping[str, object]):
         _one_of("conf.run_mode", self.run_mode, RUN_MODES)
         _one_of("conf.engine", self.engine, ENGINES)
         _seconds("conf.engine_wait_seconds", self.engine_wait_seconds, "0 means not to wait")
-        if not isinstance(self.handlers, Mapping):
+        _text("conf.trajectory_strategy", self.trajectory_strategy)
+        if not isinstance(self.handlers, Mapping) or not all(
+            isinstance(each, str) for pair in self.handlers.items() for each in pair
+        ):
             raise InvalidInput("conf.handlers", f"{self.handlers!r} is not a dict of category to handler name")
         for name in ("stream", "check_input", "exit_on_failure"):
             if not isinstance(getattr(self, name), bool):
@@ -178,20 +181,41 @@ class Task:
     """Set inside the task's run: what its runner works with."""
 
     def __post_init__(self) -> None:
-        """Raises InvalidInput that names the field."""
+        """Raises InvalidInput that names the field. None stands for a field's default."""
+        self._defaults()
         if not isinstance(self.id, str) or not is_task_id(self.id):
             raise InvalidInput("id", f"{self.id!r} is not a task id: {TASK_ID_RULE}")
         _whole("max_retry_count", self.max_retry_count, 0)
         _whole("endless_threshold", self.endless_threshold, 1)
         _seconds("timeout", self.timeout)
+        for name in ("name", "user_id", "session_id", "group_id"):
+            _text(name, getattr(self, name))
+        if self.swarm is not None and not isinstance(self.swarm, Swarm | str):
+            raise InvalidInput("swarm", f"{self.swarm!r} is neither a Swarm nor the name of one: write Swarm(…)")
+        self.tools = _listed("tools", self.tools, "functions, or objects with a step method")
+        self.tool_names = _listed("tool_names", self.tool_names, "names of tools")
+        for place, tool in enumerate(self.tool_names):
+            _text(f"tool_names.{place}", tool)
+        if not isinstance(self.context, Mapping) or not all(isinstance(key, str) for key in self.context):
+            raise InvalidInput("context", f"{self.context!r} is not a dict of names and values")
         if self.agent is not None and self.swarm is not None:
             raise InvalidInput("swarm", "a task has an agent or a swarm, not both: put the agent into the swarm")
         if isinstance(self.parent_task, Task):
             self.parent_task = self.parent_task.id
+        _text("parent_task", self.parent_task)
         if self.streaming_mode is not None:
             self.streaming_mode = streaming_mode("streaming_mode", _value(self.streaming_mode))
         self.hooks = _named_hooks(self.hooks)
         self.conf = TaskConfig.of(self.conf, extras=self.runner_cls is not None)
+
+    def _defaults(self) -> None:
+        for part in dataclasses.fields(self):
+            if getattr(self, part.name) is not None:
+                continue
+            if part.default_factory is not dataclasses.MISSING:
+                setattr(self, part.name, part.default_factory())
+            elif part.default is not None:
+                setattr(self, part.name, part.default)
 
     @property
     def config(self) -> TaskConfig:
@@ -228,6 +252,17 @@ def _named_hooks(value: object) -> dict[str, list[str]]:
             raise InvalidInput(f"hooks.{point}", f"{quoted(names)} is not a list of names of hooks")
         found[str(point)] = list(names)
     return found
+
+
+def _text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidInput(name, f"{value!r} is no text")
+
+
+def _listed(name: str, value: object, of: str) -> list[Any]:  # Any: what the caller checks
+    if not isinstance(value, list | tuple):
+        raise InvalidInput(name, f"{value!r} is not a list of {of}")
+    return list(value)
 
 
 def _whole(name: str, value: object, least: int) -> None:

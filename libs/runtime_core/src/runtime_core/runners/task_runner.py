@@ -62,10 +62,8 @@ class TaskRunner(Runner):
         await self._save_trajectories()
         return self._response()
 
-    async def run(self) -> TaskResponse:
-        """As Runner.run; where `do_run` returns nothing, the response that `_response` built counts."""
-        response = await super().run()
-        return self._ended if response.output is None and self._ended is not None else response
+    def _unsaid(self) -> TaskResponse:
+        return self._response() if self._ended is None else self._ended
 
     async def _called_with_context(self) -> TaskResponse | None:
         # Who looks at the context has all questions to agents carry it: only where a subclass may want it.
