@@ -15,6 +15,7 @@ from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.topics import Topics
 from services.state_manager.admitter import Admitter
+from services.state_manager.blob_sweeper import BlobSweeper
 from services.state_manager.housekeeper import Housekeeper
 from services.state_manager.relay import Relay
 
@@ -66,6 +67,7 @@ class StateManager:
                 group.create_task(relay.run(), name="relay")
                 group.create_task(keeper.run(), name="housekeeper")
                 if number == 0:
+                    group.create_task(BlobSweeper(self._settings).run(), name="blob sweeper")
                     admission = Admission(self._buses)
                     admitter = Admitter(
                         self._ingress,

@@ -30,7 +30,8 @@ APP = """
 import asyncio
 from pathlib import Path
 
-from runtime_core import AgentContext, App, Deny, HookEvent, ModelCall, Reject, TrajectoryItem, TrajectoryStrategy
+from runtime_core import AgentContext, App, Deny, HookEvent, ModelCall, Reference, Reject, TrajectoryItem
+from runtime_core import TrajectoryStrategy
 from runtime_core.policy import RetryPolicy
 
 app = App("desk", version="7")
@@ -63,6 +64,21 @@ class Nothing(TrajectoryStrategy):
 @app.agent("echo")
 async def echo(ctx: AgentContext, value: object) -> object:
     return value
+
+
+@app.engine_function
+def repeated(count: int) -> str:
+    return "x" * count
+
+
+@app.tool
+def measured(text: Reference) -> int:
+    return len(text.load())
+
+
+@app.agent("large")
+async def large(ctx: AgentContext, count: int) -> int:
+    return await ctx.tool(measured, text=await ctx.engine().call(repeated, count=count))
 
 
 @app.agent("spends")
@@ -671,6 +687,17 @@ def test_delete_erases_a_task_everywhere(weft: Weft, desk: Desk) -> None:
     assert letters_of(weft, "gone-1") == []
     with closing(desk.redis()) as server:
         assert list(server.scan_iter("*gone-1*")) == []
+
+
+def test_delete_erases_the_large_results_of_a_task(weft: Weft, desk: Desk) -> None:
+    asked = weft("submit", "large", "300000", "--task-id", "gone-2")
+    assert asked.status == 0, asked
+    # The services of `weft up` keep them in its data folder; a step reads them as they were.
+    blobs = desk.folder / "data" / "blobs" / "weft" / "gone-2"
+    assert [path.stat().st_size for path in blobs.iterdir()] == [300_002]
+    assert asked.out == "300000\n"
+    assert weft("task", "delete", "gone-2", "--json").json["blobs"] == 1
+    assert not blobs.exists()
 
 
 def test_delete_refuses_a_task_that_runs(weft: Weft) -> None:

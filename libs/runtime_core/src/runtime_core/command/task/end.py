@@ -13,6 +13,7 @@ from runtime_core.command.task.arguments import Id
 
 if TYPE_CHECKING:
     from runtime_core.bus.event_bus import EventBus
+    from runtime_core.settings import Settings
 
 RECORDER_SECONDS = 5.0
 """How long a deletion waits for steps that are still on their way to the trajectory store."""
@@ -65,7 +66,7 @@ def delete(
 ) -> None:
     """Erase an ended task for ever.
 
-    From the broker, with its trajectory, output and dead letters. Asks first where it is typed by hand.
+    From the broker, with its trajectory, output, dead letters and large results. Asks first where it is typed by hand.
 
     \b
     Example:
@@ -79,6 +80,8 @@ def delete(
 
 
 async def _delete(task_id: str, as_json: bool) -> None:
+    import asyncio
+
     from runtime_core.bus.places import forget_place
     from runtime_core.command.connection import broker, trajectories
     from runtime_core.dead_letters import DeadLetters, Selection
@@ -100,13 +103,32 @@ async def _delete(task_id: str, as_json: bool) -> None:
             await letters.drop(letter.letter_id)
             dropped += 1
         rows = await store.delete(opened.settings.namespace, task_id) if store is not None else 0
+        blobs = await asyncio.to_thread(_erase_blobs, opened.settings, task_id)
         await forget_place(opened.buses, task_id)
-    if found == "unknown" and not dropped and not rows:
+    if found == "unknown" and not dropped and not rows and not blobs:
         raise InvalidInput("task_id", f"no task {task_id!r} is known; `weft task list` shows those that are")
     if as_json:
-        print_json({"task_id": task_id, "deleted": True, "trajectory_rows": rows})
+        print_json({"task_id": task_id, "deleted": True, "trajectory_rows": rows, "blobs": blobs})
     else:
         print(f"task {task_id} is deleted, with {rows} rows of its trajectory")
+
+
+def _erase_blobs(settings: Settings, task_id: str) -> int:
+    """Erase the task's large results; how many there were. Raises WeftError where that is not possible."""
+    from runtime_core.blobs.store import folder_of, open_blobs
+    from runtime_core.errors import WeftError
+    from runtime_core.identifiers import is_task_id
+
+    if not is_task_id(task_id):
+        return 0
+    # As of a `weft up` on this data folder, which tells its services where that is.
+    url = settings.blob_url or (settings.data_dir / "blobs").as_uri()
+    try:
+        return open_blobs(url).erase(folder_of(settings.namespace, task_id))
+    except OSError as error:
+        raise WeftError(
+            f"the task's large results in {url} were not erased: {error}; run the same command again"
+        ) from None
 
 
 async def _until_recorded(bus: EventBus) -> None:
