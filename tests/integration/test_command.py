@@ -1171,7 +1171,7 @@ def test_what_a_task_has_used_and_may_use_is_shown(weft: Weft) -> None:
     assert weft("submit", "spends", "1", "--max-cost", "0.5").status == 0
 
 
-def test_a_step_that_waits_for_an_engine_is_seen_until_its_end(weft: Weft) -> None:
+def test_a_step_that_waits_for_an_engine_is_seen_until_its_end(weft: Weft, desk: Desk) -> None:
     weft("submit", "ranks", "a", "--task-id", "ranks-1", "--engine-wait", "100000", "--no-wait")
     shown_with(weft, "ranks-1", lambda view: view.get("waits_for"))
     found = {row["stream"]: row for row in weft("lag", "--json").json["streams"]}["ray:big"]
@@ -1185,6 +1185,11 @@ def test_a_step_that_waits_for_an_engine_is_seen_until_its_end(weft: Weft) -> No
     assert "✓ stuck: every open run has something that carries it on" in ended.out
     assert weft("task", "cancel", "ranks-1").status == 0
     until(lambda: "✓ engines: " in weft("doctor").out)
+
+    with closing(desk.redis()) as server:
+        server.zadd("weft:{0}:timers", {"e|spark|1-0": 9e14})
+        assert "spark: no gateways, no steps and 1 to be tried again, pyspark is " in weft("doctor").out
+        server.zrem("weft:{0}:timers", "e|spark|1-0")
 
     refused = weft("submit", "ranks", "a", "--engine-wait", "0")
     assert refused.status == 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, cast
 
+from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import (
     GROUPS,
     NAMESPACE_FORMAT,
@@ -259,6 +260,7 @@ async def engines(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
     streams = set(ENGINES)
     for bus in opened.buses:
         streams |= set(await engine_streams(bus))
+    put_back = [stream for bus in opened.buses for stream in await _put_back(bus)]
     said: list[str] = []
     remedies: dict[str, None] = {}
     for stream in sorted(streams):
@@ -271,6 +273,8 @@ async def engines(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
             if steps and not gateways.live:
                 remedies[gateways.nobody] = None
         text = f"{stream}: {_counted(min(live), 'gateway')}, {_counted(waiting, 'step')}"
+        if stream in put_back:
+            text += f" and {put_back.count(stream)} to be tried again"
         package = ENGINES.get(stream)
         if package:
             text += f", {package} is {'' if find_spec(package) else 'not '}installed here"
@@ -433,6 +437,12 @@ def _lines(reply: Reply) -> dict[str, str]:
 
 def _names(named: dict[str, Any]) -> str:  # Any: entries of a manifest, of several kinds
     return ", ".join(sorted(named)) or "none"
+
+
+async def _put_back(bus: EventBus) -> list[str]:
+    """The stream of each delivery that waits in the timers for another attempt."""
+    members = cast(list[bytes], await bus.transport.call("ZRANGE", bus.keys.timers, 0, -1))
+    return [member.decode().split("|")[1] for member in members if member.startswith(b"e|")]
 
 
 def _counted(count: int, what: str) -> str:
