@@ -95,7 +95,7 @@ async def test_the_documented_app_can_be_declared_checked_and_described() -> Non
     # The decorators leave functions as they were.
     assert slow_one(3) == 3
     assert await researcher(context(), "a") == "A"
-    assert app.engine_functions["rank"].run(b'{"passages": [{"a": 1}, {}]}') == b'[{},{"a":1}]'
+    assert app.engine_functions["rank"].bound(b'{"passages": [{"a": 1}, {}]}')() == [{}, {"a": 1}]
     assert await run(agent, "redis") == "REDIS"
     assert await run(app.agents["writer"], {"topic": "x"}) == "x"
 

@@ -80,7 +80,8 @@ def test_which_argument_takes_the_item() -> None:
     assert add.item_argument("", ["left"]) == "right"
     assert add.item_argument("right", ["left"]) == "right"
     assert told.item_argument("", ()) == "word"
-    assert job.item_argument("", ()) == "table"
+    with pytest.raises(InvalidInput, match="engine function 'job' takes no items: it is a job of its own"):
+        job.item_argument("", ())
     for over, common in (("nothing", []), ("left", ["left"]), ("", ["left", "right"])):
         with pytest.raises(InvalidInput, match="engine function 'add' has left, right"):
             add.item_argument(over, common)

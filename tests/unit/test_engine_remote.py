@@ -111,6 +111,13 @@ def test_a_function_that_raises_is_the_error_of_its_call(
     assert how != "value" or "in fail" in error.traceback
 
 
+def test_a_command_that_is_none_is_refused() -> None:
+    assert value(called("train", epochs=3)) == ["python", "-m", "train", "3"]
+    error = refused(called("train", epochs=0))
+    assert (error.cause, error.type, error.retryable) == ("invalid", "InvalidResult", False)
+    assert error.message == "result: [] is no command: return a text, or a list of texts"
+
+
 def test_a_large_result_goes_to_the_blob_store_and_is_read_where_it_is_an_argument(tmp_path: Path) -> None:
     results = Results(tmp_path.as_uri(), "shop", inline_bytes=1000)
     assert value(called("large", results, count=50)) == "x" * 50

@@ -66,8 +66,6 @@ class Engine:
         failed. The task's stream is told how far it is.
         """
         branch, known, name, pool = self._found("map", function)
-        if known is not None and known.kind != "function":
-            raise InvalidInput("function", f"{known.what} takes no items: it is a job of its own, so use call()")
         if isinstance(in_flight, bool) or not isinstance(in_flight, int) or not 0 <= in_flight <= MOST_IN_FLIGHT:
             raise InvalidInput("in_flight", f"{in_flight!r} is no whole number from 0 to {MOST_IN_FLIGHT}")
         if isinstance(items, str | bytes) or not isinstance(items, Iterable):

@@ -121,16 +121,6 @@ class LocalFunction(Registered, Protocol):
         """How long one call may take, where the engine can end it."""
         ...
 
-    @property
-    def what(self) -> str:
-        """How messages name it."""
-        ...
-
-    @property
-    def kind(self) -> str:
-        """`function`, `spark_job` or `batch_job`."""
-        ...
-
     def refusal(self, engine: str, /) -> str:
         """Why this engine cannot run it, in one line; empty: it can."""
         ...

@@ -16,7 +16,7 @@ from runtime_core.engines.context import EngineContext
 from runtime_core.engines.driver.messages import Registered, Resources, Step, Work
 from runtime_core.engines.made_once import made_once
 from runtime_core.engines.reference import Reference, has_references, mentions_reference, replaced
-from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.errors import ConfigurationError, InvalidInput, InvalidResult
 from runtime_core.function import DeclaredFunction, FunctionSettings
 from runtime_core.manifest import EngineFunctionEntry
 from runtime_core.policy import RetryPolicy
@@ -139,8 +139,10 @@ class EngineFunction(DeclaredFunction):
     def item_argument(self, over: str, common: Collection[str]) -> str:
         """The argument that takes the item of a map; `over` empty: the first that is not among the `common` ones.
 
-        Raises InvalidInput(`arguments…`).
+        Raises InvalidInput(`function`, `arguments…`).
         """
+        if self.kind != "function":
+            raise InvalidInput("function", f"{self.what} takes no items: it is a job of its own, so use call()")
         names = [argument.name for argument in self._arguments]
         if over:
             if over not in names or over in common:
@@ -164,14 +166,6 @@ class EngineFunction(DeclaredFunction):
             driver_side=self.driver_side,
             step=step,
         )
-
-    def run(self, arguments: bytes, step: Step = NO_STEP, /) -> bytes:
-        """Call the function here and now with `arguments` (a JSON object); its result as JSON.
-
-        Raises InvalidInput (`arguments.…`, `result`) and whatever the function raises. The limit in seconds is the
-        engine's to keep.
-        """
-        return encode(self.bound(arguments, step)(), "result")
 
     def bound(
         self, arguments: bytes, step: Step = NO_STEP, /, *, store: str | None = None, session: object = None
@@ -218,7 +212,7 @@ def _command(call: Callable[[], object]) -> object:
     command = call()
     words = command if isinstance(command, list) else [command]
     if not words or not all(isinstance(word, str) and word for word in words):
-        raise InvalidInput("result", f"{command!r} is no command: return a text, or a list of texts")
+        raise InvalidResult("result", f"{command!r} is no command: return a text, or a list of texts")
     return command
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from runtime_core.engines.driver.messages import Error, Outcome, Registered, Step, Value
 from runtime_core.engines.results import Results
-from runtime_core.errors import ConfigurationError, InvalidInput, Reject, Retry
+from runtime_core.errors import ConfigurationError, InvalidInput, InvalidResult, Reject, Retry
 from runtime_core.printable import LONGEST_MESSAGE, LONGEST_TRACEBACK
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def error_of(error: BaseException) -> Error:
     if isinstance(error, Reject):
         return Error("function", error.type, _text(error.reason), retryable=False)
     trace = "".join(traceback.format_exception(error))[-LONGEST_TRACEBACK:].encode(errors="replace").decode()
-    if isinstance(error, ImportError):
+    if isinstance(error, ImportError | InvalidResult):
         return Error("invalid", type(error).__name__, _message(error), trace, retryable=False)
     return Error(
         "function", type(error).__name__, _message(error), trace, retryable=not isinstance(error, InvalidInput)
