@@ -2,6 +2,53 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 
+import pytest
+
+from tests.conftest import ROOT
+
 collect_ignore_glob = [] if find_spec("ray") and find_spec("pyspark") else ["*"]
+
+
+@dataclass(frozen=True)
+class SparkServer:
+    """A Spark Connect server of this machine."""
+
+    url: str
+    pid: int
+
+
+@contextmanager
+def spark_server(tasks: int, memory: str) -> Iterator[SparkServer]:
+    """Starts one that runs so many tasks at once; it ends with the block."""
+    environment = os.environ | {"WEFT_SPARK_LOCAL_MASTER": f"local[{tasks}]", "WEFT_SPARK_LOCAL_MEMORY": memory}
+    # Not pytest's own import mode: as a user's program, from the folder of the repository.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.engines.connect_server_process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+    )
+    with process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, "the Spark Connect server did not start"
+        url, pid = line.split()
+        yield SparkServer(url, int(pid))
+        process.communicate()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkServer]:
+    """The Spark Connect server that tests share; it runs four tasks at once."""
+    with spark_server(4, "1g") as server:
+        yield server
