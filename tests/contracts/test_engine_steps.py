@@ -16,6 +16,7 @@ from runtime_core.command.stuck import find_stuck, free
 from runtime_core.engines.waiting import ENGINE_WAIT_SECONDS
 from runtime_core.errors import Fenced
 from runtime_core.keeping.engines import EngineWatch
+from runtime_core.keeping.keeper import Keeper
 from runtime_core.keeping.measures import measure
 from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import Broker, ask, complete, suspend
@@ -280,6 +281,12 @@ async def test_what_waits_for_an_engine_is_measured_and_not_taken_for_stuck(brok
     assert (lost.what, lost.run) == ("call", "r/1")
     assert await free(bus, lost)
     assert (await outcome(broker, bus))[1]["type"] == "LostEntry"
+
+
+async def test_where_no_services_run_the_keeper_watches(broker: Broker, bus: EventBus) -> None:
+    await overdue(broker, bus)
+    await Keeper(bus, 60.0).tidy()
+    assert (await outcome(broker, bus))[1]["type"] == "EngineUnavailable"
 
 
 async def test_where_nobody_may_come_no_step_waits(broker: Broker, bus: EventBus) -> None:

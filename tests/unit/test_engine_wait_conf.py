@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtime_core import AgentContext, App, EngineError
+from runtime_core import AgentContext, App, EngineError, Runners, Task
 from runtime_core.local import LocalApp
 
 app = App("waits")
@@ -47,3 +47,17 @@ async def test_in_one_process_nobody_is_waited_for_long() -> None:
         kind, _ = (await task.result(timeout=60)).output
     assert kind == "EngineUnavailable"
     assert len(told) == 1
+
+
+@pytest.mark.parametrize(("conf", "told"), [({"engine_wait_seconds": 0}, 0), ({}, 1)])
+async def test_a_task_of_runners_hands_its_conf_on(conf: dict[str, Any], told: int) -> None:  # Any: of several kinds
+    async def works(ctx: AgentContext, text: str) -> Any:  # Any: JSON
+        try:
+            return await ctx.engine("ray").call("rank", top=1)
+        except EngineError as error:
+            return error.type
+
+    task = Task(agent=works, input="x", conf=conf, streaming_mode="chunk")
+    events = [event async for event in Runners.streaming_run_task(task)]
+    assert sum(event.type == "weft.output.delta" for event in events) == told
+    assert events[-1].data["output"] == "EngineUnavailable"
