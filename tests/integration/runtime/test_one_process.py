@@ -51,6 +51,23 @@ async def test_a1_one_agent_handles_one_message_at_a_time_and_in_order(runtime: 
     assert gate.handled == ["0", "1", "2", "3", "4"]
 
 
+async def test_a_request_to_a_runtime_that_does_not_run_ends_at_its_time_limit(runtime: Runtime) -> None:
+    handled: list[str] = []
+
+    class Counts(Echo):
+        async def on_message_impl(self, message: Any, ctx: MessageContext) -> Any:
+            handled.append(message.text)
+            return await super().on_message_impl(message, ctx)
+
+    await Counts.register(runtime, "echo", Counts)
+    async with asyncio.timeout(SECONDS):
+        with pytest.raises(TimeoutError, match=r"^echo/one has not answered within 0\.1 s, and no process"):
+            await runtime.send_message(Ask("late"), AgentId("echo", "one"), timeout=0.1)
+        runtime.start()
+        await runtime.send_message(Ask("now"), AgentId("echo", "one"))
+    assert handled == ["now"], "what was given up is not handled later"
+
+
 async def test_interleaved_agents_handle_messages_beside_each_other(runtime: Runtime) -> None:
     await runtime.register_factory("gate", Gate, interleave=True)
     runtime.start()

@@ -7,6 +7,7 @@ from typing import Any, Unpack, get_args
 
 from runtime_core.errors import ConfigurationError
 from runtime_core.llm.approval import Approve
+from runtime_core.llm.calling import check_calling
 from runtime_core.llm.settings import Calling, ModelSettings, OutputMode
 
 
@@ -52,6 +53,9 @@ class LLMAgent:
             )
         if not (isinstance(instructions, str) or callable(instructions)):
             raise ConfigurationError(f"LLMAgent has instructions={instructions!r}: give text, or a function of ctx")
+        for argument, text in (("name", name), ("description", description)):
+            if not isinstance(text, str):
+                raise ConfigurationError(f"LLMAgent has {argument}={text!r}: give text")
         if output_mode not in get_args(OutputMode):
             raise ConfigurationError(
                 f"LLMAgent has output_mode={output_mode!r}: give one of {', '.join(get_args(OutputMode))}"
@@ -71,12 +75,7 @@ class LLMAgent:
         self.max_turns = _count("max_turns", max_turns, 1)
         self.output_retries = _count("output_retries", output_retries, 0)
         self.tool_retries = _count("tool_retries", tool_retries, 0)
-        unknown = calling.keys() - Calling.__annotations__.keys()
-        if unknown:
-            raise ConfigurationError(
-                f"LLMAgent has the unknown {', '.join(sorted(unknown))}; of its calls it may say "
-                f"{', '.join(sorted(Calling.__annotations__))}"
-            )
+        check_calling(calling)
         self.model = ModelSettings(model=model, **calling)
 
     def __repr__(self) -> str:

@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 SOURCE = "runtime"
 """The source of submits of runtimes. Their ids are unique, or derived from the message's id."""
 
+BROKER_SECONDS = 2.0
+"""How long after its time limit a request may be ended by the broker."""
+
 
 class _Error(msgspec.Struct, frozen=True):
     """Why there is no response; errors of dead letters say more, such as when."""
@@ -137,6 +140,28 @@ class Requests:
         withdrawn: asyncio.Future[None] | None = None,
     ) -> bytes:
         """`withdrawn` is done when the caller wants no answer any more."""
+        if timeout is None:
+            return await self._submit_and_wait(recipient, envelope, token, None, withdrawn)
+        try:
+            # The broker ends the request at its time; where nobody moves its timers, the caller must.
+            async with asyncio.timeout(timeout + BROKER_SECONDS) as limit:
+                return await self._submit_and_wait(recipient, envelope, token, timeout, withdrawn)
+        except TimeoutError:
+            if limit.expired():
+                raise TimeoutError(
+                    f"{recipient.type}/{recipient.key} has not answered within {timeout:g} s, and no process that "
+                    "runs in this namespace has ended the request"
+                ) from None
+            raise
+
+    async def _submit_and_wait(
+        self,
+        recipient: Address,
+        envelope: MessageEnvelope,
+        token: Any,
+        timeout: float | None,
+        withdrawn: asyncio.Future[None] | None,
+    ) -> bytes:
         name, key = agent_name(recipient.type), instance_key(recipient.key)
         bus, replies = await self._host.place(name, key)
         task = fingerprint(name, key, envelope.message_id, digits=32) if envelope.message_id else secrets.token_hex(16)
