@@ -102,3 +102,11 @@ async def every(ctx: AgentContext, folder: str) -> list[object]:
         return_exceptions=True,
     )
     return [f"{one.type}: {one.message}" if isinstance(one, EngineError) else one for one in found]
+
+
+@app.agent("fan")
+async def fan(ctx: AgentContext, count: int) -> int:
+    """So many steps at once; the sum of what they give."""
+    engine = ctx.engine("ray")
+    found: list[int] = await ctx.gather(*(engine.call(double, number=number) for number in range(count)))
+    return sum(found)

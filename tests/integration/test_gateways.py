@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,12 +21,15 @@ from runtime_core.streaming import StreamingMode
 from runtime_core.task_handle import TaskHandle
 from runtime_core.told import TaskResponse
 from tests.engine_backends.files import FOLDER, Files
-from tests.engine_backends.folder import alive
+from tests.engine_backends.folder import INLINE, alive
+from tests.engine_backends.gateway import SPANS
 from tests.fleet import Fleet
 from tests.servers.process import Server
 
 pytestmark = pytest.mark.timeout(300)
 
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+MIB = 1024 * 1024
 WAIT = 60.0
 """Patience of a test, which decides nothing."""
 
@@ -105,8 +111,9 @@ async def world(
 async def test_a_step_runs_on_the_engine_and_each_way_to_fail_is_one_clear_error(
     valkey: Server, namespace: str, tmp_path: Path
 ) -> None:
-    async with world(valkey, namespace, tmp_path) as here:
-        task = await here.client.submit("all", str(here.files.folder))
+    spans_file = tmp_path / "spans"
+    async with world(valkey, namespace, tmp_path, environ={SPANS: str(spans_file)}) as here:
+        task = await here.client.submit("all", str(here.files.folder), traceparent=TRACEPARENT)
         value, unknown, wrong, unspeakable, third, refused, died, large = (await here.result(task)).value()
         assert value == 42
         assert unknown == "UnknownName: no engine function is named nobody_has_it"
@@ -128,6 +135,15 @@ async def test_a_step_runs_on_the_engine_and_each_way_to_fail_is_one_clear_error
             lambda: {line.split()[1] for line in here.lines("journal", "forgot")} == set(began), "all is forgotten"
         )
         assert here.lines("journal", "attached") == []
+
+    spans = [json.loads(line) for line in spans_file.read_text().splitlines()]
+    assert {span["parent_id"] for span in spans} == {"0xb7ad6b7169203331"}
+    [double] = [
+        span for span in spans if span["name"] == "engine ray double" and "error.type" not in span["attributes"]
+    ]
+    assert double["attributes"] == {"weft.engine": "ray", "weft.engine.function": "double", "weft.run": "r/1"}
+    refusal = next(span for span in spans if span["name"] == "engine ray refuses")
+    assert refusal["attributes"]["error.type"] == "Unfit"
 
 
 async def test_the_cancel_of_a_task_stops_its_step_on_the_engine_and_no_other(
@@ -249,6 +265,42 @@ async def test_a_step_of_spark_that_is_lost_is_driven_again_once_and_then_report
         assert len(here.lines("journal", "attached")) == 1
         # A second task is served by the third driver.
         assert (await here.result(await here.step("double", "spark", number=3))).value() == 6
+
+
+@pytest.mark.slow
+async def test_ten_thousand_steps_leave_nothing_behind(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    environ = {INLINE: "1", "WEFT_METRICS_PORT": "0", "WEFT_PARTITIONS": "2"}
+    async with world(valkey, namespace, tmp_path, environ=environ) as here:
+        gateway = here.fleet.members["ray-gateway-1"]
+
+        async def steps(thousands: int) -> tuple[int, float]:
+            """How much memory the gateway and its driver hold after so many."""
+            for _ in range(thousands):
+                task = await here.client.submit("fan", 1000)
+                assert (await here.result(task)).value() == 999_000
+            shown = metrics(gateway.text())
+            assert shown['weft_engine_connected{engine="ray"}'] == 1
+            assert shown['weft_engine_driver_starts_total{engine="ray"}'] == 1
+            assert shown['weft_engine_running{engine="ray"}'] == 0
+            memory = shown['weft_engine_driver_memory_bytes{engine="ray"}'] + shown["process_resident_memory_bytes"]
+            return int(shown['weft_engine_steps_total{end="completed",engine="ray"}']), memory
+
+        count, before = await steps(2)
+        assert count == 2_000
+        count, after = await steps(8)
+        assert count == 10_000
+        assert after - before < 24 * MIB
+
+
+def metrics(log: str) -> dict[str, float]:
+    """What a service shows, by the address in its log. It says that it is healthy and ready, too."""
+    found = re.findall(r"metrics and health on (http://\S+)", log)[-1]
+    for path in ("healthz", "readyz"):
+        with urllib.request.urlopen(f"{found}/{path}", timeout=WAIT) as answer:
+            assert answer.status == 200
+    with urllib.request.urlopen(f"{found}/metrics", timeout=WAIT) as answer:
+        lines = answer.read().decode().splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
 
 def parent_of(pid: int) -> int:

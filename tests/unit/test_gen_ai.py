@@ -90,7 +90,7 @@ def test_without_an_sdk_nothing_is_imported_and_spans_do_nothing() -> None:
     program = """
 import sys
 from runtime_core.telemetry import gen_ai
-for make in (gen_ai.model_span("m", {}), gen_ai.tool_span("t"), gen_ai.agent_span("a")):
+for make in (gen_ai.model_span("m", {}), gen_ai.tool_span("t"), gen_ai.agent_span("a"), gen_ai.engine_span("e", "f")):
     with make as span:
         span.set({"a": 1}), span.asked([]), span.answered({}), span.used(b"1", b"2"), span.failed("x")
         assert not span.recording

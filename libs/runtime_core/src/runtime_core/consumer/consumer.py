@@ -67,8 +67,13 @@ class Consumer:
         lease_seconds: float = 3.0,
         in_flight: int = 256,
         finish_seconds: float | None = None,
+        stall_seconds: float | None = None,
     ) -> None:
-        """`finish_seconds`: how long a stop waits for what runs before it is handed back; None: until it has ended."""
+        """`finish_seconds`: how long a stop waits for what runs before it is handed back; None: until it has ended.
+
+        `stall_seconds`: how long nothing may end of what is held before that counts as no progress; None: 30 seconds,
+        or ten leases.
+        """
         self._bus = bus
         self._streams = list(streams)
         self._handler = handler
@@ -90,7 +95,7 @@ class Consumer:
         self._reading: asyncio.Task[None] | None = None
         self._loops: list[asyncio.Task[None]] = []
         self._unreconciled = True
-        self._watch = ProgressWatch(limit_seconds=max(30.0, 10 * lease_seconds))
+        self._watch = ProgressWatch(max(30.0, 10 * lease_seconds) if stall_seconds is None else stall_seconds)
         self._connected = False
         self._failure: ConfigurationError | None = None
 

@@ -74,11 +74,12 @@ class Worker:
         *,
         in_flight: int | None = None,
         finish_seconds: float | None = None,
+        stall_seconds: float | None = None,
     ) -> None:
         """Make the consumers; `abandoned` says whether this process has lost too many threads to go on.
 
-        `in_flight` is of all partitions together; None: 256 of each. `finish_seconds`: how long a stop waits for what
-        runs (see Consumer).
+        `in_flight` is of all partitions together; None: 256 of each. `finish_seconds` and `stall_seconds`: see
+        Consumer.
         """
         if abandoned is not None:
             self._worn_out = abandoned
@@ -93,6 +94,7 @@ class Worker:
                     lease_seconds=self._settings.lease_seconds,
                     in_flight=256 if in_flight is None else max(1, in_flight // len(self._buses)),
                     finish_seconds=finish_seconds,
+                    stall_seconds=stall_seconds,
                 )
             )
 

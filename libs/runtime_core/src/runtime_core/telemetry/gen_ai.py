@@ -55,6 +55,10 @@ TOOL_CALL_RESULT = "gen_ai.tool.call.result"
 ERROR_TYPE = "error.type"
 SERVER_ADDRESS = "server.address"
 SERVER_PORT = "server.port"
+# Of our own: the conventions have none for these.
+ENGINE = "weft.engine"
+ENGINE_FUNCTION = "weft.engine.function"
+ENGINE_RUN = "weft.run"
 
 CHAT = "chat"
 EXECUTE_TOOL = "execute_tool"
@@ -263,9 +267,9 @@ def tool_span(tool: str, *, call: str = "", traceparent: str = "") -> Iterator[S
 @contextmanager
 def engine_span(engine: str, function: str, *, call: str = "", traceparent: str = "") -> Iterator[Span]:
     """Around one attempt of an engine step: `engine <engine> <function>`; `call` is the id of the step's run."""
-    attributes: dict[str, Attribute] = {OPERATION: EXECUTE_TOOL, TOOL_NAME: function, TOOL_TYPE: f"engine {engine}"}
+    attributes: dict[str, Attribute] = {ENGINE: engine, ENGINE_FUNCTION: function}
     if call:
-        attributes[TOOL_CALL_ID] = call
+        attributes[ENGINE_RUN] = call
     with _span(f"engine {engine} {function}", "CLIENT", attributes, traceparent) as span:
         yield span
 

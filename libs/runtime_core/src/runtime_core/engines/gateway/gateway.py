@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from runtime_core.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-FINISH_PART = 0.4
+FINISH_PART = 0.3
 """The part of the time to stop in which steps may still end; the rest is for handing back and for the driver."""
 
 
@@ -110,6 +111,8 @@ async def open_gateway(engine: Served, settings: Settings, metrics: Metrics, bac
         handler,
         in_flight=settings.engine_in_flight or engine.in_flight,
         finish_seconds=FINISH_PART * settings.shutdown_seconds,
+        # A step may take hours. What hangs is the driver, which is watched by itself.
+        stall_seconds=math.inf,
     )
     worker.at_start(gateway.start)
     worker.announce_also(announce)
