@@ -101,7 +101,29 @@ async def every(ctx: AgentContext, folder: str) -> list[object]:
         engine.call(large, size=2_000_000),
         return_exceptions=True,
     )
-    return [f"{one.type}: {one.message}" if isinstance(one, EngineError) else one for one in found]
+    return [_shown(one) for one in found]
+
+
+@app.agent("maps")
+async def maps(ctx: AgentContext, input: None) -> list[object]:
+    """What comes of maps: of all items, of some, of none, and of one that is no map."""
+    engine = ctx.engine("ray")
+    found = await ctx.gather(
+        engine.map(half, [2, 4, 6]),
+        engine.map(half, [2, 3, 4], return_exceptions=True),
+        engine.map(half, [2, 3, 5]),
+        engine.map(half, []),
+        engine.map(large, [1, 300_000, 700_000]),
+        engine.map("nobody_has_it", [1]),
+        return_exceptions=True,
+    )
+    return [_shown(one) for one in found]
+
+
+def _shown(found: object) -> object:
+    if isinstance(found, list):
+        return [_shown(one) for one in found]
+    return f"{found.type}: {found.message}" if isinstance(found, EngineError) else found
 
 
 @app.agent("fan")

@@ -19,6 +19,7 @@ from runtime_core.engines.driver import process
 from runtime_core.engines.driver.messages import Error, Pickled, Registered, State, Value, Work
 from runtime_core.engines.driver.process import Driver
 from tests.engine_backends.files import FOLDER, Files
+from tests.engine_backends.folder import alive
 from tests.fleet import ROOT
 
 WAIT = 60.0
@@ -238,15 +239,19 @@ async def test_ten_thousand_calls_leave_nothing_behind(files: Files) -> None:
         assert driver.running == 0
 
 
-async def test_a_driver_ends_with_the_process_that_started_it(files: Files) -> None:
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_driver_ends_with_the_process_that_started_it(hangs: bool, files: Files) -> None:
     code = (
         "import asyncio, os, sys\n"
+        "from runtime_core.engines.driver.messages import Registered, Work\n"
         "from runtime_core.engines.driver.process import Driver\n"
         "async def main():\n"
         f"    driver = Driver({SCRIPTED!r}, dict(os.environ))\n"
         "    await driver.start()\n"
         "    while not driver.state.connected:\n"
         "        await driver.changed(driver.state)\n"
+        f"    if {hangs}:\n"
+        "        driver.begin(Work(Registered('', '', 'hang', b''), 'hang'))\n"
         "    print(driver.pid, flush=True)\n"
         "    await asyncio.sleep(3600)\n"
         "asyncio.run(main())\n"
@@ -255,9 +260,10 @@ async def test_a_driver_ends_with_the_process_that_started_it(files: Files) -> N
     try:
         assert parent.stdout is not None
         pid = int(await asyncio.to_thread(parent.stdout.readline))
+        await until(lambda: not hangs or "began hang " in files.journal())
         parent.send_signal(signal.SIGKILL)
-        await until(lambda: not Path(f"/proc/{pid}").exists())
-        assert files.journal()[-1] == "closed"
+        await until(lambda: not alive(pid))
+        assert hangs or files.journal()[-1] == "closed"
     finally:
         parent.kill()
         parent.wait()

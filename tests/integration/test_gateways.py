@@ -86,6 +86,7 @@ async def world(
     environ: dict[str, str] | None = None,
     up: bool = True,
 ) -> AsyncIterator[World]:
+    """With one gateway the lease is long: nobody adopts, and a machine that is busy declares nobody dead."""
     files = Files(folder / "engine")
     files.folder.mkdir()
     if up:
@@ -96,6 +97,7 @@ async def world(
         namespace,
         folder / "fleet",
         replicas={"agent-handler": 1, "state-manager": 1, service: gateways},
+        lease_seconds=1.0 if gateways > 1 else 10.0,
         app="tests.engines_app:app",
         environ={FOLDER: str(files.folder), **(environ or {})},
         commands={service: ("tests.engine_backends.gateway", engine)},
@@ -144,6 +146,19 @@ async def test_a_step_runs_on_the_engine_and_each_way_to_fail_is_one_clear_error
     assert double["attributes"] == {"weft.engine": "ray", "weft.engine.function": "double", "weft.run": "r/1"}
     refusal = next(span for span in spans if span["name"] == "engine ray refuses")
     assert refusal["attributes"]["error.type"] == "Unfit"
+
+
+async def test_a_map_gives_what_its_items_give(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    async with world(valkey, namespace, tmp_path) as here:
+        task = await here.client.submit("maps", None)
+        whole, some, failed, empty, large, unknown = (await here.result(task)).value()
+        assert whole == [1, 2, 3]
+        assert some == [1, "ValueError: 3 is odd", 2]
+        assert failed == "ValueError: item 1: 3 is odd (2 of 3 failed)"
+        assert empty == []
+        # Each item by reference where it is large.
+        assert (large[0], "weft.reference" in large[1], "weft.reference" in large[2]) == ("x", True, True)
+        assert unknown == "UnknownName: no engine function is named nobody_has_it"
 
 
 async def test_the_cancel_of_a_task_stops_its_step_on_the_engine_and_no_other(
