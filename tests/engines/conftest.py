@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
+from runtime_core.engines.driver.process import Driver
 from tests.conftest import ROOT
+from tests.engines.ray_cluster import RayCluster
 
 collect_ignore_glob = [] if find_spec("ray") and find_spec("pyspark") else ["*"]
 
@@ -52,3 +56,30 @@ def spark() -> Iterator[SparkServer]:
     """The Spark Connect server that tests share; it runs four tasks at once."""
     with spark_server(4, "1g") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def ray_blobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The blob store of the shared driver of Ray."""
+    return tmp_path_factory.mktemp("blobs")
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[RayCluster]:
+    """The Ray cluster that tests share; it runs four calls at once."""
+    with RayCluster(4) as cluster:
+        yield cluster
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def ray_driver(ray_cluster: RayCluster, ray_blobs: Path) -> AsyncIterator[Driver]:
+    """A driver of that cluster; who uses it runs on the session's loop."""
+    environ = {**ray_cluster.environ, "PYTHONPATH": str(ROOT), "WEFT_BLOB_URL": ray_blobs.as_uri()}
+    driver = Driver("ray", environ)
+    await driver.start()
+    try:
+        state = await driver.reached()
+        assert state.connected, state.reason
+        yield driver
+    finally:
+        await driver.stop()

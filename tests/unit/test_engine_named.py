@@ -26,12 +26,20 @@ def test_an_engine_of_ones_own_is_found() -> None:
     assert engine.config == RunConfig(name=f"{__name__}:OwnEngine", worker_num=2)
 
 
+async def test_an_engine_that_is_not_installed_is_named_when_it_starts() -> None:
+    engine = engine_named("ray")
+    with pytest.raises(ConfigurationError, match=r"RayEngine: ray is not installed: pip install 'weft\[ray\]'"):
+        await engine.start()
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("ray", "engine 'ray': this installation has no gateway to Ray; use 'local'"),
         ("spark", "engine 'spark': this installation has no gateway to Spark; use 'local'"),
-        ("cloud", "engine 'cloud' is none; there is 'local', and engines of your own as 'package.module:Class'"),
+        (
+            "cloud",
+            "engine 'cloud' is none; there are 'local', 'ray', and engines of your own as 'package.module:Class'",
+        ),
         ("no.such:Engine", "engine 'no.such:Engine' cannot be loaded: No module named 'no'"),
         ("os:Engine", "engine 'os:Engine' cannot be loaded: module 'os' has no attribute 'Engine'"),
         ("os:getcwd", "engine 'os:getcwd' is <built-in function getcwd>: give a subclass of RuntimeEngine"),

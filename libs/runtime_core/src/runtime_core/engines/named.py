@@ -10,17 +10,20 @@ from runtime_core.engines.run_config import RunConfig
 from runtime_core.engines.runtime_engine import RuntimeEngine
 from runtime_core.errors import ConfigurationError
 
-_GATEWAYS = {"ray": "Ray", "spark": "Spark"}
+_CLUSTERS = {"ray": "runtime_core.engines.ray.engine:RayEngine"}
+"""Loaded by their names, so that nobody pays for those that are not used."""
+_GATEWAYS = {"spark": "Spark"}
 
 
 def engine_named(name: str, config: RunConfig | None = None) -> RuntimeEngine:
-    """The engine `local`, or one of one's own as `package.module:Class`; not started.
+    """The engine `local` or `ray`, or one of one's own as `package.module:Class`; not started.
 
     `config` has its settings; `name` goes before the name in it. Raises ConfigurationError for what is no engine.
     """
     config = replace(config or RunConfig(), name=name)
     if name == "local":
         return LocalEngine(config)
+    name = _CLUSTERS.get(name, name)
     if name in _GATEWAYS:
         raise ConfigurationError(
             f"engine {name!r}: this installation has no gateway to {_GATEWAYS[name]}; use 'local', or name an "
@@ -29,7 +32,7 @@ def engine_named(name: str, config: RunConfig | None = None) -> RuntimeEngine:
     module, _, attribute = name.partition(":")
     if not attribute:
         raise ConfigurationError(
-            f"engine {name!r} is none; there is 'local', and engines of your own as 'package.module:Class'"
+            f"engine {name!r} is none; there are 'local', 'ray', and engines of your own as 'package.module:Class'"
         )
     try:
         found: object = getattr(importlib.import_module(module), attribute)

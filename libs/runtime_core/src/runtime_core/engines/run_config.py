@@ -15,13 +15,16 @@ class RunConfig:
     """Settings of an engine. Raises ConfigurationError for one that cannot work."""
 
     name: str = "local"
-    """`local`, or `package.module:Class` for an engine of one's own."""
+    """`local`, `ray`, `spark`, or `package.module:Class` for an engine of one's own."""
     worker_num: int | None = None
-    """How many calls run at once, from 1; None: as many as this machine has processors."""
+    """How many calls run at once, from 1; None: as many as the engine has processors."""
     mode: str = "threads"
     """`threads`, `processes` (a call that dies or takes too long is ended), or `async` (coroutines on this loop)."""
     timeout_seconds: float | None = None
     """The limit of each call, from when it begins; None: no limit. A call may have its own."""
+
+    address: str = ""
+    """Where the engine `ray` or `spark` is; empty: as WEFT_RAY_ADDRESS or WEFT_SPARK_REMOTE says."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:

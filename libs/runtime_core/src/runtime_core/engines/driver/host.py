@@ -122,7 +122,7 @@ class Host:
         self._frames = frames
         self._stop = stop
         self._backend: Backend | None = None
-        self._state = State(False, "it is being connected")
+        self._state = State(False, "it is being connected", trying=True)
         self._lost = False
         self._running: dict[int, asyncio.Task[None]] = {}
         self._asked_to_stop: set[int] = set()

@@ -150,6 +150,8 @@ class State(Struct, frozen=True, tag="state"):
     """Why not, in one line with the remedy."""
     info: dict[str, str] = {}
     """What the engine says of itself: version, address, resources."""
+    trying: bool = False
+    """Whether it is not connected for the only reason that the first try is under way."""
 
 
 class Progress(Struct, frozen=True, tag="progress"):

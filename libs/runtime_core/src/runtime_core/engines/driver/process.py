@@ -43,6 +43,8 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
 """Between the end of a process and the start of the next one."""
 CANCEL_SECONDS = 5.0
 """How long a cancelled call is waited for, until it has stopped where it runs."""
+REACHED_SECONDS = 180.0
+"""How long whoever cannot go on without the engine waits for it: a cluster may have to be started."""
 SILENT_BEATS = 30
 """After so many beats in a row of which none was heard, a process that runs is taken for hung, and killed."""
 LAST_LINES = 20
@@ -117,7 +119,7 @@ class Driver:
         self._on_start = on_start
         self._environ = dict(environ)
         self._name = engine.rpartition(":")[2]
-        self._state = State(False, "its driver process starts")
+        self._state = State(False, "its driver process starts", trying=True)
         self._changed = asyncio.Event()
         self._process: _Process | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -154,6 +156,14 @@ class Driver:
         """Wait until the state is another than `seen`."""
         while self._state == seen:
             await self._changed.wait()
+        return self._state
+
+    async def reached(self) -> State:
+        """Wait for the first try to reach the engine, at most REACHED_SECONDS; the state then."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REACHED_SECONDS):
+                while self._state.trying:
+                    await self._changed.wait()
         return self._state
 
     @property
