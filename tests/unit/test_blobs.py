@@ -90,6 +90,14 @@ def test_a_sweep_erases_what_is_old_and_only_blobs_of_its_namespace(blobs: BlobS
     assert blobs.sweep("nobody", time.time()) == 0
 
 
+def test_what_is_written_again_is_young_again(blobs: BlobStore, tmp_path: Path) -> None:
+    url = blobs.write("weft/t", NAME, b"1")
+    age(tmp_path / "blobs")
+    blobs.write("weft/t", NAME, b"1")
+    assert blobs.sweep("weft", time.time() - 3600) == 0
+    assert blobs.read(url) == b"1"
+
+
 def test_nothing_outside_of_the_store_is_touched(blobs: BlobStore, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("s")
     (tmp_path / "blobs").mkdir(exist_ok=True)

@@ -158,6 +158,7 @@ def test_a_reference_reads_nothing_outside_of_the_blob_store(tmp_path: Path) -> 
     store.mkdir()
     for url in (
         secret.as_uri(),
+        "secret.json",
         f"{store.as_uri()}/../secret.json",
         f"{store.as_uri()}/%2e%2e/secret.json",
         f"{store.as_uri()}2/a.json",

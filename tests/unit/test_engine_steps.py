@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -13,6 +14,8 @@ from runtime_core.agents.context import AgentContext
 from runtime_core.agents.journal import pack
 from runtime_core.agents.ports import Meta
 from runtime_core.consumer.effects import COMPLETED, FAILED, Call, Completed, Failed, Suspended
+from runtime_core.engines.driver.messages import Step
+from runtime_core.engines.results import Results
 from runtime_core.errors import ConfigurationError
 from tests import remote_app
 from tests.remote_app import app as functions
@@ -168,3 +171,33 @@ async def test_a_local_map_is_one_step_with_progress_and_the_same_when_it_is_rep
         assert sorted(calls) == [0, 1, 1, 2, 2, 2, 3]
         assert [row[1] for row in world.rows if row[0] == "engine"] == ["1", "2", "3"]
         assert ("1", {"done": 4, "failed": 1, "total": 4}) in world.progressed
+
+
+class Counting:
+    """Processes that count how many calls are under way at once."""
+
+    workers = 5
+
+    def __init__(self) -> None:
+        self.running = self.most = 0
+
+    async def run(self, function: object, arguments: bytes, step: Step, results: Results) -> bytes:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0)  # lets all begin that may
+        self.running -= 1
+        return arguments
+
+
+@pytest.mark.parametrize(("in_flight", "items", "most"), [(0, 20, 5), (2, 20, 2), (9, 20, 5), (0, 3, 3), (0, 0, 0)])
+async def test_a_local_map_is_bounded(in_flight: int, items: int, most: int) -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        return await ctx.engine("local").map("echo", range(items), in_flight=in_flight)
+
+    world = World(functions=functions.functions)
+    run = world.new_run(Program(code))
+    counting = run.compute = Counting()
+    end = await run.advance()
+    assert isinstance(end, Completed), end
+    assert json.loads(end.output) == [{"value": number} for number in range(items)]
+    assert counting.most == most
