@@ -258,6 +258,21 @@ async def test_a_callback_sees_a_tools_result_and_may_replace_it() -> None:
         assert (await (await client.submit("called_back", 4)).result(timeout=60)).value() == 9
 
 
+async def test_a_transformer_that_gives_no_message_is_told_so() -> None:
+    own = App("forgetful")
+
+    @own.agent("runs")
+    async def runs(ctx: AgentContext, number: int) -> object:
+        manager = EventManager(ctx)
+        await manager.register("tool", "double", lambda message: None, transformer=True)
+        outcome = await run_events(ctx, [ToolMessage(receiver="double", payload={"number": number})], manager=manager)
+        return [type(outcome.cause).__name__, str(outcome.cause)]
+
+    async with LocalApp(own) as client:
+        found = (await (await client.submit("runs", 1)).result(timeout=60)).value()
+    assert found == ["InvalidInput", "message: a transformer gave null: give the Message that goes on"]
+
+
 async def test_transformers_change_a_message_and_registrations_can_be_taken_back() -> None:
     own = App("transformers")
     own.include(app)

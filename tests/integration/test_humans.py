@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from runtime_core import AgentContext, App, Client, TaskHandle
+from runtime_core import AgentContext, App, Client, RetryPolicy, TaskHandle
 from runtime_core.errors import HumanTimeout, InvalidInput
 from runtime_core.local import LocalApp
 from runtime_core.trajectory.store import TrajectoryStore
@@ -230,6 +230,35 @@ async def test_a_default_that_is_no_verdict_fails_the_run_by_its_name() -> None:
     assert response.error is not None
     assert response.error["type"] == "InvalidInput"
     assert "default of ctx.approve" in response.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda ctx: ctx.human({"a": 1}), 'prompt of ctx.human: {"a":1} is no text'),
+        (lambda ctx: ctx.human(object()), "prompt of ctx.human: <object object"),
+        (lambda ctx: ctx.approve(None), "prompt of ctx.approve: null is no text"),
+        (lambda ctx: ctx.human("?", timeout=timedelta.max), "is more than 1000000000 seconds"),
+        (lambda ctx: ctx.approve("?", timeout=1e300), "timeout of ctx.approve: 1e+300 is more than"),
+        (lambda ctx: ctx.sleep(1e300), "delay of ctx.sleep: 1e+300 is more than"),
+    ],
+)
+async def test_a_question_that_cannot_be_asked_fails_the_run_by_its_name(
+    wrong: Callable[[AgentContext], Awaitable[Any]],  # Any: it gives nothing
+    message: str,
+) -> None:
+    own = App("wrong")
+
+    @own.agent("asks", retry=RetryPolicy(attempts=1))
+    async def asks(ctx: AgentContext, nothing: str) -> str:
+        await wrong(ctx)
+        return nothing
+
+    async with LocalApp(own) as client:
+        response = await (await client.submit("asks", "x")).result(timeout=60)
+    assert response.error is not None
+    assert response.error["type"] == "InvalidInput"
+    assert message in response.msg
 
 
 async def test_approvals_are_gathered_as_other_steps_are() -> None:

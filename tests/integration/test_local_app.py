@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runtime_core import AgentContext, App, ConfigurationError, ToolContext
 from runtime_core.agents.agent import Agent, handles
+from runtime_core.errors import InvalidInput
 from runtime_core.testing.local import LocalApp
 from runtime_core.trajectory.store import TrajectoryStore
 
@@ -101,3 +103,27 @@ async def test_without_being_asked_nothing_is_recorded_and_that_is_said() -> Non
     async with local:
         with pytest.raises(ConfigurationError, match="trajectory=True"):
             _ = local.trajectories
+
+
+@pytest.mark.parametrize("key", ["two\nlines", "\ud800", "k" * 257, 3])
+async def test_a_key_that_cannot_be_is_refused_where_it_is_used(key: Any) -> None:  # Any: what a user might give
+    own = App("keys")
+    own.add_agent("counter", Counter)
+
+    @own.agent("asks")
+    async def asks(ctx: AgentContext, nothing: str) -> list[str]:
+        said = []
+        for attempt in (
+            lambda: ctx.agent("counter", 1, key=key),
+            lambda: ctx.send("counter", 1, key=key),
+            lambda: ctx.publish("numbers", 1, source=key),
+        ):
+            with pytest.raises(InvalidInput) as refused:
+                await attempt()
+            said.append(refused.value.field)
+        await ctx.agent("counter", 1, key="é 1")
+        return said
+
+    async with LocalApp(own) as client:
+        response = await (await client.submit("asks", "x")).result(timeout=60)
+    assert response.value() == ["key of ctx.agent", "key of ctx.send", "source of ctx.publish"]

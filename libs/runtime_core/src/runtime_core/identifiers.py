@@ -38,6 +38,25 @@ def checked_topic(topic: object) -> str:
     return topic
 
 
+def checked_key(field: str, key: object) -> str:
+    """The key of an agent's instance; empty: one of its own. Raises InvalidInput(field) for what is none."""
+    if not isinstance(key, str):
+        raise InvalidInput(field, f"{key!r} is no text")
+    if len(key) > MAX_NAME_CHARACTERS or has_control(key) or not _is_utf8(key):
+        raise InvalidInput(
+            field, f"{key!r} is no key: give at most {MAX_NAME_CHARACTERS} characters, none of them a control"
+        )
+    return key
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def partition_of(text: str, count: int) -> int:
     """The partition of `text` among `count`: CRC-32 (IEEE) of its UTF-8, modulo `count`.
 

@@ -156,6 +156,8 @@ class TaskHandle:
 
     async def signal(self, request_id: str, value: Any) -> None:  # Any: JSON
         """Answer a question. Raises InvalidInput where it is not open (any more)."""
+        if not isinstance(request_id, str):
+            raise InvalidInput("request_id", f"{request_id!r} is no text; see `weft task show`")
         answer = await self._partition.bus.signal(self.task_id, request_id, codec.encode(value))
         problems = {
             "unknown": ("task_id", f"no task {self.task_id!r} is known"),

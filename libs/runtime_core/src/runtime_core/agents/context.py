@@ -24,13 +24,14 @@ from runtime_core.agents.naming import name_and_pool
 from runtime_core.agents.outgoing import Emit, Note, PublishStep, SendStep, SpendStep
 from runtime_core.agents.run_context import context_of
 from runtime_core.agents.values import from_json
+from runtime_core.codec import quoted
 from runtime_core.context.session import Session
 from runtime_core.encoding import encode
 from runtime_core.errors import BusError, InvalidInput
 from runtime_core.hooks.guarded import Ready
 from runtime_core.hooks.points import point_named
-from runtime_core.identifiers import checked_topic, idempotency_key
-from runtime_core.submission import ENGINES
+from runtime_core.identifiers import checked_key, checked_topic, idempotency_key
+from runtime_core.submission import ENGINES, MAX_SECONDS
 from runtime_core.usage import Usage, total
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class AgentContext:
         known = run.functions.agent(agent)
         name, pool = name_and_pool(run, "agent", known, agent)
         data = encode(input, "input") if known is None else known.encode_input(input)
-        return call(run, branch, "agent", name, data=data, key=key, pool=pool)
+        return call(run, branch, "agent", name, data=data, key=checked_key("key of ctx.agent", key), pool=pool)
 
     def engine(self, engine: str | None = None) -> Engine:
         """Where compute steps run, as in `ctx.engine("ray").call(rank, passages=found)`.
@@ -204,6 +205,7 @@ class AgentContext:
         HumanTimeout is raised.
         """
         run, branch = self._here("ctx.human")
+        prompt = _text(prompt, "prompt of ctx.human")
         shown = encode(data, "data of ctx.human")
         answer = None if isinstance(default, EllipsisType) else encode(default, "default of ctx.human")
         limit = None if timeout is None else _milliseconds(timeout, "timeout of ctx.human")
@@ -228,6 +230,7 @@ class AgentContext:
         stays open.
         """
         run, branch = self._here("ctx.approve")
+        what = _text(what, "prompt of ctx.approve")
         shown = encode(data, "data of ctx.approve")
         answer = checked_default(default, "default of ctx.approve")
         limit = None if timeout is None else _milliseconds(timeout, "timeout of ctx.approve")
@@ -314,7 +317,7 @@ class AgentContext:
         known = run.functions.agent(agent)
         name, _ = name_and_pool(run, "agent", known, agent)
         data = encode(input, "input") if known is None else known.encode_input(input)
-        return SendStep(run, branch, name, key, data)
+        return SendStep(run, branch, name, checked_key("key of ctx.send", key), data)
 
     def publish(self, topic: str, data: object = None, /, *, source: str = "") -> PublishStep:
         """Publish a message to every agent that has subscribed to the topic. It leaves with this turn's commit.
@@ -322,7 +325,8 @@ class AgentContext:
         `source` names the instance of each agent that gets it; empty: one of its own for this message.
         """
         run, branch = self._here("ctx.publish")
-        return PublishStep(run, branch, checked_topic(topic), source, encode(data, "data of ctx.publish"))
+        instance = checked_key("source of ctx.publish", source)
+        return PublishStep(run, branch, checked_topic(topic), instance, encode(data, "data of ctx.publish"))
 
     def note(self, name: str, value: object) -> Note:
         """Keep a value in the task's trajectory, as a row of kind `message` with this name. Nobody is told of it."""
@@ -427,9 +431,18 @@ class AgentContext:
 def _milliseconds(delay: float | timedelta, field: str) -> int:
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
     try:
-        return max(0, round(seconds * 1000))
+        milliseconds = max(0, round(seconds * 1000))
     except (TypeError, ValueError, OverflowError):
         raise InvalidInput(field, f"{delay!r} is no number of seconds and no timedelta") from None
+    if milliseconds > MAX_SECONDS * 1000:
+        raise InvalidInput(field, f"{delay!r} is more than {MAX_SECONDS} seconds")
+    return milliseconds
+
+
+def _text(value: object, field: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidInput(field, f"{quoted(value)} is no text: what is to be seen beside it is data=")
+    return value
 
 
 def _label(fn: Callable[..., object]) -> str:

@@ -190,7 +190,10 @@ class EventManager(MessageQuestions):
         """Hand a message to who takes it, and emit what follows. Raises UnknownReceiver where nobody does."""
         for transform in self._transformers_of(message):
             changed = transform(message)
-            message = await changed if inspect.isawaitable(changed) else changed
+            given: object = await changed if inspect.isawaitable(changed) else changed
+            if not isinstance(given, Message):
+                raise InvalidInput("message", f"a transformer gave {quoted(given)}: give the Message that goes on")
+            message = given
         if message.category != Constants.TOOL_CALLBACK and (
             subscribers := self.subscribers(message.category, message.topic, message.receiver)
         ):

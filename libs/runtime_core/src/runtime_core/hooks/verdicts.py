@@ -10,6 +10,7 @@ from typing import Any
 
 from runtime_core.encoding import encode
 from runtime_core.hooks.points import HookPoint
+from runtime_core.submission import MAX_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,11 @@ def recorded(verdict: object, what: str, *, notice: bool) -> dict[str, object]:
             return {"verdict": "deny", "reason": str(reason)}
         case Ask(prompt, timeout, default):
             seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-            if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float)):
-                raise TypeError(f"{what} returned Ask(timeout={timeout!r}): give seconds or a timedelta")
+            number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+            if seconds is not None and not (number and seconds <= MAX_SECONDS):
+                raise TypeError(
+                    f"{what} returned Ask(timeout={timeout!r}): give seconds or a timedelta, at most {MAX_SECONDS} s"
+                )
             if not isinstance(default, bool | EllipsisType):
                 raise TypeError(f"{what} returned Ask(default={default!r}): give True to approve or False to deny")
             answer = None if isinstance(default, EllipsisType) else default
