@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from runtime_core.agents.context import AgentContext
 from runtime_core.app import App
@@ -73,8 +74,10 @@ def large(size: int) -> str:
 
 
 @app.engine_function
-def job(spark: object, number: int) -> int:
-    return number
+def count(spark: Any, number: int) -> int:
+    """A Spark job."""
+    found: int = spark.range(number).count()
+    return found
 
 
 @app.agent("step")

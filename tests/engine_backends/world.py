@@ -1,0 +1,109 @@
+"""A fleet with gateways, a client, and the folder that stands for their cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime_core.client import Client
+from runtime_core.streaming import StreamingMode
+from runtime_core.task_handle import TaskHandle
+from runtime_core.told import TaskResponse
+from tests.engine_backends.files import FOLDER, Files
+from tests.fleet import Fleet
+from tests.servers.process import Server
+
+WAIT = 60.0
+"""Patience of a test, which decides nothing."""
+
+
+@dataclass
+class World:
+    """Services, a client, and the folder that stands for a cluster."""
+
+    fleet: Fleet
+    client: Client
+    files: Files
+
+    async def step(self, function: str, engine: str = "ray", **arguments: object) -> TaskHandle:
+        """A task of one step."""
+        wanted = {"engine": engine, "function": function, "arguments": arguments}
+        return await self.client.submit("step", wanted, streaming_mode=StreamingMode.ALL)
+
+    async def held(self, name: str, engine: str = "ray") -> TaskHandle:
+        """A task whose step runs now, and goes on when `open_gate` is called."""
+        task = await self.step("hold", engine, folder=str(self.files.folder), name=name)
+        await self.until(lambda: self.lines("held", name), f"{name} runs")
+        return task
+
+    def open_gate(self) -> None:
+        (self.files.folder / "gate").touch()
+
+    def lines(self, file: str, begin: str = "") -> list[str]:
+        """Lines of a file of the folder that begin so."""
+        path = self.files.folder / file
+        return [line for line in path.read_text().splitlines() if line.startswith(begin)] if path.exists() else []
+
+    async def until(self, check: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + WAIT
+        while not check():
+            assert time.monotonic() < deadline, f"not within {WAIT:g} s: {what}; {self.files.journal()}"
+            await asyncio.sleep(0.02)
+
+    def drivers(self) -> list[int]:
+        """Driver processes that have connected, in order."""
+        return [int(line.split()[1]) for line in self.lines("journal", "connected")]
+
+    async def result(self, task: TaskHandle) -> TaskResponse:
+        return await task.result(timeout=WAIT)
+
+
+@asynccontextmanager
+async def world(
+    server: Server,
+    namespace: str,
+    folder: Path,
+    *,
+    engine: str = "ray",
+    gateways: int = 1,
+    environ: dict[str, str] | None = None,
+    up: bool = True,
+    real: bool = False,
+    lease_seconds: float | None = None,
+) -> AsyncIterator[World]:
+    """The engine is the folder, or with `real` what the gateway's own service takes.
+
+    With one gateway the lease is long: nobody adopts, and a machine that is busy declares nobody dead."""
+    files = Files(folder / "engine")
+    files.folder.mkdir()
+    if up:
+        files.up()
+    service = f"{engine}-gateway"
+    fleet = Fleet(
+        server.url,
+        namespace,
+        folder / "fleet",
+        replicas={"agent-handler": 1, "state-manager": 1, service: gateways},
+        lease_seconds=lease_seconds or (1.0 if gateways > 1 else 10.0),
+        app="tests.engines_app:app",
+        environ={FOLDER: str(files.folder), **(environ or {})},
+        commands={} if real else {service: ("tests.engine_backends.gateway", engine)},
+    )
+    try:
+        async with fleet, Client.connect(server.url, namespace=namespace) as client:
+            yield World(fleet, client, files)
+    finally:
+        # Whatever became of the test, no worker waits for it any more.
+        (files.folder / "gate").touch()
+
+
+def parent_of(pid: int) -> int:
+    """The process that has started another one; -1 where that has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return -1

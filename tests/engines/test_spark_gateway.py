@@ -1,0 +1,42 @@
+"""The spark-gateway as a process, over a real Spark: steps there and back, and through a kill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.engine_backends.folder import alive
+from tests.engine_backends.world import world
+from tests.engines.conftest import SparkServer
+from tests.servers.process import Server
+
+pytestmark = pytest.mark.timeout(300)
+
+
+async def test_steps_go_to_spark_and_back_and_outlive_their_gateway(
+    spark: SparkServer, valkey: Server, namespace: str, tmp_path: Path
+) -> None:
+    environ = {"WEFT_SPARK_REMOTE": spark.url}
+    async with world(
+        valkey, namespace, tmp_path, engine="spark", environ=environ, real=True, lease_seconds=2.0
+    ) as here:
+        # A job beside the driver, and a function on an executor.
+        job = await here.step("count", "spark", number=7)
+        function = await here.step("double", "spark", number=4)
+        wrong = await here.step("count", "spark", number="many")
+        assert (await here.result(job)).value() == 7
+        assert (await here.result(function)).value() == 8
+        assert "arguments.number" in str((await here.result(wrong)).error)
+
+        cancelled, held = await here.held("cancelled", "spark"), await here.held("held", "spark")
+        await cancelled.cancel()
+        pid = int(here.lines("held", "cancelled")[0].split()[2])
+        await here.until(lambda: not alive(pid), "the cancelled one has been stopped")
+
+        here.fleet.kill("spark-gateway-1")
+        await here.until(lambda: len(here.lines("held", "held")) == 2, "the other one runs again")
+        here.open_gate()
+        assert (await here.result(held)).value() == "held"
+        first, second = (line.split()[1] for line in here.lines("held", "held"))
+        assert first == second, "the idempotency key is the same"
