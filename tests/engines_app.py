@@ -33,10 +33,14 @@ def half(number: int) -> int:
 
 @app.engine_function
 def hold(folder: str, name: str, ctx: EngineContext) -> str:
-    """Tell that it runs, and go on when the folder has a file `gate`."""
+    """Tell that it runs, go on when the folder has a file `gate`, and tell how it was left."""
     note(f"{folder}/held", f"{name} {ctx.idempotency_key} {os.getpid()}")
-    while not Path(folder, "gate").exists():
-        time.sleep(0.02)
+    try:
+        while not Path(folder, "gate").exists():
+            time.sleep(0.02)
+    except BaseException as error:
+        note(f"{folder}/stopped", f"{name} {type(error).__name__}")
+        raise
     return name
 
 

@@ -14,10 +14,11 @@ from runtime_core.streaming import StreamingMode
 from runtime_core.task_handle import TaskHandle
 from runtime_core.told import TaskResponse
 from tests.engine_backends.files import FOLDER, Files
+from tests.engine_backends.folder import alive
 from tests.fleet import Fleet
 from tests.servers.process import Server
 
-WAIT = 60.0
+WAIT = 120.0
 """Patience of a test, which decides nothing."""
 
 
@@ -47,6 +48,16 @@ class World:
         """Lines of a file of the folder that begin so."""
         path = self.files.folder / file
         return [line for line in path.read_text().splitlines() if line.startswith(begin)] if path.exists() else []
+
+    def stopped(self, name: str) -> bool:
+        """Whether a held step runs no more: it was told to stop, or its process has ended."""
+        pid = int(self.lines("held", f"{name} ")[0].split()[2])
+        return bool(self.lines("stopped", f"{name} ")) or not alive(pid)
+
+    async def connected(self, service: str) -> None:
+        """Wait until all gateways are connected to their engine: steps wait a minute for it, and no longer."""
+        members = [self.fleet.members[name] for name in self.fleet.names(service)]
+        await self.until(lambda: all("connected to" in member.text() for member in members), "all are connected")
 
     async def until(self, check: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + WAIT

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine_backends.folder import alive
 from tests.engine_backends.world import world
 from tests.engines.conftest import SparkServer
 from tests.servers.process import Server
@@ -21,6 +20,7 @@ async def test_steps_go_to_spark_and_back_and_outlive_their_gateway(
     async with world(
         valkey, namespace, tmp_path, engine="spark", environ=environ, real=True, lease_seconds=2.0
     ) as here:
+        await here.connected("spark-gateway")
         # A job beside the driver, and a function on an executor.
         job = await here.step("count", "spark", number=7)
         function = await here.step("double", "spark", number=4)
@@ -31,8 +31,7 @@ async def test_steps_go_to_spark_and_back_and_outlive_their_gateway(
 
         cancelled, held = await here.held("cancelled", "spark"), await here.held("held", "spark")
         await cancelled.cancel()
-        pid = int(here.lines("held", "cancelled")[0].split()[2])
-        await here.until(lambda: not alive(pid), "the cancelled one has been stopped")
+        await here.until(lambda: here.stopped("cancelled"), "the cancelled one has been stopped")
 
         here.fleet.kill("spark-gateway-1")
         await here.until(lambda: len(here.lines("held", "held")) == 2, "the other one runs again")
