@@ -25,7 +25,7 @@ COMPILE = $(RUN) uv --quiet pip compile pyproject.toml --universal --python-vers
 	--generate-hashes --no-header --no-annotate
 
 # Folders that hold Python, of those that may: the checkers refuse a folder without any.
-CODE = $(shell for folder in libs services tests examples benchmarks docs; do \
+CODE = $(shell for folder in libs services tests examples benchmarks docs deploy; do \
 	[ -n "$$(find $$folder -name '*.py' 2>/dev/null | head -n 1)" ] && echo $$folder; done)
 
 # Raw values, so that `$$`, quotes and spaces in them reach the program as they were typed.
@@ -47,10 +47,15 @@ lock: setup ## Write requirements/*.txt anew from pyproject.toml (ARGS=--upgrade
 	$(COMPILE) --extra postgres --extra parquet --extra llm --extra mcp --group dev --output-file requirements/dev.txt $(ARGS)
 	$(COMPILE) --extra autogen --group autogen --constraint requirements/dev.txt --output-file requirements/autogen.txt $(ARGS)
 	$(COMPILE) --group build --constraint requirements/dev.txt --output-file requirements/run.txt
+	$(COMPILE) --extra postgres --extra llm --extra mcp --group build --constraint requirements/dev.txt --output-file requirements/image.txt
 	$(RUN) uv --quiet pip compile --group engines-build --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --output-file requirements/engines-build.txt $(ARGS)
 	$(COMPILE) --extra ray --extra spark --extra parquet --group engines --constraint requirements/dev.txt \
 		--constraint requirements/engines-build.txt --output-file requirements/engines.txt $(ARGS)
+	$(COMPILE) --extra postgres --extra llm --extra mcp --extra parquet --extra ray --group build \
+		--constraint requirements/dev.txt --constraint requirements/engines.txt --output-file requirements/image-ray.txt
+	$(COMPILE) --extra postgres --extra llm --extra mcp --extra parquet --extra spark --group build \
+		--constraint requirements/dev.txt --constraint requirements/engines.txt --output-file requirements/image-spark.txt
 
 format: setup ## Format the code, fix what can be fixed by itself, write docs/events.md anew
 	$(RUN) ruff format $(CODE)

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from tests.architecture.tree import ROOT
 
-LOCKS = ("dev.txt", "run.txt", "autogen.txt", "engines.txt")
+LOCKS = ("dev.txt", "run.txt", "autogen.txt", "engines.txt", "image.txt", "image-ray.txt", "image-spark.txt")
 HEAVY = ("autogen", "ray", "spark")
 """Extras with an environment of their own."""
 
@@ -34,6 +34,9 @@ def asked_for(lock: str) -> list[Requirement]:
         lines += [line for line in groups["autogen"] if isinstance(line, str)] + extras["autogen"]
     elif lock == "engines.txt":
         lines += [line for line in groups["engines"] if isinstance(line, str)] + extras["ray"] + extras["spark"]
+    elif lock.startswith("image"):
+        engine = {"image-ray.txt": ["parquet", "ray"], "image-spark.txt": ["parquet", "spark"]}.get(lock, [])
+        lines += [line for name in ("postgres", "llm", "mcp", *engine) for line in extras[name]]
     return [Requirement(line) for line in lines]
 
 

@@ -1,0 +1,1 @@
+"""What deploy/ holds: it builds, Kubernetes would take it, and it keeps the rules that it states."""

@@ -1,0 +1,126 @@
+"""What an image is built from, and how it chooses a service."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from services.__main__ import services
+from tests.architecture.tree import ROOT
+
+DOCKERFILE = (ROOT / "deploy" / "images" / "Dockerfile").read_text(encoding="utf-8")
+LOCKS = ("image.txt", "image-ray.txt", "image-spark.txt")
+
+
+def test_packages_come_from_locks_with_hashes() -> None:
+    for line in re.findall(r"pip install[^&;]*", DOCKERFILE.replace("\\\n", " ")):
+        assert "--require-hashes" in line or "--no-deps" in line, line
+    copied = re.findall(r"requirements/([a-z-]+\.txt)", DOCKERFILE)
+    assert set(copied) >= {*LOCKS, "engines-build.txt"}
+    for name in LOCKS:
+        assert "--hash=sha256:" in (ROOT / "requirements" / name).read_text(encoding="utf-8"), name
+
+
+def test_it_runs_as_nobody_in_particular_and_tells_its_health() -> None:
+    assert re.search(r"^USER (?!0)\d+:\d+$", DOCKERFILE, flags=re.MULTILINE), "Kubernetes needs a number"
+    assert re.search(r"^HEALTHCHECK ", DOCKERFILE, flags=re.MULTILINE)
+    assert "org.opencontainers.image.revision" in DOCKERFILE
+
+
+def test_what_is_copied_is_not_left_out_of_the_build() -> None:
+    """The list of what a build may see begins with everything shut out."""
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").split("\n")
+    assert "*" in lines
+    let_in = [line.removeprefix("!") for line in lines if line.startswith("!")]
+    for line in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, flags=re.MULTILINE):
+        for path in line.split()[:-1]:
+            assert (ROOT / path).exists(), path
+            assert any(path == each or path.startswith(f"{each}/") for each in let_in), (
+                f".dockerignore shuts out {path}"
+            )
+
+
+def start(service: str | None) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("WEFT_") and name != "SERVICE"}
+    if service is not None:
+        environ["SERVICE"] = service
+    return subprocess.run(
+        [sys.executable, "-m", "services"],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(("name", "said"), [(None, "SERVICE is not set"), ("agent-handlr", "SERVICE='agent-handlr'")])
+def test_a_service_that_is_none_is_told_in_one_line(name: str | None, said: str) -> None:
+    done = start(name)
+    assert done.returncode == 2
+    assert done.stderr == f"weft: {done.stderr.removeprefix('weft: ')}"
+    assert said in done.stderr
+    assert all(each in done.stderr for each in services())
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["state-manager", "state_manager"])
+def test_a_service_is_started_by_its_name(name: str) -> None:
+    done = start(name)
+    assert done.returncode == 1
+    assert "weft state-manager: WEFT_REDIS_URL is not set" in done.stderr
+
+
+@pytest.mark.parametrize(("status", "text"), [(200, "ok"), (503, "nothing has moved for 31 s")])
+def test_the_health_of_a_container_is_that_of_its_service(status: int, text: str) -> None:
+    class Health(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/healthz" else 404)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Health) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", str(ROOT / "deploy/images/healthcheck.py")],
+            env={"WEFT_METRICS_PORT": str(server.server_port)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        server.shutdown()
+    assert (done.returncode, done.stdout.strip()) == (0 if status == 200 else 1, text)
+
+
+def test_a_service_that_does_not_answer_is_not_healthy() -> None:
+    # Bound and not listening: nobody else can take the port meanwhile.
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                str(ROOT / "deploy/images/healthcheck.py"),
+                "/healthz",
+                str(taken.getsockname()[1]),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stdout.startswith("no answer: ")

@@ -1,0 +1,275 @@
+"""Every kustomization builds, Kubernetes 1.32 knows every field, and the rules of the page on deployment hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from kubernetes_validate import SchemaNotFoundError
+
+from runtime_core.settings import Settings
+from services.__main__ import services
+from tests.architecture.tree import ROOT
+from tests.deploy.kubectl import K8S, Manifest, build
+from tests.deploy.manifests import Flow, allowed, containers, name_of, pod_templates
+
+VERSION = "1.32"
+OVERLAYS = sorted(path.parent for path in (K8S / "overlays").glob("*/kustomization.yaml"))
+COMPONENTS = sorted(path.parent for path in (K8S / "components").glob("*/kustomization.yaml"))
+CUSTOM = {
+    "keda.sh/v1alpha1": {"ScaledObject", "TriggerAuthentication"},
+    "ray.io/v1": {"RayCluster"},
+    "sparkoperator.k8s.io/v1alpha1": {"SparkConnect"},
+}
+"""Kinds of operators, which Kubernetes itself does not know; only components hold them."""
+NEED_A_TOKEN = {"make-secrets", "spark-connect"}
+"""What asks the cluster's API: for a Secret, and for executors."""
+ALLOWED_VOLUMES = {
+    "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret",
+}  # fmt: skip
+PATTERN_OF_A_SECRET = re.compile(r"(?i)(password|secret|token|api_?key)")
+
+
+@pytest.fixture(scope="session", params=[K8S, *OVERLAYS, *COMPONENTS], ids=lambda folder: str(folder.relative_to(K8S)))
+def manifests(
+    request: pytest.FixtureRequest, kubectl_command: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Manifest, ...]:
+    """What each overlay gives, and what each component gives on the base alone."""
+    folder: Path = request.param
+    if folder in COMPONENTS:
+        # A kustomization beside deploy/ finds it by a link, since kustomize takes no absolute paths.
+        own = tmp_path_factory.mktemp("component")
+        copy = own / "deploy"
+        _copy(ROOT / "deploy", copy)
+        resources = "resources: [deploy/k8s/base]"
+        needs = {"ray-cluster": ["ray"], "kuberay": ["ray"], "spark-connect": ["spark"], "spark-operator": ["spark"]}
+        parts = [*needs.get(folder.name, ()), folder.name]
+        named = "\n".join(f"  - deploy/k8s/components/{part}" for part in parts)
+        (own / "kustomization.yaml").write_text(f"namespace: weft\n{resources}\ncomponents:\n{named}\n")
+        folder = own
+    return build(kubectl_command, folder)
+
+
+def _copy(source: Path, target: Path) -> None:
+    for path in source.rglob("*"):
+        if path.is_file():
+            (target / path.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
+            (target / path.relative_to(source)).write_bytes(path.read_bytes())
+
+
+@pytest.fixture(scope="session")
+def seen() -> set[str]:
+    """Objects that were looked at: most of them stand in every overlay."""
+    return set()
+
+
+def test_kubernetes_takes_every_object(manifests: tuple[Manifest, ...], seen: set[str]) -> None:
+    wrong = []
+    for manifest in manifests:
+        content = json.dumps(manifest, sort_keys=True)
+        if content in seen:
+            continue
+        try:
+            kubernetes_validate.validate(manifest, VERSION, strict=True)
+        except SchemaNotFoundError:
+            assert manifest["kind"] in CUSTOM.get(manifest["apiVersion"], set()), f"nobody knows {name_of(manifest)}"
+        except kubernetes_validate.ValidationError as error:
+            wrong.append(f"{name_of(manifest)}: {'.'.join(map(str, error.path))}: {error.message[:200]}")
+        else:
+            seen.add(content)
+    assert wrong == []
+
+
+def test_everything_lies_in_the_namespace(manifests: tuple[Manifest, ...]) -> None:
+    assert {manifest["metadata"].get("namespace") for manifest in manifests if manifest["kind"] != "Namespace"} == {
+        "weft"
+    }
+    [namespace] = [manifest for manifest in manifests if manifest["kind"] == "Namespace"]
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+def test_names_are_used_once(manifests: tuple[Manifest, ...]) -> None:
+    names = [name_of(manifest) for manifest in manifests]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_every_pod_passes_the_restricted_standard(manifests: tuple[Manifest, ...]) -> None:
+    wrong = [f"{name}: {reason}" for name, pod in pod_templates(manifests) for reason in unfit(pod)]
+    assert wrong == []
+
+
+def unfit(pod: Manifest) -> Iterator[str]:
+    """Why the Pod Security Standard `restricted` (v1.32) would refuse a pod, and what we ask beyond it."""
+    spec = pod["spec"]
+    context = spec.get("securityContext", {})
+    yield from (f"{field} is set" for field in ("hostNetwork", "hostPID", "hostIPC") if spec.get(field))
+    for volume in spec.get("volumes", ()):
+        if not (volume.keys() - {"name"}) <= ALLOWED_VOLUMES:
+            yield f"volume {volume['name']} is of a kind that is refused"
+    if context.get("runAsNonRoot") is not True or context.get("runAsUser", 1) == 0:
+        yield "may run as root"
+    if context.get("seccompProfile", {}).get("type") != "RuntimeDefault":
+        yield "has no seccomp profile"
+    if spec.get("enableServiceLinks") is not False:
+        yield "gets variables of Services"
+    if spec.get("automountServiceAccountToken") is not False and spec.get("serviceAccountName") not in NEED_A_TOKEN:
+        yield "has a token of its account"
+    for container in containers(pod):
+        own = container.get("securityContext", {})
+        if own.get("allowPrivilegeEscalation") is not False:
+            yield f"{container['name']} may gain privileges"
+        if own.get("capabilities") != {"drop": ["ALL"]}:
+            yield f"{container['name']} keeps capabilities"
+        if own.get("readOnlyRootFilesystem") is not True:
+            yield f"{container['name']} may write to its image"
+        if own.get("privileged") or own.get("runAsUser") == 0 or own.get("runAsNonRoot") is False:
+            yield f"{container['name']} has more rights than its pod"
+        if any("hostPort" in port for port in container.get("ports", ())):
+            yield f"{container['name']} takes a port of its node"
+        resources = container.get("resources", {})
+        if not resources.get("requests", {}).keys() >= {"cpu", "memory"} or "memory" not in resources.get("limits", {}):
+            yield f"{container['name']} does not say what it needs"
+        if container.get("imagePullPolicy") != "IfNotPresent":
+            yield f"{container['name']} pulls its image each time"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"hostPID": True}, "hostPID"),
+        ({"volumes": [{"name": "host", "hostPath": {"path": "/"}}]}, "volume host"),
+        ({"securityContext": {}}, "may run as root"),
+        ({"automountServiceAccountToken": True}, "token"),
+        ({"initContainers": [{"name": "first"}]}, "first may gain privileges"),
+    ],
+)
+def test_a_pod_that_does_not_pass_is_found(change: Manifest, reason: str, kubectl_command: tuple[str, ...]) -> None:
+    name, pod = next(pod_templates(build(kubectl_command, K8S)))
+    assert list(unfit(pod)) == [], name
+    changed = {**pod, "spec": {**pod["spec"], **change}}
+    assert any(reason in each for each in unfit(changed))
+
+
+def test_services_have_probes_and_time_to_hand_work_back(manifests: tuple[Manifest, ...]) -> None:
+    [settings] = [each["data"] for each in manifests if name_of(each).startswith("ConfigMap/settings")]
+    budgets = [each["spec"]["selector"]["matchLabels"] for each in manifests if each["kind"] == "PodDisruptionBudget"]
+    seen = set()
+    for name, pod in pod_templates(manifests):
+        labels = pod["metadata"]["labels"]
+        if labels.get("weft.dev/service") != "true":
+            continue
+        [service] = [each for each in pod["spec"]["containers"] if each["name"] == "service"]
+        chosen = next(each["value"] for each in service["env"] if each["name"] == "SERVICE")
+        seen.add(chosen)
+        assert labels["app.kubernetes.io/name"] == chosen in services(), name
+        assert {probe: service[probe]["httpGet"]["path"] for probe in service if probe.endswith("Probe")} == {
+            "startupProbe": "/healthz",
+            "livenessProbe": "/healthz",
+            "readinessProbe": "/readyz",
+        }, name
+        before = service["lifecycle"]["preStop"]["sleep"]["seconds"]
+        assert pod["spec"]["terminationGracePeriodSeconds"] >= before + float(settings["WEFT_SHUTDOWN_SECONDS"]) + 5
+        assert pod["spec"]["topologySpreadConstraints"], name
+        assert {"app.kubernetes.io/name": chosen} in budgets, name
+    assert seen >= {"agent-handler", "tool-handler", "state-manager", "trajectory-recorder"}
+
+
+def test_settings_are_those_that_services_read(manifests: tuple[Manifest, ...]) -> None:
+    """A pod with a setting that is none would never start."""
+    [settings] = [each["data"] for each in manifests if name_of(each).startswith("ConfigMap/settings")]
+    for name, pod in pod_templates(manifests):
+        for container in containers(pod):
+            if any("configMapRef" in source for source in container.get("envFrom", ())):
+                own = {each["name"]: each.get("value", "") for each in container["env"] if "value" in each}
+                read = Settings.from_environment({**settings, **own})
+                assert read.metrics_port == 9464, name
+                assert read.metrics_host == "0.0.0.0", name
+
+
+def test_no_secret_is_written_down(manifests: tuple[Manifest, ...]) -> None:
+    assert [name_of(each) for each in manifests if each["kind"] == "Secret"] == []
+    plain = [
+        f"{name}: {variable['name']}"
+        for name, pod in pod_templates(manifests)
+        for container in containers(pod)
+        for variable in container.get("env", ())
+        if PATTERN_OF_A_SECRET.search(variable["name"]) and "value" in variable
+    ]
+    assert plain == []
+
+
+def flows(manifests: tuple[Manifest, ...]) -> Iterator[tuple[str, Flow]]:
+    """Who needs whom, by the labels of the pods that are there."""
+    pods = {labels["app.kubernetes.io/name"]: labels for labels in _labels(manifests)}
+    for name, labels in pods.items():
+        if labels.get("weft.dev/service") == "true":
+            if "redis" in pods:
+                yield f"{name} → redis", Flow(labels, pods["redis"], 6379, "redis")
+            if "prometheus" in pods:
+                yield f"prometheus → {name}", Flow(pods["prometheus"], labels, 9464, "metrics")
+            if "otlp-collector" in pods:
+                yield f"{name} → otlp-collector", Flow(labels, pods["otlp-collector"], 4318, "otlp-http")
+        if labels.get("weft.dev/ray") == "true" and "ray-head" in pods:
+            yield f"{name} → ray-head", Flow(labels, pods["ray-head"], 6379)
+            yield f"ray-head → {name}", Flow(pods["ray-head"], labels, 10002)
+    if {"grafana", "prometheus"} <= pods.keys():
+        yield "grafana → prometheus", Flow(pods["grafana"], pods["prometheus"], 9090, "http")
+    if {"spark-gateway", "spark-connect"} <= pods.keys():
+        yield "spark-gateway → spark-connect", Flow(pods["spark-gateway"], pods["spark-connect"], 15002, "connect")
+
+
+def _labels(manifests: tuple[Manifest, ...]) -> list[dict[str, str]]:
+    return [
+        labels
+        for _, pod in pod_templates(manifests)
+        if "app.kubernetes.io/name" in (labels := pod.get("metadata", {}).get("labels", {}))
+    ]
+
+
+def test_policies_let_through_what_is_needed_and_deny_the_rest(manifests: tuple[Manifest, ...]) -> None:
+    policies = [each for each in manifests if each["kind"] == "NetworkPolicy"]
+    assert any(policy["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]} for policy in policies), (
+        "nothing is denied"
+    )
+    cut = [
+        f"{name}: {side}"
+        for name, flow in flows(manifests)
+        for side, passes in zip(("is not let out", "is not let in"), allowed(flow, policies), strict=True)
+        if not passes
+    ]
+    assert cut == []
+    pods = {labels["app.kubernetes.io/name"]: labels for labels in _labels(manifests)}
+    stranger = {"app.kubernetes.io/name": "stranger"}
+    for labels in pods.values():
+        for port in (6379, 9464, 9090, 3000, 15002):
+            assert allowed(Flow(stranger, labels, port), policies) == (False, False), labels
+    if "redis" in pods:
+        assert allowed(Flow({**stranger, "weft.dev/client": "true"}, pods["redis"], 6379, "redis"), policies) == (
+            True,
+            True,
+        )
+
+
+def test_what_is_applied_at_first_needs_no_custom_resource(kubectl_command: tuple[str, ...]) -> None:
+    manifests = build(kubectl_command, K8S)
+    assert {each["apiVersion"] for each in manifests}.isdisjoint(CUSTOM)
+    assert manifests[0]["kind"] == "Namespace"
+    names = {labels["app.kubernetes.io/name"] for labels in _labels(manifests)}
+    assert names >= {*services(), "redis", "prometheus", "grafana", "ray-head", "spark-connect", "make-secrets"}
+    images = {container["image"] for _, pod in pod_templates(manifests) for container in containers(pod)}
+    assert {"weft:latest", "weft-ray:latest", "weft-spark:latest"} <= images
+
+
+def test_dashboards_and_the_scrape_are_files_that_their_programs_can_read() -> None:
+    scraped: dict[str, Any] = yaml.safe_load((ROOT / "deploy/observability/prometheus.yml").read_text(encoding="utf-8"))
+    [job] = [each for each in scraped["scrape_configs"] if each["job_name"] == "weft"]
+    assert job["dns_sd_configs"] == [{"names": ["metrics"], "type": "A", "port": 9464, "refresh_interval": "10s"}]
+    source = yaml.safe_load((ROOT / "deploy/observability/grafana/datasources.yaml").read_text(encoding="utf-8"))
+    assert [each["url"] for each in source["datasources"]] == ["http://prometheus:9090"]
+    assert json.dumps(source)

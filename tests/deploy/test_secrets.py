@@ -1,0 +1,127 @@
+"""The Job that makes the Secret: what it asks of the cluster, and what the broker's users may do."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import re
+from email.message import Message
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+from urllib.error import HTTPError, URLError
+from urllib.request import Request
+
+import pytest
+import redis
+
+from runtime_core.bus.namespace import connect, open_namespace
+from tests.deploy.kubectl import K8S
+from tests.servers.process import Server
+
+Client = Any
+"""A connection of redis-py, whose `execute_command` has no types."""
+URL = re.compile(r"redis://(\w+):([0-9a-f]{48})@redis:6379")
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    path = K8S / "base" / "secrets" / "make_secrets.py"
+    spec = importlib.util.spec_from_file_location("make_secrets", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_passwords_are_new_each_time_and_fit_into_a_url(script: ModuleType) -> None:
+    first, second = script.contents(), script.contents()
+    for key in ("redis-url", "redis-url-publisher"):
+        found = URL.fullmatch(first[key])
+        assert found is not None
+        user, password = found.groups()
+        assert f"user {user} on #{hashlib.sha256(password.encode()).hexdigest()} " in first["users.acl"]
+        assert password not in second["users.acl"] + second[key]
+    assert not any(first[key] == second[key] for key in first if key != "scaler-username")
+
+
+@pytest.fixture
+def users(script: ModuleType, own_valkey: Server) -> dict[str, Client]:
+    """A connection for each user of the file, by a password that is the user's name."""
+    first: Client
+    with redis.Redis.from_url(own_valkey.url) as first:
+        for line in script.users_file(
+            {name: name for name in ("services", "publisher", "scaler", "admin")}
+        ).splitlines():
+            _, name, *rules = line.split()
+            if name != "default":
+                assert first.execute_command("ACL", "SETUSER", name, *rules) == b"OK"
+        names = [name.decode() for name in first.execute_command("ACL", "USERS")]
+    return {
+        name: redis.Redis.from_url(own_valkey.url, username=name, password=name) for name in names if name != "default"
+    }
+
+
+def test_each_user_may_do_its_work_and_no_more(users: dict[str, Client]) -> None:
+    publisher, scaler, probe = users["publisher"], users["scaler"], users["probe"]
+    assert publisher.xadd("weft:tasks", {"type": "weft.task.submit", "data": "{}"})
+    assert scaler.xlen("weft:tasks") == 1
+    assert probe.execute_command("PING")
+    refused = [
+        (publisher, ("XRANGE", "weft:tasks", "-", "+")),
+        (publisher, ("XADD", "weft:{0}:agent", "*", "a", "b")),
+        (publisher, ("DEL", "weft:tasks")),
+        (publisher, ("FCALL", "any", "0")),
+        (scaler, ("XADD", "weft:tasks", "*", "a", "b")),
+        (scaler, ("GET", "weft:settings")),
+        (probe, ("XLEN", "weft:tasks")),
+        (users["services"], ("SET", "other", "1")),
+        (users["services"], ("CONFIG", "GET", "dir")),
+        (users["services"], ("FLUSHALL",)),
+    ]
+    for user, command in refused:
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            user.execute_command(*command)
+    assert users["admin"].execute_command("DBSIZE") == 1
+    for user in users.values():
+        user.close()
+
+
+async def test_a_service_makes_its_namespace_with_its_user(users: dict[str, Client], own_valkey: Server) -> None:
+    host = own_valkey.url.partition("://")[2]
+    transport = await connect(f"redis://services:services@{host}")
+    try:
+        keys = await open_namespace(transport, "weft", 1)
+        assert len(keys) == 1
+    finally:
+        await transport.close()
+    for user in users.values():
+        user.close()
+
+
+def test_a_secret_that_is_there_is_left_as_it_is(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The cluster's API says 409 to what exists; anything else is tried again and is a failure in the end."""
+    answers = [URLError("no route"), HTTPError("https://api", 409, "exists", Message(), None)]
+
+    def urlopen(request: Request, **_: object) -> object:
+        assert request.get_method() == "POST"
+        assert request.full_url == "https://10.0.0.1:443/api/v1/namespaces/weft/secrets"
+        assert json.loads(cast(bytes, request.data))["metadata"]["name"] == "weft"
+        raise answers.pop(0)
+
+    for name, content in (("namespace", "weft"), ("token", "t"), ("ca.crt", "")):
+        (tmp_path / name).write_text(content)
+    monkeypatch.setattr(script, "ACCOUNT", tmp_path)
+    monkeypatch.setattr(script.ssl, "create_default_context", lambda **_: None)
+    monkeypatch.setattr(script.time, "sleep", lambda _: None)
+    monkeypatch.setattr(script.urllib.request, "urlopen", urlopen)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    assert script.main() == 0
+    assert answers == []
+    answers += [HTTPError("https://api", 403, "forbidden", Message(), None)] * script.TRIES
+    assert script.main() == 1
