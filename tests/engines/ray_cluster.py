@@ -43,9 +43,9 @@ class RayCluster(LocalRay):
                 os.kill(pid, signal.SIGKILL)
         while pids := self.pids():
             assert time.monotonic() < until, f"processes of Ray remain: {pids}"
-            assert self._process is not None
-            self._process.poll()
             time.sleep(0.05)
+        assert self._process is not None
+        self._process.wait()
 
     def pids(self, *names: str) -> list[int]:
         """The processes of the cluster with one of these in their command; of no name: all of its head."""

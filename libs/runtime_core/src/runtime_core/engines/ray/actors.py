@@ -83,7 +83,7 @@ class Pool:
 
     async def _run(self, job: bytes, limit_seconds: float) -> Answer:
         try:
-            actor = await self._actor()
+            actor = await self._actor(job)
         except Exception as error:
             return failure_of(error, None)
         kept = False
@@ -105,7 +105,7 @@ class Pool:
                 # An actor cannot be told to leave a call alone.
                 _end(actor)
 
-    async def _actor(self) -> _Actor:
+    async def _actor(self, job: bytes) -> _Actor:
         while self._resting:
             actor = self._resting.pop()
             try:
@@ -117,7 +117,7 @@ class Pool:
             return actor
         handle = await asyncio.to_thread(self._start)
         try:
-            return _Actor(handle, await handle.ready.remote())
+            return _Actor(handle, await handle.ready.remote(job))
         except BaseException:
             ray.kill(handle)
             raise

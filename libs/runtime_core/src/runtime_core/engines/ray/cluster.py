@@ -41,6 +41,7 @@ class Cluster:
         self._opening: Future[dict[str, str]] | None = None
         self._close = threading.Event()
         self._closed = threading.Event()
+        self._lost = False
         self._servers: dict[str, tuple[str, int]] = {}
 
     async def open(self) -> dict[str, str]:
@@ -65,6 +66,7 @@ class Cluster:
         watching.append(asyncio.create_task(self._silent()))
         try:
             done, _ = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
+            self._lost = True
             return done.pop().result()
         finally:
             for task in watching:
@@ -109,7 +111,8 @@ class Cluster:
             return
         opened.set_result(info)
         self._close.wait()
-        _shut_down(local)
+        # Ray takes its time to leave a head that is gone; this process ends without that.
+        _shut_down(local, leave=not self._lost)
         self._closed.set()
 
     def _init(self, local: LocalRay | None) -> dict[str, str]:
@@ -176,11 +179,12 @@ async def _connects(host: str, port: int) -> None:
         await writer.wait_closed()
 
 
-def _shut_down(local: LocalRay | None) -> None:
+def _shut_down(local: LocalRay | None, *, leave: bool = True) -> None:
     try:
-        import ray
+        if leave:
+            import ray
 
-        ray.shutdown()
+            ray.shutdown()
     except Exception as error:
         logger.warning("Ray was not left as it should: %s", _first_line(error))
     if local is not None:

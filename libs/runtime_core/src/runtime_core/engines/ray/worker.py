@@ -10,12 +10,13 @@ import socket
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from runtime_core.engines.driver.messages import Error, Mapped, Outcome, Pickled, Value, Work
-from runtime_core.engines.remote import error_of, run_items, run_registered
+from runtime_core.engines.driver.messages import Error, Mapped, Outcome, Pickled, Registered, Value, Work
+from runtime_core.engines.remote import declared, error_of, run_items, run_registered
 from runtime_core.engines.results import Results
 
 CHUNK_SECONDS = 1.0
@@ -56,25 +57,38 @@ Answer = Value | Error | Items
 
 def run_job(job: bytes) -> Iterator[Begun | Answer]:
     """Say that the call has begun, and then how it ended."""
+    # Before it begins: what a new process loads first is no part of the call, nor of its limit.
+    unpacked = msgspec.msgpack.decode(job, type=Job)
+    _load(unpacked)
     yield Begun(os.getpid(), socket.gethostname())
-    yield answer(job)
+    yield answer(unpacked)
 
 
 class LongLived:
     """An actor: a process that runs one call after the other and keeps what they have loaded."""
 
-    def ready(self) -> Begun:
-        """Where it runs."""
+    def ready(self, first_job: bytes = b"") -> Begun:
+        """Where it runs, when it has loaded what its first job needs."""
+        if first_job:
+            _load(msgspec.msgpack.decode(first_job, type=Job))
         return Begun(os.getpid(), socket.gethostname())
 
     def run(self, job: bytes) -> Answer:
         """How the call ended."""
-        return answer(job)
+        return answer(msgspec.msgpack.decode(job, type=Job))
 
 
-def answer(packed: bytes) -> Answer:
+def _load(job: Job) -> None:
+    """Import the app, where that can be; where not, the call says so."""
+    call = job.work.call
+    function = call.function if isinstance(call, Mapped) else call
+    if isinstance(function, Registered):
+        with suppress(BaseException):  # whatever an app does when it is imported
+            declared(function.app, function.folder, function.name)
+
+
+def answer(job: Job) -> Answer:
     """Make the call, and say how it ended. Never raises."""
-    job = msgspec.msgpack.decode(packed, type=Job)
     work = job.work
     match work.call:
         case Pickled(payload=payload):
