@@ -58,6 +58,15 @@ class RayBackend:
 
     async def run(self, work: Work, report: Report) -> Outcome:
         """As of Backend."""
+        outcome = await self._run(work, report)
+        # Where the head dies its workers do so first, which is no failure of what they ran.
+        if isinstance(outcome, Error) and outcome.cause == "worker" and self._cluster is not None:
+            gone = await self._cluster.gone()
+            if gone:
+                return Error("lost", "EngineLost", f"ray was lost while it ran: {gone}")
+        return outcome
+
+    async def _run(self, work: Work, report: Report) -> Outcome:
         assert self._settings is not None
         assert self._cluster is not None
         assert self._execution is not None

@@ -72,6 +72,15 @@ class Cluster:
             for task in watching:
                 task.cancel()
 
+    async def gone(self) -> str:
+        """Which of its servers is gone at this moment, in one line; empty where all are there."""
+        for name, (host, port) in self._servers.items():
+            try:
+                await _connects(host, port)
+            except (OSError, TimeoutError) as error:
+                return f"{name} is gone: {str(error) or 'no answer'}"
+        return ""
+
     async def close(self) -> None:
         """Leave the cluster; one that was started here ends."""
         if self._opening is None:
