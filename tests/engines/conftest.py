@@ -27,6 +27,8 @@ class SparkServer:
 
     url: str
     pid: int
+    starter: int
+    """The process that it is tied to."""
 
 
 @contextmanager
@@ -47,15 +49,29 @@ def spark_server(tasks: int, memory: str) -> Iterator[SparkServer]:
         line = process.stdout.readline()
         assert line, "the Spark Connect server did not start"
         url, pid = line.split()
-        yield SparkServer(url, int(pid))
+        yield SparkServer(url, int(pid), process.pid)
         process.communicate()
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkServer]:
     """The Spark Connect server that tests share; it runs four tasks at once."""
-    with spark_server(4, "1g") as server:
+    # All results of `SparkEngine` go through its heap, and some are large.
+    with spark_server(4, "2g") as server:
         yield server
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def spark_driver(spark: SparkServer) -> AsyncIterator[Driver]:
+    """A driver of that server; who uses it runs on the session's loop."""
+    driver = Driver("spark", {**os.environ, "PYTHONPATH": str(ROOT), "WEFT_SPARK_REMOTE": spark.url})
+    await driver.start()
+    try:
+        state = await driver.reached()
+        assert state.connected, state.reason
+        yield driver
+    finally:
+        await driver.stop()
 
 
 @pytest.fixture(scope="session")

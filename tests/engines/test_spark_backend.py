@@ -19,12 +19,13 @@ from runtime_core.engines.reference import Reference
 from runtime_core.engines.spark.backend import SparkBackend
 from tests.conftest import ROOT
 from tests.contracts.engine.functions import count_begun
-from tests.contracts.engine.promises import open_gate, until
+from tests.contracts.engine.promises import open_gate
 from tests.engines.conftest import SparkServer
+from tests.engines.patience import PATIENCE_SECONDS, until
 
+# The first of them starts a JVM, which takes minutes on a machine that is busy enough.
+pytestmark = pytest.mark.timeout(900)
 APP = "tests.engines.spark_app:app"
-BOUND_SECONDS = 60.0
-"""Patience of a test, which decides nothing."""
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ async def error_of(backend: SparkBackend, given: Work) -> Error:
 async def cancelled(running: asyncio.Task[Outcome]) -> None:
     running.cancel()
     with suppress(asyncio.CancelledError):
-        async with asyncio.timeout(BOUND_SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await running
     assert running.cancelled()
 

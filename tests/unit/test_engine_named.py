@@ -27,18 +27,21 @@ def test_an_engine_of_ones_own_is_found() -> None:
 
 
 async def test_an_engine_that_is_not_installed_is_named_when_it_starts() -> None:
-    engine = engine_named("ray")
-    with pytest.raises(ConfigurationError, match=r"RayEngine: ray is not installed: pip install 'weft\[ray\]'"):
-        await engine.start()
+    for name, said in (
+        ("ray", r"RayEngine: ray is not installed: pip install 'weft\[ray\]'"),
+        ("spark", r"SparkEngine: pyspark is not installed: pip install 'weft\[spark\]'"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            await engine_named(name).start()
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("spark", "engine 'spark': this installation has no gateway to Spark; use 'local'"),
         (
             "cloud",
-            "engine 'cloud' is none; there are 'local', 'ray', and engines of your own as 'package.module:Class'",
+            "engine 'cloud' is none; there are 'local', 'ray', 'spark', and engines of your own as "
+            "'package.module:Class'",
         ),
         ("no.such:Engine", "engine 'no.such:Engine' cannot be loaded: No module named 'no'"),
         ("os:Engine", "engine 'os:Engine' cannot be loaded: module 'os' has no attribute 'Engine'"),

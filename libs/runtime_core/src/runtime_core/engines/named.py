@@ -10,13 +10,15 @@ from runtime_core.engines.run_config import RunConfig
 from runtime_core.engines.runtime_engine import RuntimeEngine
 from runtime_core.errors import ConfigurationError
 
-_CLUSTERS = {"ray": "runtime_core.engines.ray.engine:RayEngine"}
+_CLUSTERS = {
+    "ray": "runtime_core.engines.ray.engine:RayEngine",
+    "spark": "runtime_core.engines.spark.engine:SparkEngine",
+}
 """Loaded by their names, so that nobody pays for those that are not used."""
-_GATEWAYS = {"spark": "Spark"}
 
 
 def engine_named(name: str, config: RunConfig | None = None) -> RuntimeEngine:
-    """The engine `local` or `ray`, or one of one's own as `package.module:Class`; not started.
+    """The engine `local`, `ray` or `spark`, or one of one's own as `package.module:Class`; not started.
 
     `config` has its settings; `name` goes before the name in it. Raises ConfigurationError for what is no engine.
     """
@@ -24,15 +26,11 @@ def engine_named(name: str, config: RunConfig | None = None) -> RuntimeEngine:
     if name == "local":
         return LocalEngine(config)
     name = _CLUSTERS.get(name, name)
-    if name in _GATEWAYS:
-        raise ConfigurationError(
-            f"engine {name!r}: this installation has no gateway to {_GATEWAYS[name]}; use 'local', or name an "
-            "engine of your own as 'package.module:Class'"
-        )
     module, _, attribute = name.partition(":")
     if not attribute:
         raise ConfigurationError(
-            f"engine {name!r} is none; there are 'local', 'ray', and engines of your own as 'package.module:Class'"
+            f"engine {name!r} is none; there are 'local', 'ray', 'spark', and engines of your own as "
+            "'package.module:Class'"
         )
     try:
         found: object = getattr(importlib.import_module(module), attribute)

@@ -78,7 +78,7 @@ class SparkBackend:
         self._calls = Calls(sessions, self._results, files)
         self._jobs = Jobs(sessions, self._results)
         self._cpus = int(details["cpus"] or IN_FLIGHT)
-        return {**details, "address": f"{host}:{port}"}
+        return {**details, "cpus": str(self._cpus), "address": f"{host}:{port}"}
 
     async def lost(self) -> str:
         """Wait until the server does not listen, does not answer, or has forgotten the session."""

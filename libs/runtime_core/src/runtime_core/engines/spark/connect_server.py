@@ -91,8 +91,6 @@ class ConnectServer:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=self._environment(home),
-            # Ctrl-C is for who started it, which stops it in its order.
-            start_new_session=True,
         )
         self._reading = asyncio.create_task(self._read(self._process))
         try:
@@ -112,9 +110,7 @@ class ConnectServer:
         """End it, and remove what it kept on disk."""
         process, self._process = self._process, None
         if process is not None:
-            # Its own way out takes seconds, and nothing of it is wanted; what it forked is ended with its group.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            # Its own way out takes seconds, and nothing of it is wanted. Its Python workers end with their pipes.
             with suppress(ProcessLookupError):
                 process.kill()
             with suppress(TimeoutError):
