@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine_backends.files import SLOW
 from tests.engine_backends.folder import INLINE, alive
 from tests.engine_backends.gateway import SPANS
 from tests.engine_backends.world import WAIT, parent_of, world
@@ -177,6 +178,18 @@ async def test_a_step_fails_that_has_waited_as_long_as_its_task_says(
         assert ended.error is not None
         assert "EngineUnavailable" in str(ended.error)
         assert "touch the file up" in ended.error["message"]
+
+
+async def test_an_engine_that_is_being_started_is_not_away(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    environ = {SLOW: "1", "WEFT_METRICS_PORT": "0"}
+    async with world(valkey, namespace, tmp_path, up=False, environ=environ) as here:
+        wanted = {"function": "double", "arguments": {"number": 4}}
+        task = await here.client.submit("step", wanted, engine_wait_seconds=0.2)
+        gateway = here.fleet.members["ray-gateway-1"]
+        waits = 'weft_engine_steps_total{end="waits",engine="ray"}'
+        await here.until(lambda: metrics(gateway.text()).get(waits, 0) >= 3, "it has waited three times as long")
+        here.files.up()
+        assert (await here.result(task)).value() == 8
 
 
 async def test_a_step_of_spark_that_is_lost_is_driven_again_once_and_then_reported(

@@ -194,7 +194,9 @@ class StepHandler:
 
     async def _wait_or_fail(self, delivery: Delivery, reason: str, started: float) -> str:
         """An engine that is away is waited for as long as the task says, on the broker and without counting."""
-        since = max([self._gateway.connected_at, *(error.at / 1000 for error in _errors(delivery))])
+        # An engine that is on its way, as a local one that is being started, is not away yet.
+        there = time.time() if self._driver.state.trying else self._gateway.connected_at
+        since = max([there, *(error.at / 1000 for error in _errors(delivery))])
         left = wait_until(delivery.context, since) - time.time()
         if left <= 0:
             await self._calls.end(delivery, StepError(UNAVAILABLE, reason, at=time.time() * 1000), started)
