@@ -31,6 +31,7 @@ def test_packages_come_from_locks_with_hashes() -> None:
 def test_it_runs_as_nobody_in_particular_and_tells_its_health() -> None:
     assert re.search(r"^USER (?!0)\d+:\d+$", DOCKERFILE, flags=re.MULTILINE), "Kubernetes needs a number"
     assert re.search(r"^HEALTHCHECK ", DOCKERFILE, flags=re.MULTILINE)
+    assert "WEFT_DATA_DIR" not in DOCKERFILE, "a data folder that is set is a blob store that nobody shares"
     assert "org.opencontainers.image.revision" in DOCKERFILE
 
 

@@ -189,6 +189,8 @@ def test_settings_are_those_that_services_read(manifests: tuple[Manifest, ...]) 
                 own = {each["name"]: each.get("value", "") for each in container["env"] if "value" in each}
                 read = Settings.from_environment({**settings, **own})
                 assert read.metrics_port == 9464, name
+                # Each pod would have a blob store of its own, and nobody could read another's results.
+                assert read.blob_url is None or name == "StatefulSet/trajectory-recorder", name
                 assert read.metrics_host == "0.0.0.0", name
 
 
