@@ -15,12 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from examples.research_desk.corpus import PASSAGES_MAX, make_corpus
 from examples.research_desk.desk import APP, Desk, open_desk
 from examples.research_desk.documents import find_documents
 from examples.research_desk.ranking import topic_words
 from examples.research_desk.shown import Screen
 from examples.research_desk.thinking import MODEL
 from runtime_core import Client
+from runtime_core.command.up import SERVICES
 from runtime_core.errors import ConfigurationError, WeftError
 from runtime_core.settings import Settings, without_password
 from runtime_core.telemetry import logs
@@ -47,6 +49,8 @@ class Wanted:
     suffixes: tuple[str, ...]
     topic: str
     pause_seconds: float
+    engine: str = ""
+    """What searches in place of the tools; empty: the tools do."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,12 +84,30 @@ def _wanted(arguments: Sequence[str] | None) -> Wanted:
         metavar="SECONDS",
         help="how much longer each search takes, to watch the desk at work, or to kill a service meanwhile",
     )
+    parser.add_argument(
+        "--passages",
+        type=int,
+        metavar="NUMBER",
+        help="search a collection of so many passages, which is made in the data folder, in place of a folder",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=("local", "ray", "spark"),
+        help="what searches it: threads of this machine (processes with WEFT_ENGINE_PROCESSES), or a cluster",
+    )
     given = parser.parse_args(arguments)
+    if given.passages is not None and not 1 <= given.passages <= PASSAGES_MAX:
+        parser.error(f"--passages: a number from 1 to {PASSAGES_MAX}")
+    if given.passages is not None and given.docs:
+        parser.error("--passages: makes its own documents, so leave out --docs")
     if not 0 <= given.pause <= 50:
         parser.error("--pause: seconds from 0 to 50")
     topic = " ".join(given.topic.encode(errors="replace").decode().split())
     if not topic_words(topic):
         raise ConfigurationError(f"--topic {topic!r}: holds no word to look for")
+    if given.passages is not None:
+        made = make_corpus(settings_of_desk().make_data_dir(), given.passages)
+        return Wanted(made, OWN_SUFFIXES, topic, given.pause, given.engine or "local")
     docs = Path(os.path.abspath(Path(given.docs).expanduser() if given.docs else ROOT))
     suffixes = () if given.docs else OWN_SUFFIXES
     shown = str(docs).encode(errors="replace").decode()
@@ -96,7 +118,7 @@ def _wanted(arguments: Sequence[str] | None) -> Wanted:
         raise ConfigurationError(f"--docs {docs}: {problem}; name one that holds text files")
     if not find_documents(docs, suffixes).paths:
         raise ConfigurationError(f"--docs {docs}: holds no text files; name a folder with some (Markdown, txt, …)")
-    return Wanted(docs, suffixes, topic, given.pause)
+    return Wanted(docs, suffixes, topic, given.pause, given.engine or "")
 
 
 async def _until_signalled(wanted: Wanted) -> int:
@@ -122,11 +144,12 @@ async def _until_signalled(wanted: Wanted) -> int:
 
 
 async def _run(wanted: Wanted) -> int:
-    settings = _settings()
+    settings = settings_of_desk()
     logs.configure("research-desk", "warning", "text")
     screen = Screen()
     task_id = f"desk-{secrets.token_hex(4)}"
-    async with open_desk(settings) as desk:
+    gateways = (f"{wanted.engine}_gateway",) if wanted.engine in ("ray", "spark") else ()
+    async with open_desk(settings, (*SERVICES, *gateways)) as desk:
         _announce(screen, desk, wanted)
         async with Client.connect(desk.url, namespace=settings.namespace) as client:
             job = {
@@ -134,9 +157,18 @@ async def _run(wanted: Wanted) -> int:
                 "folder": str(wanted.docs),
                 "suffixes": list(wanted.suffixes),
                 "pause_seconds": wanted.pause_seconds,
+                "on_engine": bool(wanted.engine),
                 "with_model": bool(os.environ.get(MODEL)),
             }
-            task = await client.submit("researcher", job, task_id=task_id, stream=True, timeout_seconds=TASK_SECONDS)
+            task = await client.submit(
+                "researcher",
+                job,
+                task_id=task_id,
+                stream=True,
+                timeout_seconds=TASK_SECONDS,
+                engine=wanted.engine or None,
+                engine_wait_seconds=TASK_SECONDS,
+            )
             screen.step(f"task {task_id} is accepted")
             try:
                 async with asyncio.timeout(TASK_SECONDS + RECORDED_SECONDS):
@@ -149,12 +181,13 @@ async def _run(wanted: Wanted) -> int:
         screen.line()
         screen.step("the task is completed; what it did, with timings:")
         screen.line()
-        screen.line(render(await _recorded(settings, task_id)))
+        screen.line(render(await recorded(settings, task_id)))
     _how_to_look_further(screen, settings, task_id)
     return 0
 
 
-def _settings() -> Settings:
+def settings_of_desk() -> Settings:
+    """The process's own, with a data folder and a namespace for the desk where none are named."""
     settings = Settings.from_environment(os.environ)
     if "WEFT_DATA_DIR" not in os.environ:
         folder = settings.data_dir / "research_desk"
@@ -174,6 +207,8 @@ def _announce(screen: Screen, desk: Desk, wanted: Wanted) -> None:
     screen.line("Research desk")
     screen.line(f"  topic      {wanted.topic}")
     screen.line(f"  documents  {wanted.docs}{' (*.md)' if wanted.suffixes else ''}")
+    if wanted.engine:
+        screen.line(f"  engine     {wanted.engine}")
     screen.line(f"  broker     {without_password(desk.url)}")
     if os.environ.get(MODEL):
         screen.line(f"  model      {os.environ[MODEL]}, which plans the search and writes")
@@ -181,7 +216,7 @@ def _announce(screen: Screen, desk: Desk, wanted: Wanted) -> None:
     screen.line()
 
 
-async def _recorded(settings: Settings, task_id: str) -> TaskTrajectory:
+async def recorded(settings: Settings, task_id: str) -> TaskTrajectory:
     """The task's trajectory, once it is complete."""
     store = await TrajectoryStore.open(settings.trajectory_url)
     try:

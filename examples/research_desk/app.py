@@ -17,6 +17,8 @@ from runtime_core import AgentContext, App, Reject
 
 SHARDS = 6
 """Searches that run at once; each shard of the documents is one tool call."""
+ENGINE_SHARDS = 48
+"""Of a large collection: enough that no worker of an engine is idle while another has much left."""
 
 app = App("research-desk", version="1")
 add_thinkers(app)
@@ -33,6 +35,9 @@ class Job:
     """Only files that end so; empty: all that hold text."""
     pause_seconds: float = 0.0
     """How much longer each search takes, to watch the desk at work, or to kill something meanwhile."""
+    on_engine: bool = False
+    """Whether an engine searches, and not tools: for collections that keep processors busy for seconds. Which engine is
+    the task's `conf.engine`."""
     with_model: bool = False
     """Whether a model plans the search and writes. In the job: an agent's code must not ask the environment."""
 
@@ -69,6 +74,12 @@ async def search(folder: str, paths: list[str], words: list[str], pause_seconds:
     )
 
 
+@app.engine_function(timeout_seconds=600)
+def find_in_shard(paths: list[str], folder: str, words: list[str]) -> Finding:
+    """As `search`, where processors are what it takes."""
+    return find(words, ((path, split(read_document(folder_named(folder) / path))) for path in paths))
+
+
 @app.engine_function
 def rank(words: list[str], findings: list[Finding]) -> Ranking:
     """The best passages of all shards."""
@@ -91,7 +102,8 @@ async def researcher(ctx: AgentContext, job: Job | str) -> Report:
     paths: list[str] = documents["paths"]
     if not paths:
         raise Reject(f"there are no text documents in {job.folder or 'the default folder'}")
-    shards = [paths[first::SHARDS] for first in range(min(SHARDS, len(paths)))]
+    wanted = ENGINE_SHARDS if job.on_engine else SHARDS
+    shards = [paths[first::wanted] for first in range(min(wanted, len(paths)))]
     await ctx.emit(
         {
             "documents": len(paths),
@@ -108,7 +120,10 @@ async def researcher(ctx: AgentContext, job: Job | str) -> Report:
         await ctx.emit({"shard": number, "passages": found["passages"], "matching": found["matching"]})
         return found
 
-    findings = await ctx.gather(*(searched(number, shard) for number, shard in enumerate(shards, start=1)))
+    if job.on_engine:
+        findings = await ctx.engine().map(find_in_shard, shards, folder=job.folder, words=words)
+    else:
+        findings = await ctx.gather(*(searched(number, shard) for number, shard in enumerate(shards, start=1)))
     best = await ctx.engine("local").call(rank, words=words, findings=findings)
     facts = {"topic": job.topic, "ranking": best, "looked_for": looked_for, "with_model": job.with_model}
     report: Report = await ctx.agent(writer, facts)

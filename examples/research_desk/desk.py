@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,7 +29,7 @@ class Desk:
 
 
 @contextlib.asynccontextmanager
-async def open_desk(settings: Settings) -> AsyncIterator[Desk]:
+async def open_desk(settings: Settings, wanted: Sequence[str] = SERVICES) -> AsyncIterator[Desk]:
     """Starts everything, and ends it all at the end. Raises ConfigurationError, one line, where that cannot work.
 
     A service that dies meanwhile is started again; where they cannot work at all, what runs inside is cancelled
@@ -54,7 +54,7 @@ async def open_desk(settings: Settings) -> AsyncIterator[Desk]:
             output = stack.enter_context(log.open("w", encoding="utf-8"))
         except OSError as error:
             raise ConfigurationError(f"{log}: cannot be written ({error.strerror}); set WEFT_DATA_DIR") from None
-        specs = child_specs(replace(settings, redis_url=url, app=APP), 1, SERVICES)
+        specs = child_specs(replace(settings, redis_url=url, app=APP), 1, wanted)
         supervisor = Supervisor(specs, output, shutdown_seconds=settings.shutdown_seconds)
         services = asyncio.create_task(supervisor.run(), name="services")
         stack.push_async_callback(_stopped, supervisor, services)

@@ -34,11 +34,19 @@ class Screen:
         if attempt > self._attempts.setdefault(run, attempt):
             self._attempts[run] = attempt
             self.step(f"(again from the start: attempt {attempt})")
-        if "text" in event.data:
+        if event.data.get("progress"):
+            self._of_engine(event.data["value"])
+        elif "text" in event.data:
             sys.stdout.write(event.text)
             sys.stdout.flush()
         else:
             self._progress(event.data["value"])
+
+    def _of_engine(self, value: dict[str, Any]) -> None:  # Any: what an engine reports of a step
+        if "waiting" in value:
+            self.step(f"waits for {value['waiting']}: {value['reason']}")
+        elif "total" in value:
+            self.step(f"{value['done']} of {value['total']} shards searched")
 
     def _progress(self, value: dict[str, Any]) -> None:  # Any: what app.py emits
         if "shards" in value:

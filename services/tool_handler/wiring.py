@@ -2,42 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import TYPE_CHECKING
-
-from runtime_core.bus.event_bus import EventBus
-from runtime_core.consumer.consumer import Handler
-from runtime_core.consumer.worker import Worker
 from runtime_core.service import Role
 from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.tools.call import AbandonedThreads
-from runtime_core.tools.call_handler import CallHandler
-
-if TYPE_CHECKING:
-    from runtime_core.mcp.servers import MCPServers
-
-THREADS = 32
-"""Plain functions that run at once; async ones are bounded by what is in flight."""
+from runtime_core.tools.worker import tool_worker
 
 
 async def build(settings: Settings, metrics: Metrics) -> Role:
-    worker = await Worker.open(settings, metrics, service="tool-handler", stream="tool")
-    app = worker.app
-    threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tool")
-    abandoned = AbandonedThreads()
-    servers: MCPServers | None = None
-    if app.mcp_servers:
-        from runtime_core.mcp.servers import MCPServers  # here: most apps have none
-
-        servers = MCPServers(app, metrics, settings.pools or ("",))
-        worker.at_start(partial(servers.start, worker.announce_now))
-        worker.announce_also(servers.announce)
-        worker.at_stop(servers.stop)
-
-    def handler(bus: EventBus) -> Handler:
-        return CallHandler(bus, app, threads, abandoned, metrics, servers)
-
-    worker.consume(handler, abandoned=lambda: abandoned.running >= THREADS // 2)
-    return worker
+    return await tool_worker(settings, metrics)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from examples.research_desk import documents
+from examples.research_desk.corpus import DONE, make_corpus
 from examples.research_desk.documents import find_documents, read_document
 from examples.research_desk.passages import LINE_MAX, split
 from examples.research_desk.ranking import find, rank, topic_words
@@ -198,6 +199,19 @@ def test_by_default_it_reads_the_project_s_own_documentation(data_dir: Path, tmp
     assert all((ROOT / file).suffix == ".md" for file, _ in cited)
 
 
+def test_an_engine_finds_in_a_large_collection_what_the_tools_find(data_dir: Path) -> None:
+    done = run(data_dir, "--passages", "1500", "--engine", "local")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "15 documents in 15 shards" in done.stdout
+    assert "15 of 15 shards searched" in done.stdout
+    assert re.search(r"engine find_in_shard\S*\s+completed", done.stdout)
+    assert len(citations_of(report_of(done.stdout))) > 2
+
+    by_tools = run(data_dir, "--docs", str(data_dir / "corpus-1500"))
+    assert by_tools.stdout.count("tool search  completed") == 6
+    assert report_of(by_tools.stdout) == report_of(done.stdout)
+
+
 @pytest.mark.parametrize("service", ["tool_handler", "agent_handler", "state_manager", "trajectory_recorder"])
 def test_a_service_that_is_killed_in_the_middle_changes_nothing(
     docs: Path, data_dir: Path, service: str, report: str
@@ -300,6 +314,7 @@ def test_what_cannot_work_is_told_in_one_line(arguments: list[str], said: str, d
 
 def test_wrong_usage_ends_with_2(data_dir: Path) -> None:
     assert run(data_dir, "--pause", "soon").returncode == 2
+    assert run(data_dir, "--passages", "0").returncode == 2
 
 
 def test_a_broker_that_is_not_there_is_told_in_one_line(docs: Path, data_dir: Path) -> None:
@@ -350,6 +365,16 @@ def test_it_needs_nothing_that_only_development_has() -> None:
 
 
 # ------------------------------------------------------------ retrieval
+
+
+def test_a_collection_has_the_same_text_whenever_it_is_made(tmp_path: Path) -> None:
+    first, second = (make_corpus(tmp_path / name, 150) for name in "ab")
+    (second / DONE).unlink()  # as if its making had been interrupted
+    (second / "notes-0001.md").unlink()
+    second = make_corpus(tmp_path / "b", 150)
+    texts = {path.name: path.read_text(encoding="utf-8") for path in first.glob("*.md")}
+    assert texts == {path.name: path.read_text(encoding="utf-8") for path in second.glob("*.md")}
+    assert sum(len(list(split(text.split("\n")))) for text in texts.values()) == 150
 
 
 def best_of(docs: dict[str, str], topic: str) -> list[str]:

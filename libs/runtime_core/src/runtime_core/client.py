@@ -317,6 +317,11 @@ class Client(ScheduleVerbs):
         return self._namespace
 
     @property
+    def url(self) -> str:
+        """The broker's."""
+        return self._url or _environment_url()
+
+    @property
     def buses(self) -> Sequence[EventBus]:
         """The partitions, for tools that look at the broker itself."""
         return [partition.bus for partition in self._partitions]

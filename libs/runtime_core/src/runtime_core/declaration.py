@@ -35,6 +35,10 @@ class Place:
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
 
+    def __reduce__(self) -> tuple[type[Place], tuple[str, int, dict[str, object]]]:
+        """For another process: of the local names those of types, which is what annotations are of."""
+        return Place, (self.file, self.line, {name: one for name, one in self.names.items() if isinstance(one, type)})
+
 
 @dataclass(frozen=True, slots=True)
 class Argument:

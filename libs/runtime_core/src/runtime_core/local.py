@@ -25,7 +25,6 @@ from runtime_core.admission import Admission, announce
 from runtime_core.agents.turn_handler import TurnHandler
 from runtime_core.app import App
 from runtime_core.background import Periodic
-from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
@@ -185,20 +184,11 @@ class LocalApp:
 
     async def _hooks_of_ends(self) -> None:
         """Let the hooks of tasks that have ended run: after this process there is nobody who could."""
-        from runtime_core.hooks.ended import agent_of_ends
-
-        bus, own = self._bus(), agent_of_ends(self._app.name).encode()
-
-        async def open_in(stream: str) -> bool:
-            entries = pairs(await bus.transport.call("XRANGE", bus.keys.stream(stream), "-", "+"))
-            # Each is one entry until it is done: these runs wait for nothing.
-            return any(own in fields[1].split(b"\n") for _, fields in entries)
+        from runtime_core.hooks.ended import ends_told
 
         with suppress(TimeoutError):
             async with asyncio.timeout(ENDS_SECONDS):
-                for stream in _agent_streams(self._app):
-                    while await open_in(stream):  # noqa: ASYNC110  # the broker in memory tells nobody of a settled entry
-                        await asyncio.sleep(0.005)
+                await ends_told(self._bus(), _agent_streams(self._app), self._app.name)
 
     def _bus(self) -> EventBus:
         return EventBus(MemoryTransport(self._server), Keys(NAMESPACE, 0))

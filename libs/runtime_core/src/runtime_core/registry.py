@@ -49,6 +49,14 @@ class Names(Generic[Item]):
         self.view: Mapping[str, Item] = MappingProxyType(self._by_name)
         """By name, in the order of declaration."""
 
+    def __reduce__(self) -> tuple[type[Names[Item]], tuple[()], list[Item]]:
+        """Without the view, which cannot be sent to another process; that one makes its own."""
+        return Names, (), list(self._by_name.values())
+
+    def __setstate__(self, items: list[Item]) -> None:
+        for item in items:
+            self.add(item)
+
     def add(self, item: Item) -> None:
         """Raises ConfigurationError for a name that stands for something else already."""
         there = self._by_name.get(item.name)
@@ -117,6 +125,10 @@ class Functions:
         """The language models that this process has open for the app."""
         self.mcp_servers: dict[str, MCPServer] = {}
         """By name."""
+
+    def all(self) -> list[AgentDefinition | Tool | EngineFunction]:
+        """Agents, tools and engine functions, in this order."""
+        return [*self.agents.view.values(), *self.tools.view.values(), *self.engine_functions.view.values()]
 
     def agent(self, named: object, /) -> AgentDefinition | None:
         """By name, function or Agent class."""

@@ -45,11 +45,13 @@ class Worker:
         self._also_announced: list[Callable[[Sequence[EventBus]], Awaitable[None]]] = []
 
     @classmethod
-    async def open(cls, settings: Settings, metrics: Metrics, *, service: str, stream: str) -> Worker:
-        """Load the app and connect. Raises ConfigurationError in one line."""
-        if settings.app is None:
+    async def open(
+        cls, settings: Settings, metrics: Metrics, *, service: str, stream: str, app: App | None = None
+    ) -> Worker:
+        """Load the app, unless one is given, and connect. Raises ConfigurationError in one line."""
+        if app is None and settings.app is None:
             raise ConfigurationError("WEFT_APP is not set: name your app, as in WEFT_APP=package.module:app")
-        app = load_app(settings.app)
+        app = app or load_app(settings.app or "")
         streams = [f"{stream}:{pool}" if pool else stream for pool in (settings.pools or ("",))]
         worker = cls(settings, metrics, service, streams, app)
         if settings.redis_url is None:

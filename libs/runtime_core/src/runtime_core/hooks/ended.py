@@ -7,11 +7,15 @@ code any more, and survive crashes as every task does.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from runtime_core.agents.definition import AgentDefinition, Coro
+from runtime_core.bus.delivery import pairs
+from runtime_core.bus.event_bus import EventBus
 from runtime_core.declaration import Place
 from runtime_core.errors import InvalidInput, WeftError
 from runtime_core.hooks.around import RunHooks
@@ -117,3 +121,17 @@ class HooksOfEnd(RunHooks):
             name = self._run.meta.get("session_id", "") if point.startswith("session_") else ended.agent
             await self._pipeline.fire(Moment(point, name, error=error, notice=True), None)
         return None
+
+
+async def ends_told(bus: EventBus, streams: Iterable[str], app: str) -> None:
+    """Wait until the hooks of all ends so far have run, for who knows that nobody could run them later."""
+    own = agent_of_ends(app).encode()
+
+    async def open_in(stream: str) -> bool:
+        entries = pairs(await bus.transport.call("XRANGE", bus.keys.stream(stream), "-", "+"))
+        # Each is one entry until it is done: these runs wait for nothing.
+        return any(own in fields[1].split(b"\n") for _, fields in entries)
+
+    for stream in streams:
+        while await open_in(stream):  # noqa: ASYNC110  # a broker tells nobody of a settled entry
+            await asyncio.sleep(0.005)

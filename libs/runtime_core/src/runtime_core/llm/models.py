@@ -34,6 +34,10 @@ class OpenModels:
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = WeakKeyDictionary()
         self.measured = Measured()
 
+    def __reduce__(self) -> tuple[type[OpenModels], tuple[()]]:
+        """What is open here is not open in another process."""
+        return OpenModels, ()
+
     async def open(self, settings: ModelSettings, named: str | None = None) -> OpenModel:
         """The model of these settings, made where there is none; `named`: another model, by name, with their keys.
 

@@ -19,8 +19,10 @@ LEASE_SECONDS = 3.0
 class LocalTrajectories:
     """Records what the tasks of one process do, in the store at `url`; without one, in a folder that `stop` deletes."""
 
-    def __init__(self, namespace: str, url: str | None = None) -> None:
+    def __init__(self, namespace: str, url: str | None = None, *, store_partition: int | None = None) -> None:
+        """`store_partition` is as that of a Recorder."""
         self._namespace = namespace
+        self._store_partition = store_partition
         self._url = url
         self._folder: TemporaryDirectory[str] | None = None
         self._store: TrajectoryStore | None = None
@@ -48,6 +50,7 @@ class LocalTrajectories:
             namespace=self._namespace,
             lease_seconds=LEASE_SECONDS,
             written=self._written.set,
+            store_partition=self._store_partition,
         )
         await self._recorder.start()
 

@@ -23,7 +23,11 @@ PAUSE_SECONDS = 0.02
 
 
 class Recorder:
-    """One replica of the trajectory-recorder, on one bus per partition. `written` is called after each batch."""
+    """One replica of the trajectory-recorder, on one bus per partition. `written` is called after each batch.
+
+    How far it has come stands in the store under the partition's number, or under `store_partition`: with a number of
+    its own it may share store and namespace with the recorder of another broker.
+    """
 
     def __init__(
         self,
@@ -34,6 +38,7 @@ class Recorder:
         namespace: str,
         lease_seconds: float,
         written: Callable[[], None] | None = None,
+        store_partition: int | None = None,
     ) -> None:
         self._buses = buses
         self._store = store
@@ -41,6 +46,7 @@ class Recorder:
         self._lease = lease_seconds
         self._metrics = metrics
         self._written = written
+        self._store_partition = store_partition
         self._stop = asyncio.Event()
         self._watch = ProgressWatch(limit_seconds=max(30.0, 10 * lease_seconds))
         self._leaders = [self._leader(bus) for bus in buses]
@@ -70,7 +76,7 @@ class Recorder:
     def _leader(self, bus: EventBus) -> Leader:
         async def work(epoch: int) -> None:
             # A broker that was flushed counts its epochs anew, while the store remembers: lead again, above it.
-            stored = await self._store.epoch(self._namespace, bus.keys.partition)
+            stored = await self._store.epoch(self._namespace, self._in_store(bus))
             if epoch < stored:
                 leader.floor = stored
             else:
@@ -79,9 +85,12 @@ class Recorder:
         leader = Leader(bus, "record", TRAJECTORY_RECORDER, self._lease, work)
         return leader
 
+    def _in_store(self, bus: EventBus) -> int:
+        return bus.keys.partition if self._store_partition is None else self._store_partition
+
     async def _record(self, bus: EventBus, epoch: int) -> None:
         """Copy the record of one partition, under this epoch, until cancelled. Raises Fenced where another leads."""
-        partition = bus.keys.partition
+        partition = self._in_store(bus)
         # Take the fence first: from here on no older epoch can move the cursor that is read.
         await self._store.write(self._namespace, partition, epoch, ())
         cursor = await bus.within_record(await self._store.cursor(self._namespace, partition))

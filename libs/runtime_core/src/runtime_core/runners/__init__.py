@@ -6,7 +6,8 @@
 4. orchestration.py                 workflow, handoff, team
 5. observing.py, policy.py          agents whose input is an observation; those that are objects with a policy
 6. described.py, declared.py        a task as JSON, and the durable agents that run one
-7. place.py, runners.py             where a task runs, and the short way to run it
+7. made.py, place.py, runners.py    where a task runs, and the short way to run it
+8. sent.py, hosted.py, ray_place.py whole tasks in other processes, and on Ray
 """
 
 from __future__ import annotations

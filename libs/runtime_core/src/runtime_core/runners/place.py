@@ -2,40 +2,57 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
+import asyncio
 import os
-import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import cast
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import TypeVar, cast
 
-from runtime_core.agents.agent import Agent
 from runtime_core.app import App
 from runtime_core.client import Client, TaskHandle
-from runtime_core.declaration import place_of, underlying
+from runtime_core.codec import quoted
 from runtime_core.engines.waiting import ENGINE_WAIT_SECONDS
-from runtime_core.errors import InvalidInput
-from runtime_core.llm.agent import LLMAgent
+from runtime_core.errors import InvalidInput, WeftError
 from runtime_core.local import LocalApp
-from runtime_core.policy import RetryPolicy
 from runtime_core.runners.described import TASK_AGENT, Description, agent_of_runner, agents_of, describe
-from runtime_core.runners.policy import PolicyDefinition, has_policy
-from runtime_core.runners.runner import Runner
+from runtime_core.runners.made import TasksApp
 from runtime_core.runners.swarm import Swarm, code_in_swarm, label
 from runtime_core.runners.task import Task
-from runtime_core.runners.task_runner import TaskRunner
+from runtime_core.streaming import StreamingMode
+from runtime_core.told import StreamEvent, TaskResponse
+
+T = TypeVar("T")
+
+END = object()
+"""There are no more events."""
 
 
 class RunPlace:
     """A client, and what it knows of the names under which things are declared where its tasks run."""
 
-    def __init__(self, client: Client, app: App | None, given: dict[int, str] | None = None) -> None:
-        """`app` is what runs there, as far as this process has it; `given` names objects by their `id()`."""
+    def __init__(
+        self,
+        client: Client,
+        app: App | None,
+        given: dict[int, str] | None = None,
+        failed: asyncio.Future[WeftError] | None = None,
+        *,
+        gateways: bool = True,
+    ) -> None:
+        """`app` is what runs there, as far as this process has it; `given` names objects by their `id()`.
+
+        `failed` is done once nobody runs anything there any more, and says why. Without `gateways`, `ctx.engine()` is
+        `local` whatever `conf.engine` says.
+        """
         self._client = client
         self._app = app
         self._given = given or {}
-        self._begun: list[TaskHandle] = []
+        self._failed = failed
+        self._gateways = gateways
+        self.ended: list[str] = []
+        """Tasks whose ends were seen."""
+        self._open: dict[str, TaskHandle] = {}
+        """Of tasks that were submitted here, and whose ends were not seen."""
 
     async def submit(self, task: Task, *, stream: bool = False) -> TaskHandle:
         """Start a task. Raises InvalidInput for what is wrong in it, Rejected where the broker refuses it."""
@@ -53,7 +70,7 @@ class RunPlace:
             if value
         }
         engine_wait = task.config.engine_wait_seconds
-        handle = await self._client.submit(
+        handle = self._open[task.id] = await self._client.submit(
             asked,
             found,
             task_id=task.id,
@@ -63,16 +80,63 @@ class RunPlace:
             metadata=metadata or None,
             hooks=task.hooks or None,
             streaming_mode=task.streaming,
-            engine=None if task.config.engine == "local" else task.config.engine,
+            engine=task.config.engine if self._gateways and task.config.engine != "local" else None,
             stream=stream,
         )
-        self._begun.append(handle)
         return handle
 
     async def give_up(self) -> None:
         """Cancel all tasks that have begun here and not ended."""
-        for handle in self._begun:
+        for handle in self._open.values():
             await handle.cancel("its caller has gone")
+
+    async def result(self, handle: TaskHandle) -> TaskResponse:
+        """Wait for a task's end; where the place fails meanwhile, that is its end."""
+        response = await self._unless_failed(handle.result())
+        if response is None:
+            return self._unfinished(handle.task_id)
+        self._has_ended(handle.task_id)
+        return response
+
+    async def events(self, handle: TaskHandle, mode: StreamingMode | None) -> AsyncGenerator[StreamEvent]:
+        """A task's events. The last one says how it ended, also where the place fails meanwhile."""
+        async with aclosing(handle.stream(mode=mode)) as events:
+            while True:
+                event = await self._unless_failed(anext(events, END))
+                if event is END:
+                    return
+                if event is None:
+                    response = self._unfinished(handle.task_id)
+                    data = {"task_id": response.task_id, "status": response.status, "error": response.error}
+                    event = StreamEvent("", "weft.task.failed", data)
+                assert isinstance(event, StreamEvent)
+                if event.response is not None:
+                    self._has_ended(handle.task_id)
+                yield event
+                if not event.entry_id:
+                    return
+
+    async def _unless_failed(self, waited: Awaitable[T]) -> T | None:
+        """What is waited for; None where the place has failed before it came."""
+        if self._failed is None:
+            return await waited
+        waiting = asyncio.ensure_future(waited)
+        try:
+            await asyncio.wait((waiting, self._failed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not waiting.done():
+                waiting.cancel()
+                await asyncio.wait((waiting,))
+        return None if waiting.cancelled() else waiting.result()
+
+    def _unfinished(self, task: str) -> TaskResponse:
+        assert self._failed is not None
+        error = {"type": "EngineUnavailable", "message": str(self._failed.result())}
+        return TaskResponse(task, "failed", error=error)
+
+    def _has_ended(self, task: str) -> None:
+        self._open.pop(task, None)
+        self.ended.append(task)
 
     def check(self, task: Task) -> None:
         """Raise InvalidInput for what can be seen to be wrong before anything is submitted."""
@@ -108,18 +172,56 @@ class RunPlace:
                 raise InvalidInput(field, f"no agent is named {name!r}; known are {known}")
 
 
+REMEDY = """those run on 'local' or 'ray'; what Spark shall do is a step of theirs, as in ctx.engine("spark")"""
+
+
+def _engine_of(tasks: Sequence[Task]) -> str:
+    """Where the tasks' `conf.engine` wants all of them to run, without services."""
+    wanted = [task.config.engine for task in tasks]
+    if "spark" in wanted:
+        raise InvalidInput("conf.engine", f"'spark' runs no whole tasks: {REMEDY}, on services")
+    for number, engine in enumerate(wanted):
+        if engine != wanted[0]:
+            raise InvalidInput(
+                f"task.{number}.conf.engine",
+                f"{engine!r}, and that of task.0 is {wanted[0]!r}: give all the same, or say engine= for all of them",
+            )
+    return wanted[0]
+
+
 @asynccontextmanager
 async def run_place(
-    tasks: Sequence[Task], *, client: Client | None, url: str | None, app: App | None
+    tasks: Sequence[Task],
+    *,
+    client: Client | None,
+    url: str | None,
+    app: App | None,
+    engine: str | None = None,
+    workers: int = 0,
+    at_once: int = 1,
 ) -> AsyncIterator[RunPlace]:
-    """The place for these tasks: `client`'s, that of the broker at `url` or WEFT_REDIS_URL, or this process."""
-    if client is not None:
+    """The place for these tasks: `client`'s, that of the broker at `url` or WEFT_REDIS_URL, or this process.
+
+    With `engine="ray"` handlers in `workers` processes of Ray work there; `at_once` tasks are under way at once. None:
+    as the tasks' `conf.engine` says, but on services, where it is only what `ctx.engine()` stands for.
+    """
+    services = bool(url or os.environ.get("WEFT_REDIS_URL"))
+    if engine is None and client is None and not services:
+        engine = _engine_of(tasks)
+    elif engine not in (None, "local", "ray"):
+        raise InvalidInput("engine", f"{quoted(engine)} runs no whole tasks: {REMEDY}")
+    if engine == "ray":
+        from runtime_core.runners.ray_place import ray_place  # here: it loads what only it needs
+
+        async with ray_place(tasks, client=client, url=url, app=app, workers=workers, at_once=at_once) as place:
+            yield place
+    elif client is not None:
         yield RunPlace(client, app)
-    elif url or os.environ.get("WEFT_REDIS_URL"):
+    elif services:
         async with Client.connect(url) as connected:
             yield RunPlace(connected, app)
     else:
-        made = _Made(app)
+        made = TasksApp(app)
         for task in tasks:
             made.take(task)
         async with LocalApp(made.app) as local:
@@ -130,121 +232,3 @@ async def run_place(
                 # Nobody could have their answers: the place must not wait for them either.
                 await place.give_up()
                 raise
-
-
-class _Made:
-    """An app made of what tasks hold: their agents, tools, swarms and runners."""
-
-    def __init__(self, base: App | None) -> None:
-        self.app = App("local-tasks")
-        if base is not None:
-            self.app.include(base)
-        self.app.add_runner(TaskRunner)
-        self.names: dict[int, str] = {}
-
-    def take(self, task: Task) -> None:
-        """Declare what a task holds. Raises InvalidInput and ConfigurationError for what cannot be."""
-        for tool in task.tools:
-            self._tool(tool)
-        if task.agent is not None:
-            self._agent(task.agent, "agent")
-        if isinstance(task.swarm, Swarm):
-            for agent in task.swarm.ordered_agents:
-                self._agent(agent, "swarm")
-            self._swarm(task.swarm)
-        if task.runner_cls is not None:
-            self._runner(task.runner_cls)
-
-    def _agent(self, agent: object, field: str) -> None:
-        if isinstance(agent, str):
-            return
-        if id(agent) in self.names or self.app.functions.agent(agent) is not None:
-            return
-        place = place_of(agent if underlying(agent) else None, 1)
-        name = self._free(label(agent), self.app.agents)
-        if inspect.isclass(agent) and issubclass(agent, Agent):
-            self.app.add_agent(name, agent)
-        elif isinstance(agent, LLMAgent):
-            self._of_model(agent, field)
-            self.app.add_agent(name, agent, retry=RetryPolicy(attempts=1))
-        elif has_policy(agent):
-            self.app.functions.agents.add(PolicyDefinition(name, agent, place))
-        elif inspect.isfunction(agent) or inspect.ismethod(agent):
-            # Only the task says how often it is tried again; who declares an agent says it there.
-            self.app.agent(name, retry=RetryPolicy(attempts=1))(agent)
-        else:
-            raise InvalidInput(
-                field,
-                f"{agent!r} is no agent: give async def f(ctx: AgentContext, input), an Agent class, an LLMAgent, an "
-                "object with async_policy(observation), or a name",
-            )
-        self.names[id(agent)] = name
-
-    def _of_model(self, agent: LLMAgent, field: str) -> None:
-        """Declare what a model may call that the agent holds as objects."""
-        for tool in agent.tools:
-            self._tool(tool)
-        for other in (*agent.members, *agent.handoffs):
-            if other is not agent:
-                self._agent(other, field)
-
-    def _tool(self, tool: object) -> None:
-        if isinstance(tool, str) or id(tool) in self.names or self.app.functions.tool(tool) is not None:
-            return
-        name = self._free(label(tool), self.app.tools)
-        if inspect.isfunction(tool) or inspect.ismethod(tool):
-            self.app.tool(name=name)(tool)
-        elif callable(getattr(tool, "step", None)):
-            self.app.add_tool(tool, name=name)
-        else:
-            raise InvalidInput("tools", f"{tool!r} is no tool: give a function or an object with step(args)")
-        self.names[id(tool)] = name
-
-    def _swarm(self, swarm: Swarm) -> None:
-        """As an agent of its own, since its stop conditions cannot travel in the task."""
-        if id(swarm) not in self.names:
-            name = self._free(f"swarm.{swarm.name}", self.app.agents)
-            self.app.add_swarm(name, swarm)
-            self.names[id(swarm)] = name
-
-    def _runner(self, runner: type[Runner] | str) -> None:
-        found = _imported(runner) if isinstance(runner, str) and "." in runner else runner
-        if isinstance(found, str):
-            if agent_of_runner(found) not in self.app.agents:
-                raise InvalidInput(
-                    "runner_cls",
-                    f"no runner is named {found!r}: give the class, package.module.Class, or a name that "
-                    "app.add_runner has declared",
-                )
-            return
-        if not (inspect.isclass(found) and issubclass(found, Runner)):
-            raise InvalidInput(
-                "runner_cls",
-                f"{found!r} is not a subclass of Runner: give one, package.module.Class, or a declared name",
-            )
-        self.app.add_runner(found)
-
-    @staticmethod
-    def _free(name: str, taken: object) -> str:
-        """The name, or with a number where it stands for another object already."""
-        assert hasattr(taken, "__contains__")
-        number, free = 1, name
-        while free in taken:
-            number += 1
-            free = f"{name}-{number}"
-        return free
-
-
-def _imported(text: str) -> type[Runner]:
-    """The class that `package.module.Class` names."""
-    module_name, _, name = text.rpartition(".")
-    try:
-        main = sys.modules["__main__"]
-        # A program that is run as a script must not be imported a second time, with classes of its own.
-        as_script = getattr(getattr(main, "__spec__", None), "name", None) == module_name
-        found: object = getattr(main if as_script else importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidInput("runner_cls", f"{text!r} cannot be found: {error}") from error
-    if not (inspect.isclass(found) and issubclass(found, Runner)):
-        raise InvalidInput("runner_cls", f"{text!r} is not a subclass of Runner")
-    return found

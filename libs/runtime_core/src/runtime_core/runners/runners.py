@@ -34,6 +34,10 @@ class Runners:
     run the app that declares the agents (`app` may be given to find the names of objects); else in this process, in an
     app made of what the tasks hold. The agents are the same in all places; only with services do tasks outlive this
     process.
+
+    With `engine="ray"` (without services also where `conf.engine` of all the tasks says so) whole tasks run on a Ray
+    cluster: `workers` processes there (0: as many as it has CPUs) run the agents and tools, on that broker or on one
+    of the call's own.
     """
 
     @staticmethod
@@ -47,11 +51,13 @@ class Runners:
         client: Client | None = None,
         url: str | None = None,
         app: App | None = None,
+        engine: str | None = None,
+        workers: int = 0,
         **fields: Any,  # Any: other fields of Task
     ) -> TaskResponse:
         """Run an agent or a swarm on `input`. `fields` are others of Task, as `conf` and `timeout`."""
         task = _task(input, agent, swarm, tool_names, session_id, fields)
-        return (await Runners.run_task(task, client=client, url=url, app=app))[task.id]
+        return (await Runners.run_task(task, client=client, url=url, app=app, engine=engine, workers=workers))[task.id]
 
     @staticmethod
     async def run_task(
@@ -60,6 +66,8 @@ class Runners:
         client: Client | None = None,
         url: str | None = None,
         app: App | None = None,
+        engine: str | None = None,
+        workers: int = 0,
         concurrency: int = CONCURRENCY,
     ) -> dict[str, TaskResponse]:
         """Run one task or several; their responses by task id, in the order given.
@@ -69,8 +77,11 @@ class Runners:
         be seen to be wrong.
         """
         tasks = _tasks(task)
-        _check(tasks, concurrency)
-        async with run_place(tasks, client=client, url=url, app=app) as place:
+        _check(tasks, concurrency, workers)
+        at_once = min(len(tasks), concurrency)
+        async with run_place(
+            tasks, client=client, url=url, app=app, engine=engine, workers=workers, at_once=at_once
+        ) as place:
             for each in tasks:
                 place.check(each)
             if len(tasks) == 1:
@@ -98,29 +109,38 @@ class Runners:
         client: Client | None = None,
         url: str | None = None,
         app: App | None = None,
+        engine: str | None = None,
+        workers: int = 0,
         **fields: Any,  # Any: other fields of Task
     ) -> AsyncGenerator[StreamEvent]:
         """As `run`, giving the task's events as they come."""
         task = _task(input, agent, swarm, tool_names, session_id, fields)
         # Closed here with the caller's loop over it, and not by the garbage collector.
-        async with aclosing(Runners.streaming_run_task(task, client=client, url=url, app=app)) as events:
+        running = Runners.streaming_run_task(task, client=client, url=url, app=app, engine=engine, workers=workers)
+        async with aclosing(running) as events:
             async for event in events:
                 yield event
 
     @staticmethod
     async def streaming_run_task(
-        task: Task, *, client: Client | None = None, url: str | None = None, app: App | None = None
+        task: Task,
+        *,
+        client: Client | None = None,
+        url: str | None = None,
+        app: App | None = None,
+        engine: str | None = None,
+        workers: int = 0,
     ) -> AsyncGenerator[StreamEvent]:
         """Run a task and give its events as they come: those of its `streaming_mode`; None: all that is emitted.
 
         The last one says how it ended (`event.response`). It always comes, also after a time limit, a cancellation or
         an error in `pre_run`.
         """
-        _check([task], 1)
-        async with run_place([task], client=client, url=url, app=app) as place:
+        _check([task], 1, workers)
+        async with run_place([task], client=client, url=url, app=app, engine=engine, workers=workers) as place:
             handle = await place.submit(task, stream=True)
             task.task_status = TaskStatus.RUNNING
-            async with aclosing(handle.stream(mode=task.streaming)) as events:
+            async with aclosing(place.events(handle, task.streaming)) as events:
                 async for event in events:
                     if event.response is not None:
                         task.task_status = TaskStatus.of(event.response)
@@ -150,7 +170,7 @@ def _tasks(task: object) -> list[Task]:
     return list(task)
 
 
-def _check(tasks: Sequence[Task], concurrency: int) -> None:
+def _check(tasks: Sequence[Task], concurrency: int, workers: int) -> None:
     for place, each in enumerate(tasks):
         if not isinstance(each, Task):
             raise InvalidInput(f"task.{place}", f"{each!r} is no Task")
@@ -164,13 +184,15 @@ def _check(tasks: Sequence[Task], concurrency: int) -> None:
             )
     if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
         raise InvalidInput("concurrency", f"{concurrency!r} is not a whole number from 1 up")
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
+        raise InvalidInput("workers", f"{workers!r} is not a whole number; 0 means as many as the engine has CPUs")
 
 
 async def _run(place: RunPlace, task: Task) -> TaskResponse:
     began = time.monotonic()
     handle = await place.submit(task)
     task.task_status = TaskStatus.RUNNING
-    response = await handle.result()
+    response = await place.result(handle)
     task.task_status = TaskStatus.of(response)
     return dataclasses.replace(response, time_cost=time.monotonic() - began)
 

@@ -1,0 +1,103 @@
+"""`python -m examples.research_desk.compare [--passages NUMBER] [ENGINE …]`: one question on several engines.
+
+Each engine searches the same collection for the same topic. What it took is the time of that one step, as it was
+recorded; the start of services and clusters is not in it. The answers must be the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from examples.research_desk.__main__ import OWN_SUFFIXES, TOPIC, recorded, settings_of_desk
+from examples.research_desk.corpus import PASSAGES_MAX, make_corpus
+from examples.research_desk.desk import open_desk
+from runtime_core import Client
+from runtime_core.command.up import SERVICES
+from runtime_core.errors import WeftError
+from runtime_core.settings import Settings
+from runtime_core.telemetry import logs
+
+ENGINES = ("threads", "processes", "ray", "spark")
+"""The first two are `local`."""
+TASK_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one engine gave."""
+
+    engine: str
+    seconds: tuple[float, ...]
+    """Of each question in turn: the first one may start workers."""
+    report: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints a line for each engine; returns 0 where all answers are the same."""
+    parser = argparse.ArgumentParser(prog="python -m examples.research_desk.compare")
+    parser.add_argument("engines", nargs="*", choices=(*ENGINES, []), help=f"some of {', '.join(ENGINES)}")
+    parser.add_argument("--passages", type=int, default=40_000, help=f"up to {PASSAGES_MAX}")
+    parser.add_argument("--times", type=int, default=2, help="how often each engine is asked")
+    given = parser.parse_args(arguments)
+    if not 1 <= given.passages <= PASSAGES_MAX or given.times < 1:
+        parser.error("--passages and --times: numbers from 1")
+    try:
+        measured = asyncio.run(compare(given.engines or ["threads", "processes", "ray"], given.passages, given.times))
+    except WeftError as error:
+        print(f"compare: {logs.one_line(str(error))}", file=sys.stderr)
+        return 1
+    same = len({one.report for one in measured}) == 1
+    print("the answers are the same" if same else "the answers differ")
+    return 0 if same else 1
+
+
+async def compare(engines: Sequence[str], passages: int, times: int) -> list[Measured]:
+    """Ask each engine, one after the other, and print what it took. Raises WeftError for what cannot work."""
+    logs.configure("compare", "warning", "text")
+    settings = settings_of_desk()
+    folder = make_corpus(settings.make_data_dir(), passages)
+    print(f"{passages} passages, {os.cpu_count()} CPUs", flush=True)
+    measured = []
+    for engine in engines:
+        one = await _asked(engine, settings, folder, times)
+        print(f"{engine:>10}  {'  '.join(f'{seconds:7.2f} s' for seconds in one.seconds)}", flush=True)
+        measured.append(one)
+    return measured
+
+
+async def _asked(engine: str, settings: Settings, folder: Path, times: int) -> Measured:
+    name = "local" if engine in ("threads", "processes") else engine
+    processes = (os.cpu_count() or 1) if engine == "processes" else 0
+    gateways = () if name == "local" else (f"{name}_gateway",)
+    settings = replace(settings, engine_processes=processes)
+    job = {"topic": TOPIC, "folder": str(folder), "suffixes": list(OWN_SUFFIXES), "on_engine": True}
+    seconds, report = [], ""
+    async with (
+        open_desk(settings, (*SERVICES, *gateways)) as desk,
+        Client.connect(desk.url, namespace=settings.namespace) as client,
+    ):
+        for _ in range(times):
+            task = await client.submit(
+                "researcher",
+                job,
+                task_id=f"compare-{secrets.token_hex(4)}",
+                engine=name,
+                engine_wait_seconds=TASK_SECONDS,
+                timeout_seconds=TASK_SECONDS,
+            )
+            response = await task.result()
+            report = response.value()["text"]
+            steps = (await recorded(settings, task.task_id)).steps
+            seconds += [(step.ended - step.started) / 1000 for step in steps if step.name == "find_in_shard"]
+    return Measured(engine, tuple(seconds), report)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
