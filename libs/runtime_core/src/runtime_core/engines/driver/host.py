@@ -131,13 +131,16 @@ class Host:
     async def run(self) -> None:
         """Serve until the gateway hangs up, SIGTERM, or the engine is lost."""
         loop = asyncio.get_running_loop()
+        living = loop.create_task(self._live(), name="keep the connection")
         parts = [
             loop.create_task(self._stop.wait(), name="wait for the end"),
             loop.create_task(self._receive(), name="receive"),
-            loop.create_task(self._live(), name="keep the connection"),
+            living,
             loop.create_task(self._beat(), name="beat"),
         ]
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        # What is let go of is not lost: nobody watches it any more.
+        living.cancel()
         for part in done:
             if not part.cancelled() and part.exception() is not None:
                 logger.error("the driver ends by a defect of its own", exc_info=part.exception())

@@ -320,8 +320,7 @@ class Driver:
         self._process = None
         process.frames.close()
         os.close(process.lifeline)
-        stopping = self._keeping is None
-        if not stopping and self._state.connected:
+        if not self._stopping and self._state.connected:
             self._become(State(False, "its driver process has ended; another one is started"))
         for begun in list(process.begun.values()):
             begun.settle(
