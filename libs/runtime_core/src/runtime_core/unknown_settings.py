@@ -20,6 +20,8 @@ ENGINES = (
     "WEFT_SPARK_LOCAL_MEMORY",
 )
 """Read by the driver processes of engines themselves, and by no service."""
+RESERVED = ("WEFT_HTTP_PORT",)
+"""Of an HTTP gateway, which is no part of this release: an environment that all services share may name it."""
 OF_A_SERVICE = re.compile(r"WEFT(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 """What Kubernetes puts into a container for a Service that is called `weft` or `weft-…`."""
 
@@ -29,7 +31,7 @@ def refuse_unknown(environ: Mapping[str, str], fields: Collection[str]) -> None:
 
     `fields` are the names of the settings, as `lease_seconds` for `WEFT_LEASE_SECONDS`.
     """
-    known = {*(f"{PREFIX}{field.upper()}" for field in fields), *ENGINES}
+    known = {*(f"{PREFIX}{field.upper()}" for field in fields), *ENGINES, *RESERVED}
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable in known or variable.startswith(OTHERS):
             continue
