@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import threading
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -284,6 +285,8 @@ async def test_a_job_over_its_limit_is_stopped(backend: SparkBackend, tmp_path: 
     spinning = await error_of(backend, work("spinning_job", folder=str(tmp_path), timeout_seconds=1))
     assert (spinning.cause, spinning.type) == ("limit", "TimeoutError")
     assert backend.abandoned == 0, "its own code was stopped"
+    threads = threading.enumerate
+    await until(lambda: "spark job spinning_job" not in {one.name for one in threads()}, "its thread has ended")
 
 
 async def test_a_job_that_does_not_end_is_left_without_its_session(backend: SparkBackend, tmp_path: Path) -> None:
