@@ -44,17 +44,19 @@ setup: $(VENV)/.setup ## Make .venv with everything that development needs (noth
 setup-run: $(VENV)/.setup-run
 
 lock: setup ## Write requirements/*.txt anew from pyproject.toml (ARGS=--upgrade for newer versions)
-	$(COMPILE) --extra postgres --extra parquet --extra llm --extra mcp --group dev --output-file requirements/dev.txt $(ARGS)
-	$(COMPILE) --extra autogen --group autogen --constraint requirements/dev.txt --output-file requirements/autogen.txt $(ARGS)
+	$(COMPILE) --extra postgres --extra parquet --extra llm --extra mcp --extra otel --group dev --output-file requirements/dev.txt $(ARGS)
+	@# AutoGen takes no protobuf of today; in its own environment nothing else needs one.
+	sed '/^protobuf==/,/[^\\]$$/d' requirements/dev.txt >$(VENV)/constraints.txt
+	$(COMPILE) --extra autogen --group autogen --constraint $(VENV)/constraints.txt --output-file requirements/autogen.txt $(ARGS)
 	$(COMPILE) --group build --constraint requirements/dev.txt --output-file requirements/run.txt
-	$(COMPILE) --extra postgres --extra llm --extra mcp --group build --constraint requirements/dev.txt --output-file requirements/image.txt
+	$(COMPILE) --extra postgres --extra llm --extra mcp --extra otel --group build --constraint requirements/dev.txt --output-file requirements/image.txt
 	$(RUN) uv --quiet pip compile --group engines-build --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --output-file requirements/engines-build.txt $(ARGS)
-	$(COMPILE) --extra ray --extra spark --extra parquet --group engines --constraint requirements/dev.txt \
+	$(COMPILE) --extra ray --extra spark --extra parquet --extra otel --group engines --constraint requirements/dev.txt \
 		--constraint requirements/engines-build.txt --output-file requirements/engines.txt $(ARGS)
-	$(COMPILE) --extra postgres --extra llm --extra mcp --extra parquet --extra ray --group build \
+	$(COMPILE) --extra postgres --extra llm --extra mcp --extra otel --extra parquet --extra ray --group build \
 		--constraint requirements/dev.txt --constraint requirements/engines.txt --output-file requirements/image-ray.txt
-	$(COMPILE) --extra postgres --extra llm --extra mcp --extra parquet --extra spark --group build \
+	$(COMPILE) --extra postgres --extra llm --extra mcp --extra otel --extra parquet --extra spark --group build \
 		--constraint requirements/dev.txt --constraint requirements/engines.txt --output-file requirements/image-spark.txt
 
 format: setup ## Format the code, fix what can be fixed by itself, write docs/events.md anew
