@@ -68,4 +68,6 @@ def test_running_needs_the_versions_that_were_tested() -> None:
 @pytest.mark.parametrize("name", ["autogen.txt", "engines.txt"])
 def test_what_has_its_own_environment_is_tested_with_the_versions_of_the_rest(name: str) -> None:
     usual, theirs = locked("dev.txt"), locked(name)
-    assert {name for name in usual.keys() & theirs.keys() if usual[name] != theirs[name]} == set()
+    differs = {each for each in usual.keys() & theirs.keys() if usual[each] != theirs[each]}
+    # AutoGen takes no protobuf of today; what sends traces, which needs one, is not in its environment.
+    assert differs == ({"protobuf"} if name == "autogen.txt" else set())
