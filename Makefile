@@ -59,10 +59,11 @@ lock: setup ## Write requirements/*.txt anew from pyproject.toml (ARGS=--upgrade
 	$(COMPILE) --extra postgres --extra llm --extra mcp --extra otel --extra parquet --extra spark --group build \
 		--constraint requirements/dev.txt --constraint requirements/engines.txt --output-file requirements/image-spark.txt
 
-format: setup ## Format the code, fix what can be fixed by itself, write docs/events.md anew
+format: setup ## Format the code, fix what can be fixed by itself, write generated documents anew
 	$(RUN) ruff format $(CODE)
 	$(RUN) ruff check --fix $(CODE)
 	$(RUN) docs.generate_events
+	$(RUN) docs.generate_metrics
 
 check: setup ## Check format, lint, types and the import rule
 	$(RUN) ruff format --check $(CODE)

@@ -10,7 +10,7 @@ from runtime_core.errors import BusUnavailable
 from runtime_core.keeping.clock import ClockWatch
 from runtime_core.keeping.ends import Ends
 from runtime_core.keeping.engines import EngineWatch
-from runtime_core.keeping.measures import measure
+from runtime_core.keeping.measures import Measures
 from runtime_core.keeping.memory import watch_memory
 from runtime_core.keeping.sweeps import forget_old_submits, sweep_index, sweep_quarantine
 from runtime_core.telemetry.metrics import Metrics
@@ -23,9 +23,9 @@ INTERVAL_SECONDS = 0.5
 class Housekeeper:
     """One partition's chores; run by the leader only."""
 
-    def __init__(self, bus: EventBus, metrics: Metrics, retention_seconds: float) -> None:
+    def __init__(self, bus: EventBus, metrics: Metrics, retention_seconds: float, measures: Measures) -> None:
         self._bus = bus
-        self._metrics = metrics
+        self._measures = measures
         self._retention_ms = int(retention_seconds * 1000)
         self._ends = Ends(bus, metrics)
         self._clock = ClockWatch(bus)
@@ -43,7 +43,7 @@ class Housekeeper:
                 await forget_old_submits(self._bus)
                 await sweep_index(self._bus, self._retention_ms)
                 await sweep_quarantine(self._bus)
-                await measure(self._bus, self._metrics)
+                await self._measures.look()
             except BusUnavailable:
                 logger.info("the broker is away; chores wait")
             await asyncio.sleep(INTERVAL_SECONDS)

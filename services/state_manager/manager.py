@@ -9,6 +9,7 @@ from runtime_core.admission import Admission
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.transport import Transport
 from runtime_core.consumer.leader import Leader
+from runtime_core.keeping.measures import Measures
 from runtime_core.progress import Health, ProgressWatch
 from runtime_core.schedules.scheduler import Scheduler
 from runtime_core.settings import Settings
@@ -36,6 +37,10 @@ class StateManager:
             Leader(bus, "admit" if number == 0 else "keep", SERVICE, settings.lease_seconds, self._work_of(bus, number))
             for number, bus in enumerate(buses)
         ]
+        metrics.show_owner(self._silent_seconds, settings.lease_seconds)
+        metrics.stalled.set_function(lambda: self._watch.stalled_seconds)
+        for bus, leader in zip(buses, self._leaders, strict=True):
+            metrics.show_lead(bus.keys.partition, leader)
 
     async def start(self) -> None:
         for bus in self._buses:
@@ -54,7 +59,10 @@ class StateManager:
             await transport.close()
 
     def ready(self) -> bool:
-        return all(leader.silent_seconds < self._settings.lease_seconds for leader in self._leaders)
+        return self._silent_seconds() < self._settings.lease_seconds
+
+    def _silent_seconds(self) -> float:
+        return max(leader.silent_seconds for leader in self._leaders)
 
     def progress(self) -> Health:
         return self._watch.health()
@@ -62,7 +70,9 @@ class StateManager:
     def _work_of(self, bus: EventBus, number: int) -> Callable[[int], Awaitable[None]]:
         async def work(epoch: int) -> None:
             relay = Relay(bus, self._buses, self._ingress, self._metrics)
-            keeper = Housekeeper(bus, self._metrics, self._settings.retention_seconds)
+            leader = self._leaders[number]
+            measures = Measures(bus, self._metrics.measured, lambda: leader.leads, self._ingress)
+            keeper = Housekeeper(bus, self._metrics, self._settings.retention_seconds, measures)
             async with asyncio.TaskGroup() as group:
                 group.create_task(relay.run(), name="relay")
                 group.create_task(keeper.run(), name="housekeeper")

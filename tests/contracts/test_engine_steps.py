@@ -7,7 +7,6 @@ from typing import cast
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
@@ -17,8 +16,9 @@ from runtime_core.engines.waiting import ENGINE_WAIT_SECONDS
 from runtime_core.errors import Fenced
 from runtime_core.keeping.engines import EngineWatch
 from runtime_core.keeping.keeper import Keeper
-from runtime_core.keeping.measures import measure
-from runtime_core.telemetry.metrics import Metrics
+from runtime_core.keeping.measures import Measures
+from runtime_core.telemetry.measured import Measured
+from runtime_core.telemetry.names import STREAM_LAG
 from tests.contracts.broker import Broker, ask, complete, suspend
 
 NOBODY = "no ray-gateway serves this namespace: start one (weft up --ray), or use the engine local"
@@ -270,10 +270,9 @@ async def test_a_cancelled_task_leaves_no_step_behind(broker: Broker, bus: Event
 
 async def test_what_waits_for_an_engine_is_measured_and_not_taken_for_stuck(broker: Broker, bus: EventBus) -> None:
     await asked(broker, bus, stream="ray:big")
-    metrics = Metrics(CollectorRegistry(), "state-manager")
-    await measure(bus, metrics)
-    lag = metrics.registry.get_sample_value("weft_stream_lag_events", {"stream": "ray:big", "group": "ray-gateway"})
-    assert lag == 1
+    taken = await Measures(bus, Measured(), lambda: True, bus.transport).take()
+    lag = [sample.value for sample in taken if sample.metric is STREAM_LAG and sample.labels[0] == "ray:big"]
+    assert lag == [1]
     assert await find_stuck(bus) == []
     [entry] = await broker.entries("ray:big")
     await broker.call("XDEL", broker.keys.stream("ray:big"), entry["id"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import logging
@@ -12,45 +13,60 @@ from http import HTTPStatus
 
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 
 from runtime_core.telemetry import endpoint as endpoint_module
 from runtime_core.telemetry import logs, names
 from runtime_core.telemetry.endpoint import Answer, Endpoint, plain
-from runtime_core.telemetry.metrics import Metrics
-from runtime_core.telemetry.names import MetricName
+from runtime_core.telemetry.measured import FRESH_SECONDS, Measured, Sample
+from runtime_core.telemetry.metrics import Children, Metrics
+from runtime_core.telemetry.names import Kind
 
 
-def test_every_named_metric_is_exposed_with_its_labels() -> None:
+def test_every_metric_is_exposed_as_it_is_named() -> None:
     metrics = Metrics(CollectorRegistry(), "agent-handler")
-    metrics.events_handled["completed"].inc()
-    metrics.dead_letters["attempts"].inc()
-    metrics.tasks_ended["completed"].inc()
-    metrics.hook_failures["before_tool_call"].inc()
-    metrics.timers_due["0"].set(1)
-    metrics.mcp_server_up["files"].set(1)
-    metrics.mcp_restarts["files"].inc()
-    metrics.mcp_calls["files", "completed"].inc()
-    metrics.model_calls["openai", "gpt-x", "answered"].inc()
-    metrics.model_call_seconds["openai", "gpt-x"].observe(1)
-    metrics.model_tokens["gpt-x", "input"].inc(3)
-    metrics.model_cost["gpt-x"].inc(0.25)
-    metrics.engine_steps["ray", "completed"].inc()
-    metrics.engine_step_seconds["ray"].observe(1)
-    metrics.engine_running["ray"].set(1)
-    metrics.engine_connected["ray"].set(1)
-    metrics.engine_driver_starts["ray"].inc()
-    metrics.engine_driver_memory["ray"].set(1)
-    for gauge in (metrics.stream_lag, metrics.stream_pending, metrics.stream_oldest_pending):
-        gauge["weft:{0}:agent", "agent-handler"].set(1)
+    series: dict[str, set[str]] = {}
+    for children in (value for value in vars(metrics).values() if isinstance(value, Children)):
+        made = children._make
+        for count in (1, 2, 3):
+            with contextlib.suppress(ValueError):
+                made("x" if count == 1 else ("x",) * count)
+    own = [name for name in names.ALL if name.by == names.LEADER]
+    metrics.measured.put(0, [Sample(name, 1, ("x",) * (len(name.labels) - 1)) for name in own], lambda: True)
     shown = metrics.exposition().decode()
-    declared = [value for value in vars(names).values() if isinstance(value, MetricName)]
-    assert len(declared) == 32
-    for name in declared:
-        series = [line for line in shown.splitlines() if line.startswith(name.name)]
-        assert series, f"{name.name} has no series"
-        assert all(f'{label}="' in line for label in name.labels for line in series)
+    for parsed in text_string_to_metric_families(shown):
+        for sample in parsed.samples:
+            series.setdefault(sample.name, set()).update(sample.labels)
+    for name in names.ALL:
+        suffix = "_count" if name.kind is Kind.HISTOGRAM else ""
+        assert series.get(name.name + suffix) == set(name.labels), name.name
+        family = name.name.removesuffix("_total") if name.kind is Kind.COUNTER else name.name
+        assert f"# TYPE {family}{'_total' if name.kind is Kind.COUNTER else ''} {name.kind}" in shown
+    assert {name.split("_bucket")[0] for name in series if name.startswith("weft_")} - {
+        name.name + suffix for name in names.ALL for suffix in ("", "_count", "_sum")
+    } == set()
     assert "_created" not in shown
-    assert 'weft_stream_lag_events{group="agent-handler",stream="weft:{0}:agent"} 1.0' in shown
+
+
+def test_what_was_measured_is_shown_while_it_is_fresh_and_the_partition_is_led() -> None:
+    now, leads = 0.0, True
+    measured = Measured(lambda: now)
+    metrics = CollectorRegistry()
+    metrics.register(measured)
+    for partition in (0, 1):
+        measured.put(partition, [Sample(names.STREAM_LAG, 3, ("agent", "agent-handler"))], lambda: leads)
+
+    def shown(partition: int = 0) -> float | None:
+        labels = {"partition": str(partition), "stream": "agent", "group": "agent-handler"}
+        return metrics.get_sample_value(names.STREAM_LAG.name, labels)
+
+    assert shown() == shown(1) == 3
+    measured.drop(1)
+    assert (shown(), shown(1)) == (3, None)
+    leads = False
+    assert shown() is None
+    leads, now = True, FRESH_SECONDS + 1
+    assert shown() is None
 
 
 def test_a_child_is_made_once() -> None:

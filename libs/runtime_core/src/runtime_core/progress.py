@@ -41,10 +41,13 @@ class ProgressWatch:
         """Says that a piece of work was taken, or has ended."""
         self._since = self._monotonic()
 
+    @property
+    def stalled_seconds(self) -> float:
+        """How long work has waited while nothing has progressed; 0 where none waits."""
+        return self._monotonic() - self._since if self._waiting else 0.0
+
     def health(self) -> Health:
-        if not self._waiting:
-            return HEALTHY
-        silent = self._monotonic() - self._since
+        silent = self.stalled_seconds
         if silent <= self._limit_seconds:
             return HEALTHY
         return Health(

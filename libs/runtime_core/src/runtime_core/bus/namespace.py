@@ -79,8 +79,17 @@ async def memory_policy(transport: Transport) -> str:
 
 async def server_memory(transport: Transport) -> dict[str, str]:
     """The memory section of INFO; empty where this user may not ask for it."""
+    return await _info(transport, "memory")
+
+
+async def server_info(transport: Transport) -> dict[str, str]:
+    """What INFO says of memory, clients, server, persistence and stats; empty where this user may not ask for it."""
+    return await _info(transport, "server", "clients", "memory", "persistence", "stats")
+
+
+async def _info(transport: Transport, *sections: str) -> dict[str, str]:
     try:
-        reply = await transport.call("INFO", "memory")
+        reply = await transport.call("INFO", *sections)
     except ServerError:
         return {}
     return _fields(reply)

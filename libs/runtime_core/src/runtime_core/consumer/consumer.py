@@ -182,6 +182,11 @@ class Consumer:
         """How long ago the broker last confirmed the heartbeat."""
         return self._owner.silent_seconds
 
+    @property
+    def stalled_seconds(self) -> float:
+        """How long what it holds has waited while nothing has ended."""
+        return self._watch.stalled_seconds
+
     def ready(self) -> bool:
         return self._connected and not self._stop.is_set()
 

@@ -37,6 +37,11 @@ class Leader:
     def silent_seconds(self) -> float:
         return self._owner.silent_seconds
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process leads, as far as it can know: the broker has confirmed it within the lease."""
+        return self.epoch > 0 and self.silent_seconds < self._lease
+
     async def start(self) -> None:
         await self._owner.enter()
         self._keeping = asyncio.create_task(self._keep(), name=f"lead {self._role}")

@@ -125,7 +125,10 @@ class Worker:
             await consumer.start()
         # Read at each scrape: two writes for each delivery would be felt.
         self._metrics.in_flight.set_function(lambda: sum(consumer.held for consumer in self._consumers))
-        self._metrics.heartbeat_age.set_function(lambda: max(consumer.silent_seconds for consumer in self._consumers))
+        self._metrics.show_owner(
+            lambda: max(consumer.silent_seconds for consumer in self._consumers), self._settings.lease_seconds
+        )
+        self._metrics.stalled.set_function(lambda: max(consumer.stalled_seconds for consumer in self._consumers))
         for begin in self._at_start:
             await begin()
         await self._announce()

@@ -4,7 +4,7 @@
 2. clock.py     the server's clock: a step of it moves no timer
 3. memory.py    the server's memory: submits are refused before it is full
 4. ends.py      follows the record: counts and tells the tasks that ended
-5. measures.py  how far behind every work stream is
+5. measures.py  what metrics show of a partition; lag.py says how far a group is behind
 6. engines.py   steps of engines that no gateway serves: they end when they have waited long enough
 7. keeper.py    the chores of a namespace without services; with them, the state-manager does all of these
 """

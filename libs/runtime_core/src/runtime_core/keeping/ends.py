@@ -41,8 +41,8 @@ class Ends:
                 return
             ends = [end for entry in reply if (end := _task_end(cast(list[bytes], entry[1]))) is not None]
             for end in ends:
-                self._metrics.tasks_ended[end.status].inc()
-                self._metrics.task_seconds.observe(end.seconds)
+                self._metrics.tasks_ended[end.agent, end.status].inc()
+                self._metrics.task_seconds[end.status].observe(end.seconds)
             _tell(ends)
             self._cursor = cast(bytes, reply[-1][0]).decode()
             await self._bus.publish_cursor(STATE_MANAGER, self._cursor)

@@ -1,38 +1,147 @@
-"""Measures the work streams of a partition."""
+"""Measures a partition for whoever leads it: streams and their readers, mailboxes, timers, tasks, the broker itself.
+
+A look costs the broker a few dozen short commands, however much work there is (docs/performance.md).
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from typing import cast
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.keys import GROUPS, group_of
-from runtime_core.bus.transport import Reply
+from runtime_core.bus.keys import GROUPS, STATE_MANAGER, TRAJECTORY_RECORDER, group_of, ingress
+from runtime_core.bus.namespace import server_info
+from runtime_core.bus.transport import Reply, Transport
 from runtime_core.errors import ServerError
-from runtime_core.telemetry.metrics import Metrics
+from runtime_core.keeping.lag import Lag, lag_of_work, lags_of_cursors
+from runtime_core.telemetry import names
+from runtime_core.telemetry.measured import Measured, Sample
+
+INTERVAL_SECONDS = 2.0
+"""Between two looks."""
+LEADERS = ("admit", "keep")
+"""Roles of the state-manager; a partition has one of them."""
 
 
-async def measure(bus: EventBus, metrics: Metrics) -> None:
-    """Lag and pending of every work stream: all on it is work to do, so the lag is what is not pending."""
-    call, keys = bus.transport.call, bus.keys
-    streams = {name.decode() for name in cast(list[bytes], await call("HVALS", keys.agents))}
-    streams |= {name.decode() for name in cast(list[bytes], await call("HVALS", keys.tools))}
-    streams |= {name.decode() for name in cast(list[bytes], await call("HKEYS", keys.engines))}
-    for stream in streams | set(GROUPS):
-        length = cast(int, await call("XLEN", keys.stream(stream)))
-        place = (stream, group_of(stream))
-        pending, oldest = 0, 0.0
+class Measures:
+    """One partition's, taken by its leader. `edge` reaches the ingress stream, which the first partition measures."""
+
+    def __init__(self, bus: EventBus, measured: Measured, leads: Callable[[], bool], edge: Transport) -> None:
+        self._bus = bus
+        self._measured = measured
+        self._leads = leads
+        self._edge = edge
+        self._taken = float("-inf")
+
+    async def look(self) -> None:
+        """Measure and show, unless that was done a moment ago."""
+        if time.monotonic() - self._taken < INTERVAL_SECONDS:
+            return
+        samples = await self.take()
+        self._measured.put(self._bus.keys.partition, samples, self._leads)
+        self._taken = time.monotonic()
+
+    async def take(self) -> list[Sample]:
+        """What there is to see now."""
+        asked = time.perf_counter()
+        now_ms = await _now_ms(self._bus.transport)
+        samples = [Sample(names.BROKER_PING, time.perf_counter() - asked)]
+        samples += await self._streams(now_ms)
+        samples += await self._timers(now_ms)
+        samples.append(
+            Sample(names.DEAD_LETTERS_KEPT, cast(int, await self._bus.transport.call("XLEN", self._bus.keys.dead)))
+        )
+        samples += _of_broker(await server_info(self._bus.transport))
+        samples.append(Sample(names.MEASURED_AT, time.time()))
+        return samples
+
+    async def _streams(self, now_ms: int) -> list[Sample]:
+        call, keys = self._bus.transport.call, self._bus.keys
+        samples: list[Sample] = []
+        for stream in sorted(await self._work_streams()):
+            group = group_of(stream)
+            lag = await lag_of_work(call, keys.stream(stream), group, now_ms)
+            if lag is not None:
+                samples += _of_group(stream, group, lag, await self._readers(stream, group))
+        leading = await self._leading(*LEADERS)
+        groups = {STATE_MANAGER: leading, TRAJECTORY_RECORDER: await self._leading("record")}
+        for group, lag in (await lags_of_cursors(call, keys.record, tuple(groups), now_ms)).items():
+            samples += _of_group("record", group, lag, groups[group])
+        if keys.partition == 0:
+            edge = self._edge
+            lag = await lag_of_work(edge.call, ingress(keys.namespace), STATE_MANAGER, await _now_ms(edge))
+            samples += _of_group("tasks", STATE_MANAGER, lag or Lag(0), leading)
+        return samples
+
+    async def _work_streams(self) -> set[str]:
+        """The usual ones, and those of pools and engines that apps have named."""
+        call, keys = self._bus.transport.call, self._bus.keys
+        found = cast(list[bytes], await call("HVALS", keys.agents)) + cast(list[bytes], await call("HVALS", keys.tools))
+        found += cast(list[bytes], await call("HKEYS", keys.engines))
+        return {name.decode() for name in found} | set(GROUPS)
+
+    async def _readers(self, stream: str, group: str) -> int:
+        """Consumers of the group whose owners live."""
         try:
-            summary = cast(list[Reply], await call("XPENDING", keys.stream(stream), group_of(stream)))
-            pending = cast(int, summary[0])
-            if summary[1] is not None:
-                oldest = max(0.0, time.time() - int(cast(bytes, summary[1]).split(b"-")[0]) / 1000)
-        except ServerError:
-            if length == 0:
-                continue  # a stream that this namespace has no use for
-        metrics.stream_lag[place].set(max(0, length - pending))
-        metrics.stream_pending[place].set(pending)
-        metrics.stream_oldest_pending[place].set(oldest)
-    metrics.timers_due[str(keys.partition)].set(
-        cast(int, await call("ZCOUNT", keys.timers, "-inf", time.time_ns() // 1_000_000))
-    )
+            key = self._bus.keys.stream(stream)
+            reply = cast(list[list[Reply]], await self._bus.transport.call("XINFO", "CONSUMERS", key, group))
+        except ServerError as error:
+            if not str(error).startswith("NOGROUP"):
+                raise
+            return 0
+        return await self._alive([cast(bytes, dict(zip(one[::2], one[1::2], strict=True))[b"name"]) for one in reply])
+
+    async def _leading(self, *roles: str) -> int:
+        call, base = self._bus.transport.call, self._bus.keys.base
+        owners = [cast(bytes | None, await call("HGET", f"{base}leader:{role}", "owner")) for role in roles]
+        return await self._alive([owner for owner in owners if owner is not None])
+
+    async def _alive(self, owners: list[bytes]) -> int:
+        if not owners:
+            return 0
+        scores = cast(list[Reply], await self._bus.transport.call("ZMSCORE", self._bus.keys.alive, *owners))
+        return sum(score is not None for score in scores)
+
+    async def _timers(self, now_ms: int) -> list[Sample]:
+        call, keys = self._bus.transport.call, self._bus.keys
+        offset = cast(bytes | None, await call("HGET", keys.meta, "offset"))
+        now = now_ms + int(offset or 0)
+        # A timer at 0 is a mailbox to go on with at once: it has no time that it could be late for.
+        oldest = cast(list[bytes], await call("ZRANGEBYSCORE", keys.timers, "(0", now, "WITHSCORES", "LIMIT", 0, 1))
+        return [
+            Sample(names.TIMERS_WAITING, cast(int, await call("ZCARD", keys.timers))),
+            Sample(names.TIMERS_DUE, cast(int, await call("ZCOUNT", keys.timers, "-inf", now))),
+            Sample(names.TIMERS_LATE, max(0.0, (now - float(oldest[1])) / 1000) if oldest else 0.0),
+        ]
+
+
+async def _now_ms(transport: Transport) -> int:
+    """The broker's clock, by which entries have their ids. Another process's clock may differ."""
+    seconds, micros = cast(list[bytes], await transport.call("TIME"))
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+def _of_group(stream: str, group: str, lag: Lag, readers: int) -> Iterator[Sample]:
+    place = (stream, group)
+    yield Sample(names.STREAM_LAG, lag.waiting, place)
+    yield Sample(names.STREAM_PENDING, lag.pending, place)
+    yield Sample(names.STREAM_OLDEST_WAITING, lag.oldest_waiting, place)
+    yield Sample(names.STREAM_OLDEST_PENDING, lag.oldest_pending, place)
+    yield Sample(names.STREAM_READERS, readers, place)
+
+
+def _of_broker(info: dict[str, str]) -> Iterator[Sample]:
+    """What the server says of itself; nothing where this user may not ask."""
+    for metric, field in (
+        (names.BROKER_MEMORY, "used_memory"),
+        (names.BROKER_MEMORY_LIMIT, "maxmemory"),
+        (names.BROKER_CLIENTS, "connected_clients"),
+        (names.BROKER_UPTIME, "uptime_in_seconds"),
+        (names.BROKER_EVICTED_KEYS, "evicted_keys"),
+    ):
+        if field in info:
+            yield Sample(metric, float(info[field]))
+    if "aof_enabled" in info:
+        well = info["aof_enabled"] == "1" and info.get("aof_last_write_status") == "ok"
+        yield Sample(names.BROKER_APPEND_ONLY_OK, float(well))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from runtime_core.bus.event_bus import EventBus
@@ -50,6 +51,10 @@ class Recorder:
         self._stop = asyncio.Event()
         self._watch = ProgressWatch(limit_seconds=max(30.0, 10 * lease_seconds))
         self._leaders = [self._leader(bus) for bus in buses]
+        metrics.show_owner(self._silent_seconds, lease_seconds)
+        metrics.stalled.set_function(lambda: self._watch.stalled_seconds)
+        for bus, leader in zip(buses, self._leaders, strict=True):
+            metrics.show_lead(bus.keys.partition, leader)
 
     async def start(self) -> None:
         for bus, leader in zip(self._buses, self._leaders, strict=True):
@@ -68,7 +73,10 @@ class Recorder:
             await bus.transport.close()
 
     def ready(self) -> bool:
-        return all(leader.silent_seconds < self._lease for leader in self._leaders)
+        return self._silent_seconds() < self._lease
+
+    def _silent_seconds(self) -> float:
+        return max(leader.silent_seconds for leader in self._leaders)
 
     def progress(self) -> Health:
         return self._watch.health()
@@ -95,6 +103,8 @@ class Recorder:
         await self._store.write(self._namespace, partition, epoch, ())
         cursor = await bus.within_record(await self._store.cursor(self._namespace, partition))
         reconnects = bus.transport.reconnects
+        commit_seconds = self._metrics.recorder_commit_seconds[str(bus.keys.partition)]
+        recorded = self._metrics.recorded_entries[str(bus.keys.partition)]
         while True:
             try:
                 if bus.transport.reconnects != reconnects:
@@ -109,7 +119,9 @@ class Recorder:
                 continue
             self._watch.waiting(True)
             rows = [record_entry(entry, fields) for entry, fields in entries]
+            began = time.perf_counter()
             await self._store.write(self._namespace, partition, epoch, rows)
+            commit_seconds.observe(time.perf_counter() - began)
             cursor = entries[-1][0].decode()
             # After the rows are committed: what is published may be trimmed.
             await bus.publish_cursor(TRAJECTORY_RECORDER, cursor)
@@ -117,5 +129,6 @@ class Recorder:
             if self._written is not None:
                 self._written()
             self._metrics.events_handled["recorded"].inc(len(entries))
+            recorded.inc(len(entries))
             if len(entries) < READ_AT_ONCE:
                 await asyncio.sleep(PAUSE_SECONDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,6 +18,7 @@ from prometheus_client import (
 )
 
 from runtime_core.telemetry import names
+from runtime_core.telemetry.measured import Measured
 from runtime_core.telemetry.names import MetricName
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -41,10 +42,17 @@ class Children(dict[Key, Child], Generic[Key, Child]):
         return child
 
 
+class Leading(Protocol):
+    """Who may lead a role."""
+
+    @property
+    def leads(self) -> bool: ...
+
+
 class Metrics:
     """What a service counts and measures. One object per process; nothing is shared between two.
 
-    Durations are in seconds. `heartbeat_age.set_function(…)` keeps it right at every scrape.
+    Durations are in seconds. What `set_function(…)` gives is asked for at every scrape.
     """
 
     def __init__(self, registry: CollectorRegistry, service: str) -> None:
@@ -75,17 +83,34 @@ class Metrics:
         self.adopted_deliveries = counter(names.ADOPTED_DELIVERIES).labels(service)
         self.in_flight = gauge(names.IN_FLIGHT).labels(service)
         self.heartbeat_age = gauge(names.HEARTBEAT_AGE).labels(service)
+        self.broker_connected = gauge(names.BROKER_CONNECTED).labels(service)
+        self.stalled = gauge(names.STALLED).labels(service)
         self.loop_lag = gauge(names.LOOP_LAG).labels(service)
+        lead = gauge(names.LEAD)
+        self.lead: Children[str, Gauge] = Children(lambda partition: lead.labels(service, partition))
 
-        lag, pending = gauge(names.STREAM_LAG), gauge(names.STREAM_PENDING)
-        oldest, due = gauge(names.STREAM_OLDEST_PENDING), gauge(names.TIMERS_DUE)
-        self.stream_lag: Children[tuple[str, str], Gauge] = Children(lambda key: lag.labels(*key))
-        """By (stream, group), as are the next two."""
-        self.stream_pending: Children[tuple[str, str], Gauge] = Children(lambda key: pending.labels(*key))
-        self.stream_oldest_pending: Children[tuple[str, str], Gauge] = Children(lambda key: oldest.labels(*key))
-        self.timers_due: Children[str, Gauge] = Children(lambda partition: due.labels(partition))
-        ended = counter(names.TASKS_ENDED)
-        self.tasks_ended: Children[str, Counter] = Children(lambda status: ended.labels(status))
+        turns, turn_seconds = counter(names.AGENT_TURNS), histogram(names.AGENT_TURN_SECONDS)
+        self.agent_turns: Children[tuple[str, str], Counter] = Children(lambda key: turns.labels(*key))
+        """By (agent, outcome)."""
+        self.agent_turn_seconds: Children[str, Histogram] = Children(lambda agent: turn_seconds.labels(agent))
+        tool_calls, tool_seconds = counter(names.TOOL_CALLS), histogram(names.TOOL_CALL_SECONDS)
+        self.tool_calls: Children[tuple[str, str], Counter] = Children(lambda key: tool_calls.labels(*key))
+        """By (tool, outcome)."""
+        self.tool_call_seconds: Children[str, Histogram] = Children(lambda tool: tool_seconds.labels(tool))
+
+        self.measured = Measured()
+        """What this process has measured of the partitions that it leads."""
+        registry.register(self.measured)
+        ended, task_seconds = counter(names.TASKS_ENDED), histogram(names.TASK_SECONDS)
+        self.tasks_ended: Children[tuple[str, str], Counter] = Children(lambda key: ended.labels(*key))
+        """By (agent, status)."""
+        self.task_seconds: Children[str, Histogram] = Children(lambda status: task_seconds.labels(status))
+        refused, recorded = counter(names.TASKS_REFUSED), counter(names.RECORDED_ENTRIES)
+        self.tasks_refused: Children[tuple[str, str], Counter] = Children(lambda key: refused.labels(*key))
+        """By (partition, reason)."""
+        self.recorded_entries: Children[str, Counter] = Children(lambda partition: recorded.labels(partition))
+        commits = histogram(names.RECORDER_COMMIT_SECONDS)
+        self.recorder_commit_seconds: Children[str, Histogram] = Children(lambda partition: commits.labels(partition))
 
         up, lost, calls = gauge(names.MCP_SERVER_UP), counter(names.MCP_RESTARTS), counter(names.MCP_CALLS)
         self.mcp_server_up: Children[str, Gauge] = Children(lambda server: up.labels(server))
@@ -96,7 +121,9 @@ class Metrics:
         self.model_calls: Children[tuple[str, str, str], Counter] = Children(lambda key: model_calls.labels(*key))
         """By (provider, model, outcome)."""
         self.model_call_seconds: Children[tuple[str, str], Histogram] = Children(lambda key: call_seconds.labels(*key))
-        """By (provider, model)."""
+        """By (provider, model), as is the next one."""
+        first = histogram(names.MODEL_FIRST_CHUNK_SECONDS)
+        self.model_first_chunk_seconds: Children[tuple[str, str], Histogram] = Children(lambda key: first.labels(*key))
         tokens, cost = counter(names.MODEL_TOKENS), counter(names.MODEL_COST)
         self.model_tokens: Children[tuple[str, str], Counter] = Children(lambda key: tokens.labels(*key))
         """By (model, `input`, `output`, `cached` or `reasoning`)."""
@@ -113,10 +140,22 @@ class Metrics:
         self.engine_driver_starts: Children[str, Counter] = Children(lambda engine: starts.labels(engine))
         self.engine_driver_memory: Children[str, Gauge] = Children(lambda engine: memory.labels(engine))
 
-        self.task_seconds = histogram(names.TASK_SECONDS)
+        for outcome in names.OUTCOMES.get(service, ()):
+            self.events_handled[outcome]
+        for reason in names.REASONS.get(service, ()):
+            self.dead_letters[reason]
 
         gauge(names.BUILD_INFO).labels(service, _version(), platform.python_version()).set(1)
         ProcessCollector(registry=registry)
+
+    def show_owner(self, silent_seconds: Callable[[], float], lease_seconds: float) -> None:
+        """Show, from the age of the last heartbeat that the broker has confirmed, whether this process has it."""
+        self.heartbeat_age.set_function(silent_seconds)
+        self.broker_connected.set_function(lambda: float(silent_seconds() < lease_seconds))
+
+    def show_lead(self, partition: int, leader: Leading) -> None:
+        """Show whether this process leads a partition."""
+        self.lead[str(partition)].set_function(lambda: float(leader.leads))
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format; its media type is `CONTENT_TYPE`."""

@@ -1,17 +1,40 @@
-"""Every metric: its name, help and labels, once. Emitter, dashboard, alerts and tests read them here.
+"""Every metric: its name, kind, labels and meaning, once.
 
-Label values come from small fixed sets (services, outcomes, reasons, streams): never ids of tasks or runs,
-since each value of a label is a time series of its own.
+What emits it, docs/metrics.md, dashboards, alerts and tests read them here.
+
+Label values come from small fixed sets (services, outcomes, reasons, streams) or from what apps declare (agents, tools,
+models): never ids of tasks or runs, nor keys of instances, since each value of a label is a time series of its own.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 SECONDS_BUCKETS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
+
+HANDLERS = "agent-handler, tool-handler, gateways"
+EVERY = "every service"
+LEADER = "state-manager that leads the partition"
+STATE_MANAGER = "state-manager"
+RECORDER = "trajectory-recorder"
+LEADERS = "state-manager, trajectory-recorder"
+AGENTS = "agent-handler"
+TOOLS = "tool-handler"
+GATEWAYS = "gateways"
+EMITTERS = (EVERY, HANDLERS, AGENTS, TOOLS, GATEWAYS, RECORDER, LEADERS, STATE_MANAGER, LEADER)
+"""Who emits metrics, in the order in which docs/metrics.md shows them."""
+
+
+class Kind(StrEnum):
+    """What Prometheus calls a metric's type."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
 
 
 @dataclass(frozen=True)
@@ -19,89 +42,338 @@ class MetricName:
     """One metric as Prometheus shows it. A counter's name ends with `_total`."""
 
     name: str
+    kind: Kind
     help: str
     labels: tuple[str, ...] = ()
+    by: str = EVERY
+    """Who emits it."""
+    look: str = ""
+    """When to look at it, and what it says then."""
+    unit: str = ""
+    """`seconds`, `bytes`, …; empty: a number of things."""
 
 
-EVENTS_HANDLED = MetricName(
-    "weft_events_handled_total", "Deliveries that were settled, by how they ended.", ("service", "outcome")
-)
-HANDLER_SECONDS = MetricName("weft_handler_seconds", "Time that a handler ran, from delivery to outcome.", ("service",))
-COMMIT_SECONDS = MetricName(
-    "weft_commit_seconds", "Time from asking the broker for a commit to its answer.", ("service",)
-)
-RETRIES = MetricName("weft_retries_total", "Attempts that failed and will be made again.", ("service",))
-DEAD_LETTERS = MetricName(
-    "weft_dead_letters_total", "Deliveries that will not be tried again, by reason.", ("service", "reason")
-)
-FENCED_COMMITS = MetricName(
-    "weft_fenced_commits_total", "Commits refused because this owner had been declared dead.", ("service",)
-)
-HOOK_FAILURES = MetricName(
-    "weft_hook_failures_total", "Executions of hooks and callbacks that failed, by their point.", ("service", "point")
-)
-DUPLICATES_SUPPRESSED = MetricName(
-    "weft_duplicates_suppressed_total",
-    "Submits and deliveries that were recognised as repeated and had no effect.",
-    ("service",),
-)
-ADOPTED_DELIVERIES = MetricName(
-    "weft_adopted_deliveries_total", "Deliveries taken over from owners that died.", ("service",)
-)
-IN_FLIGHT = MetricName("weft_in_flight_deliveries", "Deliveries in hand that are not settled.", ("service",))
-STREAM_LAG = MetricName(
-    "weft_stream_lag_events", "Events of a stream that its group has not read yet.", ("stream", "group")
-)
-STREAM_PENDING = MetricName(
-    "weft_stream_pending_events", "Events that were delivered and are not settled.", ("stream", "group")
-)
-STREAM_OLDEST_PENDING = MetricName(
-    "weft_stream_oldest_pending_seconds", "Age of the oldest event that is not settled.", ("stream", "group")
-)
-TIMERS_DUE = MetricName("weft_timers_due", "Timers that are due and not promoted yet.", ("partition",))
-TASKS_ENDED = MetricName("weft_tasks_ended_total", "Tasks that have ended, by their status.", ("status",))
-TASK_SECONDS = MetricName("weft_task_duration_seconds", "Time from a task's start to its end.", ())
-MODEL_CALLS = MetricName(
+def _counter(
+    name: str, about: str, labels: tuple[str, ...] = (), by: str = EVERY, look: str = "", unit: str = ""
+) -> MetricName:
+    return MetricName(name, Kind.COUNTER, about, labels, by, look, unit)
+
+
+def _gauge(
+    name: str, about: str, labels: tuple[str, ...] = (), by: str = EVERY, look: str = "", unit: str = ""
+) -> MetricName:
+    return MetricName(name, Kind.GAUGE, about, labels, by, look, unit)
+
+
+def _seconds(name: str, about: str, labels: tuple[str, ...] = (), by: str = EVERY, look: str = "") -> MetricName:
+    return MetricName(name, Kind.HISTOGRAM, about, labels, by, look, "seconds")
+
+
+# -- every service ---------------------------------------------------------------------------------------------------
+
+BUILD_INFO = _gauge("weft_build_info", "Always 1; the labels say what runs.", ("service", "version", "python"))
+BROKER_CONNECTED = _gauge(
+    "weft_broker_connected", "1 while the broker confirms this process's heartbeats, else 0.", ("service",),
+    look="0 for longer than a restart of the broker",
+)  # fmt: skip
+HEARTBEAT_AGE = _gauge(
+    "weft_heartbeat_age_seconds", "Time since the broker last confirmed this owner's heartbeat.", ("service",),
+    look="it comes near `WEFT_LEASE_SECONDS`: others will adopt what this process holds", unit="seconds",
+)  # fmt: skip
+STALLED = _gauge(
+    "weft_stalled_seconds", "How long work has waited in this process while nothing has moved; 0 where none waits.",
+    ("service",), look="it grows: `/healthz` fails at 30 s or 10 leases, whichever is longer", unit="seconds",
+)  # fmt: skip
+LOOP_LAG = _gauge(
+    "weft_loop_lag_seconds", "How late the event loop woke up from its last timed sleep.", ("service",),
+    look="above 0.1: something blocks it", unit="seconds",
+)  # fmt: skip
+EVENTS_HANDLED = _counter(
+    "weft_events_handled_total",
+    "Deliveries that were settled, by how they ended. `handled` is the usual end; `stopped`: its task was over;"
+    " `fenced`: this process had been declared dead; `bus_error`: it stays and is taken again; `defect`: an error in"
+    " Weft or of the server. The state-manager counts `admitted`, the trajectory-recorder `recorded`.",
+    ("service", "outcome"), look="`defect` rises, ever",
+)  # fmt: skip
+DEAD_LETTERS = _counter(
+    "weft_dead_letters_total", "Deliveries that will not be tried again, by reason.", ("service", "reason"),
+    look="any rise: see [dead letters](operations.md#dead-letters)",
+)  # fmt: skip
+
+# -- handlers --------------------------------------------------------------------------------------------------------
+
+HANDLER_SECONDS = _seconds(
+    "weft_handler_seconds", "Time that a handler ran, from delivery to outcome, waits for the broker included.",
+    ("service",), HANDLERS, "the tail grows",
+)  # fmt: skip
+COMMIT_SECONDS = _seconds(
+    "weft_commit_seconds", "Time from asking the broker for a commit to its answer.", ("service",), HANDLERS,
+    "it rises with the broker's load",
+)  # fmt: skip
+RETRIES = _counter(
+    "weft_retries_total", "Attempts that failed and will be made again.", ("service",), HANDLERS,
+    "it rises with a dependency's trouble",
+)  # fmt: skip
+FENCED_COMMITS = _counter(
+    "weft_fenced_commits_total", "Commits refused because this owner had been declared dead.", ("service",), HANDLERS,
+    "it rises: the process was paused, or its loop is blocked",
+)  # fmt: skip
+HOOK_FAILURES = _counter(
+    "weft_hook_failures_total",
+    "Hooks and callbacks that raised, took too long or answered wrongly, by their point; a guard's failure denies.",
+    ("service", "point"), AGENTS, "any rise: see [hooks](hooks.md#when-a-hook-fails)",
+)  # fmt: skip
+DUPLICATES_SUPPRESSED = _counter(
+    "weft_duplicates_suppressed_total", "Deliveries and commits that were recognised as repeated and had no effect.",
+    ("service",), HANDLERS, "a burst after a restart of the broker is normal",
+)  # fmt: skip
+ADOPTED_DELIVERIES = _counter(
+    "weft_adopted_deliveries_total", "Deliveries taken over from owners that died.", ("service",), HANDLERS,
+    "it rises without a deployment: processes die",
+)  # fmt: skip
+IN_FLIGHT = _gauge(
+    "weft_in_flight_deliveries",
+    "Deliveries in hand that are not settled; at most 256 per consumer (`WEFT_ENGINE_IN_FLIGHT` of a gateway).",
+    ("service",), HANDLERS, "it stays at the limit: add replicas",
+)  # fmt: skip
+
+# -- agents and their models -----------------------------------------------------------------------------------------
+
+AGENT_TURNS = _counter(
+    "weft_agent_turns_total",
+    "Turns of agents, by how they ended. `completed`: the run has ended; `suspended`: it waits for steps; `failed`: it"
+    " has ended with an error; `retried`: the turn will be made again; `waits`: handed back without counting;"
+    " `repeated`: another owner had done it; `cancelled`: the task was over.",
+    ("agent", "outcome"), AGENTS, "the share of `failed` and `retried`",
+)  # fmt: skip
+AGENT_TURN_SECONDS = _seconds(
+    "weft_agent_turn_seconds", "Time that a turn of an agent took, its commit included.", ("agent",), AGENTS,
+    "the tail grows: code that waits in the turn, instead of in a step",
+)  # fmt: skip
+MODEL_CALLS = _counter(
     "weft_model_calls_total",
-    "Calls of language models that were made: answered, or by the type of their error.",
-    ("provider", "model", "outcome"),
-)
-MODEL_CALL_SECONDS = MetricName(
-    "weft_model_call_seconds", "Time that a call of a language model took.", ("provider", "model")
-)
-MODEL_TOKENS = MetricName(
+    "Calls of language models that were made: `answered`, or the type of the error, such as `RateLimited`.",
+    ("provider", "model", "outcome"), AGENTS, "the share that is not answered",
+)  # fmt: skip
+MODEL_CALL_SECONDS = _seconds(
+    "weft_model_call_seconds", "Time that a call of a language model took.", ("provider", "model"), AGENTS,
+    "the tail grows",
+)  # fmt: skip
+MODEL_FIRST_CHUNK_SECONDS = _seconds(
+    "weft_model_first_chunk_seconds", "Time from asking a language model to the first piece of a streamed answer.",
+    ("provider", "model"), AGENTS, "people wait for the first word",
+)  # fmt: skip
+MODEL_TOKENS = _counter(
     "weft_model_tokens_total",
-    "Tokens of language models; cached ones are a part of input, reasoning of output.",
-    ("model", "type"),
+    "Tokens of language models: `input` and `output`; `cached` ones are a part of input, `reasoning` of output.",
+    ("model", "type"), AGENTS, "it rises faster than the tasks", "tokens",
+)  # fmt: skip
+MODEL_COST = _counter(
+    "weft_model_cost_total", "Cost of language models, by the prices that agents state.", ("model",), AGENTS,
+    "it rises faster than the tasks", "the currency of the prices",
+)  # fmt: skip
+
+# -- tools -----------------------------------------------------------------------------------------------------------
+
+TOOL_CALLS = _counter(
+    "weft_tool_calls_total",
+    "Calls of tools, by how the attempt ended: `completed`, `failed`, `retried` (will be made again), `waits` (handed"
+    " back without counting), `repeated` (answered before), `cancelled` (nobody wants the result).",
+    ("tool", "outcome"), TOOLS, "the share of `failed` and `retried`",
+)  # fmt: skip
+TOOL_CALL_SECONDS = _seconds(
+    "weft_tool_call_seconds", "Time that an attempt of a tool's call took.", ("tool",), TOOLS,
+    "the tail comes near the tool's `timeout_seconds`",
+)  # fmt: skip
+MCP_SERVER_UP = _gauge(
+    "weft_mcp_server_up", "1 while an MCP server is connected, else 0.", ("server",), TOOLS,
+    "0 for longer than a restart",
+)  # fmt: skip
+MCP_RESTARTS = _counter(
+    "weft_mcp_restarts_total", "Connections to MCP servers that were lost or failed.", ("server",), TOOLS,
+    "it rises: look for the server's name in the log",
+)  # fmt: skip
+MCP_CALLS = _counter(
+    "weft_mcp_calls_total",
+    "Calls of MCP servers' tools: `completed`, `error` (the tool's own), `timeout`, `lost`, `not_sent`, `cancelled`.",
+    ("server", "outcome"), TOOLS, "the share of `lost` and `timeout`",
+)  # fmt: skip
+
+# -- gateways --------------------------------------------------------------------------------------------------------
+
+ENGINE_STEPS = _counter(
+    "weft_engine_steps_total",
+    "Steps that a gateway had in hand, by how that ended: `completed`, `failed`, `retried`, `lost` (driven again),"
+    " `waits` and `unavailable` (the engine is away), `handed on` (another app's), `let go` (cancelled, or left to"
+    " another gateway).",
+    ("engine", "end"), GATEWAYS, "the share of `lost` and `failed`",
+)  # fmt: skip
+ENGINE_STEP_SECONDS = _seconds(
+    "weft_engine_step_seconds",
+    "Time from taking a step to the end of its attempt, its wait for room on the engine included.",
+    ("engine",), GATEWAYS, "the tail grows: the engine is full",
+)  # fmt: skip
+ENGINE_RUNNING = _gauge(
+    "weft_engine_running", "Steps that run on the engine now.", ("engine",), GATEWAYS,
+    "it stays at `WEFT_ENGINE_IN_FLIGHT`",
+)  # fmt: skip
+ENGINE_CONNECTED = _gauge(
+    "weft_engine_connected", "1 while the gateway's driver is connected to the engine, else 0.", ("engine",), GATEWAYS,
+    "0 for longer than a restart of the engine",
+)  # fmt: skip
+ENGINE_DRIVER_STARTS = _counter(
+    "weft_engine_driver_starts_total", "Driver processes that a gateway has started.", ("engine",), GATEWAYS,
+    'it rises: look for "driver" in the log',
+)  # fmt: skip
+ENGINE_DRIVER_MEMORY = _gauge(
+    "weft_engine_driver_memory_bytes", "Memory that a gateway's driver process holds.", ("engine",), GATEWAYS,
+    "it grows without an end", "bytes",
+)  # fmt: skip
+
+# -- trajectory-recorder ---------------------------------------------------------------------------------------------
+
+RECORDED_ENTRIES = _counter(
+    "weft_recorded_entries_total", "Entries of the record that were copied into the trajectory store.", ("partition",),
+    RECORDER, "it stands still while `weft_stream_lag_events` of `record` grows",
+)  # fmt: skip
+RECORDER_COMMIT_SECONDS = _seconds(
+    "weft_recorder_commit_seconds", "Time that one transaction of the trajectory store took.", ("partition",), RECORDER,
+    "the tail grows: the database is slow",
+)  # fmt: skip
+
+# -- who leads -------------------------------------------------------------------------------------------------------
+
+LEAD = _gauge(
+    "weft_lead", "1 where this process leads the partition, else 0.", ("service", "partition"), LEADERS,
+    "the sum over the replicas of a service is not 1 for longer than a lease",
+)  # fmt: skip
+
+# -- state-manager ---------------------------------------------------------------------------------------------------
+
+TASKS_ENDED = _counter(
+    "weft_tasks_ended_total", "Tasks that have ended, by their agent and status.", ("agent", "status"), STATE_MANAGER,
+    "the share of `failed`",
+)  # fmt: skip
+TASK_SECONDS = _seconds(
+    "weft_task_duration_seconds", "Time from a task's start to its end.", ("status",), STATE_MANAGER, "the tail grows"
 )
-MODEL_COST = MetricName(
-    "weft_model_cost_total", "Cost of language models, by the prices that agents state.", ("model",)
+TASKS_REFUSED = _counter(
+    "weft_tasks_refused_total",
+    "Commands of the ingress stream that were refused: `unknown_agent`, `overloaded` (will be tried again by their"
+    " sender), `duplicate_id` (used before with other content), `invalid`. What the Python client is refused, it is"
+    " told itself.",
+    ("partition", "reason"), STATE_MANAGER, "any rise: the message is in the log and the dead letter",
+)  # fmt: skip
+
+# -- what the leader of a partition has measured on the broker --------------------------------------------------------
+
+STREAM_LAG = _gauge(
+    "weft_stream_lag_events", "Events of a stream that its group has not read yet.", ("partition", "stream", "group"),
+    LEADER, "it grows: add replicas",
+)  # fmt: skip
+STREAM_PENDING = _gauge(
+    "weft_stream_pending_events", "Events that were delivered and are not settled.", ("partition", "stream", "group"),
+    LEADER, "it grows with little CPU in use: a dependency is slow",
+)  # fmt: skip
+STREAM_OLDEST_PENDING = _gauge(
+    "weft_stream_oldest_pending_seconds", "Age of the oldest event that is not settled; 0 where there is none.",
+    ("partition", "stream", "group"), LEADER, "above the longest limit of your tools", "seconds",
+)  # fmt: skip
+STREAM_OLDEST_WAITING = _gauge(
+    "weft_stream_oldest_waiting_seconds", "Age of the oldest event that is not read yet; 0 where there is none.",
+    ("partition", "stream", "group"), LEADER, "above a few seconds: too few readers, or none", "seconds",
+)  # fmt: skip
+STREAM_READERS = _gauge(
+    "weft_stream_readers", "Living consumers of a group: their heartbeat is within the lease.",
+    ("partition", "stream", "group"), LEADER, "0 with a lag above 0: nobody reads",
+)  # fmt: skip
+MAILBOX_WAITING = _gauge(
+    "weft_mailbox_waiting_events",
+    "Events that wait in mailboxes of agent instances (of the 10,000 deepest, where there are more).",
+    ("partition",), LEADER, "it grows: instances handle one event at a time; use more keys",
+)  # fmt: skip
+MAILBOX_DEEPEST = _gauge(
+    "weft_mailbox_deepest_events", "Events that wait in the deepest mailbox.", ("partition",), LEADER,
+    "it comes near `WEFT_MAILBOX_MAX`",
+)  # fmt: skip
+TIMERS_WAITING = _gauge("weft_timers_waiting", "Timers that are set.", ("partition",), LEADER)
+TIMERS_DUE = _gauge(
+    "weft_timers_due", "Timers that are due and not promoted yet.", ("partition",), LEADER,
+    "it does not fall to 0: no handler runs",
+)  # fmt: skip
+TIMERS_LATE = _gauge(
+    "weft_timers_late_seconds", "How late the oldest timer is that is due; 0 where none is.", ("partition",), LEADER,
+    "above a few seconds: no handler runs, or the broker is busy", "seconds",
+)  # fmt: skip
+TASKS_OPEN = _gauge(
+    "weft_tasks_open", "Tasks that were accepted and have not ended.", ("partition",), LEADER, "it grows without an end"
 )
-HEARTBEAT_AGE = MetricName(
-    "weft_heartbeat_age_seconds", "Time since the broker last confirmed this owner's heartbeat.", ("service",)
-)
-MCP_SERVER_UP = MetricName("weft_mcp_server_up", "1 while an MCP server is connected, else 0.", ("server",))
-MCP_RESTARTS = MetricName(
-    "weft_mcp_restarts_total", "Connections to MCP servers that were lost or failed.", ("server",)
-)
-MCP_CALLS = MetricName("weft_mcp_calls_total", "Calls of MCP servers' tools, by how they ended.", ("server", "outcome"))
-ENGINE_STEPS = MetricName(
-    "weft_engine_steps_total", "Steps that a gateway had in hand, by how that ended.", ("engine", "end")
-)
-ENGINE_STEP_SECONDS = MetricName(
-    "weft_engine_step_seconds", "Time from taking a step to the end of its attempt.", ("engine",)
-)
-ENGINE_RUNNING = MetricName("weft_engine_running", "Steps that run on the engine now.", ("engine",))
-ENGINE_CONNECTED = MetricName(
-    "weft_engine_connected", "1 while the gateway's driver is connected to the engine, else 0.", ("engine",)
-)
-ENGINE_DRIVER_STARTS = MetricName(
-    "weft_engine_driver_starts_total", "Driver processes that a gateway has started.", ("engine",)
-)
-ENGINE_DRIVER_MEMORY = MetricName(
-    "weft_engine_driver_memory_bytes", "Memory that a gateway's driver process holds.", ("engine",)
-)
-LOOP_LAG = MetricName(
-    "weft_loop_lag_seconds", "How late the event loop woke up from its last timed sleep.", ("service",)
-)
-BUILD_INFO = MetricName("weft_build_info", "Always 1; the labels say what runs.", ("service", "version", "python"))
+TASKS_ADMITTED = _counter(
+    "weft_tasks_admitted_total",
+    "Tasks that were started, whoever submitted them. The broker counts them: a new leader goes on from there.",
+    ("partition",), LEADER,
+)  # fmt: skip
+DEAD_LETTERS_KEPT = _gauge(
+    "weft_dead_letters_kept", "Dead letters that are on the broker.", ("partition",), LEADER,
+    "above 0: see [dead letters](operations.md#dead-letters)",
+)  # fmt: skip
+BROKER_MEMORY = _gauge(
+    "weft_broker_memory_bytes", "Memory that the broker uses.", ("partition",), LEADER,
+    "above 80 % of the limit submits are refused", "bytes",
+)  # fmt: skip
+BROKER_MEMORY_LIMIT = _gauge(
+    "weft_broker_memory_limit_bytes", "The broker's `maxmemory`; 0: it has none.", ("partition",), LEADER,
+    "0 on a shared machine", "bytes",
+)  # fmt: skip
+BROKER_CLIENTS = _gauge("weft_broker_clients", "Connections that the broker has.", ("partition",), LEADER)
+BROKER_UPTIME = _gauge(
+    "weft_broker_uptime_seconds", "Time since the broker was started.", ("partition",), LEADER,
+    "it falls: the broker was started again", "seconds",
+)  # fmt: skip
+BROKER_APPEND_ONLY_OK = _gauge(
+    "weft_broker_append_only_ok", "1 where the append-only file is on and its last write went well, else 0.",
+    ("partition",), LEADER, "0: a restart of the broker loses work",
+)  # fmt: skip
+BROKER_EVICTED_KEYS = _gauge(
+    "weft_broker_evicted_keys", "Keys that the broker has evicted since its start.", ("partition",), LEADER,
+    "above 0: work was lost; set `noeviction`",
+)  # fmt: skip
+BROKER_PING = _gauge(
+    "weft_broker_ping_seconds", "Time of the last round trip to the broker.", ("partition",), LEADER,
+    "above 0.1: the network, or a busy broker", "seconds",
+)  # fmt: skip
+MEASURED_AT = _gauge(
+    "weft_measured_timestamp_seconds", "When the leader has last measured the partition (Unix time).", ("partition",),
+    LEADER, "it stands still: what is measured cannot be known", "seconds since 1970",
+)  # fmt: skip
+
+ALL = tuple(value for value in vars().values() if isinstance(value, MetricName))
+
+# -- known values of labels: they are shown from the start, with 0, so that a first event is an increase ---------------
+
+OUTCOMES = {
+    "agent-handler": ("handled", "stopped", "fenced", "bus_error", "defect"),
+    "tool-handler": ("handled", "stopped", "fenced", "bus_error", "defect"),
+    "ray-gateway": ("handled", "stopped", "fenced", "bus_error", "defect"),
+    "spark-gateway": ("handled", "stopped", "fenced", "bus_error", "defect"),
+    "state-manager": ("admitted",),
+    "trajectory-recorder": ("recorded",),
+}
+"""Outcomes of `weft_events_handled_total` by service."""
+_OF_HANDLERS = ("attempts_used_up", "not_retryable", "poison", "unknown_name", "malformed", "defect")
+REASONS = {
+    "agent-handler": (*_OF_HANDLERS, "diverged"),
+    "tool-handler": _OF_HANDLERS,
+    "ray-gateway": _OF_HANDLERS,
+    "spark-gateway": _OF_HANDLERS,
+    "state-manager": ("rejected", "undeliverable"),
+}
+"""Reasons of `weft_dead_letters_total` by service."""
+STATUSES = ("completed", "failed", "cancelled")
+"""How a task may end."""
+REFUSALS = ("unknown_agent", "overloaded", "duplicate_id", "invalid")
+"""Reasons of `weft_tasks_refused_total`."""
+TURN_OUTCOMES = ("completed", "suspended", "failed", "retried", "waits", "repeated", "cancelled")
+"""Outcomes of `weft_agent_turns_total`."""
+CALL_OUTCOMES = ("completed", "failed", "retried", "waits", "repeated", "cancelled")
+"""Outcomes of `weft_tool_calls_total`."""
