@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import tomllib
 
 import pytest
 
@@ -32,7 +33,26 @@ def test_it_runs_as_nobody_in_particular_and_tells_its_health() -> None:
     assert re.search(r"^USER (?!0)\d+:\d+$", DOCKERFILE, flags=re.MULTILINE), "Kubernetes needs a number"
     assert re.search(r"^HEALTHCHECK ", DOCKERFILE, flags=re.MULTILINE)
     assert "WEFT_DATA_DIR" not in DOCKERFILE, "a data folder that is set is a blob store that nobody shares"
-    assert "org.opencontainers.image.revision" in DOCKERFILE
+    labels = set(re.findall(r"org\.opencontainers\.image\.([a-z.]+)=", DOCKERFILE))
+    assert labels == {"title", "description", "version", "revision", "base.name"}
+
+
+def test_its_version_is_that_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert re.findall(r"^ARG VERSION=(.*)$", DOCKERFILE, flags=re.MULTILINE) == [project["version"]]
+
+
+def test_two_builds_give_the_same_files() -> None:
+    """Built twice for real, all files were equal; these are what made them differ before."""
+    assert "compileall -q -f -j 0 --invalidation-mode unchecked-hash" in DOCKERFILE, "bytecode with times in it"
+    assert "SOURCE_DATE_EPOCH=86400 useradd" in DOCKERFILE, "/etc/shadow has the day on which a user was made"
+    for line in re.findall(r"apt-get install(?!.*python3-venv).*?rm -rf ([^;&]*)", DOCKERFILE, flags=re.DOTALL):
+        assert {"/var/lib/apt/lists/*", "/var/cache/ldconfig/*", "/var/log/*.log"} <= set(line.split())
+
+
+def test_no_program_in_it_changes_users() -> None:
+    base = DOCKERFILE.split("FROM python AS build")[0]
+    assert "find / -xdev -type f -perm /6000 -exec chmod a-s {} +" in base
 
 
 def test_what_is_copied_is_not_left_out_of_the_build() -> None:
@@ -40,12 +60,17 @@ def test_what_is_copied_is_not_left_out_of_the_build() -> None:
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").split("\n")
     assert "*" in lines
     let_in = [line.removeprefix("!") for line in lines if line.startswith("!")]
-    for line in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, flags=re.MULTILINE):
-        for path in line.split()[:-1]:
-            assert (ROOT / path).exists(), path
-            assert any(path == each or path.startswith(f"{each}/") for each in let_in), (
-                f".dockerignore shuts out {path}"
-            )
+    assert lines[-3:] == ["**/.*", "**/__pycache__", ""], "what is let in may hold .env or .weft: shut out after it"
+    copied = [
+        path
+        for line in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, flags=re.MULTILINE)
+        for path in line.split()[:-1]
+    ]
+    for each in let_in:
+        assert any(path == each or path.startswith(f"{each}/") for path in copied), f"{each} is let in for nothing"
+    for path in copied:
+        assert (ROOT / path).exists(), path
+        assert any(path == each or path.startswith(f"{each}/") for each in let_in), f".dockerignore shuts out {path}"
 
 
 def start(service: str | None) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,6 @@ taken out of every line.
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -16,8 +15,7 @@ from typing import TextIO
 
 import msgspec
 
-from runtime_core.errors import ConfigurationError
-from runtime_core.telemetry.redaction import Redactor, redactor, use
+from runtime_core.telemetry.redaction import redactor
 
 GLYPHS = {
     logging.DEBUG: "·",
@@ -45,19 +43,6 @@ def configure(service: str, level: str, format: str, stream: TextIO | None = Non
     root.setLevel(level.upper())
     for name in CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING if level == "info" else logging.NOTSET)
-
-
-def last_line(service: str, format: str, message: str) -> str:
-    """Why a process ends, for what may not have been configured yet: one line, in the format of the log."""
-    try:
-        known = redactor()
-    except ConfigurationError:  # `WEFT_REDACT` itself is what is wrong
-        known = Redactor.from_environment(os.environ)
-    with use(known):
-        if format != "json":
-            return redactor().text(f"weft {service}: {one_line(message)}")
-        record = logging.LogRecord("weft", logging.ERROR, "", 0, message, None, None)
-        return JsonFormatter(service).format(record)
 
 
 class _Handler(logging.StreamHandler[TextIO]):
