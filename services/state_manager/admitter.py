@@ -29,6 +29,7 @@ from runtime_core.schedules import definition as schedules
 from runtime_core.schedules.store import Schedules
 from runtime_core.submission import Submission
 from runtime_core.telemetry.metrics import Metrics
+from runtime_core.telemetry.names import REFUSALS
 from runtime_core.topics import Topics, published
 from services.state_manager.answers import Answers
 
@@ -61,6 +62,9 @@ class Admitter:
         self._key = ingress(namespace)
         self._metrics = metrics
         self._watch = watch
+        self._partition = str(home.keys.partition)
+        for reason in REFUSALS:
+            metrics.tasks_refused[self._partition, reason]  # with 0, from the start
         self._answers = Answers(transport, home, metrics)
         self._schedules = Schedules(home, admission)
         self._topics = topics
@@ -128,6 +132,7 @@ class Admitter:
                 await asyncio.sleep(WAIT_SECONDS)
             except InvalidInput as error:
                 await self._reject(entry, fields, error)
+                self._metrics.tasks_refused[self._partition, _refusal(error)].inc()
                 break
         call = self._transport.call
         await call("XACK", self._key, STATE_MANAGER, entry)
@@ -229,6 +234,13 @@ class Admitter:
             await self._answers.send(reply_to, fact)
         self._metrics.dead_letters["rejected"].inc()
         logger.warning("an entry of %s is rejected: %s", self._key, error)
+
+
+def _refusal(error: InvalidInput) -> str:
+    """One word of `REFUSALS`."""
+    if isinstance(error, Rejected) and error.retry_after_seconds is not None:
+        return "overloaded"
+    return {"data.agent": "unknown_agent", "id": "duplicate_id", "task_id": "duplicate_id"}.get(error.field, "invalid")
 
 
 def _now() -> int:

@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
 from functools import partial
+from itertools import product
 from typing import cast
 
 import msgspec
@@ -34,6 +35,7 @@ from runtime_core.replies import Answer, Replies, name_of_step
 from runtime_core.telemetry import gen_ai
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.model_calls import count_model_calls
+from runtime_core.telemetry.names import SHOWN_OUTCOMES
 from runtime_core.trajectory.steps import ENCODER, StepError
 from runtime_core.usage import total
 
@@ -219,6 +221,8 @@ class TurnHandler:
         self._warm_limit = warm_runs
         self._partitions = partitions
         self._running: dict[str, set[TurnRun]] = {}
+        for place in product(app.agents, SHOWN_OUTCOMES):
+            metrics.agent_turns[place]  # with 0, from the start
 
     async def handle(self, delivery: Delivery) -> None:
         definition = self._agents.get(delivery.name)
@@ -227,11 +231,24 @@ class TurnHandler:
         if definition is None:
             await self._hand_on(delivery)
             return
+        began, outcome = time.perf_counter(), "lost"
+        try:
+            outcome = await self._turn(delivery, definition)
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        finally:
+            # Under a name that this app has declared: other names are in the hands of whoever submits.
+            self._metrics.agent_turns[delivery.name, outcome].inc()
+            self._metrics.agent_turn_seconds[delivery.name].observe(time.perf_counter() - began)
+
+    async def _turn(self, delivery: Delivery, definition: AgentDefinition) -> str:
+        """Run one turn and settle it; how it ended, as one of `TURN_OUTCOMES`."""
         warm = await self._open(delivery, definition)
         if warm is None:
             # The run or its task is over: settling acknowledges the entry and frees the instance.
             await self._bus.retry(delivery, 0, b"")
-            return
+            return "cancelled"
         running = self._running.setdefault(delivery.task, set())
         running.add(warm.run)
         try:
@@ -242,7 +259,7 @@ class TurnHandler:
         except _TurnGone:
             warm.run.drop()
             await self._bus.retry(delivery, 0, b"")
-            return
+            return "repeated"
         except BaseException:
             warm.run.drop()
             raise
@@ -252,12 +269,12 @@ class TurnHandler:
                 self._running.pop(delivery.task, None)
         match result:
             case Suspended():
-                await self._suspend(delivery, definition, warm, result)
+                return await self._suspend(delivery, definition, warm, result)
             case Completed():
-                await self._complete(delivery, definition, warm, result)
+                return await self._complete(delivery, definition, warm, result)
             case Failed():
                 warm.run.drop()
-                await self._fail(delivery, definition, result, warm)
+                return await self._fail(delivery, definition, result, warm)
 
     async def _traced(self, warm: _Warm, delivery: Delivery) -> TurnResult:
         """One turn under a span of its own, which the spans of the agent's code are under."""
@@ -395,7 +412,7 @@ class TurnHandler:
 
     # -- ends of a turn ----------------------------------------------------------------------------------------
 
-    async def _suspend(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm, result: Suspended) -> None:
+    async def _suspend(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm, result: Suspended) -> str:
         parts, count = parts_of(result, delivery, self._app, self._partitions)
         record = ENCODER.encode(result.steps) if result.steps else b""
         asked = time.perf_counter()
@@ -405,8 +422,7 @@ class TurnHandler:
             )
         except LimitExceeded as error:
             warm.run.drop()
-            await self._fail(delivery, definition, _over_limit(error, result), warm)
-            return
+            return await self._fail(delivery, definition, _over_limit(error, result), warm)
         except BaseException:
             warm.run.drop()
             raise
@@ -414,7 +430,7 @@ class TurnHandler:
         if not committed:
             self._metrics.duplicates_suppressed.inc()
             warm.run.drop()
-            return
+            return "repeated"
         warm.turn += 1
         place = (delivery.task, delivery.run)
         other = self._warm.pop(place, None)
@@ -425,8 +441,9 @@ class TurnHandler:
         self._warm[place] = warm
         if len(self._warm) > self._warm_limit:
             self._warm.popitem(last=False)[1].run.drop()
+        return "suspended"
 
-    async def _complete(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm, result: Completed) -> None:
+    async def _complete(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm, result: Completed) -> str:
         now = _now()
         row = row_of_run(delivery, "completed", warm.started_ms, now, self._bus.owner)
         row.input = msgspec.Raw(warm.input)
@@ -440,17 +457,18 @@ class TurnHandler:
                 delivery, "c", now, ENCODER.encode(steps), len(steps), answer, result.state or b"", parts, count
             )
         except LimitExceeded as error:
-            await self._fail(delivery, definition, _over_limit(error, result), warm)
-            return
+            return await self._fail(delivery, definition, _over_limit(error, result), warm)
         self._metrics.commit_seconds.observe(time.perf_counter() - asked)
         if not committed:
             self._metrics.duplicates_suppressed.inc()
+            return "repeated"
+        return "completed"
 
-    async def _fail(self, delivery: Delivery, definition: AgentDefinition, failed: Failed, warm: _Warm) -> None:
+    async def _fail(self, delivery: Delivery, definition: AgentDefinition, failed: Failed, warm: _Warm) -> str:
         if not failed.counts:
             logger.info("%r waits: %s", delivery, failed.message)
             await self._bus.retry(delivery, int(LACKING_SECONDS * 1000), b"", counts=False)
-            return
+            return "waits"
         now = _now()
         error = StepError(failed.type, failed.message, failed.traceback, now)
         decision = decide(delivery.attempt, definition.retry, failed, random.random)
@@ -458,7 +476,7 @@ class TurnHandler:
             self._metrics.retries.inc()
             log_retry(delivery, error, decision.delay_seconds)
             await self._bus.retry(delivery, int(decision.delay_seconds * 1000), ENCODER.encode(error))
-            return
+            return "retried"
         row = row_of_run(delivery, "failed", warm.started_ms, now, self._bus.owner)
         row.input = msgspec.Raw(warm.input)
         row.error = error
@@ -473,6 +491,7 @@ class TurnHandler:
         else:
             used = total(spend.usage for spend in failed.spends)
             await give_up(self._bus, self._metrics, delivery, reason_of(decision), error, row, used, failed.steps)
+        return "failed"
 
 
 def _over_limit(error: LimitExceeded, result: Suspended | Completed) -> Failed:

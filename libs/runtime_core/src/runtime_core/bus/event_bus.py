@@ -11,6 +11,7 @@ from runtime_core.bus.verbs.engines import EngineVerbs
 from runtime_core.bus.verbs.failures import FailureVerbs
 from runtime_core.bus.verbs.owners import OwnerVerbs
 from runtime_core.bus.verbs.record import RecordVerbs
+from runtime_core.bus.verbs.survey import SurveyVerbs
 from runtime_core.bus.verbs.taking import TakingVerbs
 from runtime_core.bus.verbs.tasks import TaskVerbs
 from runtime_core.bus.verbs.timers import TimerVerbs
@@ -18,6 +19,15 @@ from runtime_core.bus.verbs.topics import TopicVerbs
 
 
 class EventBus(
-    TaskVerbs, TopicVerbs, TakingVerbs, CommitVerbs, FailureVerbs, EngineVerbs, OwnerVerbs, TimerVerbs, RecordVerbs
+    TaskVerbs,
+    TopicVerbs,
+    TakingVerbs,
+    CommitVerbs,
+    FailureVerbs,
+    EngineVerbs,
+    OwnerVerbs,
+    TimerVerbs,
+    RecordVerbs,
+    SurveyVerbs,
 ):
     """One partition of a namespace, seen by one owner (`verbs/partition.py` says what an owner is)."""

@@ -73,6 +73,16 @@ class Keys:
         return self.base + "index"
 
     @property
+    def open_tasks(self) -> str:
+        """Tasks that have not ended, by when they were started: a sorted set, for metrics."""
+        return self.base + "open"
+
+    @property
+    def mailboxes(self) -> str:
+        """Instances by how many runs wait in their mailboxes: a sorted set, for metrics."""
+        return self.base + "mailboxes"
+
+    @property
     def agents(self) -> str:
         """Known agents and their work streams: a hash."""
         return self.base + "agents"

@@ -49,6 +49,7 @@ FUNCTIONS = {
     "submit": False,
     "fork": False,  # stands on submit
     "stream": True,
+    "survey": True,
     "subscribe": False,
     "trim": True,
     "unsubscribe": True,

@@ -386,6 +386,7 @@ class Consumer:
 
     async def _reconcile(self) -> None:
         for stream in self._streams:
+            await self._bus.join(stream)  # again, where the group was lost meanwhile
             before = set(self._held)
             pending = await self._bus.own_pending(stream)
             # Held before or now: settled or taken while the reply was on its way.

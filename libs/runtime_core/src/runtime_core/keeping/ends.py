@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import cast
@@ -12,9 +13,14 @@ from runtime_core.bus.keys import STATE_MANAGER
 from runtime_core.bus.transport import Reply
 from runtime_core.errors import ServerError
 from runtime_core.telemetry.metrics import Metrics
+from runtime_core.telemetry.names import STATUSES
 
 LINES_AT_ONCE = 20
 READ_AT_ONCE = 5000
+AGENTS_SECONDS = 5.0
+"""How long the agents that were read are taken for all."""
+OTHER = "other"
+"""Tasks of agents that no app has declared, such as those that run hooks of a task's end."""
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +32,10 @@ class Ends:
         self._bus = bus
         self._metrics = metrics
         self._cursor = ""
+        self._agents: set[str] = set()
+        self._agents_read = float("-inf")
+        for status in STATUSES:
+            metrics.task_seconds[status]  # with 0, from the start
 
     async def follow(self) -> None:
         """Count the tasks that ended, and publish how far this group has come: trimming follows the slower one."""
@@ -33,6 +43,8 @@ class Ends:
         if not self._cursor:
             self._cursor = await self._published_cursor()
         self._cursor = await self._bus.within_record(self._cursor)
+        if time.monotonic() - self._agents_read > AGENTS_SECONDS:
+            await self._read_agents()
         while True:
             reply = cast(
                 list[list[Reply]], await call("XRANGE", keys.record, f"({self._cursor}", "+", "COUNT", READ_AT_ONCE)
@@ -40,12 +52,24 @@ class Ends:
             if not reply:
                 return
             ends = [end for entry in reply if (end := _task_end(cast(list[bytes], entry[1]))) is not None]
+            if any(end.agent not in self._agents for end in ends):
+                await self._read_agents()
             for end in ends:
-                self._metrics.tasks_ended[end.agent, end.status].inc()
+                agent = end.agent if end.agent in self._agents else OTHER
+                self._metrics.tasks_ended[agent, end.status].inc()
                 self._metrics.task_seconds[end.status].observe(end.seconds)
             _tell(ends)
             self._cursor = cast(bytes, reply[-1][0]).decode()
             await self._bus.publish_cursor(STATE_MANAGER, self._cursor)
+
+    async def _read_agents(self) -> None:
+        """Agents that apps have declared: they have series of their own, from the start."""
+        self._agents_read = time.monotonic()
+        known = cast(list[bytes], await self._bus.transport.call("HKEYS", self._bus.keys.agents))
+        for agent in {name.decode() for name in known} - self._agents:
+            self._agents.add(agent)
+            for status in STATUSES:
+                self._metrics.tasks_ended[agent, status]
 
     async def _published_cursor(self) -> str:
         call, keys = self._bus.transport.call, self._bus.keys

@@ -5,18 +5,22 @@ A look costs the broker a few dozen short commands, however much work there is (
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import GROUPS, STATE_MANAGER, TRAJECTORY_RECORDER, group_of, ingress
 from runtime_core.bus.namespace import server_info
 from runtime_core.bus.transport import Reply, Transport
+from runtime_core.bus.verbs.survey import Survey
 from runtime_core.errors import ServerError
 from runtime_core.keeping.lag import Lag, lag_of_work, lags_of_cursors
 from runtime_core.telemetry import names
 from runtime_core.telemetry.measured import Measured, Sample
+
+logger = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 2.0
 """Between two looks."""
@@ -32,15 +36,25 @@ class Measures:
         self._measured = measured
         self._leads = leads
         self._edge = edge
-        self._taken = float("-inf")
+        self._begun = float("-inf")
+        self._survey: Survey | None = None
+        self._trouble = ""
 
     async def look(self) -> None:
-        """Measure and show, unless that was done a moment ago."""
-        if time.monotonic() - self._taken < INTERVAL_SECONDS:
+        """Measure and show, unless that was done a moment ago. What the server refuses is told in the log."""
+        if time.monotonic() - self._begun < INTERVAL_SECONDS:
             return
-        samples = await self.take()
+        self._begun = time.monotonic()
+        try:
+            samples = await self.take()
+        except ServerError as error:
+            # Other chores must not wait for metrics. The last values go by themselves when they are old.
+            if str(error) != self._trouble:
+                logger.warning("partition %d cannot be measured: %s", self._bus.keys.partition, error)
+            self._trouble = str(error)
+            return
+        self._trouble = ""
         self._measured.put(self._bus.keys.partition, samples, self._leads)
-        self._taken = time.monotonic()
 
     async def take(self) -> list[Sample]:
         """What there is to see now."""
@@ -49,9 +63,7 @@ class Measures:
         samples = [Sample(names.BROKER_PING, time.perf_counter() - asked)]
         samples += await self._streams(now_ms)
         samples += await self._timers(now_ms)
-        samples.append(
-            Sample(names.DEAD_LETTERS_KEPT, cast(int, await self._bus.transport.call("XLEN", self._bus.keys.dead)))
-        )
+        samples += await self._work()
         samples += _of_broker(await server_info(self._bus.transport))
         samples.append(Sample(names.MEASURED_AT, time.time()))
         return samples
@@ -102,6 +114,17 @@ class Measures:
             return 0
         scores = cast(list[Reply], await self._bus.transport.call("ZMSCORE", self._bus.keys.alive, *owners))
         return sum(score is not None for score in scores)
+
+    async def _work(self) -> Iterable[Sample]:
+        survey = self._survey = await self._bus.survey(self._survey)
+        letters = cast(int, await self._bus.transport.call("XLEN", self._bus.keys.dead))
+        return (
+            Sample(names.TASKS_ADMITTED, survey.started),
+            Sample(names.TASKS_OPEN, survey.open),
+            Sample(names.MAILBOX_WAITING, survey.mail),
+            Sample(names.MAILBOX_DEEPEST, survey.deepest),
+            Sample(names.DEAD_LETTERS_KEPT, letters),
+        )
 
     async def _timers(self, now_ms: int) -> list[Sample]:
         call, keys = self._bus.transport.call, self._bus.keys

@@ -23,6 +23,9 @@ from runtime_core.telemetry.names import MetricName
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+MOST_TOOLS = 500
+"""Tools that have series of their own, in one process."""
+
 Key = TypeVar("Key")
 Child = TypeVar("Child")
 
@@ -98,6 +101,7 @@ class Metrics:
         """By (tool, outcome)."""
         self.tool_call_seconds: Children[str, Histogram] = Children(lambda tool: tool_seconds.labels(tool))
 
+        self._tools: set[str] = set()
         self.measured = Measured()
         """What this process has measured of the partitions that it leads."""
         registry.register(self.measured)
@@ -147,6 +151,12 @@ class Metrics:
 
         gauge(names.BUILD_INFO).labels(service, _version(), platform.python_version()).set(1)
         ProcessCollector(registry=registry)
+
+    def tool_label(self, tool: str) -> str:
+        """The tool's name, or `other`: an MCP server may name its tools anew again and again."""
+        if tool not in self._tools and len(self._tools) < MOST_TOOLS:
+            self._tools.add(tool)
+        return tool if tool in self._tools else "other"
 
     def show_owner(self, silent_seconds: Callable[[], float], lease_seconds: float) -> None:
         """Show, from the age of the last heartbeat that the broker has confirmed, whether this process has it."""

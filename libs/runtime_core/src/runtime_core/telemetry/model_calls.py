@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from runtime_core.telemetry.gen_ai import PROVIDER, REQUEST_MODEL
+from runtime_core.telemetry.gen_ai import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
 
 if TYPE_CHECKING:
     from runtime_core.telemetry.metrics import Metrics
@@ -30,6 +30,8 @@ def count_model_calls(metrics: Metrics, rows: Iterable[Step]) -> None:
         outcome = row.error.type if row.error is not None else ANSWERED
         metrics.model_calls[provider, model, outcome].inc()
         metrics.model_call_seconds[provider, model].observe(max(row.ended - row.started, 0.0) / 1000)
+        if isinstance(first := row.attributes.get(TIME_TO_FIRST_CHUNK), int | float):
+            metrics.model_first_chunk_seconds[provider, model].observe(first)
         for name, kind in _TOKEN_TYPES.items():
             if amount := row.usage.get(name):
                 metrics.model_tokens[model, kind].inc(amount)

@@ -143,7 +143,8 @@ AGENT_TURNS = _counter(
     "weft_agent_turns_total",
     "Turns of agents, by how they ended. `completed`: the run has ended; `suspended`: it waits for steps; `failed`: it"
     " has ended with an error; `retried`: the turn will be made again; `waits`: handed back without counting;"
-    " `repeated`: another owner had done it; `cancelled`: the task was over.",
+    " `repeated`: another owner had done it; `cancelled`: the task was over; `lost`: it could not be settled here (see"
+    " `weft_events_handled_total`).",
     ("agent", "outcome"), AGENTS, "the share of `failed` and `retried`",
 )  # fmt: skip
 AGENT_TURN_SECONDS = _seconds(
@@ -178,7 +179,8 @@ MODEL_COST = _counter(
 TOOL_CALLS = _counter(
     "weft_tool_calls_total",
     "Calls of tools, by how the attempt ended: `completed`, `failed`, `retried` (will be made again), `waits` (handed"
-    " back without counting), `repeated` (answered before), `cancelled` (nobody wants the result).",
+    " back without counting), `repeated` (answered before), `cancelled` (nobody wants the result), `lost` (it could not"
+    " be settled here). The 501st tool of a process, and those after it, are `other`.",
     ("tool", "outcome"), TOOLS, "the share of `failed` and `retried`",
 )  # fmt: skip
 TOOL_CALL_SECONDS = _seconds(
@@ -251,7 +253,9 @@ LEAD = _gauge(
 # -- state-manager ---------------------------------------------------------------------------------------------------
 
 TASKS_ENDED = _counter(
-    "weft_tasks_ended_total", "Tasks that have ended, by their agent and status.", ("agent", "status"), STATE_MANAGER,
+    "weft_tasks_ended_total",
+    "Tasks that have ended, by their agent and status. `other`: an agent that no app declares, as for hooks of an end.",
+    ("agent", "status"), STATE_MANAGER,
     "the share of `failed`",
 )  # fmt: skip
 TASK_SECONDS = _seconds(
@@ -259,8 +263,8 @@ TASK_SECONDS = _seconds(
 )
 TASKS_REFUSED = _counter(
     "weft_tasks_refused_total",
-    "Commands of the ingress stream that were refused: `unknown_agent`, `overloaded` (will be tried again by their"
-    " sender), `duplicate_id` (used before with other content), `invalid`. What the Python client is refused, it is"
+    "Commands of the ingress stream that were refused: `unknown_agent`, `overloaded` (their sender may try again),"
+    " `duplicate_id` (the id of the submit or the task is taken), `invalid`. What the Python client is refused, it is"
     " told itself.",
     ("partition", "reason"), STATE_MANAGER, "any rise: the message is in the log and the dead letter",
 )  # fmt: skip
@@ -373,7 +377,9 @@ STATUSES = ("completed", "failed", "cancelled")
 """How a task may end."""
 REFUSALS = ("unknown_agent", "overloaded", "duplicate_id", "invalid")
 """Reasons of `weft_tasks_refused_total`."""
-TURN_OUTCOMES = ("completed", "suspended", "failed", "retried", "waits", "repeated", "cancelled")
+TURN_OUTCOMES = ("completed", "suspended", "failed", "retried", "waits", "repeated", "cancelled", "lost")
 """Outcomes of `weft_agent_turns_total`."""
-CALL_OUTCOMES = ("completed", "failed", "retried", "waits", "repeated", "cancelled")
+SHOWN_OUTCOMES = ("completed", "failed", "retried")
+"""Those of turns and calls that are shown from the start for each agent and tool."""
+CALL_OUTCOMES = ("completed", "failed", "retried", "waits", "repeated", "cancelled", "lost")
 """Outcomes of `weft_tool_calls_total`."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from concurrent.futures import Executor
+from itertools import product
 
 import msgspec
 
@@ -16,6 +18,7 @@ from runtime_core.consumer.calls import Calls
 from runtime_core.errors import NotReady
 from runtime_core.telemetry import gen_ai
 from runtime_core.telemetry.metrics import Metrics
+from runtime_core.telemetry.names import SHOWN_OUTCOMES
 from runtime_core.tools.call import AbandonedThreads, ToolContext
 from runtime_core.tools.source import Away, CallableTool, ToolSource
 from runtime_core.trajectory.steps import StepError
@@ -56,6 +59,9 @@ class CallHandler:
         self._tools = app.tools
         self._threads = threads
         self._abandoned = abandoned
+        self._metrics = metrics
+        for name, outcome in product(app.tools, SHOWN_OUTCOMES):
+            metrics.tool_calls[metrics.tool_label(name), outcome]  # with 0, from the start
         self._calls = Calls(bus, metrics, "tool")
 
     async def handle(self, delivery: Delivery) -> None:
@@ -70,9 +76,23 @@ class CallHandler:
             known = await self._bus.knows_tool(delivery.name)
             await self._calls.hand_on(delivery, known, f"no tool is named {delivery.name}")
             return
+        began, outcome = time.perf_counter(), "lost"
+        try:
+            outcome = await self._call(delivery, tool)
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        finally:
+            # Under the name of a tool that there is: what a model asks for may be any name.
+            name = self._metrics.tool_label(tool.name)
+            self._metrics.tool_calls[name, outcome].inc()
+            self._metrics.tool_call_seconds[name].observe(time.perf_counter() - began)
+
+    async def _call(self, delivery: Delivery, tool: CallableTool) -> str:
+        """Make one attempt and settle it; how it ended, as one of `CALL_OUTCOMES`."""
         started = time.time() * 1000
         if not tool.repeatable and not await self._mark_started(delivery, started):
-            return
+            return "failed"
         said = _CONTEXT.decode(delivery.context) if delivery.context else _NO_CONTEXT
         context = ToolContext(
             task_id=delivery.task,
@@ -93,17 +113,18 @@ class CallHandler:
             if not tool.repeatable:
                 await self._bus.forget_started(delivery)
             await self._calls.wait(delivery, NOT_READY_SECONDS)
-            return
+            return "waits"
         except Exception as error:
             failed = failed_from(error, repeatable=tool.repeatable)
-            await self._calls.fail(delivery, tool.retry, failed, started, context.used())
+            again = await self._calls.fail(delivery, tool.retry, failed, started, context.used())
             if not tool.repeatable:
                 # It was given up: whoever drives its letter again has decided that it may run.
                 await self._bus.forget_started(delivery)
-            return
-        await self._calls.complete(delivery, output, started, context.used())
+            return "retried" if again else "failed"
+        committed = await self._calls.complete(delivery, output, started, context.used())
         if not tool.repeatable:
             await self._bus.forget_started(delivery)
+        return "completed" if committed else "repeated"
 
     def forget(self) -> None:
         """Nothing is kept between calls."""

@@ -109,6 +109,17 @@ local function waits_through(base, holder, context)
   return false
 end
 
+-- What metrics count: tasks that have not ended, and how many runs wait in each mailbox. pcall: where another program
+-- has put something else in these places, the figures are lost and nothing else.
+local function count_start(base, task, created)
+  redis.pcall('ZADD', base .. 'open', created, task)
+  redis.pcall('HINCRBY', base .. 'meta', 'started', 1)
+end
+
+local function count_mail(base, inst, depth)
+  if depth > 0 then redis.pcall('ZADD', base .. 'mailboxes', depth, inst) else redis.pcall('ZREM', base .. 'mailboxes', inst) end
+end
+
 local function top_of(busy) return string.match(busy, '([^\n]*)$') end
 
 -- Appends the start event of a run whose fields are already stored, and makes it the holder of its instance.
@@ -187,18 +198,23 @@ local function release(base, inst, task, run)
   end
   local ws = redis.call('HGET', key, 'ws')
   if ws then redis.call('HDEL', key, 'ws') end
+  local taken = false
   for _, list in ipairs({'nest:', 'mail:'}) do
     for _ = 1, 50 do
       local next_ref = redis.call('LPOP', base .. list .. inst)
       if not next_ref then break end
+      taken = list == 'mail:'
       local next_task, next_run = startable(base, next_ref)
       if next_task then
         start_stored(base, inst, next_task, next_run, '')
+        if taken then count_mail(base, inst, redis.call('LLEN', base .. 'mail:' .. inst)) end
         return
       end
     end
   end
-  if redis.call('LLEN', base .. 'mail:' .. inst) > 0 then
+  local left = redis.call('LLEN', base .. 'mail:' .. inst)
+  if taken then count_mail(base, inst, left) end
+  if left > 0 then
     -- More than 50 ended tasks stood in the line: the next look goes on from here. Until then the instance is held by
     -- nobody's run, so that no new event overtakes what is left of the line.
     redis.call('HSET', key, 'busy', '|')
@@ -247,7 +263,7 @@ local function deliver(base, task, run, stream, agent, key, data, context, bound
     local waiting = redis.call('LLEN', base .. 'mail:' .. inst)
     if waiting > 0 and waiting >= tonumber(redis.call('HGET', base .. 'meta', 'mailbox_max') or '10000') then return nil end
   end
-  redis.call('RPUSH', base .. 'mail:' .. inst, ref)
+  count_mail(base, inst, redis.call('RPUSH', base .. 'mail:' .. inst, ref))
   return 'mail'
 end
 
@@ -497,6 +513,7 @@ end
 local function store_task(base, task, stream, agent, key, data, context, from, entry)
   local created = string.find(entry, '-', 1, true) and ms_of(entry) or text(now_ms(base))
   redis.call('ZADD', base .. 'index', created, task)
+  count_start(base, task, created)
   redis.call('HSET', base .. 'task:' .. task, 'status', 'accepted', 'cur', entry, 'd', data, 'h', stream .. '\n' .. agent ..
     '\n' .. key .. '\n\n' .. created .. '\n0\n' .. task .. '\n' .. from .. '\n\n')
   if context ~= '' then redis.call('HSET', base .. 'task:' .. task, 'x', context) end
@@ -544,6 +561,7 @@ local function end_task(base, task, ending, flags, status, result, steps, ms, re
     redis.call('HSET', key, 'status', status, 'h', h, 'out', final, 'ended', ms)
     redis.call('EXPIRE', key, ending.retention)
   end
+  redis.pcall('ZREM', base .. 'open', task)
   local to = head.to
   if to ~= '' then
     if string.sub(to, 1, #base + 6) == base .. 'reply:' then

@@ -44,11 +44,13 @@ local function redrive(keys, args)
     digest = string.sub(journal, 1, 8)
   end
   redis.call('ZCARD', base .. 'letters')
+  local now = text(now_ms(base))
   check_stream(base, stream)
   if is_turn and head[6] ~= '' then check_instance(base, head[5] .. '/' .. head[6]) end
   redis.call('ZCARD', base .. 'stopped')
   if ended then
     redis.call('HSET', key, 'status', 'running')
+    redis.pcall('ZADD', base .. 'open', now, task)
     redis.call('HDEL', key, 'out', 'ended')
     redis.call('PERSIST', key)
     redis.call('ZREM', base .. 'stopped', task)

@@ -73,6 +73,7 @@ local function submit(keys, args)
     redis.call('HSET', key, 'status', 'accepted', 'cur', entry, 'h', h, 'd', args[7])
   end
   redis.call('ZADD', base .. 'index', created, task)
+  count_start(base, task, created)
   local flags = args[14] == '2' and 'or' or args[14] == '1' and 'o' or ''
   if args[15] and args[15] ~= '' then
     flags = flags .. 'u'

@@ -10,4 +10,5 @@
 8. timers.py     timers and schedules
 9. record.py     the record stream
 10. engines.py   who serves an engine, and steps for which nobody comes
+11. survey.py    counts for metrics
 """

@@ -44,6 +44,17 @@ class TakingVerbs(Partition):
                 self._open(stream, entry, fields, 1, taken, malformed)
         return taken, malformed
 
+    async def join(self, stream: str) -> None:
+        """Be a consumer of the stream's group before anything was read: some servers make one at its first entry."""
+        try:
+            await self.transport.call(
+                "XGROUP", "CREATECONSUMER", self.keys.stream(stream), group_of(stream), self.owner
+            )
+        except ServerError as error:
+            if not str(error).startswith("NOGROUP") and "requires the key to exist" not in str(error):
+                raise
+            await self.make_groups((stream,))
+
     async def own_pending(self, stream: str) -> dict[bytes, int]:
         """Entries that the group says this owner holds, with their delivery counts."""
         found: dict[bytes, int] = {}

@@ -1,0 +1,32 @@
+-- What metrics show of tasks and mailboxes, in one look that costs the same however many tasks there are. It also puts
+-- some counts right at each look, going round: a process of an older release ends tasks and takes mail without a count.
+-- KEYS 1 base
+-- ARGV 1 how many tasks and mailboxes to look at again · 2 the first task to look at, by rank · 3 the first mailbox
+--      4 the most mailboxes that are added up, deepest first
+-- RETURNS {tasks started so far, tasks that have not ended, events in mailboxes, those in the deepest,
+--          ARGV 2 of the next look, ARGV 3 of the next look}
+local function survey(keys, args)
+  local base = keys[1]
+  local many, from_task, from_mailbox = tonumber(args[1]), tonumber(args[2]), tonumber(args[3])
+  local tasks = redis.call('ZRANGE', base .. 'open', from_task, from_task + many - 1)
+  local next_task = #tasks < many and 0 or from_task + many
+  for _, task in ipairs(tasks) do
+    local status = redis.pcall('HGET', base .. 'task:' .. task, 'status')
+    if type(status) ~= 'string' or ENDED[status] then
+      redis.call('ZREM', base .. 'open', task)
+      next_task = math.max(0, next_task - 1)
+    end
+  end
+  local mailboxes = redis.call('ZRANGE', base .. 'mailboxes', from_mailbox, from_mailbox + many - 1)
+  local next_mailbox = #mailboxes < many and 0 or from_mailbox + many
+  for _, inst in ipairs(mailboxes) do
+    local depth = redis.pcall('LLEN', base .. 'mail:' .. inst)
+    count_mail(base, inst, type(depth) == 'number' and depth or 0)
+  end
+  local deepest = redis.call('ZRANGE', base .. 'mailboxes', -tonumber(args[4]), -1, 'WITHSCORES')
+  local waiting = 0
+  for at = 2, #deepest, 2 do waiting = waiting + tonumber(deepest[at]) end
+  local started = redis.call('HGET', base .. 'meta', 'started')
+  return {tonumber(started or '0'), redis.call('ZCARD', base .. 'open'), waiting, tonumber(deepest[#deepest] or '0'),
+    next_task, next_mailbox}
+end

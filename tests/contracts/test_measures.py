@@ -1,0 +1,254 @@
+"""What the leader of a partition measures is true, also where the server knows no lag (XINFO says NULL)."""
+
+from __future__ import annotations
+
+import json
+from typing import cast
+
+import pytest
+
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import STATE_MANAGER, TRAJECTORY_RECORDER, ingress
+from runtime_core.bus.transport import Reply
+from runtime_core.errors import ServerError
+from runtime_core.keeping.lag import PAGE, PAGES
+from runtime_core.keeping.measures import Measures
+from runtime_core.telemetry import names
+from runtime_core.telemetry.measured import Measured, Sample
+from runtime_core.telemetry.names import MetricName
+from tests.contracts.broker import Broker, bury, complete, nap, suspend
+
+LONG_AGO = 1_000_000_000_000
+FIFTY_YEARS = 50 * 365 * 86_400.0
+
+
+def measures(bus: EventBus, measured: Measured | None = None) -> Measures:
+    return Measures(bus, measured or Measured(), lambda: True, bus.transport)
+
+
+class Look:
+    """One look at a partition."""
+
+    def __init__(self, samples: list[Sample]) -> None:
+        self._samples = samples
+
+    def value(self, metric: MetricName, *labels: str) -> float:
+        """The value of one series. Fails where there is none, or more than one."""
+        [found] = [item.value for item in self._samples if item.metric is metric and item.labels == labels]
+        return found
+
+    def group(self, stream: str, group: str) -> tuple[float, float]:
+        """Lag and pending."""
+        return self.value(names.STREAM_LAG, stream, group), self.value(names.STREAM_PENDING, stream, group)
+
+
+async def look(bus: EventBus) -> Look:
+    return Look(await measures(bus).take())
+
+
+async def server_lag(broker: Broker, key: str, group: str) -> Reply:
+    """What the server says; servers in memory say nothing of it."""
+    for flat in cast(list[list[Reply]], await broker.call("XINFO", "GROUPS", key)):
+        named = dict(zip(flat[::2], flat[1::2], strict=True))
+        if named[b"name"] == group.encode():
+            return named.get(b"lag")
+    raise AssertionError(f"no group {group}")
+
+
+async def filled(broker: Broker, key: str, count: int, first_ms: int = LONG_AGO) -> list[str]:
+    """Entries of long ago, and their ids."""
+    ids = [f"{first_ms + number}-1" for number in range(count)]
+    for entry in ids:
+        await broker.call("XADD", key, entry, "t", "x", "d", "")
+    return ids
+
+
+async def test_the_lag_of_work_is_right_where_the_server_knows_none(broker: Broker, bus: EventBus) -> None:
+    for number in range(6):
+        await broker.submit(bus, f"t{number}")
+    await broker.take(bus)
+    done = await broker.take(bus)
+    assert await complete(bus, done)
+    key = broker.keys.stream("agent")
+    waiting = await broker.entries("agent")
+    await broker.call("XDEL", key, waiting[3]["id"])  # ahead of the group
+    assert await server_lag(broker, key, "agent-handler") is None
+    assert (await look(bus)).group("agent", "agent-handler") == (3, 1)
+
+    # What was trimmed away while it was pending must not hide what waits.
+    await broker.call("XTRIM", key, "MAXLEN", "=", 1)
+    assert (await look(bus)).group("agent", "agent-handler") == (1, 1)
+
+
+async def test_all_waits_where_there_is_no_group_or_it_does_not_come_by(broker: Broker, bus: EventBus) -> None:
+    key = broker.keys.stream("tool")
+    await broker.call("XGROUP", "DESTROY", key, "tool-handler")
+    ids = await filled(broker, key, 5)
+    seen = await look(bus)
+    assert seen.group("tool", "tool-handler") == (5, 0)
+    assert seen.value(names.STREAM_READERS, "tool", "tool-handler") == 0
+    assert FIFTY_YEARS / 3 < seen.value(names.STREAM_OLDEST_WAITING, "tool", "tool-handler") < FIFTY_YEARS
+    # Made at an arbitrary id: what lies before it is work that nobody will read.
+    await broker.call("XGROUP", "CREATE", key, "tool-handler", ids[2])
+    seen = await look(bus)
+    assert seen.group("tool", "tool-handler") == (5, 0)
+    assert seen.value(names.STREAM_OLDEST_WAITING, "tool", "tool-handler") > FIFTY_YEARS / 3
+
+
+async def test_the_lag_of_the_record_follows_each_cursor(broker: Broker, bus: EventBus) -> None:
+    record = broker.keys.record
+    ids = await filled(broker, record, 3 * PAGE)
+    await bus.publish_cursor(STATE_MANAGER, ids[-3])
+    await bus.publish_cursor(TRAJECTORY_RECORDER, ids[1])
+    if broker.kind != "memory":
+        assert await server_lag(broker, record, TRAJECTORY_RECORDER) is None
+
+    async def lags() -> tuple[float, float]:
+        seen = await look(bus)
+        return seen.value(names.STREAM_LAG, "record", STATE_MANAGER), seen.value(
+            names.STREAM_LAG, "record", TRAJECTORY_RECORDER
+        )
+
+    assert await lags() == (2, 3 * PAGE - 2)
+    await broker.call("XDEL", record, ids[-1], ids[0], ids[50])
+    assert await lags() == (1, 3 * PAGE - 4)
+    await bus.trim_record()
+    assert await lags() == (1, 3 * PAGE - 4)
+    await bus.publish_cursor(TRAJECTORY_RECORDER, "5-0")  # where no entry ever was
+    assert await lags() == (1, 3 * PAGE - 4)
+    await bus.publish_cursor(STATE_MANAGER, ids[PAGE + 20])  # far from both ends
+    assert (await lags())[0] == 2 * PAGE - 22
+    await broker.call("XGROUP", "DESTROY", record, TRAJECTORY_RECORDER)
+    assert (await lags())[1] == 3 * PAGE - 4
+    await bus.publish_cursor(STATE_MANAGER, ids[-1])
+    assert (await lags())[0] == 0
+    assert (await look(bus)).value(names.STREAM_OLDEST_WAITING, "record", STATE_MANAGER) == 0
+
+
+async def test_a_look_at_a_long_record_is_bounded_and_never_says_too_little(broker: Broker, bus: EventBus) -> None:
+    if broker.kind != "memory":
+        pytest.skip("one broker is enough: what is counted is calls")
+    beyond = PAGE * PAGES + 50
+    ids = await filled(broker, broker.keys.record, 2 * beyond)
+    await bus.publish_cursor(STATE_MANAGER, ids[beyond])
+    waiting = (await look(bus)).value(names.STREAM_LAG, "record", STATE_MANAGER)
+    assert beyond - 1 <= waiting <= beyond + 50
+
+
+async def test_readers_are_consumers_whose_owners_live(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    for owner in (bus, other):
+        await owner.join("agent")
+    assert (await look(bus)).value(names.STREAM_READERS, "agent", "agent-handler") == 2
+    await broker.silence(other)
+    assert (await look(bus)).value(names.STREAM_READERS, "agent", "agent-handler") == 1
+    seen = await look(bus)
+    assert seen.value(names.STREAM_READERS, "record", TRAJECTORY_RECORDER) == 0
+    assert seen.value(names.STREAM_READERS, "tasks", STATE_MANAGER) == 0
+    assert await bus.lead("record")
+    assert await bus.lead("admit")
+    seen = await look(bus)
+    assert seen.value(names.STREAM_READERS, "record", TRAJECTORY_RECORDER) == 1
+    assert seen.value(names.STREAM_READERS, "record", STATE_MANAGER) == 1
+    assert seen.value(names.STREAM_READERS, "tasks", STATE_MANAGER) == 1
+
+
+async def test_the_ingress_stream_is_measured_before_anybody_reads_it(broker: Broker, bus: EventBus) -> None:
+    assert (await look(bus)).group("tasks", STATE_MANAGER) == (0, 0)
+    await filled(broker, ingress(broker.keys.namespace), 3)
+    seen = await look(bus)
+    assert seen.group("tasks", STATE_MANAGER) == (3, 0)
+    assert seen.value(names.STREAM_OLDEST_WAITING, "tasks", STATE_MANAGER) > FIFTY_YEARS / 3
+
+
+async def test_tasks_mail_timers_and_letters_are_counted(broker: Broker, bus: EventBus) -> None:
+    for number in range(4):
+        await broker.submit(bus, f"k{number}", key="k")
+    for number in range(2):
+        await broker.submit(bus, f"l{number}", key="l")
+    await broker.submit(bus, "k0", key="k")  # again: nothing is started
+    seen = await look(bus)
+    assert (seen.value(names.TASKS_ADMITTED), seen.value(names.TASKS_OPEN)) == (6, 6)
+    assert (seen.value(names.MAILBOX_WAITING), seen.value(names.MAILBOX_DEEPEST)) == (4, 3)
+    assert seen.value(names.TIMERS_LATE) == 0
+
+    assert await complete(bus, await broker.take(bus))
+    assert await bury(bus, await broker.take(bus))
+    await suspend(bus, await broker.take(bus), nap("1", 1000))
+    await broker.pass_time(31_000)
+    seen = await look(bus)
+    assert (seen.value(names.TASKS_ADMITTED), seen.value(names.TASKS_OPEN)) == (6, 4)
+    assert (seen.value(names.MAILBOX_WAITING), seen.value(names.MAILBOX_DEEPEST)) == (2, 2)
+    assert seen.value(names.DEAD_LETTERS_KEPT) == 1
+    assert (seen.value(names.TIMERS_WAITING), seen.value(names.TIMERS_DUE)) == (1, 1)
+    assert 30 <= seen.value(names.TIMERS_LATE) < 600
+
+    [letter] = await broker.entries("dead")
+    assert (await bus.redrive(letter["id"], reopen=True))[0] == "ok"
+    assert (await look(bus)).value(names.TASKS_OPEN) == 5
+    for task in ("k1", "k2", "k3", "l0", "l1"):
+        await bus.cancel(task, "no more")
+    seen = await look(bus)
+    assert (seen.value(names.TASKS_OPEN), seen.value(names.TIMERS_WAITING)) == (0, 0)
+
+
+async def test_what_an_older_release_did_not_count_is_put_right(broker: Broker, bus: EventBus) -> None:
+    """A process of a release without these counts ends tasks, takes mail and has mail delivered."""
+    keys = broker.keys
+    for number in range(120):
+        await broker.call("ZADD", keys.open_tasks, number + 1, f"gone-{number}")
+    await broker.call("HSET", keys.task("ended"), "status", "completed")
+    await broker.call("ZADD", keys.open_tasks, 7, "ended")
+    await broker.submit(bus, "t0", key="k")
+    await broker.submit(bus, "t1", key="k")
+    await broker.call("ZADD", keys.mailboxes, 9, "writer/k", 8, "writer/gone")
+    own = measures(bus)
+    for _ in range(4):
+        seen = Look(await own.take())
+    assert seen.value(names.TASKS_OPEN) == 2
+    assert (seen.value(names.MAILBOX_WAITING), seen.value(names.MAILBOX_DEEPEST)) == (1, 1)
+
+
+async def test_a_broker_that_cannot_be_measured_stops_no_other_chore(
+    broker: Broker, bus: EventBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    measured = Measured()
+    await broker.call("SET", broker.keys.timers, "of another type")
+    await measures(bus, measured).look()
+    assert list(measured.collect()) == []
+    assert "partition 0 cannot be measured: WRONGTYPE" in caplog.text
+    await broker.call("DEL", broker.keys.timers)
+    await measures(bus, measured).look()
+    assert {family.name for family in measured.collect()} >= {"weft_timers_due", "weft_tasks_open"}
+
+
+async def test_the_broker_tells_of_itself(broker: Broker, bus: EventBus) -> None:
+    seen = await look(bus)
+    assert seen.value(names.BROKER_MEMORY_LIMIT) == 0
+    assert seen.value(names.BROKER_PING) > 0
+    if broker.kind == "memory":
+        return
+    assert seen.value(names.BROKER_MEMORY) > 0
+    assert seen.value(names.BROKER_CLIENTS) >= 1
+    assert seen.value(names.BROKER_UPTIME) >= 0
+    assert seen.value(names.BROKER_EVICTED_KEYS) == 0
+    flag = cast(list[bytes], await broker.call("CONFIG", "GET", "appendonly"))[1]
+    assert seen.value(names.BROKER_APPEND_ONLY_OK) == (flag == b"yes")
+
+
+async def test_where_info_is_not_allowed_the_rest_is_measured(
+    broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = bus.transport.call
+
+    async def refused(*args: object) -> Reply:
+        if args[0] == "INFO":
+            raise ServerError("NOPERM this user has no permissions to run the 'info' command")
+        return await call(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bus.transport, "call", refused)
+    taken = await measures(bus).take()
+    kinds = {sample.metric for sample in taken}
+    assert names.BROKER_MEMORY not in kinds
+    assert names.BROKER_APPEND_ONLY_OK not in kinds
+    assert names.TASKS_OPEN in kinds
+    assert json.dumps([sample.value for sample in taken])
