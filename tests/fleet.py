@@ -30,6 +30,8 @@ APP = "tests.fleet_app:app"
 READY_SECONDS = 60.0
 """How long a service may take until it reads, on a machine that is busy with other tests."""
 CLEAN_SECONDS = 60.0
+REPLACE_SECONDS = 300.0
+"""How long a replica that is replaced may take to finish what it runs."""
 WATCH_SECONDS = 0.05
 READY = re.compile(r"ready in [\d.]+ s \(process (\d+)\)")
 DEFECTS = ("Traceback", "that nobody expected", "the handler itself failed", "was never retrieved", "was never awaited")
@@ -59,6 +61,8 @@ class Member:
     starts: int = 0
     ended_with: list[int] = field(default_factory=list)
     """Exit statuses so far; negative ones are signals."""
+    replaced: list[int] = field(default_factory=list)
+    """Ids of the processes that another one has taken the place of."""
 
     @property
     def pid(self) -> int:
@@ -200,6 +204,31 @@ class Fleet:
             os.kill(member.pid, signal.SIGCONT)
             self._end_pauses(member.pid, time.time())
         member.paused = False
+
+    async def replace(self, name: str) -> None:
+        """As a rollout does: a new process in its place, and when that is ready, SIGTERM for the old one.
+
+        It must end with status 0. Raises FleetError where it does not.
+        """
+        member = self.members[name]
+        old = member.process
+        assert old is not None, f"{name} is not running"
+        self._start(member)
+        try:
+            await self.ready([name])
+            old.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + REPLACE_SECONDS
+            while old.poll() is None:
+                if time.monotonic() > deadline:
+                    raise FleetError(f"{name} ({old.pid}) did not stop; its log: {member.text()[-4000:]}")
+                await asyncio.sleep(0.02)
+        finally:
+            if old.poll() is None:
+                old.kill()
+            old.wait()
+        member.replaced.append(old.pid)
+        if old.returncode != 0:
+            raise FleetError(f"{name} ({old.pid}) ended with {old.returncode}; its log: {member.text()[-4000:]}")
 
     async def ready(self, names: Iterable[str] | None = None, seconds: float = READY_SECONDS) -> None:
         """Wait until these replicas, or all, read. Raises FleetError with the log of one that does not."""

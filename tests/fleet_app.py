@@ -64,6 +64,22 @@ def dies(path: str) -> None:
     os._exit(3)
 
 
+@app.agent("errand")
+async def errand(ctx: AgentContext, wanted: dict[str, object]) -> object:
+    """One effect that takes its time."""
+    return await ctx.tool("effect", path=wanted["path"], name="errand", seconds=wanted["seconds"])
+
+
+@app.agent("murmurs")
+async def murmurs(ctx: AgentContext, wanted: dict[str, float]) -> int:
+    """Says so many pieces, one after the other, as a model's answer comes."""
+    pieces = int(wanted["pieces"])
+    for number in range(pieces):
+        await ctx.emit(f"piece {number}")
+        await ctx.step(asyncio.sleep, wanted["seconds"] / pieces)
+    return pieces
+
+
 @app.agent("echo")
 async def echo(ctx: AgentContext, value: object) -> object:
     return value

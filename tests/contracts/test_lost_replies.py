@@ -100,6 +100,65 @@ async def test_a_consumer_looks_once_per_lease(broker: Broker) -> None:
     await broker.idle()
 
 
+class LookedBus(EventBus):
+    """Counts how often its pending entries were looked at."""
+
+    looks = 0
+
+    async def own_pending(self, stream: str) -> dict[bytes, int]:
+        found = await super().own_pending(stream)
+        self.looks += 1
+        return found
+
+
+class SlowWorker(Worker):
+    """Handles when it is told to."""
+
+    def __init__(self, bus: EventBus) -> None:
+        super().__init__(bus)
+        self.begun: asyncio.Queue[str] = asyncio.Queue()
+        self.go_on = asyncio.Event()
+
+    async def handle(self, delivery: Delivery) -> None:
+        self.begun.put_nowait(delivery.task)
+        await self.go_on.wait()
+        await super().handle(delivery)
+
+
+async def test_what_comes_to_hand_in_a_stop_is_handed_back_unbegun(broker: Broker, bus: EventBus) -> None:
+    """The read that waited when the stop began may have handed something out; it must not be begun, to be cut off."""
+    transport = await broker.connect()
+    broker.transports.append(transport)
+    own = LookedBus(transport, broker.keys)
+    worker = SlowWorker(own)
+    consumer = Consumer(own, ["agent"], worker, Metrics(CollectorRegistry(), "test"), service="test", lease_seconds=0.6)
+    await consumer.start()
+    running = asyncio.create_task(consumer.run())
+    await broker.submit(bus, "first")
+    assert await asyncio.wait_for(worker.begun.get(), 60) == "first"
+    stopping = asyncio.create_task(consumer.stop())
+    try:
+        await running
+        await broker.submit(bus, "late")
+        late = (await broker.entries("agent"))[-1]["id"]
+        key = broker.keys.stream("agent")
+        await broker.call("XCLAIM", key, "agent-handler", own.owner, 0, late, "FORCE", "RETRYCOUNT", 1, "JUSTID")
+        looks = own.looks
+        async with asyncio.timeout(60):
+            while own.looks < looks + 5:
+                await asyncio.sleep(0.01)
+    finally:
+        worker.go_on.set()
+        await stopping
+    assert worker.begun.empty()
+    assert await worker.handled.get() == "first"
+    next_owner = await broker.owner()
+    [turn] = (await next_owner.adopt("agent", 10, False)).deliveries
+    assert (turn.task, turn.deliveries) == ("late", 1)
+    assert await complete(next_owner, turn)
+    await broker.idle()
+
+
 class RenamedBus(EventBus):
     """Its first read that hands something out comes back when the owner has taken a new name meanwhile."""
 

@@ -113,6 +113,28 @@ async def test_what_was_handed_back_does_not_count(broker: Broker, bus: EventBus
     await broker.idle()
 
 
+async def test_who_hands_back_what_ran_alone_has_not_died_of_it(broker: Broker, bus: EventBus) -> None:
+    """A rolling deploy in which each replica stops while it runs a quarantined entry that takes long."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    key = broker.keys.stream("agent")
+    await broker.call(
+        "XCLAIM", key, "agent-handler", bus.owner, 0, turn.entry, "RETRYCOUNT", QUARANTINE_AFTER, "JUSTID"
+    )
+    owner = await die(broker, bus)
+    for _ in range(2 * CONDEMN_AFTER):
+        adopted = await adopt_alone(owner)
+        assert adopted.condemned == []
+        assert [taken.quarantined for taken in adopted.deliveries] == [True]
+        await owner.leave(adopted.deliveries)
+        owner = await broker.owner()
+    last = (await adopt_alone(owner)).deliveries[0]
+    assert await complete(owner, last)
+    await owner.leave_quarantine(last)
+    assert await broker.hash("quarantine") == {}
+    await broker.idle()
+
+
 async def test_a_retry_starts_a_new_count(broker: Broker, bus: EventBus, other: EventBus) -> None:
     await broker.submit(bus, "t")
     await broker.take(bus)

@@ -6,7 +6,7 @@ from runtime_core.agents.turn_handler import TurnHandler
 from runtime_core.app import App
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.consumer import Handler
-from runtime_core.consumer.worker import Worker
+from runtime_core.consumer.worker import FINISH_PART, LET_GO_PART, Worker
 from runtime_core.engines.compute import ProcessCompute
 from runtime_core.engines.results import Results
 from runtime_core.settings import Settings
@@ -34,5 +34,10 @@ async def agent_worker(
     def handler(bus: EventBus) -> Handler:
         return TurnHandler(bus, found, metrics, partitions=settings.partitions, compute=compute, results=results)
 
-    worker.consume(handler, in_flight=in_flight)
+    worker.consume(
+        handler,
+        in_flight=in_flight,
+        finish_seconds=FINISH_PART * settings.shutdown_seconds,
+        let_go_seconds=LET_GO_PART * settings.shutdown_seconds,
+    )
     return worker

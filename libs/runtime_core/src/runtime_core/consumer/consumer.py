@@ -67,9 +67,12 @@ class Consumer:
         lease_seconds: float = 3.0,
         in_flight: int = 256,
         finish_seconds: float | None = None,
+        let_go_seconds: float | None = None,
         stall_seconds: float | None = None,
     ) -> None:
         """`finish_seconds`: how long a stop waits for what runs before it is handed back; None: until it has ended.
+
+        `let_go_seconds`: how long what is cancelled then may take to end; None: as long as it takes.
 
         `stall_seconds`: how long nothing may end of what is held before that counts as no progress; None: 30 seconds,
         or ten leases.
@@ -81,6 +84,7 @@ class Consumer:
         self._lease = lease_seconds
         self._limit = in_flight
         self._finish_seconds = finish_seconds
+        self._let_go_seconds = let_go_seconds
         self._owner = Owner(bus, service, lease_seconds)
         self._held: dict[tuple[str, bytes], Delivery] = {}
         self._running: dict[tuple[str, bytes], asyncio.Task[None]] = {}
@@ -164,13 +168,18 @@ class Consumer:
                 await self._bus.leave(unknown)
 
     async def _hand_back(self) -> None:
-        """What runs still is handed back; the heartbeat goes on, so that nobody adopts it before."""
+        """What runs still is handed back; the heartbeat goes on, so that nobody adopts it before.
+
+        Code that does not end when it is cancelled is left: once this owner has gone, nothing that it writes counts.
+        """
         left = list(self._running.values())
         if left:
             logger.info("%d deliveries run still; others go on with them", len(left))
             for task in left:
                 task.cancel()
-            await asyncio.wait(left)
+            _, stays = await asyncio.wait(left, timeout=self._let_go_seconds)
+            if stays:
+                logger.warning("%d of them do not end when they are cancelled: they end with the process", len(stays))
 
     @property
     def held(self) -> int:
@@ -229,7 +238,8 @@ class Consumer:
 
     def _take(self, deliveries: Sequence[Delivery], malformed: Sequence[tuple[str, bytes, str]] = ()) -> None:
         loop = asyncio.get_running_loop()
-        for delivery in deliveries:
+        # What comes to hand while this one stops is not begun: it is handed back as it is.
+        for delivery in () if self._stop.is_set() else deliveries:
             place = (delivery.stream, delivery.entry)
             if place in self._held:
                 self._metrics.duplicates_suppressed.inc()

@@ -21,6 +21,10 @@ from runtime_core.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
+FINISH_PART = 0.7
+"""Of the time to stop, in which what runs may still end; the rest is for handing back."""
+LET_GO_PART = 0.1
+"""In which what is cancelled then may end."""
 ANNOUNCE_SECONDS = 5.0
 """How often the manifest is published again: a flushed server gets it back by itself."""
 
@@ -76,12 +80,13 @@ class Worker:
         *,
         in_flight: int | None = None,
         finish_seconds: float | None = None,
+        let_go_seconds: float | None = None,
         stall_seconds: float | None = None,
     ) -> None:
         """Make the consumers; `abandoned` says whether this process has lost too many threads to go on.
 
-        `in_flight` is of all partitions together; None: 256 of each. `finish_seconds` and `stall_seconds`: see
-        Consumer.
+        `in_flight` is of all partitions together; None: 256 of each. `finish_seconds`, `let_go_seconds` and
+        `stall_seconds`: see Consumer.
         """
         if abandoned is not None:
             self._worn_out = abandoned
@@ -96,6 +101,7 @@ class Worker:
                     lease_seconds=self._settings.lease_seconds,
                     in_flight=256 if in_flight is None else max(1, in_flight // len(self._buses)),
                     finish_seconds=finish_seconds,
+                    let_go_seconds=let_go_seconds,
                     stall_seconds=stall_seconds,
                 )
             )

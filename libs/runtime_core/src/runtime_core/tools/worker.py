@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from runtime_core.app import App
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.consumer import Handler
-from runtime_core.consumer.worker import Worker
+from runtime_core.consumer.worker import FINISH_PART, LET_GO_PART, Worker
 from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.tools.call import AbandonedThreads
@@ -41,5 +41,10 @@ async def tool_worker(settings: Settings, metrics: Metrics, app: App | None = No
     def handler(bus: EventBus) -> Handler:
         return CallHandler(bus, found, threads, abandoned, metrics, servers)
 
-    worker.consume(handler, abandoned=lambda: abandoned.running >= THREADS // 2)
+    worker.consume(
+        handler,
+        abandoned=lambda: abandoned.running >= THREADS // 2,
+        finish_seconds=FINISH_PART * settings.shutdown_seconds,
+        let_go_seconds=LET_GO_PART * settings.shutdown_seconds,
+    )
     return worker

@@ -10,6 +10,10 @@ local function leave(keys, args)
     local item = redis.call('XPENDING', key, group, args[i + 1], args[i + 1], 1, owner)[1]
     if item then
       redis.call('XCLAIM', key, group, owner, 0, args[i + 1], 'RETRYCOUNT', math.max(0, item[4] - 1), 'JUSTID')
+      -- One that ran alone has not died of it here: `adopt` counted its giving as a death.
+      local alone = args[i] .. '|' .. args[i + 1]
+      local deaths = tonumber(redis.call('HGET', base .. 'quarantine', alone) or 0)
+      if deaths > 0 then redis.call('HSET', base .. 'quarantine', alone, deaths - 1) end
       count = count + 1
     end
   end
