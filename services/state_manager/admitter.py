@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import AbstractContextManager
 from typing import cast
 
 import msgspec
+from msgspec.structs import replace
 
 from runtime_core import facts, submission
 from runtime_core.admission import Admission
@@ -28,8 +30,10 @@ from runtime_core.progress import ProgressWatch
 from runtime_core.schedules import definition as schedules
 from runtime_core.schedules.store import Schedules
 from runtime_core.submission import Submission
+from runtime_core.telemetry.messaging import command_span
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import REFUSALS
+from runtime_core.telemetry.spans import Span, task_traceparent, tracing
 from runtime_core.topics import Topics, published
 from services.state_manager.answers import Answers
 
@@ -143,13 +147,13 @@ class Admitter:
         envelope = parse(entry.decode(), fields, self._namespace)
         match envelope.type:
             case submission.SUBMIT:
-                await self._submit(epoch, envelope)
+                await self._submit(epoch, entry, submission.parse_submit(envelope))
             case submission.CANCEL:
                 await self._cancel(submission.parse_cancel(envelope))
             case submission.SIGNAL:
-                await self._signal(submission.parse_signal(envelope))
+                await self._signal(entry, submission.parse_signal(envelope), envelope)
             case submission.PUBLISH:
-                await self._publish(submission.parse_publish(envelope))
+                await self._publish(entry, submission.parse_publish(envelope))
             case schedules.SET:
                 # The entry's own time: a second look at the same entry must find the same schedule.
                 said_ms = int(entry.partition(b"-")[0])
@@ -163,13 +167,33 @@ class Admitter:
                 )  # fmt: skip
                 raise InvalidInput("type", f"{other!r} is no command; known are {', '.join(known)}")
 
-    async def _submit(self, epoch: str, envelope: Envelope) -> None:
-        wanted: Submission = submission.parse_submit(envelope)
+    async def _submit(self, epoch: str, entry: bytes, wanted: Submission) -> None:
+        if not tracing():
+            await self._start(epoch, wanted)
+            return
+        trace = task_traceparent(self._namespace, wanted.task_id, wanted.traceparent)
+        with self._span(entry, wanted.task_id, trace, wanted.tracestate) as span:
+            if span.recording:  # of a trace that is not kept nothing is said anew
+                wanted = replace(wanted, traceparent=span.traceparent)
+            while True:
+                try:
+                    return await self._start(epoch, wanted)
+                except (NotYet, NotDurable):  # in here, for one span
+                    await asyncio.sleep(WAIT_SECONDS)
+
+    def _span(self, entry: bytes, task: str, traceparent: str, tracestate: str = "") -> AbstractContextManager[Span]:
+        """The span of a command, which what it starts is under."""
+        return command_span(
+            STATE_MANAGER, entry=entry.decode(), task=task, traceparent=traceparent, tracestate=tracestate
+        )
+
+    async def _start(self, epoch: str, wanted: Submission) -> None:
         submitted = await self._admission.admit(wanted, reply=wanted.replyto, epoch=epoch)
         if not wanted.replyto:
             return
         if submitted.started or submitted.status not in ENDED:
-            await self._answers.send(wanted.replyto, facts.accepted(submitted.task, at_ms=_now(), cause=envelope.id))
+            fact = facts.accepted(submitted.task, at_ms=_now(), cause=wanted.event_id, trace=wanted.traceparent)
+            await self._answers.send(wanted.replyto, fact)
             return
         bus = await self._admission.find(submitted.task)
         final = await bus.transport.call("HGET", bus.keys.task(submitted.task), "out")
@@ -178,7 +202,14 @@ class Admitter:
             final = msgspec.json.encode(known)
         await self._answers.send(
             wanted.replyto,
-            facts.final(submitted.task, submitted.status, cast(bytes, final), at_ms=_now(), cause=envelope.id),
+            facts.final(
+                submitted.task,
+                submitted.status,
+                cast(bytes, final),
+                at_ms=_now(),
+                cause=wanted.event_id,
+                trace=wanted.traceparent,
+            ),
         )
 
     async def _cancel(self, wanted: submission.Cancellation) -> None:
@@ -194,9 +225,16 @@ class Admitter:
                 facts.rejected(wanted.event_id, error, at_ms=_now(), task_id=wanted.task_id, cause=wanted.event_id),
             )
 
-    async def _signal(self, wanted: submission.Signal) -> None:
+    async def _signal(self, entry: bytes, wanted: submission.Signal, envelope: Envelope) -> None:
+        if not tracing():
+            await self._hand_over(wanted)
+            return
+        with self._span(entry, wanted.task_id, envelope.traceparent, envelope.tracestate) as span:
+            await self._hand_over(wanted, span.traceparent if span.recording else "")
+
+    async def _hand_over(self, wanted: submission.Signal, trace: str = "") -> None:
         bus = await self._admission.find(wanted.task_id)
-        answer = await bus.signal(wanted.task_id, wanted.request_id, wanted.value_json)
+        answer = await bus.signal(wanted.task_id, wanted.request_id, wanted.value_json, trace)
         match answer[0]:
             case "unknown":
                 raise InvalidInput("data.task_id", f"no task {wanted.task_id!r} is known")
@@ -209,8 +247,15 @@ class Admitter:
             case "invalid":
                 raise InvalidInput("data.value", answer[1])
 
-    async def _publish(self, message: submission.Publication) -> None:
-        context = published(b"", message.topic, traceparent=message.traceparent)
+    async def _publish(self, entry: bytes, message: submission.Publication) -> None:
+        if not tracing():
+            await self._send(message, message.traceparent)
+            return
+        with self._span(entry, message.message_id, message.traceparent) as span:
+            await self._send(message, span.traceparent)
+
+    async def _send(self, message: submission.Publication, traceparent: str) -> None:
+        context = published(b"", message.topic, traceparent=traceparent)
         await self._topics.publish(
             message.message_id, message.topic, message.topic_source, message.data_json, context=context
         )

@@ -77,15 +77,17 @@ class Relay:
 
     async def _reply(self, fields: Fields) -> None:
         task, to = fields[b"t"].decode(), fields[b"to"].decode()
+        trace = fields.get(b"x", b"").decode()
         if to.startswith("@"):
             await self._answer_step(to, task, fields[b"d"])
             return
         if fields[b"type"].decode() == facts.HUMAN_REQUESTED:
-            await self._answers.send(to, facts.question(task, fields[b"d"], at_ms=time.time_ns() // 1_000_000))
+            asked = facts.question(task, fields[b"d"], at_ms=time.time_ns() // 1_000_000, trace=trace)
+            await self._answers.send(to, asked)
             return
         status = fields[b"type"].decode().rpartition(".")[2]
         cause = fields.get(b"id", b"").decode()
-        fact = facts.final(task, status, fields[b"d"], at_ms=time.time_ns() // 1_000_000, cause=cause)
+        fact = facts.final(task, status, fields[b"d"], at_ms=time.time_ns() // 1_000_000, cause=cause, trace=trace)
         # A reply that cannot be written must not hold up those behind it.
         await self._answers.send(to, fact)
 

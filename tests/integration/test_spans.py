@@ -24,22 +24,42 @@ def spans_of(input: str) -> list[dict[str, Any]]:
     return spans
 
 
-def test_each_turn_has_a_span_and_model_calls_are_under_their_turn() -> None:
-    spans = spans_of("Ulm")
-    first_call, first_turn, tool, second_call, second_turn = spans
-    names = [span["name"] for span in spans]
-    assert names == ["chat gpt-x", "invoke_agent guide", "execute_tool look", "chat gpt-x", "invoke_agent guide"]
-    assert first_turn["parent_id"] == second_turn["parent_id"] == tool["parent_id"] == PARENT
-    assert first_call["parent_id"] == first_turn["context"]["span_id"]
-    assert second_call["parent_id"] == second_turn["context"]["span_id"]
-    assert first_turn["attributes"]["gen_ai.conversation.id"] == "s-1"
+def test_each_turn_has_a_span_and_what_it_asks_for_is_under_it() -> None:
+    spans = {span["context"]["span_id"]: span for span in spans_of("Ulm")}
+
+    def line(span: dict[str, Any]) -> str:
+        """Its name, behind those of the spans that it is under."""
+        parent = spans.get(span["parent_id"])
+        return span["name"] if parent is None else f"{line(parent)} > {span['name']}"
+
+    lines = sorted(line(span) for span in spans.values())
+    turn = "send tasks > process agent > invoke_agent guide"
+    assert lines == [
+        "send tasks",
+        "send tasks > process agent",
+        "send tasks > process agent",
+        turn,
+        turn,
+        f"{turn} > chat gpt-x",
+        f"{turn} > chat gpt-x",
+        f"{turn} > process tool",
+        f"{turn} > process tool > execute_tool look",
+    ]
+    sent = next(span for span in spans.values() if span["name"] == "send tasks")
+    assert sent["parent_id"] == PARENT
+    tool = next(span for span in spans.values() if span["name"] == "execute_tool look")
     assert tool["attributes"]["gen_ai.tool.call.id"] == "r/2"
+    turns = [span for span in spans.values() if span["name"] == "process agent"]
+    assert [link["context"]["span_id"] for span in turns for link in span["links"]] == [tool["context"]["span_id"]]
+    assert {span["attributes"].get("gen_ai.conversation.id") for span in spans.values()} == {None, "s-1"}
 
 
 def test_a_turn_that_fails_says_so() -> None:
-    turn = spans_of("fail")[-1]
-    assert turn["attributes"]["error.type"] == "RuntimeError"
-    assert turn["status"] == {"status_code": "ERROR", "description": "cannot go on"}
+    agent, turn = spans_of("fail")[-2:]
+    assert (agent["name"], turn["name"]) == ("invoke_agent guide", "process agent")
+    for span in (agent, turn):
+        assert span["attributes"]["error.type"] == "RuntimeError"
+        assert span["status"] == {"status_code": "ERROR", "description": "cannot go on"}
 
 
 async def test_model_calls_are_counted_by_what_their_rows_say() -> None:

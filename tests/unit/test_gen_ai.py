@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runtime_core.telemetry import gen_ai, gen_ai_messages
+from runtime_core.telemetry import attributes, gen_ai, gen_ai_messages
 
 PROGRAM = Path(__file__).with_name("traced_calls.py")
 TRACE, PARENT = "0x0af7651916cd43dd8448eb211c80319c", "0xb7ad6b7169203331"
@@ -89,14 +89,14 @@ def test_what_was_said_is_in_spans_where_the_user_asks_for_it_and_without_its_se
 def test_without_an_sdk_nothing_is_imported_and_spans_do_nothing() -> None:
     program = """
 import sys
-from runtime_core.telemetry import gen_ai
+from runtime_core.telemetry import gen_ai, spans
 for make in (gen_ai.model_span("m", {}), gen_ai.tool_span("t"), gen_ai.agent_span("a"), gen_ai.engine_span("e", "f")):
     with make as span:
         span.set({"a": 1}), span.asked([]), span.answered({}), span.used(b"1", b"2"), span.failed("x")
         assert not span.recording
 assert not any(name.startswith("opentelemetry") for name in sys.modules)
 from opentelemetry import trace
-assert not gen_ai.tracing()
+assert not spans.tracing()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -106,19 +106,16 @@ def test_the_names_are_those_of_the_conventions_package() -> None:
     from opentelemetry.semconv._incubating.attributes import (
         error_attributes,
         gen_ai_attributes,
+        messaging_attributes,
         server_attributes,
+        service_attributes,
     )
 
-    known = {
-        value
-        for module in (gen_ai_attributes, error_attributes, server_attributes)
-        for value in vars(module).values()
-        if isinstance(value, str)
-    }
-    ours = {value for name, value in vars(gen_ai).items() if name.isupper() and str(value).startswith("gen_ai.")}
-    ours |= {gen_ai.ERROR_TYPE, gen_ai.SERVER_ADDRESS, gen_ai.SERVER_PORT, *gen_ai._SETTINGS.values()}
-    assert len(ours) > 30
-    assert ours <= known
+    modules = (gen_ai_attributes, messaging_attributes, error_attributes, server_attributes, service_attributes)
+    known = {value for module in modules for value in vars(module).values() if isinstance(value, str)}
+    ours = {value for name, value in vars(attributes).items() if name.isupper()}
+    assert len(ours) > 50
+    assert {name for name in ours if not name.startswith("weft.")} <= known
 
 
 def test_a_request_says_what_was_set_and_where_it_goes() -> None:

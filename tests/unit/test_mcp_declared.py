@@ -269,6 +269,5 @@ def test_a_call_goes_to_the_pool_of_its_server() -> None:
     app = App("app")
     app.add_mcp("files", command=["serve"], pool="disk")
     call = Call("tool", "1", "files.read", b"{}", "digest00")
-    delivery = Delivery.__new__(Delivery)
-    delivery.context = b""
+    delivery = Delivery(0, "agent", b"1-0")
     assert parts_of_calls([call], delivery, app, 1)[1] == "tool:disk"

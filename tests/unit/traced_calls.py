@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from runtime_core.telemetry import gen_ai
+from runtime_core.telemetry import gen_ai, spans
 from runtime_core.telemetry.redaction import Redactor, use
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -42,11 +42,11 @@ class Broken(Exception):
 
 def main() -> None:
     exporter = InMemorySpanExporter()
-    assert not gen_ai.tracing()
+    assert not spans.tracing()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
-    assert gen_ai.tracing()
+    assert spans.tracing()
     asked = gen_ai.request_attributes(provider="openai-chat", model="gpt-x", settings={"max_tokens": 5})
     with use(Redactor(["secret word"])):
         with gen_ai.model_span("gpt-x", asked, traceparent=TRACEPARENT) as span:
@@ -59,10 +59,10 @@ def main() -> None:
                 raise Broken("secret word")
         except Broken:
             pass
-        parent = gen_ai.Parent()
+        parent = spans.Parent()
         with gen_ai.agent_span("writer", session="s-1", traceparent=TRACEPARENT) as parent.span:
             pass
-        with gen_ai.under(parent), gen_ai.tool_span("look", call="c-1", traceparent=TRACEPARENT) as span:
+        with spans.under(parent), gen_ai.tool_span("look", call="c-1", traceparent=TRACEPARENT) as span:
             span.used(b'{"q":"secret word"}', b"[1]")
         with gen_ai.agent_span("writer") as parent.span, gen_ai.model_span("gpt-x", asked, traceparent=TRACEPARENT):
             pass

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
+from msgspec.structs import replace
+
 from runtime_core import codec
 from runtime_core.admission import Admission
 from runtime_core.bus.event_bus import EventBus
@@ -30,6 +32,8 @@ from runtime_core.schedules.verbs import ScheduleVerbs
 from runtime_core.streaming import StreamingMode
 from runtime_core.submission import SUBMIT, Submission, digest, parse_submit
 from runtime_core.task_handle import TaskHandle
+from runtime_core.telemetry.messaging import TASKS, TOPICS, send_span
+from runtime_core.telemetry.spans import tracing
 from runtime_core.told import StreamEvent, TaskFailed, TaskResponse
 from runtime_core.topics import Topics, published
 
@@ -187,6 +191,17 @@ class Client(ScheduleVerbs):
         begun: Begun | None = None,
     ) -> TaskHandle:
         """Start the task of a submission that has been made before; `begun` are results that it begins with."""
+        if tracing():
+            with send_span(
+                TASKS, message=submission.event_id, task=submission.task_id, traceparent=submission.traceparent
+            ) as span:
+                traced = replace(submission, traceparent=span.traceparent)
+                return await self._start(traced, stream=stream, timeout=timeout, begun=begun)
+        return await self._start(submission, stream=stream, timeout=timeout, begun=begun)
+
+    async def _start(
+        self, submission: Submission, *, stream: bool, timeout: float | None, begun: Begun | None
+    ) -> TaskHandle:
         admission = self._ready()
         task = submission.task_id
         partition = self._partitions[admission.partition_for(submission)]
@@ -294,11 +309,16 @@ class Client(ScheduleVerbs):
         """
         self._ready()
         assert self._topics is not None
-        context = published(b"", topic, traceparent=traceparent)
         body = codec.encode(data)
         if len(body) > codec.MAX_DATA_BYTES:
             raise InvalidInput("data", f"is {len(body)} bytes, over the limit of {codec.MAX_DATA_BYTES}")
-        return await self._topics.publish(message_id or secrets.token_hex(16), topic, source, body, context=context)
+        message = message_id or secrets.token_hex(16)
+        if not tracing():
+            context = published(b"", topic, traceparent=traceparent)
+            return await self._topics.publish(message, topic, source, body, context=context)
+        with send_span(TOPICS, message=message, traceparent=traceparent) as span:
+            context = published(b"", topic, traceparent=span.traceparent)
+            return await self._topics.publish(message, topic, source, body, context=context)
 
     @property
     def topics(self) -> Topics:

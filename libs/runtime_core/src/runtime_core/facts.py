@@ -30,9 +30,9 @@ class _Request(msgspec.Struct, frozen=True):
     request_id: str
 
 
-def accepted(task_id: str, *, at_ms: float, cause: str = "") -> Envelope:
+def accepted(task_id: str, *, at_ms: float, cause: str = "", trace: str = "") -> Envelope:
     """`weft.task.accepted`: the task is durable and will be handled."""
-    return _fact(ACCEPTED, event_id(task_id, "accepted"), {"task_id": task_id}, at_ms, task_id, cause)
+    return _fact(ACCEPTED, event_id(task_id, "accepted"), {"task_id": task_id}, at_ms, task_id, cause, trace=trace)
 
 
 def rejected(entry_id: str, error: InvalidInput, *, at_ms: float, task_id: str = "", cause: str = "") -> Envelope:
@@ -79,15 +79,18 @@ def ended(
     return _fact(type, event_id(task_id, status), data, at_ms, task_id, cause)
 
 
-def final(task_id: str, status: str, data: bytes, *, at_ms: float, cause: str = "") -> Envelope:
+def final(task_id: str, status: str, data: bytes, *, at_ms: float, cause: str = "", trace: str = "") -> Envelope:
     """The final event whose data (JSON) is written already: the same id, whoever says it and however often."""
-    return _fact(f"weft.task.{status}", event_id(task_id, status), msgspec.Raw(data), at_ms, task_id, cause)
+    return _fact(
+        f"weft.task.{status}", event_id(task_id, status), msgspec.Raw(data), at_ms, task_id, cause, trace=trace
+    )
 
 
-def question(task_id: str, data: bytes, *, at_ms: float) -> Envelope:
+def question(task_id: str, data: bytes, *, at_ms: float, trace: str = "") -> Envelope:
     """`weft.human.requested` whose data (JSON) is written already."""
     request = msgspec.json.decode(data, type=_Request).request_id
-    return _fact(HUMAN_REQUESTED, event_id(task_id, "human", request), msgspec.Raw(data), at_ms, task_id)
+    id = event_id(task_id, "human", request)
+    return _fact(HUMAN_REQUESTED, id, msgspec.Raw(data), at_ms, task_id, trace=trace)
 
 
 def output_delta(
@@ -144,7 +147,16 @@ def human_requested(
     return _fact(HUMAN_REQUESTED, event_id(task_id, "human", request_id), body, at_ms, task_id, run_id=run_id)
 
 
-def _fact(type: str, id: str, data: object, at_ms: float, task_id: str, cause: str = "", run_id: str = "") -> Envelope:
+def _fact(
+    type: str,
+    id: str,
+    data: object,
+    at_ms: float,
+    task_id: str,
+    cause: str = "",
+    run_id: str = "",
+    trace: str = "",
+) -> Envelope:
     return Envelope(
         id=id,
         source=FACT_SOURCE,
@@ -153,6 +165,7 @@ def _fact(type: str, id: str, data: object, at_ms: float, task_id: str, cause: s
         taskid=task_id,
         runid=run_id,
         causationid=cause,
+        traceparent=trace,
         # The parts are JSON already or come from us: no second look at them.
         data=msgspec.json.encode(data),
     )

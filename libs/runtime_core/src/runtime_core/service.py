@@ -17,6 +17,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -31,9 +32,9 @@ from runtime_core.background import Periodic
 from runtime_core.errors import ConfigurationError, WeftError
 from runtime_core.progress import HEALTHY, Health, ProgressWatch
 from runtime_core.settings import Settings
-from runtime_core.telemetry import logs
+from runtime_core.telemetry import logs, tracing
 from runtime_core.telemetry.endpoint import Answer, Endpoint, plain
-from runtime_core.telemetry.metrics import CONTENT_TYPE, Metrics
+from runtime_core.telemetry.metrics import CONTENT_TYPE, Metrics, version
 
 __all__ = ["Build", "Health", "ProgressWatch", "Role", "run_service", "serve"]
 
@@ -90,14 +91,15 @@ def run_service(name: str, build: Build, environ: Mapping[str, str] | None = Non
 
     `environ` is the process's own environment by default.
     """
+    environ = os.environ if environ is None else environ
     try:
-        settings = Settings.from_environment(os.environ if environ is None else environ)
+        settings = Settings.from_environment(environ)
     except ConfigurationError as error:
         _say(name, error)
         return 1
     logs.configure(settings.instance or name, settings.log_level, settings.log_format)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        status = runner.run(_Process(name, settings, build).run())
+        status = runner.run(_Process(name, settings, build, environ).run())
         # Closing the loop waits for threads and for tasks that swallow their cancellation: not for ever.
         last_resort = threading.Timer(CLOSING_SECONDS, os._exit, (status,))
         last_resort.daemon = True
@@ -109,8 +111,10 @@ def run_service(name: str, build: Build, environ: Mapping[str, str] | None = Non
 class _Process:
     """The life of one service process."""
 
-    def __init__(self, name: str, settings: Settings, build: Build) -> None:
+    def __init__(self, name: str, settings: Settings, build: Build, environ: Mapping[str, str]) -> None:
         self._name = name
+        self._environ = environ
+        self._traces: tracing.Traces | None = None
         self._settings = settings
         self._build = build
         self._metrics = Metrics(CollectorRegistry(), name)
@@ -136,6 +140,8 @@ class _Process:
                 logger.exception("ended by an error that nobody expected")
                 status = 1
             status = max(status, await self._leave())
+            if self._traces is not None:
+                await asyncio.to_thread(self._traces.close)
             # Last, so that `/readyz` says "stopping" until there is nothing left to stop.
             await lag.stop()
             if endpoint is not None:
@@ -160,6 +166,11 @@ class _Process:
 
     async def _start(self) -> Role:
         self._role = await self._build(self._settings, self._metrics)
+        # After the app is loaded: one that has configured an SDK of its own keeps it.
+        self._traces = tracing.configure(
+            self._name, self._settings.instance or f"{socket.gethostname()}-{os.getpid()}", version(), self._environ,
+            self._metrics.spans_dropped.inc,
+        )  # fmt: skip
         await self._role.start()
         # What is loaded now stays: looking at it again and again costs a handler a sixth of its time.
         gc.collect()

@@ -19,6 +19,7 @@ from runtime_core.engines.driver.messages import Step as EngineStep
 from runtime_core.engines.mapped import MAP, MapRequest, items_of, map_outcome, with_errors
 from runtime_core.engines.reference import with_references
 from runtime_core.errors import EngineError, Reject
+from runtime_core.telemetry import gen_ai
 
 if TYPE_CHECKING:
     from runtime_core.agents.branch import Branch
@@ -32,11 +33,18 @@ PROGRESS_SECONDS = 0.5
 class LocalCall(LocalStep):
     """One call of an engine function, in a thread or a worker process."""
 
-    __slots__ = ("function",)
+    __slots__ = ("_traceparent", "function")
 
     def __init__(self, run: Run, branch: Branch, function: LocalFunction, data: bytes, key: str = "") -> None:
-        super().__init__(run, branch, "engine", function.name, self.compute, data, key)
+        super().__init__(run, branch, "engine", function.name, self._traced, data, key)
         self.function = function
+        self._traceparent = ""
+
+    async def _traced(self) -> object:
+        run = f"{self.run.run_id}/{self.id}"
+        with gen_ai.engine_span("local", self.function.name, call=run) as span:
+            self._traceparent = span.traceparent
+            return await self.compute()
 
     async def compute(self) -> object:
         """Do what the step asks for; its result, as plain JSON values."""
@@ -51,6 +59,7 @@ class LocalCall(LocalStep):
             attempt=run.attempt,
             key=f"{run.task_id}/{run.run_id}/{self.id}",
             deadline=run.meta.get("deadline") or 0.0,
+            traceparent=self._traceparent,
         )
         try:
             if run.compute is not None:

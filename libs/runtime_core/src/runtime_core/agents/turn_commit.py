@@ -14,6 +14,7 @@ from runtime_core.bus.transport import Argument
 from runtime_core.consumer.effects import Call, Completed, Publish, Send, Spend, Suspended
 from runtime_core.envelope import rfc3339
 from runtime_core.identifiers import fingerprint, instance_address, partition_of, task_of_message
+from runtime_core.telemetry.trace_context import restated
 from runtime_core.topics import published, sent
 from runtime_core.trajectory.steps import Step, StepError
 
@@ -26,7 +27,8 @@ def parts_of(
     parts = parts_of_sends(result.sends, delivery, partitions) + spend_parts(result.spends)
     count = len(result.sends) + len(result.spends)
     if isinstance(result, Completed):
-        return parts, count
+        answer = answer_parts(delivery)
+        return parts + answer, count + bool(answer)
     parts += parts_of_calls(result.calls, delivery, app, partitions)
     for timer in result.timers:
         parts += ("t", timer.step, timer.digest, timer.wait, timer.after_ms, timer.status, timer.payload)
@@ -63,7 +65,7 @@ def parts_of_sends(sends: Sequence[Send | Publish], delivery: Delivery, partitio
             # Where there are several partitions, the relay finds those of the agents.
             topic = send.topic if partitions == 1 else f"@{send.topic}"
             sender = delivery.instance
-            context = published(without_snapshot(delivery.context), send.topic, sender)
+            context = published(without_snapshot(delivery.context), send.topic, sender, delivery.trace)
             parts += ("p", task, topic, send.key, send.data, context, sender, send.step, send.digest)
             continue
         there = _elsewhere(send.agent, send.key, delivery.partition, partitions)
@@ -72,7 +74,7 @@ def parts_of_sends(sends: Sequence[Send | Publish], delivery: Delivery, partitio
         else:
             # No declared name begins with `@`, which means another partition there: it stays a name that nobody has.
             agent = f"?{send.agent}" if send.agent.startswith("@") else send.agent
-        context = sent(without_snapshot(delivery.context))
+        context = restated(sent(without_snapshot(delivery.context)), delivery.trace)
         parts += ("s", task, agent, send.key, send.data, context, send.step, send.digest)
     return parts
 
@@ -83,7 +85,7 @@ def parts_of_calls(calls: Sequence[Call], delivery: Delivery, app: App, partitio
     for call in calls:
         parts += (
             "c", _stream(call, app, delivery, partitions), call.step, call.name, call.key, call.digest, call.wait,
-            call.data, _context(call, delivery.context),
+            call.data, _context(call, restated(delivery.context, delivery.trace)),
         )  # fmt: skip
     return parts
 
@@ -93,6 +95,11 @@ def _context(call: Call, x: bytes) -> bytes:
     if call.snapshot:
         return with_snapshot(x, call.snapshot)
     return x if call.kind == "agent" else without_snapshot(x)
+
+
+def answer_parts(delivery: Delivery) -> list[Argument]:
+    """The part that says by which span a nested run has ended, for the run that waits for it; mostly none."""
+    return ["l", delivery.trace] if delivery.trace and "/" in delivery.run else []
 
 
 def spend_parts(spends: Sequence[Spend]) -> list[Argument]:

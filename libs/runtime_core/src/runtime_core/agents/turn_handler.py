@@ -18,7 +18,14 @@ from runtime_core.agents.definition import AgentDefinition
 from runtime_core.agents.offers import Offers
 from runtime_core.agents.ports import Compute, Meta, TurnRun
 from runtime_core.agents.run import Run
-from runtime_core.agents.turn_commit import parts_of, parts_of_calls, parts_of_sends, row_of_run, spend_parts
+from runtime_core.agents.turn_commit import (
+    answer_parts,
+    parts_of,
+    parts_of_calls,
+    parts_of_sends,
+    row_of_run,
+    spend_parts,
+)
 from runtime_core.app import App
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
@@ -32,10 +39,14 @@ from runtime_core.hooks.around import RunHooks
 from runtime_core.hooks.ended import HooksOfEnd, TaskEnded
 from runtime_core.manifest import Manifest
 from runtime_core.replies import Answer, Replies, name_of_step
-from runtime_core.telemetry import gen_ai
+from runtime_core.telemetry import gen_ai, trace_context
+from runtime_core.telemetry.attributes import DUPLICATE
+from runtime_core.telemetry.messaging import delivery_span
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.model_calls import count_model_calls
 from runtime_core.telemetry.names import SHOWN_OUTCOMES
+from runtime_core.telemetry.spans import Parent, task_traceparent, tracing, under
+from runtime_core.telemetry.trace_context import Ids
 from runtime_core.trajectory.steps import ENCODER, StepError
 from runtime_core.usage import total
 
@@ -179,7 +190,7 @@ class TurnPort:
 class _Warm:
     """A run in memory that waits, with the port of its last turn."""
 
-    __slots__ = ("context", "input", "parent", "port", "run", "started_ms", "turn")
+    __slots__ = ("brought", "context", "input", "parent", "port", "run", "started_ms", "turn")
 
     def __init__(self, run: TurnRun, port: TurnPort, turn: int, started_ms: int, data: bytes, context: bytes) -> None:
         self.run = run
@@ -189,7 +200,9 @@ class _Warm:
         self.started_ms = started_ms
         self.context = context
         """What travels with the events that it causes."""
-        self.parent = gen_ai.Parent()
+        self.parent = Parent()
+        self.brought: list[str] = []
+        """The steps whose results have woken it this time."""
 
 
 class TurnHandler:
@@ -249,10 +262,16 @@ class TurnHandler:
             # The run or its task is over: settling acknowledges the entry and frees the instance.
             await self._bus.retry(delivery, 0, b"")
             return "cancelled"
+        return await (
+            self._traced(delivery, definition, warm) if tracing() else self._go_on(delivery, definition, warm)
+        )
+
+    async def _go_on(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm) -> str:
+        """Run one turn, and commit what it asks for: how it ended."""
         running = self._running.setdefault(delivery.task, set())
         running.add(warm.run)
         try:
-            result = await (self._traced(warm, delivery) if gen_ai.tracing() else warm.run.advance())
+            result = await (self._advance_traced(delivery, warm) if delivery.span.recording else warm.run.advance())
             # Counted here: the calls were made, whatever becomes of this turn.
             count_model_calls(self._metrics, result.steps)
             await warm.port.flush()
@@ -276,17 +295,31 @@ class TurnHandler:
                 warm.run.drop()
                 return await self._fail(delivery, definition, result, warm)
 
-    async def _traced(self, warm: _Warm, delivery: Delivery) -> TurnResult:
-        """One turn under a span of its own, which the spans of the agent's code are under."""
-        known = _META.decode(delivery.context) if delivery.context else {}
-        session, traceparent = str(known.get("session_id") or ""), str(known.get("traceparent") or "")
+    async def _traced(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm) -> str:
+        """One turn under a span of its own, in the trace of its task, with links to what has brought its results."""
+        keys = self._bus.keys
+        traceparent, tracestate = trace_context.stated(delivery.context)
+        traceparent = task_traceparent(keys.namespace, delivery.task, traceparent)
+        links = await self._bus.answered_by(delivery.task, delivery.run, warm.brought) if warm.brought else []
+        with delivery_span(
+            delivery, keys, self._bus.owner, traceparent=traceparent, tracestate=tracestate, links=links
+        ) as delivery.span:
+            return await self._go_on(delivery, definition, warm)
+
+    async def _advance_traced(self, delivery: Delivery, warm: _Warm) -> TurnResult:
+        """The agent's own part of the turn: the spans of its code are under this one, and what it asks others for."""
+        session = str(_META.decode(delivery.context).get("session_id") or "") if delivery.context else ""
+        # Whoever does this turn again, after a crash, makes the same span: what was asked meanwhile is under it.
+        span = trace_context.span_of_entry(self._bus.keys.stream(delivery.stream), delivery.entry.decode())
         with (
-            gen_ai.under(warm.parent),
-            gen_ai.agent_span(delivery.name, session=session, traceparent=traceparent) as warm.parent.span,
+            under(warm.parent),
+            gen_ai.agent_span(delivery.name, session=session, ids=Ids(0, span, 0)) as warm.parent.span,
         ):
+            delivery.trace = warm.parent.span.traceparent
             result = await warm.run.advance()
             if isinstance(result, Failed):
                 warm.parent.span.failed(result.type, result.message)
+                delivery.span.failed(result.type, result.message)
             return result
 
     def forget(self) -> None:
@@ -313,7 +346,7 @@ class TurnHandler:
                 warm.port.delivery = delivery
                 delivery.context = warm.context
                 try:
-                    await self._bring_results(delivery, warm.run)
+                    warm.brought = await self._bring_results(delivery, warm.run)
                 except BaseException:
                     # It is in nobody's hands by now, and would wait for ever.
                     warm.run.drop()
@@ -333,15 +366,19 @@ class TurnHandler:
         fields = await self._stored(delivery)
         return None if fields is None else self._made(delivery, definition, fields)
 
-    async def _bring_results(self, delivery: Delivery, run: TurnRun) -> None:
-        """Give the run the result that woke it, and those of its other steps that have come in."""
+    async def _bring_results(self, delivery: Delivery, run: TurnRun) -> list[str]:
+        """Give the run the result that woke it, and those of its other steps that have come in: which steps."""
+        brought = []
         if delivery.step:
             run.deliver(delivery.step, delivery.data)
+            brought.append(delivery.step)
         others = [step for step in run.awaited if step != delivery.step]
         if others:
             for step, value in zip(others, await self._bus.results(delivery.task, delivery.run, others), strict=True):
                 if value is not None:
                     run.deliver(step, value)
+                    brought.append(step)
+        return brought
 
     async def _stored(self, delivery: Delivery) -> RunFields | None:
         """What the broker holds of the run; None where the delivery is no longer its current one."""
@@ -381,7 +418,10 @@ class TurnHandler:
             self._add_hooks(run, definition, port)
         if fields.withdrawn:
             run.cancel("nobody wants the task's answer any more")
-        return _Warm(run, port, fields.turn, fields.started_ms, fields.data, delivery.context)
+        warm = _Warm(run, port, fields.turn, fields.started_ms, fields.data, delivery.context)
+        if delivery.step:
+            warm.brought.append(delivery.step)
+        return warm
 
     def _add_hooks(self, run: TurnRun, definition: AgentDefinition, port: TurnPort) -> None:
         if not isinstance(run, Run):
@@ -429,6 +469,7 @@ class TurnHandler:
         self._metrics.commit_seconds.observe(time.perf_counter() - asked)
         if not committed:
             self._metrics.duplicates_suppressed.inc()
+            delivery.span.set({DUPLICATE: True})
             warm.run.drop()
             return "repeated"
         warm.turn += 1
@@ -461,6 +502,7 @@ class TurnHandler:
         self._metrics.commit_seconds.observe(time.perf_counter() - asked)
         if not committed:
             self._metrics.duplicates_suppressed.inc()
+            delivery.span.set({DUPLICATE: True})
             return "repeated"
         return "completed"
 
@@ -484,7 +526,8 @@ class TurnHandler:
             steps = [row, *failed.steps]
             payload = ENCODER.encode({"type": error.type, "message": error.message})
             mode = "x" if failed.ends_task else "k" if failed.cancelled else "f"
-            parts, count = spend_parts(failed.spends), len(failed.spends)
+            answer = answer_parts(delivery)
+            parts, count = spend_parts(failed.spends) + answer, len(failed.spends) + bool(answer)
             await self._bus.commit_turn(
                 delivery, mode, now, ENCODER.encode(steps), len(steps), payload, b"", parts, count
             )

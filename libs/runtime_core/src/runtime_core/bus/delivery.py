@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from runtime_core.errors import InvalidInput
+from runtime_core.telemetry.spans import NO_SPAN
 
 FORMAT = b"1"
 
@@ -18,14 +19,15 @@ class Delivery:
 
     __slots__ = (
         "attempt", "context", "data", "deliveries", "entry", "errors", "key", "kind", "name", "partition",
-        "quarantined", "run", "step", "stream", "task", "turn", "waits",
+        "quarantined", "run", "span", "step", "stream", "task", "trace", "turn", "waits",
     )  # fmt: skip
 
     def __init__(self, partition: int, stream: str, entry: bytes) -> None:
         self.partition = partition
         self.stream = stream
         self.entry = entry
-        self.kind = self.task = self.run = self.name = self.key = self.step = ""
+        self.kind = self.task = self.run = self.name = self.key = self.step = self.trace = ""
+        self.span = NO_SPAN
         self.attempt = 1
         self.turn = 0
         self.data = b""
@@ -35,6 +37,7 @@ class Delivery:
         self.quarantined = False
         self.waits = 0
         """How many answers of others its turn waits for at this moment."""
+        # `span` is that of its handling, `trace` the traceparent of what it causes: empty where nothing is traced.
 
     def parse(self, fields: list[bytes]) -> Delivery:
         """Read the entry's fields. Raises InvalidInput where the entry was not written by the bus."""

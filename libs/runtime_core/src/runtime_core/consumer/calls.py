@@ -15,6 +15,7 @@ from runtime_core.consumer.attempt import NOTHING_USED, give_up, log_retry
 from runtime_core.consumer.decision import RetryAt, decide, reason_of
 from runtime_core.consumer.effects import Failed
 from runtime_core.policy import RetryPolicy
+from runtime_core.telemetry.attributes import DUPLICATE
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.steps import ENCODER, Step, StepError
 from runtime_core.usage import Usage
@@ -46,6 +47,7 @@ class Calls:
         self._metrics.commit_seconds.observe(time.perf_counter() - asked)
         if not committed:
             self._metrics.duplicates_suppressed.inc()
+            delivery.span.set({DUPLICATE: True})
         return committed
 
     async def fail(
@@ -54,6 +56,7 @@ class Calls:
         """Do what follows from a failed attempt; True where another one is made."""
         now = time.time() * 1000
         error = StepError(failed.type, failed.message, failed.traceback, now)
+        delivery.span.failed(failed.type, failed.message)
         decision = decide(delivery.attempt, retry, failed, random.random)
         if isinstance(decision, RetryAt):
             self._metrics.retries.inc()

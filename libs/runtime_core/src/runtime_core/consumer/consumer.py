@@ -15,6 +15,7 @@ from runtime_core.bus.values import Adopted
 from runtime_core.consumer.owner import Owner
 from runtime_core.errors import BusError, BusUnavailable, ConfigurationError, Fenced
 from runtime_core.progress import Health, ProgressWatch
+from runtime_core.telemetry.handling import HANDLED
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.steps import ENCODER, StepError
 
@@ -256,6 +257,7 @@ class Consumer:
     async def _handle(self, place: tuple[str, bytes], delivery: Delivery) -> None:
         started = time.perf_counter()
         outcome = "handled"
+        HANDLED.set(delivery)  # this task's own: nothing has to be put back
         try:
             await self._handler.handle(delivery)
             if delivery.quarantined:

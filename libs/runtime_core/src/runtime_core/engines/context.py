@@ -20,8 +20,17 @@ class EngineContext:
     """The same in every attempt of this call: pass it to what must not happen twice."""
     deadline: float | None = None
     """When the task must be done, in epoch seconds; None: no limit."""
+    traceparent: str = ""
+    """The span of this attempt, for what the function calls elsewhere; empty where nothing is traced."""
 
     @classmethod
     def of(cls, step: Step) -> EngineContext:
         """The same as it came with a call."""
-        return cls(step.task, step.run, step.attempt, step.key or f"{step.task}/{step.run}", step.deadline or None)
+        return cls(
+            step.task,
+            step.run,
+            step.attempt,
+            step.key or f"{step.task}/{step.run}",
+            step.deadline or None,
+            step.traceparent,
+        )

@@ -18,6 +18,7 @@ from runtime_core.engines.driver.messages import Error, Outcome, Registered, Ste
 from runtime_core.engines.results import Results
 from runtime_core.errors import ConfigurationError, InvalidInput, InvalidResult, Reject, Retry
 from runtime_core.printable import LONGEST_MESSAGE, LONGEST_TRACEBACK
+from runtime_core.telemetry.spans import within
 
 if TYPE_CHECKING:
     from runtime_core.app import App
@@ -66,7 +67,8 @@ def run_function(
     except Exception as error:
         return _invalid(error)
     try:
-        value = body()
+        with within(step.traceparent):
+            value = body()
     except BaseException as error:  # SystemExit too: it ends the call and not the worker
         return error_of(error)
     return outcome_of(value, step, results)

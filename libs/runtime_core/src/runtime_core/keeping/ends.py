@@ -8,12 +8,16 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import cast
 
+import msgspec
+
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER
 from runtime_core.bus.transport import Reply
 from runtime_core.errors import ServerError
+from runtime_core.telemetry.messaging import task_span
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import STATUSES
+from runtime_core.telemetry.spans import tracing
 
 LINES_AT_ONCE = 20
 READ_AT_ONCE = 5000
@@ -23,6 +27,13 @@ OTHER = "other"
 """Tasks of agents that no app has declared, such as those that run hooks of a task's end."""
 
 logger = logging.getLogger(__name__)
+
+
+class _Error(msgspec.Struct):
+    type: str = ""
+
+
+_ERROR = msgspec.json.Decoder(_Error)
 
 
 class Ends:
@@ -58,6 +69,9 @@ class Ends:
                 agent = end.agent if end.agent in self._agents else OTHER
                 self._metrics.tasks_ended[agent, end.status].inc()
                 self._metrics.task_seconds[end.status].observe(end.seconds)
+            if tracing():
+                for end in ends:
+                    self._trace(end)
             _tell(ends)
             self._cursor = cast(bytes, reply[-1][0]).decode()
             await self._bus.publish_cursor(STATE_MANAGER, self._cursor)
@@ -70,6 +84,19 @@ class Ends:
             self._agents.add(agent)
             for status in STATUSES:
                 self._metrics.tasks_ended[agent, status]
+
+    def _trace(self, end: _End) -> None:
+        task_span(
+            self._bus.keys.namespace,
+            end.task,
+            traceparent=end.trace,
+            agent=end.agent,
+            status=end.status,
+            steps=int(end.steps),
+            created_ms=end.created_ms,
+            ended_ms=end.ended_ms,
+            error=end.error,
+        )
 
     async def _published_cursor(self) -> str:
         call, keys = self._bus.transport.call, self._bus.keys
@@ -93,14 +120,25 @@ class _End:
     status: str
     agent: str
     steps: str
-    seconds: float
+    created_ms: float
+    ended_ms: float
+    error: str
+    """The type of the error of one that has failed."""
+    trace: str
+    """The traceparent in its context, or empty."""
+
+    @property
+    def seconds(self) -> float:
+        return max(0.0, (self.ended_ms - self.created_ms) / 1000)
 
 
 def _task_end(fields: list[bytes]) -> _End | None:
     if len(fields) < 6 or fields[4] != b"e":
         return None
     status, agent, steps, created, ended, *_ = fields[5].decode().split("\n")
-    return _End(fields[1].decode(), status, agent, steps, max(0.0, (float(ended) - float(created)) / 1000))
+    error = _ERROR.decode(fields[7]).type if len(fields) > 7 and fields[7] else ""
+    trace = fields[9].decode() if len(fields) > 9 else ""
+    return _End(fields[1].decode(), status, agent, steps, float(created), float(ended), error, trace)
 
 
 def _tell(ends: list[_End]) -> None:

@@ -34,7 +34,8 @@ from runtime_core.llm.pieces import Pieces
 from runtime_core.llm.prices import price_of
 from runtime_core.llm.settings import Decide, ModelSettings, OutputSpec, ToolSpec
 from runtime_core.llm.window import KeepAll, Message, Window
-from runtime_core.telemetry.gen_ai import ERROR_TYPE, model_span, request_attributes, response_attributes
+from runtime_core.telemetry.attributes import ERROR_TYPE
+from runtime_core.telemetry.gen_ai import model_span, request_attributes, response_attributes
 from runtime_core.telemetry.redaction import Attribute, redactor
 
 if TYPE_CHECKING:

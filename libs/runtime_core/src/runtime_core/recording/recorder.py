@@ -13,8 +13,10 @@ from runtime_core.consumer.leader import Leader
 from runtime_core.errors import BusUnavailable
 from runtime_core.progress import Health, ProgressWatch
 from runtime_core.recording.entries import record_entry
+from runtime_core.telemetry.messaging import record_spans
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.trajectory.store import TrajectoryStore
+from runtime_core.telemetry.spans import tracing
+from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +124,8 @@ class Recorder:
             began = time.perf_counter()
             await self._store.write(self._namespace, partition, epoch, rows)
             commit_seconds.observe(time.perf_counter() - began)
+            if tracing():
+                self._trace(rows, time.perf_counter() - began)
             cursor = entries[-1][0].decode()
             # After the rows are committed: what is published may be trimmed.
             await bus.publish_cursor(TRAJECTORY_RECORDER, cursor)
@@ -132,3 +136,7 @@ class Recorder:
             recorded.inc(len(entries))
             if len(entries) < READ_AT_ONCE:
                 await asyncio.sleep(PAUSE_SECONDS)
+
+    def _trace(self, rows: Sequence[RecordEntry], seconds: float) -> None:
+        ended = [(row.task, row.entry_id, row.trace) for row in rows if row.end is not None]
+        record_spans(self._namespace, TRAJECTORY_RECORDER, ended, entries=len(rows), seconds=seconds)

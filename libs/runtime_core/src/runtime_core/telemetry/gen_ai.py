@@ -1,78 +1,81 @@
-"""Spans and attributes of model calls, tools and agents, named by OpenTelemetry's GenAI conventions.
+"""Spans and attributes of model calls, tools, agents and engine steps, as OpenTelemetry's GenAI conventions name them.
 
-The attributes stand in the trajectory's row of a model call too, whether or not anything is traced. Spans are made by
-OpenTelemetry's API, and only where the process has configured an SDK: this module imports nothing of it, and without
-an SDK a span costs a look into a dict. What was said is in spans only where the user asks for it
-(`OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`), and never with its secrets (`redaction.py`).
-
-Names: semantic conventions 1.44, whose GenAI part is still in development.
+The attributes stand in the trajectory's row of a model call too, whether or not anything is traced. What was said is in
+spans only where the user asks for it (`OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`), and never with its secrets
+(`redaction.py`).
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
-from runtime_core.telemetry import gen_ai_messages
+from runtime_core.telemetry import gen_ai_messages, spans
+from runtime_core.telemetry.attributes import (
+    AGENT_NAME,
+    CACHE_CREATION_TOKENS,
+    CACHE_READ_TOKENS,
+    CONVERSATION,
+    ENGINE,
+    ENGINE_FUNCTION,
+    ERROR_TYPE,
+    FINISH_REASONS,
+    INPUT_MESSAGES,
+    INPUT_TOKENS,
+    OPERATION,
+    OUTPUT_MESSAGES,
+    OUTPUT_TOKENS,
+    OUTPUT_TYPE,
+    PROVIDER,
+    REASONING_TOKENS,
+    REQUEST_FREQUENCY_PENALTY,
+    REQUEST_MAX_TOKENS,
+    REQUEST_MODEL,
+    REQUEST_PRESENCE_PENALTY,
+    REQUEST_SEED,
+    REQUEST_STOP_SEQUENCES,
+    REQUEST_STREAM,
+    REQUEST_TEMPERATURE,
+    REQUEST_TOP_K,
+    REQUEST_TOP_P,
+    RESPONSE_ID,
+    RESPONSE_MODEL,
+    RUN,
+    SERVER_ADDRESS,
+    SERVER_PORT,
+    SYSTEM_INSTRUCTIONS,
+    TIME_TO_FIRST_CHUNK,
+    TOOL_CALL_ARGUMENTS,
+    TOOL_CALL_ID,
+    TOOL_CALL_RESULT,
+    TOOL_DEFINITIONS,
+    TOOL_NAME,
+    TOOL_TYPE,
+)
 from runtime_core.telemetry.redaction import Attribute, redactor
+from runtime_core.telemetry.trace_context import Ids
 
 CAPTURE_CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 """Variable: `true` (or `span_only`, `span_and_event`) puts messages, arguments and results into spans."""
-
-OPERATION = "gen_ai.operation.name"
-PROVIDER = "gen_ai.provider.name"
-CONVERSATION = "gen_ai.conversation.id"
-AGENT_NAME = "gen_ai.agent.name"
-OUTPUT_TYPE = "gen_ai.output.type"
-REQUEST_MODEL = "gen_ai.request.model"
-REQUEST_STREAM = "gen_ai.request.stream"
-RESPONSE_ID = "gen_ai.response.id"
-RESPONSE_MODEL = "gen_ai.response.model"
-FINISH_REASONS = "gen_ai.response.finish_reasons"
-TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
-INPUT_TOKENS = "gen_ai.usage.input_tokens"
-OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
-CACHE_READ_TOKENS = "gen_ai.usage.cache_read.input_tokens"
-CACHE_CREATION_TOKENS = "gen_ai.usage.cache_creation.input_tokens"
-REASONING_TOKENS = "gen_ai.usage.reasoning.output_tokens"
-SYSTEM_INSTRUCTIONS = "gen_ai.system_instructions"
-INPUT_MESSAGES = "gen_ai.input.messages"
-OUTPUT_MESSAGES = "gen_ai.output.messages"
-TOOL_DEFINITIONS = "gen_ai.tool.definitions"
-TOOL_NAME = "gen_ai.tool.name"
-TOOL_TYPE = "gen_ai.tool.type"
-TOOL_CALL_ID = "gen_ai.tool.call.id"
-TOOL_CALL_ARGUMENTS = "gen_ai.tool.call.arguments"
-TOOL_CALL_RESULT = "gen_ai.tool.call.result"
-ERROR_TYPE = "error.type"
-SERVER_ADDRESS = "server.address"
-SERVER_PORT = "server.port"
-# Of our own: the conventions have none for these.
-ENGINE = "weft.engine"
-ENGINE_FUNCTION = "weft.engine.function"
-ENGINE_RUN = "weft.run"
 
 CHAT = "chat"
 EXECUTE_TOOL = "execute_tool"
 INVOKE_AGENT = "invoke_agent"
 
 _SETTINGS = {
-    "max_tokens": "gen_ai.request.max_tokens",
-    "temperature": "gen_ai.request.temperature",
-    "top_p": "gen_ai.request.top_p",
-    "top_k": "gen_ai.request.top_k",
-    "seed": "gen_ai.request.seed",
-    "frequency_penalty": "gen_ai.request.frequency_penalty",
-    "presence_penalty": "gen_ai.request.presence_penalty",
-    "stop_sequences": "gen_ai.request.stop_sequences",
+    "max_tokens": REQUEST_MAX_TOKENS,
+    "temperature": REQUEST_TEMPERATURE,
+    "top_p": REQUEST_TOP_P,
+    "top_k": REQUEST_TOP_K,
+    "seed": REQUEST_SEED,
+    "frequency_penalty": REQUEST_FREQUENCY_PENALTY,
+    "presence_penalty": REQUEST_PRESENCE_PENALTY,
+    "stop_sequences": REQUEST_STOP_SEQUENCES,
 }
 
 _USAGE = {
@@ -187,23 +190,10 @@ def response_attributes(result: Result) -> dict[str, Attribute]:
 # ---- spans -----------------------------------------------------------------------------------------------------
 
 
-class Span:
-    """A span under way, or none where nothing is traced: then every method returns at once."""
+class Span(spans.Span):
+    """A span of an agent, a tool or a model call."""
 
-    __slots__ = ("_span",)
-
-    def __init__(self, span: Any = None) -> None:  # Any: OpenTelemetry's, which is imported by who configures it
-        self._span = span
-
-    @property
-    def recording(self) -> bool:
-        """Whether what is set here is kept anywhere."""
-        return self._span is not None and bool(self._span.is_recording())
-
-    def set(self, attributes: Mapping[str, Attribute]) -> None:
-        """Set attributes, without their secrets."""
-        if self.recording:
-            self._span.set_attributes(redactor().attributes(attributes))
+    __slots__ = ()
 
     def asked(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> None:
         """Keep what the model is given (messages as JSON of pydantic-ai), where the user wants that in spans."""
@@ -231,20 +221,10 @@ class Span:
                 if data:
                     self._span.set_attribute(name, redactor().data(data).decode(errors="replace"))
 
-    def failed(self, type: str, message: str = "") -> None:
-        """The operation has failed; `type` is the error's class."""
-        if self.recording:
-            trace = sys.modules["opentelemetry.trace"]
-            self._span.set_attribute(ERROR_TYPE, type)
-            self._span.set_status(trace.Status(trace.StatusCode.ERROR, redactor().text(message) or type))
-
     def _content(self, name: str, value: Sequence[object]) -> None:
         if value:
             data = msgspec.json.encode(value, enc_hook=str)
             self._span.set_attribute(name, redactor().data(data).decode())
-
-
-_NO_SPAN = Span()
 
 
 @contextmanager
@@ -269,24 +249,22 @@ def engine_span(engine: str, function: str, *, call: str = "", traceparent: str 
     """Around one attempt of an engine step: `engine <engine> <function>`; `call` is the id of the step's run."""
     attributes: dict[str, Attribute] = {ENGINE: engine, ENGINE_FUNCTION: function}
     if call:
-        attributes[ENGINE_RUN] = call
+        attributes[RUN] = call
     with _span(f"engine {engine} {function}", "CLIENT", attributes, traceparent) as span:
         yield span
 
 
 @contextmanager
-def agent_span(agent: str, *, session: str = "", traceparent: str = "") -> Iterator[Span]:
-    """Around one turn of an agent: `invoke_agent <agent>`. Spans of the agent's code are under it."""
+def agent_span(agent: str, *, session: str = "", traceparent: str = "", ids: Ids | None = None) -> Iterator[Span]:
+    """Around one turn of an agent: `invoke_agent <agent>`. Spans of the agent's code are under it.
+
+    `ids`: see `spans.span`.
+    """
     attributes: dict[str, Attribute] = {OPERATION: INVOKE_AGENT, AGENT_NAME: agent}
     if session:
         attributes[CONVERSATION] = session
-    with _span(f"{INVOKE_AGENT} {agent}", "INTERNAL", attributes, traceparent) as span:
+    with _span(f"{INVOKE_AGENT} {agent}", "INTERNAL", attributes, traceparent, ids) as span:
         yield span
-
-
-def tracing() -> bool:
-    """Whether this process has configured an SDK of OpenTelemetry."""
-    return _tracer() is not None
 
 
 def captures_content() -> bool:
@@ -295,69 +273,16 @@ def captures_content() -> bool:
 
 
 @contextmanager
-def under(parent: Parent) -> Iterator[None]:
-    """Spans of this task, and of those that it starts, are under what `parent` holds at their time."""
-    token = _PARENT.set(parent)
-    try:
-        yield
-    finally:
-        _PARENT.reset(token)
-
-
-class Parent:
-    """The span under which a run's spans are. A run goes on over many turns in the same tasks, each turn has a span."""
-
-    __slots__ = ("span",)
-
-    def __init__(self) -> None:
-        self.span: Span = _NO_SPAN
-
-
-_PARENT: ContextVar[Parent | None] = ContextVar("weft_parent_span", default=None)
-
-
-def _tracer() -> Any:  # Any: OpenTelemetry's Tracer; see Span
-    # Whoever configures an SDK has imported the API.
-    trace: ModuleType | None = sys.modules.get("opentelemetry.trace")
-    if trace is None or not hasattr(trace, "get_tracer_provider"):  # half imported by another thread
-        return None
-    provider = trace.get_tracer_provider()
-    if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
-        return None
-    return provider.get_tracer("weft")
-
-
-@contextmanager
-def _span(name: str, kind: str, attributes: Mapping[str, Attribute], traceparent: str) -> Iterator[Span]:
-    tracer = _tracer()
-    if tracer is None:
-        yield _NO_SPAN
+def _span(
+    name: str,
+    kind: str,
+    attributes: Mapping[str, Attribute],
+    traceparent: str,
+    ids: Ids | None = None,
+) -> Iterator[Span]:
+    if not spans.tracing():
+        yield Span()
         return
-    trace = sys.modules["opentelemetry.trace"]
-    with tracer.start_as_current_span(
-        redactor().text(name),
-        context=_context(trace, traceparent),
-        kind=trace.SpanKind[kind],
-        attributes=redactor().attributes(attributes),
-        record_exception=False,  # its text and traceback are in the trajectory, redacted
-        set_status_on_exception=False,
-    ) as made:
-        span = Span(made)
-        try:
-            yield span
-        except BaseException as error:
-            span.failed(type(error).__qualname__, str(error))
-            raise
-
-
-def _context(trace: ModuleType, traceparent: str) -> Any:  # Any: OpenTelemetry's Context; None: the current one
-    if trace.get_current_span().is_recording():
-        return None
-    parent = _PARENT.get()
-    if parent is not None and parent.span.recording:
-        return trace.set_span_in_context(parent.span._span)
-    if traceparent:
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        return TraceContextTextMapPropagator().extract({"traceparent": traceparent})
-    return None
+    known = redactor().attributes(attributes)
+    with spans.span(name, kind, known, parent=traceparent, ids=ids, make=Span) as made:
+        yield made

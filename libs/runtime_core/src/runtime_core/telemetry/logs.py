@@ -15,6 +15,7 @@ from typing import TextIO
 
 import msgspec
 
+from runtime_core.telemetry.handling import log_ids
 from runtime_core.telemetry.redaction import redactor
 
 GLYPHS = {
@@ -50,7 +51,10 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 class TextFormatter(logging.Formatter):
-    """`12:03:04 agent-handler  ✓ message  key=value`, local time; a traceback follows, indented."""
+    """`12:03:04 agent-handler  ✓ message  key=value`, local time; a traceback follows, indented.
+
+    While a delivery is handled, the last of the values is its task.
+    """
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -60,6 +64,9 @@ class TextFormatter(logging.Formatter):
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         line = f"{clock} {self._service}  {GLYPHS.get(record.levelno, '·')} {one_line(record.getMessage())}"
         fields = _fields(record)
+        task = log_ids().get("task_id")
+        if task is not None and "task" not in fields:
+            fields = {**fields, "task": task}
         if fields:
             line += "  " + " ".join(f"{name}={one_line(str(value))}" for name, value in fields.items())
         traceback = _traceback(self, record)
@@ -69,7 +76,10 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object per line: `time` (RFC 3339), `level`, `service`, `logger`, `message`, then the fields."""
+    """One object per line: `time` (RFC 3339), `level`, `service`, `logger`, `message`, then the fields.
+
+    While a delivery is handled, also `task_id` and `run_id`, and of a traced one `trace_id` and `span_id`.
+    """
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -86,6 +96,8 @@ class JsonFormatter(logging.Formatter):
         }
         for name, value in _fields(record).items():
             line.setdefault(name, value)
+        for name, id in log_ids().items():
+            line.setdefault(name, id)
         traceback = _traceback(self, record)
         if traceback:
             line["traceback"] = traceback

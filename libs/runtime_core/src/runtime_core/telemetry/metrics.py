@@ -89,6 +89,7 @@ class Metrics:
         self.broker_connected = gauge(names.BROKER_CONNECTED).labels(service)
         self.stalled = gauge(names.STALLED).labels(service)
         self.loop_lag = gauge(names.LOOP_LAG).labels(service)
+        self.spans_dropped = counter(names.SPANS_DROPPED).labels(service)
         lead = gauge(names.LEAD)
         self.lead: Children[str, Gauge] = Children(lambda partition: lead.labels(service, partition))
 
@@ -149,7 +150,7 @@ class Metrics:
         for reason in names.REASONS.get(service, ()):
             self.dead_letters[reason]
 
-        gauge(names.BUILD_INFO).labels(service, _version(), platform.python_version()).set(1)
+        gauge(names.BUILD_INFO).labels(service, version(), platform.python_version()).set(1)
         ProcessCollector(registry=registry)
 
     def tool_label(self, tool: str) -> str:
@@ -172,7 +173,8 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-def _version() -> str:
+def version() -> str:
+    """The release that runs."""
     try:
         return importlib.metadata.version("weft")
     except importlib.metadata.PackageNotFoundError:  # run from a source tree that is not installed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from runtime_core.telemetry.gen_ai import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
+from runtime_core.telemetry.attributes import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
 
 if TYPE_CHECKING:
     from runtime_core.telemetry.metrics import Metrics

@@ -88,6 +88,10 @@ LOOP_LAG = _gauge(
     "weft_loop_lag_seconds", "How late the event loop woke up from its last timed sleep.", ("service",),
     look="above 0.1: something blocks it", unit="seconds",
 )  # fmt: skip
+SPANS_DROPPED = _counter(
+    "weft_spans_dropped_total", "Spans that the collector of traces did not take.", ("service",),
+    look="it rises: the log says what the collector answers", unit="spans",
+)  # fmt: skip
 EVENTS_HANDLED = _counter(
     "weft_events_handled_total",
     "Deliveries that were settled, by how they ended. `handled` is the usual end; `stopped`: its task was over;"

@@ -17,8 +17,10 @@ from runtime_core.consumer.attempt import failed_from
 from runtime_core.consumer.calls import Calls
 from runtime_core.errors import NotReady
 from runtime_core.telemetry import gen_ai
+from runtime_core.telemetry.messaging import call_span
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import SHOWN_OUTCOMES
+from runtime_core.telemetry.spans import tracing
 from runtime_core.tools.call import AbandonedThreads, ToolContext
 from runtime_core.tools.source import Away, CallableTool, ToolSource
 from runtime_core.trajectory.steps import StepError
@@ -65,6 +67,13 @@ class CallHandler:
         self._calls = Calls(bus, metrics, "tool")
 
     async def handle(self, delivery: Delivery) -> None:
+        if not tracing():
+            await self._handle(delivery)
+            return
+        with call_span(delivery, self._bus.keys, self._bus.owner):
+            await self._handle(delivery)
+
+    async def _handle(self, delivery: Delivery) -> None:
         tool: CallableTool | None = self._tools.get(delivery.name)
         if tool is None and self._others is not None:
             away = self._others.away(delivery.name)
@@ -105,7 +114,9 @@ class CallHandler:
             on_progress=lambda value: self._calls.report(delivery, value),
         )
         try:
-            with gen_ai.tool_span(tool.name, call=delivery.run, traceparent=said.traceparent) as span:
+            with gen_ai.tool_span(tool.name, call=delivery.run) as span:
+                delivery.trace = span.traceparent if span.recording else ""
+                context.traceparent = delivery.trace or said.traceparent
                 output = await tool.call(delivery.data, context, self._threads, self._abandoned)
                 span.used(delivery.data, output)
         except NotReady as reason:

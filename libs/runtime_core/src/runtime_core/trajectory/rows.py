@@ -38,6 +38,8 @@ class RecordEntry:
     """JSON array of Step; may be empty."""
     end: TaskEnd | None
     """Set where the entry's commit ended the task."""
+    trace: str = ""
+    """The traceparent of a task that has ended, where its context names one."""
 
 
 @dataclass(slots=True)

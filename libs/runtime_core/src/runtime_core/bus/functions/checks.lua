@@ -74,6 +74,7 @@ local function check_end(base, task, h, flags, status)
   end
   if head.key ~= '' then check_instance(base, head.agent .. '/' .. head.key, head.stream) end
   if flags == '' then return ending end
+  ending.trace = trace_of(base, task, flags)
   if string.find(flags, 'o', 1, true) then check_stream(base, 'out:' .. task) end
   if string.find(flags, 'n', 1, true) then check_stream(base, 'states') end
   if string.find(flags, 'z', 1, true) then check_timers(base) end
@@ -99,7 +100,7 @@ local function check_publish(base, topic, key, sender)
 end
 
 -- A part's size with its letter; the parts are described in `commit_turn.lua`.
-local PART_SIZE = {c = 9, t = 7, q = 7, s = 8, p = 9, a = 3, u = 4}
+local PART_SIZE = {c = 9, t = 7, q = 7, s = 8, p = 9, a = 3, u = 4, l = 2}
 
 -- A part that sends a message which nobody waits for.
 local function check_sent(base, args, at)

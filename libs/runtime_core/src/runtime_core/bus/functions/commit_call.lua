@@ -3,7 +3,7 @@
 -- KEYS 1 base
 -- ARGV 1 owner · 2 stream · 3 entry · 4 task · 5 run (the call's own: parent run + '/' + step) · 6 status `K` or `E`
 --      7 now (epoch ms, 13 digits) · 8 result (JSON), or the error object · 9 record (JSON steps) · 10 steps in the record
---      11 what the call has used (JSON) or ''
+--      11 what the call has used (JSON) or '' · 12 traceparent of the span that made it or ''
 -- RETURNS 'OK', also where what it has used is over the task's limit, which ends the task here · 'DONE' where the step has its result or the task is over · 'FENCED'
 local function commit_call(keys, args)
   local base, task = keys[1], args[4]
@@ -46,6 +46,7 @@ local function commit_call(keys, args)
   local value = string.sub(missing, 1, 8) .. args[6] .. args[7] .. args[8]
   settle(base, args[2], args[3])
   if usage then redis.call('HSET', key, 'us', usage, 'fl', flags) end
+  if args[12] and args[12] ~= '' then note_answer(base, task, args[5], args[12]) end
   redis.call('HDEL', rk, field)
   turn = keep_override(rk, key_of_run, turn or '0', step)
   local ready = false

@@ -12,6 +12,7 @@
 --        s task agent key data context step digest         a message nobody waits for: a task of its own
 --        p id topic key data context sender step digest    a message to all who have subscribed to the topic
 --        a step wait                                       wait again for a step asked for before
+--        l traceparent                                     the span of the turn that ends a nested run: not for `w`
 --        u step digest usage                               what was used (JSON: names to numbers, `models` by model)
 -- RETURNS 'OK' · 'DONE' where the event had been handled or its task is over (settled, nothing else happened)
 --         'FENCED' where the owner was declared dead · 'LIMIT <why>' over a limit of the task · both: nothing was written
@@ -36,13 +37,15 @@ local function commit_turn(keys, args)
   local steps = tonumber(v[3] or '0') + tonumber(args[10])
   local mode, parts = args[7], tonumber(args[13])
   local flags = v[4] or ''
-  local at, used = 14, nil
+  local at, used, answered_by = 14, nil, nil
   for _ = 1, parts do
     local size = PART_SIZE[args[at]]
     if not size or not args[at + size - 1] then return redis.error_reply('ERR weft: malformed part ' .. tostring(args[at])) end
     if args[at] == 'u' then
       used = used or {}
       used[#used + 1] = args[at + 3]
+    elseif args[at] == 'l' then
+      answered_by = args[at + 1]
     end
     at = at + size
   end
@@ -97,6 +100,7 @@ local function commit_turn(keys, args)
     else
       redis.call('HSET', key, 'steps', text(steps))
       record_rows(base, task, flags, args[9])
+      if answered_by then note_answer(base, task, run, answered_by) end
       end_child(base, task, run, inst, mode == 'c' and 'K' or 'E', args[8], args[11])
     end
     return 'OK'
@@ -175,7 +179,7 @@ local function commit_turn(keys, args)
       missing(step, args[at + 2], 'i', args[at + 3])
     elseif letter == 'q' then
       local step = args[at + 1]
-      tell_question(base, task, v[2], args[at + 4])
+      tell_question(base, task, v[2], args[at + 4], trace_of(base, task, v[4]))
       flags = flag(flags, 'o')
       if args[at + 5] ~= '' then
         local member = 's|' .. task .. '|' .. run .. '|' .. step

@@ -6,7 +6,7 @@
 --   h          stream, agent, key, reply, created ms, max steps, event id, source, digest, session: one line each
 --   d          the input        u   number of turns committed        fl  flags: o out stream, c child runs, z timers, l dead letters,
 --                                                                     r steps on the out stream, u usage or limits, n somebody waits for its runs,
---                                                                     v model calls have reserved
+--                                                                     v model calls have reserved, t the context names a trace
 --   m:<step>   a step without a result: digest (8), kind (1), wait      j:<step>  its result: digest (8), status (1), ms (13), payload
 --   lt         number of its dead letters, which pin the ended task
 --   us, lim    what the task has used, and the most that it may use: JSON
@@ -15,6 +15,7 @@
 --   w          journaled steps whose rows no commit has written to the record yet
 --   q:<step>   a question: when it was asked (ms) and its event's data
 --   s0         the instance's state as it was when this (nested) run began
+--   l:<step>   traceparent of the span that gave the step its result
 --   a          set once the run has asked in mid-turn: its turn stays in flight while it waits
 --   ov, o:<step>  the instance's state after a nested run: not yet tied to a step, and from this step on
 --   g<n>       how many steps of a group still lack a result          k:<run>   a child run; the value is its instance, if it has one
@@ -327,9 +328,32 @@ local function answer(base, task, run, step, status, ms, payload)
   return true
 end
 
-local function publish_out(base, task, kind, data, retention)
+local function flag(flags, letter)
+  if string.find(flags, letter, 1, true) then return flags end
+  return flags .. letter
+end
+
+-- A task whose context names a trace is flagged: that of others is looked at never again.
+local function traced_flag(flags, context)
+  if context and string.find(context, '"traceparent":"', 1, true) then return flag(flags, 't') end
+  return flags
+end
+
+-- The traceparent in the context of a task with these flags, or nil.
+local function trace_of(base, task, flags)
+  if not flags or not string.find(flags, 't', 1, true) then return nil end
+  local read, context = pcall(cjson.decode, redis.call('HGET', base .. 'task:' .. task, 'x') or '')
+  local trace = read and type(context) == 'table' and context.traceparent
+  return type(trace) == 'string' and trace ~= '' and trace or nil
+end
+
+local function publish_out(base, task, kind, data, retention, trace)
   local key = base .. 'out:' .. task
-  redis.call('XADD', key, '*', 'type', kind, 'source', 'weft', 'taskid', task, 'data', data)
+  if trace then
+    redis.call('XADD', key, '*', 'type', kind, 'source', 'weft', 'taskid', task, 'traceparent', trace, 'data', data)
+  else
+    redis.call('XADD', key, '*', 'type', kind, 'source', 'weft', 'taskid', task, 'data', data)
+  end
   if retention then redis.call('EXPIRE', key, retention) end
 end
 
@@ -413,17 +437,14 @@ local function header_of(h)
 end
 
 -- A question is on the task's stream, where any client finds it, and on the stream that the user named.
-local function tell_question(base, task, h, data)
-  publish_out(base, task, 'weft.human.requested', data)
+local function tell_question(base, task, h, data, trace)
+  publish_out(base, task, 'weft.human.requested', data, nil, trace)
   local to = string.match(h, '^[^\n]*\n[^\n]*\n[^\n]*\n([^\n]*)')
   if to ~= '' and string.sub(to, 1, 1) ~= '@' and string.sub(to, 1, #base + 6) ~= base .. 'reply:' then
-    redis.call('XADD', base .. 'replies', '*', 'to', to, 'type', 'weft.human.requested', 't', task, 'd', data)
+    local fields = {'to', to, 'type', 'weft.human.requested', 't', task, 'd', data}
+    if trace then fields[9], fields[10] = 'x', trace end
+    redis.call('XADD', base .. 'replies', '*', unpack(fields))
   end
-end
-
-local function flag(flags, letter)
-  if string.find(flags, letter, 1, true) then return flags end
-  return flags .. letter
 end
 
 -- What has been used, with more of it added: both are JSON, names to numbers, with `models` for the same by model.
@@ -516,7 +537,13 @@ local function store_task(base, task, stream, agent, key, data, context, from, e
   count_start(base, task, created)
   redis.call('HSET', base .. 'task:' .. task, 'status', 'accepted', 'cur', entry, 'd', data, 'h', stream .. '\n' .. agent ..
     '\n' .. key .. '\n\n' .. created .. '\n0\n' .. task .. '\n' .. from .. '\n\n')
-  if context ~= '' then redis.call('HSET', base .. 'task:' .. task, 'x', context) end
+  if context == '' then return end
+  local flags = traced_flag('', context)
+  if flags ~= '' then
+    redis.call('HSET', base .. 'task:' .. task, 'x', context, 'fl', flags)
+  else
+    redis.call('HSET', base .. 'task:' .. task, 'x', context)
+  end
 end
 
 -- The hooks of a task's end are a task of their own, in the stream of the task's agent. A task that was opened again
@@ -567,23 +594,34 @@ local function end_task(base, task, ending, flags, status, result, steps, ms, re
     if string.sub(to, 1, #base + 6) == base .. 'reply:' then
       redis.call('XADD', to, 'NOMKSTREAM', 'MAXLEN', '~', REPLY_MAX, '*', 't', task, 'd', final)
     else
-      redis.call('XADD', base .. 'replies', '*', 'to', to, 'type', KINDS[status], 't', task, 'd', final, 'id', head.id)
+      local fields = {'to', to, 'type', KINDS[status], 't', task, 'd', final, 'id', head.id}
+      if ending.trace then fields[11], fields[12] = 'x', ending.trace end
+      redis.call('XADD', base .. 'replies', '*', unpack(fields))
     end
   end
   if string.find(flags, 'o', 1, true) then
     tell_steps(base, task, flags, record)
-    publish_out(base, task, KINDS[status], final, ending.retention)
+    publish_out(base, task, KINDS[status], final, ending.retention, ending.trace)
   end
   if ending.seen then
     redis.call('HSET', base .. 'seen', head.source .. '\n' .. head.id, task .. '\n' .. head.digest .. '\n' .. status)
   end
-  redis.call('XADD', base .. 'record', '*', 't', task, 'd', record, 'e',
+  local ended = {'t', task, 'd', record, 'e',
     status .. '\n' .. head.agent .. '\n' .. steps .. '\n' .. head.created .. '\n' .. ms .. '\n' .. head.session,
-    'f', status == 'completed' and '' or result)
+    'f', status == 'completed' and '' or result}
+  if ending.trace then ended[9], ended[10] = 'x', ending.trace end
+  redis.call('XADD', base .. 'record', '*', unpack(ended))
   if string.find(flags, 'n', 1, true) then tell_state(base, 'run/' .. task .. '/r', status) end
   if status ~= 'completed' then stop_running(base, task) end
   if head.key ~= '' and not run_in_flight then release(base, head.agent .. '/' .. head.key, task, 'r') end
   if ending.hooks then start_hooks_of_end(base, task, ending, status, result, ms) end
+end
+
+-- Notes the span that gives a call, or a nested run, its result, where its step still lacks one.
+local function note_answer(base, task, run, trace)
+  local parent, step = parent_of(run)
+  local rk = run_key(base, task, parent)
+  if redis.call('HEXISTS', rk, 'm:' .. step) == 1 then redis.call('HSET', rk, 'l:' .. step, trace) end
 end
 
 -- Ends a run that is not the task's first: its parent's step gets the result.

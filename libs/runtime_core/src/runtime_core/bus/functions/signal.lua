@@ -1,5 +1,5 @@
 -- Answers a question: put if absent, so that of two answers (or an answer and the deadline) one counts.
--- KEYS 1 base · ARGV 1 task · 2 request id (run ':' step) · 3 value (JSON)
+-- KEYS 1 base · ARGV 1 task · 2 request id (run ':' step) · 3 value (JSON) · 4 traceparent of the span that hands it over or ''
 -- RETURNS {'ok'} · {'invalid', what is wrong} with the answer: the question stays open · {'unknown'} task · {'ended', status} · {'answered'} · {'no_request'}
 local EXPECTS_VERDICT = '{"expects":"verdict",'
 local VERDICTS = {approve = true, deny = true, edit = true}
@@ -47,6 +47,7 @@ local function signal(keys, args)
     redis.call('HDEL', base .. 'delayed', member)
     redis.call('HDEL', base .. 'task:' .. task, 'z:' .. member)
   end
+  if args[4] and args[4] ~= '' then note_answer(base, task, run .. '/' .. step, args[4]) end
   local now = text(now_ms(base))
   if answer(base, task, run, step, 'K', now, args[3]) then
     record_answer(base, task, run, step, string.sub(v[2], 1, 13), now, 'K', args[3])

@@ -79,6 +79,7 @@ local function submit(keys, args)
     flags = flags .. 'u'
     redis.call('HSET', key, 'lim', args[15])
   end
+  flags = traced_flag(flags, args[9])
   if flags ~= '' then redis.call('HSET', key, 'fl', flags) end
   if args[12] ~= '0' then add_timer(base, task, 'd|' .. task, now_ms(base) + tonumber(args[12])) end
   return {'started', task}

@@ -85,7 +85,7 @@ class CommitVerbs(Partition):
             payload = secrets.data(payload)
         reply = await self.call(
             "commit_call", self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run, status, now_ms,
-            payload, record, steps, usage,
+            payload, record, steps, usage, delivery.trace,
         )  # fmt: skip
         self._fence(reply)
         return reply == b"OK"

@@ -55,6 +55,11 @@ class TakingVerbs(Partition):
                 raise
             await self.make_groups((stream,))
 
+    async def answered_by(self, task: str, run: str, steps: Sequence[str]) -> list[str]:
+        """The traceparents of the spans that gave the results of these steps, where they were traced."""
+        found = await self.transport.call("HMGET", self.keys.run(task, run), *(f"l:{step}" for step in steps))
+        return [each.decode() for each in cast(list[bytes | None], found) if each]
+
     async def own_pending(self, stream: str) -> dict[bytes, int]:
         """Entries that the group says this owner holds, with their delivery counts."""
         found: dict[bytes, int] = {}

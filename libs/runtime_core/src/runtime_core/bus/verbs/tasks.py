@@ -72,9 +72,12 @@ class TaskVerbs(Partition):
         """Tell the task's handler that nobody wants its answer; nothing ends. False where the task is over."""
         return await self.call("withdraw", task) == b"OK"
 
-    async def signal(self, task: str, request: str, value: bytes) -> list[str]:
-        """`ok`, `answered`, `no_request`, `unknown`, `ended` + status, or `invalid` + what the question expects."""
-        return texts(await self.call("signal", task, request, value))
+    async def signal(self, task: str, request: str, value: bytes, trace: str = "") -> list[str]:
+        """`ok`, `answered`, `no_request`, `unknown`, `ended` + status, or `invalid` + what the question expects.
+
+        `trace` is the traceparent of the span that hands the answer over, where it is traced.
+        """
+        return texts(await self.call("signal", task, request, value, trace))
 
     async def answered(
         self,

@@ -86,7 +86,7 @@ def _usage_of(recorded: TaskTrajectory) -> dict[str, Any]:  # Any: as the broker
     """What the task has used, by its rows."""
     import msgspec
 
-    from runtime_core.telemetry.gen_ai import RESPONSE_MODEL
+    from runtime_core.telemetry.attributes import RESPONSE_MODEL
     from runtime_core.usage import Usage, total
 
     reports = [

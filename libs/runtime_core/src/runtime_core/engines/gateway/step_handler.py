@@ -29,7 +29,9 @@ from runtime_core.engines.mapped import MAP, MapRequest, map_outcome
 from runtime_core.engines.waiting import UNAVAILABLE, wait_until
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.telemetry import gen_ai
+from runtime_core.telemetry.messaging import call_span
 from runtime_core.telemetry.metrics import Metrics
+from runtime_core.telemetry.spans import tracing
 from runtime_core.trajectory.steps import StepError
 
 logger = logging.getLogger(__name__)
@@ -69,7 +71,11 @@ class StepHandler:
         began, started = time.monotonic(), time.time() * 1000
         end = "let go"
         try:
-            end = await self._handle(delivery, started)
+            if tracing():
+                with call_span(delivery, self._bus.keys, self._bus.owner):
+                    end = await self._handle(delivery, started)
+            else:
+                end = await self._handle(delivery, started)
         finally:
             self._metrics.engine_steps[self._engine.name, end].inc()
             if end in ("completed", "failed", "retried"):
@@ -103,9 +109,11 @@ class StepHandler:
             return await self._settle_error(delivery, function, refused, started)
         if not self._driver.state.connected:
             return await self._wait_or_fail(delivery, self._driver.state.reason, started)
-        with gen_ai.engine_span(
-            self._engine.name, delivery.name, call=delivery.run, traceparent=context.traceparent
-        ) as span:
+        with gen_ai.engine_span(self._engine.name, delivery.name, call=delivery.run) as span:
+            if span.recording:
+                delivery.trace = span.traceparent
+                step = msgspec.structs.replace(work.step, traceparent=delivery.trace)
+                work = msgspec.structs.replace(work, step=step)
             outcome = await self._run(delivery, work)
             if isinstance(outcome, Value) and mapped is not None:
                 outcome = await asyncio.to_thread(self._map_value, outcome.data, mapped, delivery.task)

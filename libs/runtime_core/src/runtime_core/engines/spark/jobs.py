@@ -19,6 +19,7 @@ from runtime_core.engines.spark.calls import first_lines, lost, over_limit, tag_
 from runtime_core.engines.spark.in_thread import InThread, Stopped, in_thread, stop
 from runtime_core.engines.spark.sessions import Paced, Sessions, is_lost, watch
 from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.telemetry.spans import within
 
 if TYPE_CHECKING:
     from pyspark.sql.connect.session import SparkSession
@@ -73,7 +74,8 @@ class Jobs:
         except Exception as error:
             return _invalid(error)
         try:
-            value = body()
+            with within(work.step.traceparent):
+                value = body()
         except BaseException as error:  # SystemExit too: it ends the job and not the driver
             return _ended_by(error)
         try:

@@ -1,0 +1,271 @@
+"""Spans by OpenTelemetry's API, only where the process has configured an SDK.
+
+This module imports nothing of it: without an SDK a span costs a look into a dict. `tracing.py` configures one for the
+services; a program of yours may have its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, TypeVar
+
+from runtime_core.telemetry import trace_context
+from runtime_core.telemetry.attributes import ERROR_TYPE
+from runtime_core.telemetry.redaction import Attribute, redactor
+from runtime_core.telemetry.trace_context import SAMPLED, Ids
+
+Otel = Any
+"""Something of OpenTelemetry, which is imported by who configures it."""
+
+
+class Span:
+    """A span under way, or none where nothing is traced: then every method returns at once."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, span: Otel = None) -> None:
+        self._span = span
+
+    @property
+    def recording(self) -> bool:
+        """Whether what is set here is kept anywhere."""
+        return self._span is not None and bool(self._span.is_recording())
+
+    @property
+    def traceparent(self) -> str:
+        """What makes others its children; empty where nothing is traced."""
+        if self._span is None:
+            return ""
+        context = self._span.get_span_context()
+        return trace_context.written(context.trace_id, context.span_id, int(context.trace_flags))
+
+    def set(self, attributes: Mapping[str, Attribute]) -> None:
+        """Set attributes, without their secrets."""
+        if self.recording:
+            self._span.set_attributes(redactor().attributes(attributes))
+
+    def failed(self, type: str, message: str = "") -> None:
+        """The operation has failed; `type` is the error's class."""
+        if self.recording:
+            trace = sys.modules["opentelemetry.trace"]
+            self._span.set_attribute(ERROR_TYPE, type)
+            self._span.set_status(trace.Status(trace.StatusCode.ERROR, redactor().text(message) or type))
+
+
+NO_SPAN = Span()
+AnySpan = TypeVar("AnySpan", bound=Span)
+
+
+class Parent:
+    """The span under which a run's spans are. A run goes on over many turns in the same tasks, each turn has a span."""
+
+    __slots__ = ("span",)
+
+    def __init__(self) -> None:
+        self.span: Span = NO_SPAN
+
+
+_PARENT: ContextVar[Parent | None] = ContextVar("weft_parent_span", default=None)
+
+WANTED_IDS: ContextVar[Ids | None] = ContextVar("weft_wanted_span_ids", default=None)
+"""The ids of the span that is being made, for a generator of ids that asks; None: any."""
+
+
+@contextmanager
+def under(parent: Parent) -> Iterator[None]:
+    """Spans of this task, and of those that it starts, are under what `parent` holds at their time."""
+    token = _PARENT.set(parent)
+    try:
+        yield
+    finally:
+        _PARENT.reset(token)
+
+
+def tracing() -> bool:
+    """Whether this process has configured an SDK of OpenTelemetry."""
+    return _tracer() is not None
+
+
+@contextmanager
+def span(
+    name: str,
+    kind: str,
+    attributes: Mapping[str, Attribute],
+    *,
+    parent: str = "",
+    state: str = "",
+    inner: bool = True,
+    links: Sequence[str] = (),
+    ids: Ids | None = None,
+    make: type[AnySpan],
+) -> Iterator[AnySpan]:
+    """A span, the current one meanwhile. An exception that leaves it is its error, by its class.
+
+    `parent` (a traceparent, with its tracestate in `state`) counts where no span is under way here; with `inner` False
+    it counts alone. `links` are traceparents. `ids` are those of this very span, where the SDK lets us choose.
+    Attributes must be free of secrets.
+    """
+    tracer = _tracer()
+    if tracer is None:
+        yield make()
+        return
+    trace = sys.modules["opentelemetry.trace"]
+    context = _context(trace, parent, state) if inner else _remote(trace, parent, state)
+    token = WANTED_IDS.set(ids)
+    try:
+        made = tracer.start_span(
+            redactor().text(name),
+            context=context,
+            kind=trace.SpanKind[kind],
+            attributes=attributes,
+            links=_links(trace, links),
+        )
+    finally:
+        WANTED_IDS.reset(token)
+    # What an exception says, and its traceback, are in the trajectory, redacted.
+    with trace.use_span(made, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+        span = make(made)
+        try:
+            yield span
+        except BaseException as error:
+            span.failed(type(error).__qualname__, str(error))
+            raise
+
+
+def ended_span(
+    name: str,
+    kind: str,
+    attributes: Mapping[str, Attribute],
+    *,
+    began_ns: int,
+    ended_ns: int,
+    parent: str = "",
+    links: Sequence[str] = (),
+    ids: Ids | None = None,
+    error: str = "",
+) -> Span:
+    """A span of something that is over. Times are nanoseconds since 1970; `error` is a type. See `span`."""
+    tracer = _tracer()
+    if tracer is None:
+        return NO_SPAN
+    trace = sys.modules["opentelemetry.trace"]
+    token = WANTED_IDS.set(ids)
+    try:
+        made = tracer.start_span(
+            redactor().text(name),
+            context=_remote(trace, parent, ""),
+            kind=trace.SpanKind[kind],
+            attributes=attributes,
+            links=_links(trace, links),
+            start_time=began_ns,
+        )
+    finally:
+        WANTED_IDS.reset(token)
+    span = Span(made)
+    if error:
+        span.failed(error)
+    made.end(max(began_ns, ended_ns))
+    return span
+
+
+def task_traceparent(namespace: str, task: str, traceparent: str) -> str:
+    """The trace of a task: what its publisher has named, or else the one that derives from its id.
+
+    That is sampled as this process samples a trace that it begins.
+    """
+    if traceparent and trace_context.read(traceparent) is not None:
+        return traceparent
+    ids = trace_context.of_task(namespace, task)
+    flags = SAMPLED if _samples(ids.trace, f"task {task}") else 0
+    return trace_context.written(ids.trace, ids.span, flags)
+
+
+@contextmanager
+def within(traceparent: str) -> Iterator[None]:
+    """What is traced in here by anyone's code is under this span, which another process has made."""
+    if not traceparent or _tracer() is None:
+        yield
+        return
+    trace = sys.modules["opentelemetry.trace"]
+    from opentelemetry import context
+
+    token = context.attach(_remote(trace, traceparent, ""))
+    try:
+        yield
+    finally:
+        context.detach(token)
+
+
+def current_ids() -> tuple[str, str]:
+    """Trace id and span id of the span under way, in hexadecimal digits; empty where nothing is traced."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None or not hasattr(trace, "get_current_span"):  # half imported by another thread
+        return "", ""
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        parent = _PARENT.get()
+        if parent is None or not parent.span.recording:
+            return "", ""
+        context = parent.span._span.get_span_context()
+    return f"{context.trace_id:032x}", f"{context.span_id:016x}"
+
+
+def _tracer() -> Otel:
+    # Whoever configures an SDK has imported the API.
+    trace: ModuleType | None = sys.modules.get("opentelemetry.trace")
+    if trace is None or not hasattr(trace, "get_tracer_provider"):  # half imported by another thread
+        return None
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
+        return None
+    return _tracer_of(provider)
+
+
+@lru_cache(maxsize=1)
+def _tracer_of(provider: Otel) -> Otel:
+    return provider.get_tracer("weft")
+
+
+def _samples(trace_id: int, name: str) -> bool:
+    """Whether a trace with this id is kept, where this process begins it."""
+    sampler = getattr(sys.modules["opentelemetry.trace"].get_tracer_provider(), "sampler", None)
+    if sampler is None:  # not the SDK that we know: its spans decide for themselves
+        return True
+    from opentelemetry.context import Context
+
+    return bool(sampler.should_sample(Context(), trace_id, name).decision.is_sampled())
+
+
+def _context(trace: ModuleType, parent: str, state: str) -> Otel:
+    """The Context for a new span; None: the current one."""
+    if trace.get_current_span().is_recording():
+        return None
+    holder = _PARENT.get()
+    if holder is not None and holder.span.recording:
+        return trace.set_span_in_context(holder.span._span)
+    return _remote(trace, parent, state) if parent else None
+
+
+def _remote(trace: ModuleType, parent: str, state: str) -> Otel:
+    """A Context with nothing but a span of another process; with none at all where `parent` is not valid."""
+    from opentelemetry.context import Context
+
+    ids = trace_context.read(parent)
+    if ids is None:
+        return Context()
+    states = trace.TraceState.from_header([state]) if state else None
+    return trace.set_span_in_context(trace.NonRecordingSpan(_span_context(trace, ids, states)), Context())
+
+
+def _links(trace: ModuleType, traceparents: Sequence[str]) -> list[Otel]:
+    found = (trace_context.read(each) for each in traceparents)
+    return [trace.Link(_span_context(trace, ids)) for ids in found if ids is not None]
+
+
+def _span_context(trace: ModuleType, ids: Ids, state: Otel = None) -> Otel:
+    return trace.SpanContext(ids.trace, ids.span, True, trace.TraceFlags(ids.flags), state)

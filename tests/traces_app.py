@@ -1,0 +1,55 @@
+"""An app for the tests of traces: one agent asks a tool, another agent and an engine; one waits for a file."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from runtime_core import AgentContext, App
+from runtime_core.llm.call import ask_model
+from runtime_core.llm.settings import ModelSettings
+from runtime_core.llm.window import said
+from runtime_core.tools.call import ToolContext
+
+app = App("traces")
+CHAT = ModelSettings("openai-chat:gpt-test")
+logger = logging.getLogger("traces_app")
+
+
+@app.tool
+def look(q: str, context: ToolContext) -> str:
+    logger.info("looking for %s", q)
+    return f"{q} under {context.traceparent}"
+
+
+@app.engine_function
+def count(text: str) -> int:
+    return len(text)
+
+
+@app.agent("asker")
+async def asker(ctx: AgentContext, prompt: str) -> str:
+    return (await ask_model(ctx, CHAT, [said(prompt)], number=1)).text
+
+
+@app.agent("desk")
+async def desk(ctx: AgentContext, prompt: str) -> dict[str, object]:
+    logger.info("asked about %s", prompt)
+    one, two = await ctx.gather(ctx.tool(look, q="a"), ctx.tool(look, q="b"))
+    answer = await ctx.agent("asker", prompt)
+    return {"found": [one, two], "answer": answer, "length": await ctx.engine().call(count, text=prompt)}
+
+
+@app.agent("held")
+async def held(ctx: AgentContext, file: str) -> str:
+    """Has a result from a tool, then waits for a file in the middle of its turn."""
+    found = await ctx.tool(look, q="a")
+
+    async def wait() -> str:
+        Path(file).with_suffix(".waits").touch()
+        while not Path(file).exists():  # another process makes it
+            await asyncio.sleep(0.02)
+        return str(found)
+
+    return str(await ctx.step(wait))
