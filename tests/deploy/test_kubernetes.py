@@ -268,6 +268,34 @@ def test_what_is_applied_at_first_needs_no_custom_resource(kubectl_command: tupl
     assert {"weft:latest", "weft-ray:latest", "weft-spark:latest"} <= images
 
 
+def test_what_is_applied_at_first_fits_on_one_node_of_four_processors(kubectl_command: tuple[str, ...]) -> None:
+    """As docs/deployment.md says: kube-system keeps most of the fourth, and a rolling update needs one more pod."""
+    manifests = build(kubectl_command, K8S)
+    least = {
+        f"{each['spec']['scaleTargetRef']['kind']}/{each['spec']['scaleTargetRef']['name']}": each["spec"][
+            "minReplicas"
+        ]
+        for each in manifests
+        if each["kind"] == "HorizontalPodAutoscaler"
+    }
+    replicas = {name_of(each): each["spec"].get("replicas", 1) for each in manifests if each.get("spec")}
+    cpus, memory = 0.0, 0.0
+    for name, pod in pod_templates(manifests):
+        for container in containers(pod):
+            requests = container["resources"]["requests"]
+            cpus += amount(requests["cpu"]) * least.get(name, replicas[name])
+            memory += amount(requests["memory"]) * least.get(name, replicas[name])
+    assert cpus <= 3.0
+    assert memory <= 10 * 2**30
+
+
+def amount(quantity: str) -> float:
+    """A quantity as Kubernetes writes it: `250m`, `64Mi`, `2`."""
+    units = {"m": 1e-3, "Mi": 2.0**20, "Gi": 2.0**30}
+    unit = quantity.lstrip("0123456789.")
+    return float(quantity.removesuffix(unit)) * units.get(unit, 1.0)
+
+
 def test_dashboards_and_the_scrape_are_files_that_their_programs_can_read() -> None:
     scraped: dict[str, Any] = yaml.safe_load((ROOT / "deploy/observability/prometheus.yml").read_text(encoding="utf-8"))
     [job] = [each for each in scraped["scrape_configs"] if each["job_name"] == "weft"]

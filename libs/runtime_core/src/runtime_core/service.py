@@ -94,8 +94,10 @@ def run_service(name: str, build: Build, environ: Mapping[str, str] | None = Non
     environ = os.environ if environ is None else environ
     try:
         settings = Settings.from_environment(environ)
+        _refuse_a_broker_of_its_own(settings)
     except ConfigurationError as error:
-        _say(name, error)
+        # What the log's format is may be what is wrong.
+        _say(name, environ.get("WEFT_LOG_FORMAT", "").strip().lower(), error)
         return 1
     logs.configure(settings.instance or name, settings.log_level, settings.log_format)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -134,7 +136,7 @@ class _Process:
                 await self._work()
                 status = 0
             except WeftError as error:
-                _say(self._name, error)
+                _say(self._settings.instance or self._name, self._settings.log_format, error)
                 status = 1
             except Exception:
                 logger.exception("ended by an error that nobody expected")
@@ -231,10 +233,14 @@ class _Process:
         try:
             await endpoint.start()
         except OSError as error:
+            host = self._settings.metrics_host
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                raise ConfigurationError(
+                    f"WEFT_METRICS_HOST={host!r}: is no address of this machine; 0.0.0.0 listens on all of them"
+                ) from None
             why = "the port is in use" if error.errno == errno.EADDRINUSE else os.strerror(error.errno or 0)
             raise ConfigurationError(
-                f"WEFT_METRICS_PORT={port}: cannot listen on {self._settings.metrics_host}: {why};"
-                " choose another port (0 takes a free one)"
+                f"WEFT_METRICS_PORT={port}: cannot listen on {host}: {why}; choose another port (0 takes a free one)"
             ) from None
         logger.info("metrics and health on http://%s:%d", endpoint.host, endpoint.port)
         return endpoint
@@ -290,5 +296,13 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _say(name: str, error: Exception) -> None:
-    print(f"weft {name}: {logs.one_line(str(error))}", file=sys.stderr, flush=True)
+def _refuse_a_broker_of_its_own(settings: Settings) -> None:
+    if (settings.redis_url or "").startswith("memory:"):
+        raise ConfigurationError(
+            "WEFT_REDIS_URL=memory:// is a broker inside of one process, which no other service sees: name a server"
+        )
+
+
+def _say(name: str, log_format: str, error: Exception) -> None:
+    """Why it ends, in one line on standard error."""
+    print(logs.last_line(name, log_format, str(error)), file=sys.stderr, flush=True)

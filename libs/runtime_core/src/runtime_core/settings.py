@@ -104,7 +104,7 @@ class Settings:
             trajectory_url=read.url(
                 "WEFT_TRAJECTORY_URL",
                 TRAJECTORY_URL,
-                "sqlite:///path or postgresql://user:password@host/name",
+                "sqlite:///path or postgresql://<user>:<password>@host/name",
             )
             or f"sqlite:///{data_dir / 'trajectory.db'}",
             redis_url=read.url("WEFT_REDIS_URL", REDIS_URL, "redis://host:port, rediss://…, unix:///path or memory://"),

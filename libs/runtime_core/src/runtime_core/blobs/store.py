@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BLOB_URL = "WEFT_BLOB_URL"
 DATA_DIR = "WEFT_DATA_DIR"
-URL = re.compile(r"file:///.+|(?!file:)[a-z][a-z0-9+.-]*://[^/?#]+.*")
+URL = re.compile(r"file:///.+|(s3|gs|gcs|abfss?|hdfs|viewfs)://[^/?#]+.*")
 # What a store holds besides, such as files of others in the same bucket, is never swept.
 BLOB_NAME = re.compile(r"[0-9a-f]{32,64}\.(json|parquet)")
 

@@ -9,6 +9,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from runtime_core.errors import ConfigurationError
 
 SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix", "redis+sentinel")
+OPTIONS = ("ca_file", "db", "tls", "verify")
+_QUOTING = "in a password, write / as %2F, ? as %3F, # as %23 and @ as %40"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Address:
         return replace(self, host=host, port=port)
 
     def ssl_context(self) -> ssl.SSLContext | None:
+        """None where TLS is off. OSError where `ca_file` cannot be used."""
         if not self.tls:
             return None
         context = ssl.create_default_context(cafile=self.ca_file or None)
@@ -52,14 +55,26 @@ class Address:
 def parse_address(url: str) -> Address:
     """Read `redis://`, `rediss://` (TLS), `unix://` or `redis+sentinel://a:26379,b:26379/master/0`.
 
-    Options: `?ca_file=…` and `?verify=none` for TLS. Raises ConfigurationError naming WEFT_REDIS_URL.
+    Options: `?ca_file=…` and `?verify=none` for TLS. Raises ConfigurationError naming WEFT_REDIS_URL; it
+    shows nothing of the URL that may be a part of a password.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigurationError(f"WEFT_REDIS_URL: {error}; write an IPv6 address as [::1]") from None
     if parts.scheme not in SCHEMES:
         raise ConfigurationError(
-            f"WEFT_REDIS_URL: {parts.scheme or url!r} is not a scheme that Weft knows; use {', '.join(SCHEMES)}"
+            f"WEFT_REDIS_URL: {parts.scheme!r} is not a scheme that Weft knows; use {', '.join(SCHEMES)}"
         )
-    options = parse_qs(parts.query)
+    if parts.fragment or (parts.path.count("@") and parts.scheme != "unix"):
+        raise ConfigurationError(f"WEFT_REDIS_URL: it cannot be read: {_QUOTING}")
+    options = parse_qs(parts.query, keep_blank_values=True)
+    if unknown := sorted(set(options) - set(OPTIONS)):
+        raise ConfigurationError(
+            f"WEFT_REDIS_URL: {unknown[0][:40]!r} is not an option; there are {', '.join(OPTIONS)}"
+            if unknown[0].isidentifier()
+            else f"WEFT_REDIS_URL: it cannot be read: {_QUOTING}"
+        )
     username, password = unquote(parts.username or ""), unquote(parts.password or "")
     tls = parts.scheme in ("rediss", "valkeys") or options.get("tls", [""])[0] == "1"
     base = Address(
@@ -73,10 +88,7 @@ def parse_address(url: str) -> Address:
         return replace(base, path=unquote(parts.path), database=_database(options.get("db", ["0"])[0]))
     segments = [segment for segment in parts.path.split("/") if segment]
     if parts.scheme == "redis+sentinel":
-        hosts = parts.netloc.rpartition("@")[2].split(",")
-        sentinels = tuple(
-            (host or "127.0.0.1", int(port or 26379)) for host, _, port in (h.partition(":") for h in hosts)
-        )
+        sentinels = tuple(_sentinel(each) for each in parts.netloc.rpartition("@")[2].split(","))
         if not segments:
             raise ConfigurationError(
                 "WEFT_REDIS_URL: name the Sentinel master, as in redis+sentinel://host:26379/mymaster/0"
@@ -86,14 +98,24 @@ def parse_address(url: str) -> Address:
     try:
         port = parts.port or 6379
     except ValueError:
-        raise ConfigurationError(
-            f"WEFT_REDIS_URL: the port of {parts.netloc.rpartition('@')[2]!r} is not a number"
-        ) from None
+        raise ConfigurationError(f"WEFT_REDIS_URL: the port is no number up to 65535; {_QUOTING}") from None
     database = _database(segments[0] if segments else options.get("db", ["0"])[0])
     return replace(base, host=parts.hostname or "127.0.0.1", port=port, database=database)
 
 
+def _sentinel(text: str) -> tuple[str, int]:
+    host, _, port = text.partition(":")
+    if port and not (_is_number(port) and 0 < int(port) <= 65535):
+        raise ConfigurationError(f"WEFT_REDIS_URL: a Sentinel's port is no number up to 65535; {_QUOTING}")
+    return host or "127.0.0.1", int(port or 26379)
+
+
 def _database(text: str) -> int:
-    if not text.isdigit():
-        raise ConfigurationError(f"WEFT_REDIS_URL: the database {text!r} is not a number")
+    if not _is_number(text):
+        raise ConfigurationError("WEFT_REDIS_URL: the database behind the last / is not a number, as in …:6379/0")
     return int(text)
+
+
+def _is_number(text: str) -> bool:
+    # Digits of other scripts are digits too, and no numbers.
+    return text.isascii() and text.isdecimal() and len(text) < 10

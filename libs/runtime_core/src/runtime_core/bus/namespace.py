@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 from collections.abc import Mapping
 from typing import cast
 
-from runtime_core.bus.address import parse_address
+from runtime_core.bus.address import Address, parse_address
 from runtime_core.bus.keys import NAMESPACE_FORMAT, Keys, namespace_settings
 from runtime_core.bus.resp import RespTransport
-from runtime_core.bus.transport import Reply, Transport
+from runtime_core.bus.transport import Transport
 from runtime_core.errors import BusUnavailable, ConfigurationError, ServerError
 
 CONNECT_SECONDS = 5.0
+OLDEST_REDIS = 7
+"""Valkey says that it is Redis 7.2, and its own version besides."""
 
 
 async def connect(url: str, *, wait_seconds: float = CONNECT_SECONDS) -> Transport:
@@ -24,11 +28,19 @@ async def connect(url: str, *, wait_seconds: float = CONNECT_SECONDS) -> Transpo
         from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
 
         return MemoryTransport(MemoryServer())
-    transport = RespTransport(parse_address(url))
+    address = parse_address(url)
+    try:
+        address.ssl_context()
+    except OSError as error:
+        raise ConfigurationError(
+            f"WEFT_REDIS_URL: ca_file={address.ca_file!r} cannot be used: {error.strerror};"
+            " name a file with the certificates (PEM) that sign the server's"
+        ) from None
+    transport = RespTransport(address)
     try:
         await transport.connect(wait_seconds)
     except BusUnavailable as error:
-        raise ConfigurationError(f"WEFT_REDIS_URL: {error}; is the server running there?") from error
+        raise ConfigurationError(f"WEFT_REDIS_URL: {error}; {_remedy(error.__cause__, address)}") from error
     return transport
 
 
@@ -38,9 +50,24 @@ async def open_namespace(
     """Check the server and the namespace; the keys of each partition.
 
     `limits` (retention, stream_max, …) are stored for the functions of the bus where they are given.
-    Raises ConfigurationError in one line for an evicting server, other partitions or a newer format.
+    Raises ConfigurationError in one line for an evicting or too old server, for other partitions, a newer format, and
+    where the broker's user may not do what Weft does.
     """
     await _check_policy(transport)
+    try:
+        return await _opened(transport, namespace, partitions, limits)
+    except ServerError as error:
+        if not str(error).startswith("NOPERM"):
+            raise
+        raise ConfigurationError(
+            f"WEFT_REDIS_URL: the broker's user may not work in the namespace {namespace!r} ({error}): name another"
+            " user or WEFT_NAMESPACE, or give it the rights that docs/operations.md has under The broker"
+        ) from error
+
+
+async def _opened(
+    transport: Transport, namespace: str, partitions: int, limits: Mapping[str, int] | None
+) -> list[Keys]:
     key = namespace_settings(namespace)
     await transport.call("HSETNX", key, "partitions", partitions)
     await transport.call("HSETNX", key, "format", NAMESPACE_FORMAT)
@@ -63,7 +90,39 @@ async def open_namespace(
     return keys
 
 
+def _remedy(cause: BaseException | None, address: Address) -> str:
+    """What to do about a broker that could not be reached, by what stood in the way."""
+    said = str(cause)
+    match cause:
+        case ServerError() if said.startswith(("WRONGPASS", "NOAUTH", "ERR invalid password", "ERR AUTH")):
+            return "correct user and password in it, as in redis://<user>:<password>@host:port"
+        case ServerError() if "DB index" in said:
+            return "correct the database behind the last /"
+        case ServerError() if said.startswith("LOADING"):
+            return "it reads its file still: start this again in a moment"
+        case ServerError():
+            return "look at the server's log"
+        case ssl.SSLCertVerificationError():
+            return "give the certificates that sign the server's as ?ca_file=…"
+        case ssl.SSLError():
+            return "does the server speak TLS there? Without TLS it is redis://"
+        case socket.gaierror():
+            return "is the host's name right?"
+        case TimeoutError() | None if address.tls:
+            return "is it the server, and does it speak TLS there? Without TLS it is redis://"
+        case ConnectionResetError() if not address.tls:
+            return "is it the server? With TLS it is rediss://"
+    return "is the server running there?"
+
+
 async def _check_policy(transport: Transport) -> None:
+    version = (await _info(transport, "server")).get("redis_version", "")
+    major = version.partition(".")[0]
+    if major.isdecimal() and int(major) < OLDEST_REDIS:
+        raise ConfigurationError(
+            f"WEFT_REDIS_URL: the server is Redis {version}, which has no functions: update it to Redis"
+            f" {OLDEST_REDIS}.0 or newer, or Valkey"
+        )
     policy = await memory_policy(transport)
     if policy and policy != "noeviction":
         raise ConfigurationError(
@@ -92,9 +151,5 @@ async def _info(transport: Transport, *sections: str) -> dict[str, str]:
         reply = await transport.call("INFO", *sections)
     except ServerError:
         return {}
-    return _fields(reply)
-
-
-def _fields(reply: Reply) -> dict[str, str]:
     lines = cast(bytes, reply).decode().splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line)

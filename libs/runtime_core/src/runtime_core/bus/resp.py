@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import math
 import random
+import socket
 from collections import deque
 from collections.abc import Callable
 from typing import cast
@@ -125,12 +126,13 @@ class RespTransport:
     async def connect(self, timeout: float | None = CONNECT_TIMEOUT_SECONDS) -> None:
         """Wait for the first connection. Raises BusUnavailable with the cause after `timeout` seconds.
 
-        Time in which the event loop was blocked does not count: the server may have answered long ago.
+        A server that refuses (a wrong password, a database that it does not have) is not asked for so long. Time in
+        which the event loop was blocked does not count: the server may have answered long ago.
         """
         self._start()
         left = math.inf if timeout is None else timeout
         try:
-            while left > 0 and not self._connected.is_set():
+            while left > 0 and not self._connected.is_set() and not _refuses(self._last_error):
                 step = min(left, CONNECT_LOOK_SECONDS)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(step):
@@ -282,19 +284,33 @@ class RespTransport:
             _, connection = await self._loop.create_unix_connection(_Connection, address.path)
             return connection
         context = address.ssl_context()
-        _, connection = await self._loop.create_connection(
-            _Connection,
-            address.host,
-            address.port,
-            ssl=context,
-            server_hostname=address.host if context else None,
-        )
-        return connection
+        failure: OSError | None = None
+        for host in await self._addresses(address):
+            try:
+                _, connection = await self._loop.create_connection(
+                    _Connection, host, address.port, ssl=context, server_hostname=address.host if context else None
+                )
+            except OSError as error:
+                failure = failure or error
+            else:
+                return connection
+        raise failure or ConnectionRefusedError(f"{address.host} has no address")
+
+    async def _addresses(self, address: Address) -> list[str]:
+        looking = asyncio.ensure_future(self._loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM))
+        # A look-up cannot be stopped: one that fails after its time would be told of as a defect.
+        looking.add_done_callback(lambda looked: looked.cancelled() or looked.exception())
+        return [str(found[4][0]) for found in await asyncio.shield(looking)]
 
     async def _say(self, connection: _Connection, *args: Argument) -> Reply:
         future: asyncio.Future[Reply] = self._loop.create_future()
         connection.send([_Call(_pack(args), future)])
-        await asyncio.wait((future, connection.lost), return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait((future, connection.lost), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # Whoever has stopped waiting hears nothing of an error that came meanwhile, and need not be warned of it.
+            if future.done():
+                future.exception()
         if future.done():
             return future.result()
         raise connection.moved or ConnectionResetError("the server hung up")
@@ -322,7 +338,12 @@ def _auth(address: Address) -> tuple[str, ...]:
     return ("AUTH", address.username, address.password) if address.username else ("AUTH", address.password)
 
 
+def _refuses(error: BaseException | None) -> bool:
+    """Whether the server has said no, and not "later" or "elsewhere": more time would change nothing."""
+    return isinstance(error, ServerError) and not str(error).startswith(_ELSEWHERE)
+
+
 def _reason(error: BaseException | None) -> str:
-    if error is None:
+    if error is None or (isinstance(error, TimeoutError) and not str(error)):
         return "timed out"
     return str(error) or type(error).__name__

@@ -55,7 +55,7 @@ class Worker:
         """Load the app, unless one is given, and connect. Raises ConfigurationError in one line."""
         if app is None and settings.app is None:
             raise ConfigurationError("WEFT_APP is not set: name your app, as in WEFT_APP=package.module:app")
-        app = app or load_app(settings.app or "")
+        app = app or _app_of(settings.app or "")
         streams = [f"{stream}:{pool}" if pool else stream for pool in (settings.pools or ("",))]
         worker = cls(settings, metrics, service, streams, app)
         if settings.redis_url is None:
@@ -178,3 +178,10 @@ class Worker:
         while not self._worn_out():  # noqa: ASYNC110  # threads end where no event can be set for it
             await asyncio.sleep(1)
         raise WeftError("too many functions passed their limit and still hold threads: ending to be started anew")
+
+
+def _app_of(reference: str) -> App:
+    try:
+        return load_app(reference)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"WEFT_APP: {error}") from error

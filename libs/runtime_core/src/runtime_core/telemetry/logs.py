@@ -7,6 +7,7 @@ taken out of every line.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -15,8 +16,9 @@ from typing import TextIO
 
 import msgspec
 
+from runtime_core.errors import ConfigurationError
 from runtime_core.telemetry.handling import log_ids
-from runtime_core.telemetry.redaction import redactor
+from runtime_core.telemetry.redaction import Redactor, redactor, use
 
 GLYPHS = {
     logging.DEBUG: "·",
@@ -44,6 +46,19 @@ def configure(service: str, level: str, format: str, stream: TextIO | None = Non
     root.setLevel(level.upper())
     for name in CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING if level == "info" else logging.NOTSET)
+
+
+def last_line(service: str, format: str, message: str) -> str:
+    """Why a process ends, for what may not have been configured yet: one line, in the format of the log."""
+    try:
+        known = redactor()
+    except ConfigurationError:  # `WEFT_REDACT` itself is what is wrong
+        known = Redactor.from_environment(os.environ)
+    with use(known):
+        if format != "json":
+            return redactor().text(f"weft {service}: {one_line(message)}")
+        record = logging.LogRecord("weft", logging.ERROR, "", 0, message, None, None)
+        return JsonFormatter(service).format(record)
 
 
 class _Handler(logging.StreamHandler[TextIO]):

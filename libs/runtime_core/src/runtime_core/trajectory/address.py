@@ -10,7 +10,7 @@ from sqlalchemy.exc import ArgumentError
 
 from runtime_core.errors import ConfigurationError
 
-_REMEDY = "set WEFT_TRAJECTORY_URL to sqlite:///path or postgresql://user:password@host/database"
+_REMEDY = "set WEFT_TRAJECTORY_URL to sqlite:///path or postgresql://<user>:<password>@host/database"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,8 @@ async def open_sqlite(address: SqliteAddress) -> AsyncEngine:
         await asyncio.to_thread(_prepare_sqlite, address.path)
     except (OSError, sqlite3.OperationalError) as error:
         raise StoreUnavailable(
-            f"the trajectory file {str(address.path)!r} cannot be opened: {error}; check its folder's rights"
+            f"the trajectory file {str(address.path)!r} cannot be opened: {error}; check its folder's rights, or name"
+            " another in WEFT_TRAJECTORY_URL"
         ) from error
     except sqlite3.DatabaseError as error:
         raise ConfigurationError(
@@ -73,7 +74,8 @@ async def open_postgres(address: PostgresAddress) -> AsyncEngine:
             raise ConfigurationError(f"PostgreSQL cannot be opened: {error}; correct WEFT_TRAJECTORY_URL") from error
         except (OSError, TimeoutError, asyncpg.PostgresError) as error:
             raise StoreUnavailable(
-                f"PostgreSQL cannot be reached: {error or type(error).__name__}; check that it runs"
+                f"PostgreSQL cannot be reached: {str(error) or 'timed out'};"
+                " check WEFT_TRAJECTORY_URL, and that it runs"
             ) from error
 
     # Parameters hold users' data, which has no place in an error or a log.

@@ -1,0 +1,188 @@
+"""Agents, tools, models and MCP servers: how long, how often they fail, tokens and cost."""
+
+from __future__ import annotations
+
+from deploy.observability.dashboards import promql
+from deploy.observability.dashboards.page import Page
+from deploy.observability.dashboards.panels import Column, Limits, Query, graph, number, table_of
+from deploy.observability.dashboards.process import quantiles
+from runtime_core.telemetry import names
+
+AGENT, TOOL, MODEL = 'agent=~"$agent"', 'tool=~"$tool"', 'model=~"$model"'
+BAD_SHARE = Limits(0.01, 0.1)
+
+
+def page() -> Page:
+    page = Page(
+        "agents-and-tools",
+        "Weft: agents and tools",
+        "Latency and errors of agents, tools, models and MCP servers; tokens and cost.",
+    )
+    page.choose("agent", names.AGENT_TURNS.name, "Agent")
+    page.choose("tool", names.TOOL_CALLS.name, "Tool")
+    page.choose("model", names.MODEL_CALLS.name, "Model")
+    turns, calls, asked = names.AGENT_TURNS, names.TOOL_CALLS, names.MODEL_CALLS
+    page.row(
+        "Agents",
+        graph(
+            "Turns",
+            "Turns per second, by how they ended. `suspended` ones wait for steps, which is the usual end.",
+            Query(promql.rate(turns, AGENT, "outcome"), "{{outcome}}"),
+            unit="ops",
+            stacked=True,
+        ),
+        quantiles(
+            "Time of a turn",
+            "The tail grows: code that waits in the turn, instead of in a step.",
+            names.AGENT_TURN_SECONDS,
+            AGENT,
+        ),
+        table_of(
+            "By agent",
+            "Over all that the page shows. Went wrong: turns that failed or were made again.",
+            {"agent": "Agent"},
+            [
+                Column("Turns", promql.increase(turns, AGENT, "agent")),
+                Column(
+                    "Went wrong",
+                    promql.share(
+                        promql.increase(turns, f'{AGENT},outcome=~"failed|retried"', "agent"),
+                        promql.increase(turns, AGENT, "agent"),
+                    ),
+                    "percentunit",
+                    BAD_SHARE,
+                ),
+                Column("p95", promql.quantile(0.95, names.AGENT_TURN_SECONDS, AGENT, "agent"), "s"),
+            ],
+            sort="Turns",
+            width=8,
+        ),
+    )
+    page.row(
+        "Tools",
+        graph(
+            "Calls",
+            "Attempts of calls per second, by how they ended.",
+            Query(promql.rate(calls, TOOL, "outcome"), "{{outcome}}"),
+            unit="ops",
+            stacked=True,
+        ),
+        quantiles(
+            "Time of a call",
+            "One attempt. Near a tool's timeout_seconds attempts begin to fail.",
+            names.TOOL_CALL_SECONDS,
+            TOOL,
+        ),
+        table_of(
+            "By tool",
+            "Over all that the page shows. Went wrong: attempts that failed or were made again.",
+            {"tool": "Tool"},
+            [
+                Column("Calls", promql.increase(calls, TOOL, "tool")),
+                Column(
+                    "Went wrong",
+                    promql.share(
+                        promql.increase(calls, f'{TOOL},outcome=~"failed|retried"', "tool"),
+                        promql.increase(calls, TOOL, "tool"),
+                    ),
+                    "percentunit",
+                    BAD_SHARE,
+                ),
+                Column("p95", promql.quantile(0.95, names.TOOL_CALL_SECONDS, TOOL, "tool"), "s"),
+            ],
+            sort="Calls",
+            width=8,
+        ),
+    )
+    page.row(
+        "Models",
+        number(
+            "Tokens",
+            "Input and output, over all that the page shows.",
+            promql.increase(names.MODEL_TOKENS, f'{MODEL},type=~"input|output"'),
+            width=6,
+        ),
+        number(
+            "Cost",
+            "Over all that the page shows, by the prices that agents state.",
+            promql.increase(names.MODEL_COST, MODEL),
+            width=6,
+        ),
+        number(
+            "Cost per hour",
+            "At the pace of the last minutes. It rises faster than the tasks: an agent repeats itself.",
+            f"3600 * {promql.rate(names.MODEL_COST, MODEL)}",
+            width=6,
+        ),
+        number(
+            "Not answered",
+            "The share of calls that ended in an error. Which one: see Calls.",
+            promql.share(promql.rate(asked, f'{MODEL},outcome!="answered"'), promql.rate(asked, MODEL)),
+            unit="percentunit",
+            limits=BAD_SHARE,
+            width=6,
+        ),
+        graph(
+            "Calls",
+            "Calls of models per second: answered, or the type of the error. RateLimited: ask for more, or send less.",
+            Query(promql.rate(asked, MODEL, "model, outcome"), "{{model}} {{outcome}}"),
+            unit="ops",
+            stacked=True,
+        ),
+        quantiles(
+            "Time of a call",
+            "The tail grows: the provider is slow, or answers are long.",
+            names.MODEL_CALL_SECONDS,
+            MODEL,
+        ),
+        quantiles(
+            "First chunk",
+            "From asking to the first piece of a streamed answer: what people wait for.",
+            names.MODEL_FIRST_CHUNK_SECONDS,
+            MODEL,
+        ),
+        graph(
+            "Tokens",
+            "Tokens per second. `cached` is a part of input, `reasoning` of output.",
+            Query(promql.rate(names.MODEL_TOKENS, MODEL, "model, type"), "{{model}} {{type}}"),
+        ),
+        graph(
+            "Cost per hour",
+            "By model, at the pace of the moment.",
+            Query(f"3600 * {promql.rate(names.MODEL_COST, MODEL, 'model')}", "{{model}}"),
+        ),
+        table_of(
+            "By model",
+            "Over all that the page shows.",
+            {"model": "Model"},
+            [
+                Column("Calls", promql.increase(asked, MODEL, "model")),
+                Column("Tokens in", promql.increase(names.MODEL_TOKENS, f'{MODEL},type="input"', "model")),
+                Column("Tokens out", promql.increase(names.MODEL_TOKENS, f'{MODEL},type="output"', "model")),
+                Column("Cost", promql.increase(names.MODEL_COST, MODEL, "model")),
+                Column("p95", promql.quantile(0.95, names.MODEL_CALL_SECONDS, MODEL, "model"), "s"),
+            ],
+            sort="Cost",
+            width=8,
+        ),
+    )
+    page.row(
+        "MCP servers",
+        graph(
+            "Calls",
+            "Calls of MCP servers' tools per second. `error` is the tool's own; `lost` and `timeout` the server's.",
+            Query(promql.rate(names.MCP_CALLS, by="server, outcome"), "{{server}} {{outcome}}"),
+            unit="ops",
+        ),
+        graph(
+            "Connections",
+            "Tool-handlers that are connected to a server. 0 for longer than a restart: its tools wait.",
+            Query(promql.total(names.MCP_SERVER_UP, by="server"), "{{server}}"),
+        ),
+        graph(
+            "Connections that were lost",
+            "Lost or failed, in each minute. It rises: look for the server's name in the log.",
+            Query(promql.increase(names.MCP_RESTARTS, by="server", window="1m"), "{{server}}"),
+        ),
+    )
+    return page

@@ -1,0 +1,52 @@
+"""All engines beside each other."""
+
+from __future__ import annotations
+
+from deploy.observability.dashboards import promql
+from deploy.observability.dashboards.gateway import steps_row
+from deploy.observability.dashboards.page import Page
+from deploy.observability.dashboards.panels import Column, Query, graph, table_of
+from deploy.observability.dashboards.process import BY_STREAM, STREAM_LABELS
+from runtime_core.telemetry import names
+
+HERE = 'engine=~"$engine"'
+GROUPS = 'group=~".*-gateway"'
+
+
+def page() -> Page:
+    page = Page("engines", "Weft: engines", "Steps on Ray and Spark: are the engines there, and do steps get on?")
+    page.choose("engine", names.ENGINE_CONNECTED.name, "Engine")
+    steps_row(page, HERE)
+    ended = 'end=~"completed|failed|lost|unavailable"'
+    page.row(
+        "What goes wrong?",
+        graph(
+            "Share of steps that went wrong",
+            "Failed, lost and unavailable ones among those that ended. Failed ones: the functions' own errors.",
+            Query(
+                f"{promql.rate(names.ENGINE_STEPS, f'{HERE},{ended}', 'engine, end')} / on (engine) group_left () "
+                f"({promql.rate(names.ENGINE_STEPS, f'{HERE},{ended}', 'engine')} > 0)",
+                "{{engine}} {{end}}",
+            ),
+            unit="percentunit",
+        ),
+        graph(
+            "Connected",
+            "Gateways that are connected, by engine.",
+            Query(promql.total(names.ENGINE_CONNECTED, HERE, "engine"), "{{engine}}"),
+        ),
+        table_of(
+            "What waits for engines",
+            "Steps that no gateway has read. Waiting with no reader: start the gateway.",
+            STREAM_LABELS,
+            [
+                Column("Waiting", promql.worst(names.STREAM_LAG, GROUPS, BY_STREAM)),
+                Column("Oldest waiting", promql.worst(names.STREAM_OLDEST_WAITING, GROUPS, BY_STREAM), "s"),
+                Column("Readers", promql.worst(names.STREAM_READERS, GROUPS, BY_STREAM)),
+                Column("In hand", promql.worst(names.STREAM_PENDING, GROUPS, BY_STREAM)),
+            ],
+            sort="Oldest waiting",
+            width=8,
+        ),
+    )
+    return page

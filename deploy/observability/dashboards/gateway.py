@@ -1,0 +1,70 @@
+"""What a gateway does: steps on one engine, through a driver process. Both gateways have such a page."""
+
+from __future__ import annotations
+
+from deploy.observability.dashboards import promql
+from deploy.observability.dashboards.page import Page
+from deploy.observability.dashboards.panels import Limits, Placed, Query, graph, number
+from deploy.observability.dashboards.process import deliveries_row, page_of, process_row, quantiles, streams_row
+from runtime_core.telemetry import names
+
+
+def page_of_gateway(engine: str, title: str) -> Page:
+    service = f"{engine}-gateway"
+    page = page_of(service, f"Weft: {service}", f"Steps on {title}: how many, how long, and whether it is there.")
+    process_row(page, service)
+    steps_row(page, f'engine="{engine}",instance=~"$instance"')
+    deliveries_row(page, service)
+    streams_row(page, f'group="{service}"')
+    return page
+
+
+def steps_row(page: Page, where: str) -> None:
+    """Steps on the engines that `where` selects."""
+    page.row(
+        "Steps",
+        *_numbers(where),
+        graph(
+            "Steps",
+            "Steps that a gateway had in hand, per second, by how that ended. `waits` and `unavailable`: the engine is "
+            "away. `lost` ones are driven again.",
+            Query(promql.rate(names.ENGINE_STEPS, where, "engine, end"), "{{engine}} {{end}}"),
+            unit="ops",
+            stacked=True,
+        ),
+        quantiles(
+            "Time of an attempt",
+            "From taking a step to the end of its attempt, its wait for room included. It grows: the engine is full.",
+            names.ENGINE_STEP_SECONDS,
+            where,
+        ),
+        graph(
+            "Running",
+            "Steps that run on the engine now. At WEFT_ENGINE_IN_FLIGHT for long: the engine is full.",
+            Query(promql.total(names.ENGINE_RUNNING, where, "engine, instance"), "{{engine}} {{instance}}"),
+        ),
+        graph(
+            "Driver's memory",
+            "Memory of the driver process of a gateway. It grows without an end: a job keeps its data in the driver.",
+            Query(promql.worst(names.ENGINE_DRIVER_MEMORY, where, "engine, instance"), "{{engine}} {{instance}}"),
+            unit="bytes",
+        ),
+    )
+
+
+def _numbers(where: str) -> tuple[Placed, Placed]:
+    return (
+        number(
+            "Connected gateways",
+            "Gateways whose driver is connected to the engine. 0 for longer than a restart of the engine: steps wait, "
+            "and fail after their engine_wait_seconds.",
+            promql.total(names.ENGINE_CONNECTED, where),
+            limits=Limits(1, 1, low=True),
+        ),
+        number(
+            "Driver starts",
+            "Driver processes that were started in this time. It rises: look for `driver` in the log of the gateway.",
+            promql.increase(names.ENGINE_DRIVER_STARTS, where),
+            limits=Limits(3, 10),
+        ),
+    )

@@ -1,0 +1,224 @@
+"""What a graph, a number and a table have in common: data source, legend, thresholds, size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, table, timeseries
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.models.common import (
+    BigValueColorMode,
+    BigValueGraphMode,
+    DataSourceRef,
+    GraphGradientMode,
+    GraphThresholdsStyleMode,
+    LegendDisplayMode,
+    LegendPlacement,
+    SortOrder,
+    StackingMode,
+    TooltipDisplayMode,
+    VisibilityMode,
+)
+from grafana_foundation_sdk.models.dashboard import (
+    DataTransformerConfig,
+    DynamicConfigValue,
+    FieldColorModeId,
+    Panel,
+    Threshold,
+    ThresholdsMode,
+    ValueMap,
+    ValueMappingResult,
+)
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+WIDTH = 24
+"""Columns of Grafana's grid."""
+GOOD, WARN, BAD = "green", "orange", "red"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A panel and how much room it takes, in columns and in rows of the grid."""
+
+    panel: Builder[Panel]
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A query and what its series are called, as in `{{status}}`."""
+
+    expr: str
+    legend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """From which value on a panel warns, and from which on it is bad. With `low`, from which value down."""
+
+    warn: float
+    bad: float
+    low: bool = False
+
+    def build(self) -> dashboard.ThresholdsConfig:
+        if self.low:
+            steps = [(None, BAD), (self.bad, WARN), (self.warn, GOOD)]
+        else:
+            steps = [(None, GOOD), (self.warn, WARN), (self.bad, BAD)]
+        thresholds = [Threshold(value=value, color=color) for value, color in steps]
+        return dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(thresholds)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: a value of an instant query, by label."""
+
+    title: str
+    expr: str
+    unit: str = "short"
+    limits: Limits | None = None
+    words: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    """Text and colour in place of a value."""
+
+
+def graph(
+    title: str,
+    description: str,
+    *queries: Query,
+    unit: str = "short",
+    width: int = 8,
+    height: int = 8,
+    stacked: bool = False,
+    limits: Limits | None = None,
+) -> Placed:
+    """Values over time. `description` says what it shows, and when to worry."""
+    panel = (
+        timeseries.Panel()
+        .title(title)
+        .description(description)
+        .datasource(SOURCE)
+        .unit(unit)
+        .min(0)
+        .line_width(1)
+        .fill_opacity(40 if stacked else 8)
+        .gradient_mode(GraphGradientMode.NONE)
+        .show_points(VisibilityMode.NEVER)
+        .legend(
+            common.VizLegendOptions()
+            .display_mode(LegendDisplayMode.TABLE)
+            .placement(LegendPlacement.BOTTOM)
+            .show_legend(True)
+            .calcs(["lastNotNull", "max"])
+        )
+        .tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING))
+    )
+    if stacked:
+        panel = panel.stacking(common.StackingConfig().mode(StackingMode.NORMAL).group("A"))
+    if limits is not None:
+        panel = panel.thresholds(limits.build()).thresholds_style(_lines())
+    for ref, query in zip("ABCDEFGH", queries, strict=False):
+        panel = panel.with_target(_target(ref, query.expr).legend_format(query.legend).range())
+    return Placed(panel, width, height)
+
+
+def number(
+    title: str,
+    description: str,
+    expr: str,
+    *,
+    unit: str = "short",
+    width: int = 4,
+    limits: Limits | None = None,
+    words: Mapping[int, tuple[str, str]] | None = None,
+    empty: str = "none",
+    history: bool = True,
+) -> Placed:
+    """One value, large. `empty` stands where there is none; `words` are texts and colours in place of values."""
+    panel = (
+        stat.Panel()
+        .title(title)
+        .description(description)
+        .datasource(SOURCE)
+        .unit(unit)
+        .no_value(empty)
+        .color_mode(BigValueColorMode.VALUE)
+        .graph_mode(BigValueGraphMode.AREA if history else BigValueGraphMode.NONE)
+        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+        .with_target(_target("A", expr).legend_format(title).range())
+    )
+    if limits is None:
+        panel = panel.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.FIXED).fixed_color("blue"))
+    else:
+        panel = panel.thresholds(limits.build())
+    if words:
+        panel = panel.mappings([_map(words)])
+    return Placed(panel, width, 4)
+
+
+def table_of(
+    title: str,
+    description: str,
+    labels: Mapping[str, str],
+    columns: Sequence[Column],
+    *,
+    sort: str,
+    order: Literal["up", "down"] = "down",
+    width: int = 12,
+    height: int = 8,
+    empty: str = "nothing",
+) -> Placed:
+    """A line per set of `labels` (label → heading), a column per query. All queries have the same labels."""
+    panel = (
+        table.Panel()
+        .title(title)
+        .description(description)
+        .datasource(SOURCE)
+        .no_value(empty)
+        .sort_by([common.TableSortByFieldState().display_name(sort).desc(order == "down")])
+    )
+    names = {**labels}
+    for ref, column in zip("ABCDEFGH", columns, strict=False):
+        panel = panel.with_target(_target(ref, column.expr).format(PromQueryFormat.TABLE).instant())
+        names["Value" if len(columns) == 1 else f"Value #{ref}"] = column.title
+        panel = panel.override_by_name(column.title, _properties(column))
+    if len(columns) > 1:
+        panel = panel.with_transformation(DataTransformerConfig(id_val="merge", options={}))
+    organize = {
+        "excludeByName": {"Time": True, "__name__": True},
+        "indexByName": {name: index for index, name in enumerate(names)},
+        "renameByName": names,
+    }
+    panel = panel.with_transformation(DataTransformerConfig(id_val="organize", options=organize))
+    return Placed(panel, width, height)
+
+
+def _target(ref: str, expr: str) -> prometheus.Dataquery:
+    return prometheus.Dataquery().datasource(SOURCE).ref_id(ref).expr(expr)
+
+
+def _lines() -> common.GraphThresholdsStyleConfig:
+    return common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
+
+
+def _map(words: Mapping[int, tuple[str, str]]) -> ValueMap:
+    return ValueMap(
+        options={
+            str(value): ValueMappingResult(text=text, color=color, index=index)
+            for index, (value, (text, color)) in enumerate(words.items())
+        }
+    )
+
+
+def _properties(column: Column) -> list[DynamicConfigValue]:
+    found = [DynamicConfigValue(id_val="unit", value=column.unit)]
+    if column.limits is not None:
+        found.append(DynamicConfigValue(id_val="thresholds", value=column.limits.build().build()))
+    if column.words:
+        found.append(DynamicConfigValue(id_val="mappings", value=[_map(column.words)]))
+    if column.limits is not None or column.words:
+        found.append(DynamicConfigValue(id_val="custom.cellOptions", value={"type": "color-text"}))
+    return found

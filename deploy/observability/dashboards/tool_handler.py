@@ -1,0 +1,41 @@
+"""What tool-handlers do: calls of tools, and the MCP servers behind them."""
+
+from __future__ import annotations
+
+from deploy.observability.dashboards import promql
+from deploy.observability.dashboards.page import Page
+from deploy.observability.dashboards.panels import Query, graph
+from deploy.observability.dashboards.process import deliveries_row, page_of, process_row, streams_row
+from runtime_core.telemetry import names
+
+SERVICE = "tool-handler"
+INSTANCE = 'instance=~"$instance"'
+
+
+def page() -> Page:
+    page = page_of(SERVICE, "Weft: tool-handler", "Calls of tools: how many, how long, and what holds them up.")
+    process_row(page, SERVICE)
+    deliveries_row(page, SERVICE)
+    page.row(
+        "Tools",
+        graph(
+            "Calls",
+            "Attempts per second, by tool. `Agents and tools` has their outcomes.",
+            Query(promql.rate(names.TOOL_CALLS, INSTANCE, "tool"), "{{tool}}"),
+            unit="ops",
+        ),
+        graph(
+            "Calls, p95",
+            "What 95 % of the attempts of a tool stay below. Near the tool's timeout_seconds they begin to fail.",
+            Query(promql.quantile(0.95, names.TOOL_CALL_SECONDS, INSTANCE, "tool"), "{{tool}}"),
+            unit="s",
+        ),
+        graph(
+            "MCP servers",
+            "How many tool-handlers have their connection to an MCP server. Below the number of tool-handlers for "
+            "long: look for the server's name in the log.",
+            Query(promql.total(names.MCP_SERVER_UP, INSTANCE, "server"), "{{server}}"),
+        ),
+    )
+    streams_row(page, 'group="tool-handler"')
+    return page

@@ -1,0 +1,47 @@
+"""What trajectory-recorders do: copy the record into the store."""
+
+from __future__ import annotations
+
+from deploy.observability.dashboards import promql
+from deploy.observability.dashboards.page import Page
+from deploy.observability.dashboards.panels import Column, Query, graph, table_of
+from deploy.observability.dashboards.process import of, page_of, process_row, quantiles, streams_row
+from runtime_core.telemetry import names
+
+SERVICE = "trajectory-recorder"
+
+
+def page() -> Page:
+    page = page_of(SERVICE, "Weft: trajectory-recorder", "Does the record reach the store, and how far behind is it?")
+    process_row(page, SERVICE)
+    page.row(
+        "Recording",
+        graph(
+            "Recorded",
+            "Entries per second that were copied into the store. 0 while the stream `record` grows: no store?",
+            Query(promql.rate(names.RECORDED_ENTRIES, by="partition"), "partition {{partition}}"),
+            unit="ops",
+        ),
+        quantiles(
+            "Transactions",
+            "How long a transaction of the store took. The tail grows: the database is slow.",
+            names.RECORDER_COMMIT_SECONDS,
+            'instance=~"$instance"',
+        ),
+        table_of(
+            "Who leads",
+            "1 on the process that records a partition, 0 on those that stand by.",
+            {"instance": "Instance", "partition": "Partition"},
+            [
+                Column(
+                    "Leads",
+                    promql.worst(names.LEAD, of(SERVICE), "instance, partition"),
+                    words={1: ("leads", "green"), 0: ("stands by", "blue")},
+                )
+            ],
+            sort="Leads",
+            width=8,
+        ),
+    )
+    streams_row(page, 'group="trajectory-recorder"')
+    return page

@@ -1,0 +1,151 @@
+"""Prometheus and promtool: this machine's own, or Debian's package, unpacked without installing it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.servers.debian import Program, command_of
+from tests.servers.process import HOST, free_port
+
+TIED = Path(__file__).resolve().parents[1] / "servers" / "tied.py"
+PACKAGES = ("prometheus", "libc6")
+READY_SECONDS = 60.0
+"""How long it may take until it answers, on a machine that is busy with other tests."""
+ATTEMPTS = 8
+"""Ports that are tried, since another process may take one between our look and its bind."""
+
+Sample = dict[str, Any]
+"""One series of an answer: `metric` (its labels) and `value` (time and text of the number)."""
+
+
+def program(name: str, servers: Path) -> tuple[str, ...]:
+    """The command line of `prometheus` or `promtool`. Raises Unavailable where it is neither here nor to be had."""
+    own = shutil.which(name)
+    if own is not None:
+        return (own,)
+    return command_of(Program("prometheus-2", "bookworm", f"usr/bin/{name}", name, PACKAGES), servers)
+
+
+def promtool(command: tuple[str, ...], *arguments: str, stdin: str | None = None) -> str:
+    """What promtool says. Raises AssertionError with it where it is not content."""
+    done = subprocess.run([*command, *arguments], input=stdin, capture_output=True, text=True, timeout=100, check=False)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    return said
+
+
+class QueryError(AssertionError):
+    """Prometheus refused a query; the message holds the query and what it said."""
+
+
+@dataclass
+class Prometheus:
+    """One Prometheus on 127.0.0.1 that ends with this process. Start it from the main thread."""
+
+    command: tuple[str, ...]
+    folder: Path
+    targets: Sequence[str]
+    """What it scrapes each second as the job `weft`: `host:port`."""
+    rules: Sequence[Path] = ()
+
+    def __post_init__(self) -> None:
+        self.port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        job = {"job_name": "weft", "static_configs": [{"targets": list(self.targets)}]}
+        config = {
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(path) for path in self.rules],
+            "scrape_configs": [job],
+        }
+        # JSON is YAML.
+        (self.folder / "prometheus.yml").write_text(json.dumps(config))
+        for _ in range(ATTEMPTS):
+            self.port = free_port()
+            if self._starts():
+                return self
+        raise AssertionError(f"Prometheus did not start: {self.log()}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def query(self, expr: str) -> list[Sample]:
+        """What a query gives now. Raises QueryError where it is wrong."""
+        answer = self._get("/api/v1/query", query=expr)
+        if answer["status"] != "success":
+            raise QueryError(f"{expr}: {answer['error']}")
+        found = answer["data"]["result"]
+        if answer["data"]["resultType"] in ("scalar", "string"):
+            return [{"metric": {}, "value": found}]
+        samples: list[Sample] = found
+        return samples
+
+    def rules_now(self) -> list[dict[str, Any]]:
+        """All alerts with their state, how often they were evaluated, and the error of the last time."""
+        groups = self._get("/api/v1/rules", type="alert")["data"]["groups"]
+        return [rule for group in groups for rule in group["rules"]]
+
+    def targets_now(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._get("/api/v1/targets", state="active")["data"]["activeTargets"]
+        return found
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")[-3000:]
+
+    def _starts(self) -> bool:
+        """Whether it answers; if not, its port was taken."""
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable, "-I", "-S", str(TIED), str(os.getpid()),
+                    *self.command,
+                    f"--config.file={self.folder / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={self.folder / 'data'}",
+                    f"--web.listen-address={HOST}:{self.port}",
+                    "--log.level=warn",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                return False
+            try:
+                with urllib.request.urlopen(f"http://{HOST}:{self.port}/-/ready", timeout=5):
+                    # Another program may have answered on the port that ours failed to bind.
+                    return self._process.poll() is None
+            except OSError:
+                time.sleep(0.05)
+        raise AssertionError(f"Prometheus was not ready within {READY_SECONDS:g} s: {self.log()}")
+
+    def _get(self, path: str, **query: str) -> dict[str, Any]:
+        url = f"http://{HOST}:{self.port}{path}?{urllib.parse.urlencode(query)}"
+        try:
+            with urllib.request.urlopen(url, timeout=30) as answer:
+                found: dict[str, Any] = json.load(answer)
+        except urllib.error.HTTPError as error:
+            # What is wrong with a query stands in the body.
+            found = json.load(error)
+        return found

@@ -1,0 +1,42 @@
+"""The rules as they are checked in, and their queries without the comparisons that make alerts of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.architecture.tree import ROOT
+
+FOLDER = ROOT / "deploy" / "observability" / "rules"
+FILES = sorted(FOLDER.glob("*.yaml"))
+
+Rule = dict[str, Any]
+"""An alert or a recorded series, as Prometheus reads it."""
+
+
+def rules(*files: Path) -> Iterator[Rule]:
+    """Those of these files, or of all."""
+    for path in files or FILES:
+        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]:
+            yield from group["rules"]
+
+
+def alerts() -> dict[str, Rule]:
+    found = [rule for rule in rules() if "alert" in rule]
+    by_name = {rule["alert"]: rule for rule in found}
+    assert len(by_name) == len(found), "two alerts have one name"
+    return by_name
+
+
+def recorded() -> dict[str, Rule]:
+    return {rule["record"]: rule for rule in rules() if "record" in rule}
+
+
+def bare(expr: str) -> str:
+    """An alert's query without comparisons: what it looks at, whether or not it is bad now."""
+    looked_at = re.sub(r"\babsent\(", "(", expr)
+    return re.sub(r"\s*(>=|<=|==|!=|(?<![=!~])>|<)\s*-?[\d.e]+(?![\w\"}])", "", looked_at)
