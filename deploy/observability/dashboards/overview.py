@@ -181,5 +181,10 @@ def page() -> Page:
             Query(promql.rate(names.TASKS_REFUSED, by="reason"), "{{reason}}"),
             unit="ops",
         ),
+        graph(
+            "Spans that were dropped",
+            "Spans of traces that the collector did not take, in each minute. Tasks do not suffer; traces have holes.",
+            Query(promql.increase(names.SPANS_DROPPED, by="service", window="1m"), "{{service}}"),
+        ),
     )
     return page
