@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import ssl
 from collections.abc import Mapping
@@ -12,6 +13,8 @@ from runtime_core.bus.keys import NAMESPACE_FORMAT, Keys, namespace_settings
 from runtime_core.bus.resp import RespTransport
 from runtime_core.bus.transport import Transport
 from runtime_core.errors import BusUnavailable, ConfigurationError, ServerError
+
+logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
 OLDEST_REDIS = 7
@@ -55,8 +58,16 @@ async def open_namespace(
     """
     await _check_policy(transport)
     try:
-        return await _opened(transport, namespace, partitions, limits)
+        keys = await _opened(transport, namespace, partitions)
+        for partition in keys if limits else ():
+            await _set_limits(transport, partition.meta, limits or {})
+        return keys
     except ServerError as error:
+        if str(error).startswith("OOM"):
+            raise ConfigurationError(
+                f"WEFT_REDIS_URL: the broker's memory is full, and the namespace {namespace!r} is not there yet:"
+                " raise maxmemory"
+            ) from error
         if not str(error).startswith("NOPERM"):
             raise
         raise ConfigurationError(
@@ -65,13 +76,18 @@ async def open_namespace(
         ) from error
 
 
-async def _opened(
-    transport: Transport, namespace: str, partitions: int, limits: Mapping[str, int] | None
-) -> list[Keys]:
+async def _opened(transport: Transport, namespace: str, partitions: int) -> list[Keys]:
     key = namespace_settings(namespace)
-    await transport.call("HSETNX", key, "partitions", partitions)
-    await transport.call("HSETNX", key, "format", NAMESPACE_FORMAT)
-    stored = cast(list[bytes], await transport.call("HMGET", key, "partitions", "format"))
+    stored = cast(list[bytes | None], await transport.call("HMGET", key, "partitions", "format"))
+    if None in stored:
+        # Only then: at its memory limit a server takes no writes, and who comes back to drain it must get in.
+        await transport.call("HSETNX", key, "partitions", partitions)
+        await transport.call("HSETNX", key, "format", NAMESPACE_FORMAT)
+        stored = cast(list[bytes | None], await transport.call("HMGET", key, "partitions", "format"))
+    return _checked(namespace, partitions, cast(list[bytes], stored))
+
+
+def _checked(namespace: str, partitions: int, stored: list[bytes]) -> list[Keys]:
     if int(stored[0]) != partitions:
         raise ConfigurationError(
             f"WEFT_PARTITIONS={partitions}: the namespace {namespace!r} was made with {stored[0].decode()}, which is "
@@ -82,12 +98,17 @@ async def _opened(
             f"the namespace {namespace!r} has format {stored[1].decode()}, this release reads up to "
             f"{NAMESPACE_FORMAT}: update this service"
         )
-    keys = [Keys(namespace, partition) for partition in range(partitions)]
-    if limits:
-        for partition in keys:
-            flat = [item for pair in limits.items() for item in pair]
-            await transport.call("HSET", partition.meta, *flat)
-    return keys
+    return [Keys(namespace, partition) for partition in range(partitions)]
+
+
+async def _set_limits(transport: Transport, meta: str, limits: Mapping[str, int]) -> None:
+    flat = [item for pair in limits.items() for item in pair]
+    try:
+        await transport.call("HSET", meta, *flat)
+    except ServerError as error:
+        if not str(error).startswith("OOM"):
+            raise
+        logger.warning("the broker's memory is full: the limits that it holds stay as they are until the next start")
 
 
 def _remedy(cause: BaseException | None, address: Address) -> str:

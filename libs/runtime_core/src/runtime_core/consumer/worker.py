@@ -13,7 +13,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.bus.transport import Transport
 from runtime_core.consumer.consumer import Consumer, Handler
-from runtime_core.errors import ConfigurationError, WeftError
+from runtime_core.errors import ConfigurationError, ServerError, WeftError
 from runtime_core.loading import load_app
 from runtime_core.progress import HEALTHY, Health
 from runtime_core.settings import Settings
@@ -170,7 +170,13 @@ class Worker:
         return HEALTHY
 
     async def _announce(self) -> None:
-        await announce(self._buses, self.app.manifest())
+        try:
+            await announce(self._buses, self.app.manifest())
+        except ServerError as error:
+            if not str(error).startswith("OOM"):
+                raise
+            # What was announced before is there, and work for it ends, which makes room.
+            logger.warning("the broker's memory is full: what this app offers is announced when it has room")
         for publish in self._also_announced:
             await publish(self._buses)
 

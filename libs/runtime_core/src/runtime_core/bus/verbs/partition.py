@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 
 from runtime_core.bus.keys import (
     NAMESPACE_FORMAT,
@@ -60,6 +61,10 @@ class Partition:
         try:
             await self.transport.call("FUNCTION", "LOAD", self._library.source)
         except ServerError as error:
+            if str(error).startswith("OOM"):
+                raise ServerError(
+                    "OOM: the broker's memory is full, and this release's functions are not loaded: raise maxmemory"
+                ) from error
             if "already exists" not in str(error):
                 raise
 
@@ -88,5 +93,16 @@ async def make_group(transport: Transport, key: str, group: str) -> None:
     try:
         await transport.call("XGROUP", "CREATE", key, group, "0", "MKSTREAM")
     except ServerError as error:
-        if not str(error).startswith("BUSYGROUP"):
+        if str(error).startswith("BUSYGROUP"):
+            return
+        # At its memory limit a server says this of a group that is there, too.
+        if not str(error).startswith("OOM") or not await _has_group(transport, key, group):
             raise
+
+
+async def _has_group(transport: Transport, key: str, group: str) -> bool:
+    try:
+        groups = cast(list[list[Reply]], await transport.call("XINFO", "GROUPS", key))
+    except ServerError:  # not even the stream
+        return False
+    return any(flat[flat.index(b"name") + 1] == group.encode() for flat in groups)
