@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.owner import Owner
-from runtime_core.errors import BusError, Fenced
+from runtime_core.errors import BusError, Fenced, WeftError
 
 logger = logging.getLogger(__name__)
+
+TELL_AGAIN_SECONDS = 60.0
+"""When the same reason for work that cannot go on is told once more."""
 
 
 class Leader:
@@ -29,6 +33,9 @@ class Leader:
         self._work = work
         self._working: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._told = ""
+        self._told_at = 0.0
+        self._told_epoch = 0
         self.epoch = 0
         self.floor = 0
         """The highest epoch that `work` has seen elsewhere: the next one is above it."""
@@ -83,16 +90,24 @@ class Leader:
             error = self._working.exception()
             if isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]  # what ended the others is the reason
-            if isinstance(error, Fenced | BusError):
-                logger.warning("%s: %s; starting again", self._role, error)
+            if isinstance(error, WeftError):
+                self._tell(f"{self._role}: {error}; starting again")
             elif error is not None:
                 logger.error("%s: %s; starting again", self._role, error, exc_info=error)
         await self._end_work()
-        if epoch and not self.epoch:
+        if epoch and epoch != self._told_epoch:
             logger.info("leads %s of partition %d (epoch %d)", self._role, self._bus.keys.partition, epoch)
+        self._told_epoch = epoch
         self.epoch = epoch
         if epoch:
             self._working = asyncio.create_task(self._run(epoch), name=self._role)
+
+    def _tell(self, reason: str) -> None:
+        """Several times a second nothing new would be said, for as long as a disk is full."""
+        now = time.monotonic()
+        if reason != self._told or now - self._told_at > TELL_AGAIN_SECONDS:
+            self._told, self._told_at = reason, now
+            logger.warning("%s", reason)
 
     async def _run(self, epoch: int) -> None:
         await self._work(epoch)
