@@ -16,11 +16,18 @@ from urllib.request import Request
 
 import pytest
 import redis
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 
 from runtime_core.bus.namespace import connect, open_namespace
+from tests.conftest import OwnServer
 from tests.deploy.kubectl import K8S
+from tests.servers.matrix import MATRIX
 from tests.servers.process import Server
+from tests.servers.redis import REDIS_7_0
 
+WRITES = "redis.call('SET', KEYS[1], '1') redis.call('XADD', KEYS[2], '*', 'a', 'b')"
+"""Two writes, which stand in the append-only file as a transaction, as those of a function do."""
 Client = Any
 """A connection of redis-py, whose `execute_command` has no types."""
 URL = re.compile(r"redis://(\w+):([0-9a-f]{48})@redis:6379")
@@ -88,6 +95,33 @@ def test_each_user_may_do_its_work_and_no_more(users: dict[str, Client]) -> None
     assert users["admin"].execute_command("DBSIZE") == 1
     for user in users.values():
         user.close()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MATRIX if kind != REDIS_7_0.name])  # it does not know WAITAOF
+def test_a_restart_forgets_no_transaction_and_lets_nobody_in(
+    script: ModuleType, kind: str, own_server: OwnServer, tmp_path: Path
+) -> None:
+    """Servers read their append-only file as the user `default`, and leave out what that user may not do."""
+    path = tmp_path / "users.acl"
+    path.write_text(script.users_file({name: name for name in ("services", "publisher", "scaler", "admin")}))
+    server = own_server(kind, append="always", options=("--aclfile", str(path)))
+    # After a restart it asks for a login before it says that it still reads its file.
+    patient = Retry(ConstantBackoff(0.05), 1200)
+    connection: Client
+    with redis.Redis.from_url(
+        server.url,
+        username="services",
+        password="services",
+        retry=patient,
+        retry_on_error=[redis.exceptions.BusyLoadingError],
+    ) as connection:
+        connection.eval(WRITES, 2, "weft:first", "weft:second")
+        server.restart()
+        assert (connection.get("weft:first"), connection.xlen("weft:second")) == (b"1", 1)
+    with redis.Redis.from_url(server.url) as connection:
+        for command in (("GET", "weft:first"), ("AUTH", "default", ""), ("AUTH", "any")):
+            with pytest.raises(redis.exceptions.RedisError, match=r"(?i)auth|wrongpass|invalid"):
+                connection.execute_command(*command)
 
 
 async def test_a_service_makes_its_namespace_with_its_user(users: dict[str, Client], own_valkey: Server) -> None:

@@ -34,7 +34,9 @@ def users_file(passwords: dict[str, str]) -> str:
     digest = {user: hashlib.sha256(password.encode()).hexdigest() for user, password in passwords.items()}
     return "\n".join(
         (
-            "user default off sanitize-payload resetchannels -@all",
+            # Nobody can be this user, who has every right all the same: the server reads its append-only file as this
+            # user, and drops in silence, from the file's transactions and functions, what it may not do.
+            "user default off resetpass sanitize-payload ~* &* +@all",
             f"user services on #{digest['services']} ~{PREFIX}:* ~*:answers* {SERVICES}",
             # It may append to the stream of commands, and nothing else.
             f"user publisher on #{digest['publisher']} %W~{PREFIX}:tasks resetchannels -@all +@connection +xadd",
