@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests.openai_server.driver import OpenAIServer
+from tests.servers.containers import CONTAINERS, Containers
 from tests.servers.matrix import MATRIX, VALKEY_9, Servers, make_server
 from tests.servers.process import Append, Server
 from tests.servers.unavailable import Unavailable
@@ -52,10 +53,11 @@ def server_cache() -> Path:
 @pytest.fixture(scope="session")
 def wanted_servers() -> frozenset[str]:
     """The names of the servers to test on: `WEFT_TEST_SERVERS`, separated by commas, or all of the matrix."""
-    names = (os.environ.get("WEFT_TEST_SERVERS") or ",".join(MATRIX)).split(",")
+    known = (*MATRIX, *CONTAINERS)
+    names = (os.environ.get("WEFT_TEST_SERVERS") or ",".join(known)).split(",")
     wanted = frozenset(name.strip() for name in names)
-    if unknown := wanted.difference(MATRIX):
-        pytest.exit(f"WEFT_TEST_SERVERS: unknown {', '.join(sorted(unknown))}; known are {', '.join(MATRIX)}", 4)
+    if unknown := wanted.difference(known):
+        pytest.exit(f"WEFT_TEST_SERVERS: unknown {', '.join(sorted(unknown))}; known are {', '.join(known)}", 4)
     return wanted
 
 
@@ -72,6 +74,22 @@ def shared_server(
                 return servers.get(kind)
             except Unavailable as reason:
                 missing(kind, reason)
+
+        yield get
+
+
+@pytest.fixture(scope="session")
+def container_url(wanted_servers: frozenset[str]) -> Iterator[Callable[[str], str]]:
+    """Gives the URL of a shared server in a container, as `container_url("docker-redis-7.2")`; use `namespace`."""
+    with Containers() as containers:
+
+        def get(kind: str) -> str:
+            skip_unless_wanted(kind, wanted_servers)
+            try:
+                return containers.get(kind)
+            except Unavailable as reason:
+                # Also in CI: whether it has Docker, and reaches a registry, is not of this repository.
+                pytest.skip(f"NOT TESTED in containers: {reason}")
 
         yield get
 

@@ -13,8 +13,10 @@ from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
 from runtime_core.bus.resp import RespTransport
 from runtime_core.bus.transport import Transport
 from tests.contracts.broker import Broker, Connect
+from tests.servers.containers import CONTAINERS, Containers, docker_is_here
 from tests.servers.matrix import MATRIX
 from tests.servers.process import Server
+from tests.servers.unavailable import Unavailable
 
 MEMORY = "memory"
 
@@ -51,13 +53,43 @@ async def close_broker(broker: Broker) -> None:
         await transport.close()
 
 
-@pytest.fixture(params=[MEMORY, *MATRIX])
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out containers that cannot run here: tests/servers/test_containers.py says so, once."""
+    asked = {kind for item in items if (kind := broker_of(item)) in CONTAINERS}
+    if not asked or config.option.collectonly:
+        return
+    away = set()
+    with Containers() as containers:
+        for kind in sorted(asked):
+            try:
+                containers.fetch(kind)
+            except Unavailable:
+                away.add(kind)
+    left_out = [item for item in items if broker_of(item) in away]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if broker_of(item) not in away]
+
+
+def broker_of(item: pytest.Item) -> str:
+    """The kind of broker that a test runs on; empty for one without."""
+    callspec = getattr(item, "callspec", None)
+    return str(callspec.params.get("broker", "")) if callspec else ""
+
+
+@pytest.fixture(params=[MEMORY, *MATRIX, *(CONTAINERS if docker_is_here() else ())])
 async def broker(
-    request: pytest.FixtureRequest, shared_server: Callable[[str], Server], namespace: str
+    request: pytest.FixtureRequest,
+    shared_server: Callable[[str], Server],
+    container_url: Callable[[str], str],
+    namespace: str,
 ) -> AsyncIterator[Broker]:
     """A fresh partition on each kind of broker in turn."""
     kind: str = request.param
-    connect = memory_clients() if kind == MEMORY else server_clients(shared_server(kind).url)
+    if kind == MEMORY:
+        connect = memory_clients()
+    else:
+        connect = server_clients(container_url(kind) if kind in CONTAINERS else shared_server(kind).url)
     broker = await open_broker(kind, namespace, connect)
     yield broker
     await close_broker(broker)
