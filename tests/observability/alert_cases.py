@@ -391,7 +391,15 @@ SERVICES = (
         "WeftHooksFail", "12m", {of("hook_failures_total", service="agent-handler", point="before_agent"): "0x9 1x60"},
         {"point": "before_agent"}, "About 1 executions of hooks at before_agent have failed.",
     ),
-    silent("WeftHooksFail", "none", {of("hook_failures_total", service="agent-handler", point="before_agent"): "3x60"}),
+    fires(
+        "WeftHooksFail", "12m", {of("hook_failures_total", service="agent-handler", point="before_agent"): "_x9 2x60"},
+        {"point": "before_agent"}, "About 2 executions of hooks at before_agent have failed.",
+        "also the first time that a process shows any",
+    ),
+    silent(
+        "WeftHooksFail", "long ago",
+        {of("hook_failures_total", service="agent-handler", point="before_agent"): "3x60"}, "20m 40m",
+    ),
     fires(
         "WeftMeasuresMissing", "10m", {of("measured_timestamp_seconds", partition="0"): "0+60x4 240x60"}, FIRST,
         "What waits on the streams has not been measured for more than a minute.",

@@ -55,6 +55,7 @@ class Connection:
         self._silent = 0
         self._served = False
         metrics.mcp_server_up[declared.name].set(0)
+        metrics.mcp_restarts[declared.name].inc(0)  # shown from the start, so that a first loss is an increase
 
     def start(self) -> None:
         self._keeping = asyncio.get_running_loop().create_task(self._keep(), name=f"keep {self.declared.what}")

@@ -387,3 +387,5 @@ SHOWN_OUTCOMES = ("completed", "failed", "retried")
 """Those of turns and calls that are shown from the start for each agent and tool."""
 CALL_OUTCOMES = ("completed", "failed", "retried", "waits", "repeated", "cancelled", "lost")
 """Outcomes of `weft_tool_calls_total`."""
+STEP_ENDS = ("completed", "failed", "retried", "lost", "waits", "unavailable", "handed on", "let go")
+"""Ends of `weft_engine_steps_total`."""

@@ -20,6 +20,7 @@ from runtime_core.engines.gateway.served import Served
 from runtime_core.engines.results import Results
 from runtime_core.errors import BusError, ConfigurationError, InvalidInput
 from runtime_core.settings import Settings
+from runtime_core.telemetry import names
 from runtime_core.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ class Gateway:
         """When the engine was last connected, or this gateway began, in seconds since 1970."""
         self._results = Results.from_environment(environ)
         self._following: asyncio.Task[None] | None = None
+        for end in names.STEP_ENDS:
+            metrics.engine_steps[engine.name, end].inc(0)  # shown from the start, so that a first loss is an increase
         metrics.engine_running[engine.name].set_function(lambda: self.driver.running)
         metrics.engine_connected[engine.name].set_function(lambda: self.driver.state.connected)
         metrics.engine_driver_memory[engine.name].set_function(lambda: self.driver.memory_bytes)
