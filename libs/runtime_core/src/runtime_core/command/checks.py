@@ -329,17 +329,27 @@ async def letters(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
 
 async def store(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
     url = without_password(opened.settings.trajectory_url)
-    if not has_trajectories(opened.settings):
-        yield Finding(
-            "trajectories", False, f"there is no store at {url}",
-            "start a trajectory-recorder, or set WEFT_TRAJECTORY_URL as it has it",
-        )  # fmt: skip
-        return
     # Before the store is asked: the recorder, which writes there first, may go on between the two looks.
     told = [
         [group.position for group in await groups_of(bus, bus.keys.record) if group.name == TRAJECTORY_RECORDER]
         for bus in opened.buses
     ]
+    if not has_trajectories(opened.settings):
+        # A recorder on another machine, or in another pod, has its file to itself: the broker knows how far it is.
+        behind = [
+            await _behind(bus, published[0]) for bus, published in zip(opened.buses, told, strict=True) if published
+        ]
+        elsewhere = len(behind) == len(opened.buses) and await _alive(opened, TRAJECTORY_RECORDER)
+        yield Finding(
+            "trajectories",
+            elsewhere,
+            f"recorded by a trajectory-recorder elsewhere{', and more is on its way' if any(behind) else ''}; "
+            f"there is no store at {url}, so that nothing can be shown from here"
+            if elsewhere
+            else f"there is no store at {url}",
+            "" if elsewhere else "start a trajectory-recorder, or set WEFT_TRAJECTORY_URL as it has it",
+        )
+        return
     try:
         async with trajectories(opened.settings) as opened_store:
             assert opened_store is not None
@@ -350,13 +360,13 @@ async def store(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
         return
     for bus, cursor, published in zip(opened.buses, cursors, told, strict=True):
         place = f" of partition {bus.keys.partition}" if len(opened.buses) > 1 else ""
-        behind = cast(list[Reply], await bus.transport.call("XRANGE", bus.keys.record, f"({cursor}", "+", "COUNT", 1))
         # The store may be ahead of what is published, never behind: what is published may have been trimmed.
         ok = not published or position(cursor) >= position(published[0])
         yield Finding(
             "trajectories",
             ok,
-            f"{url} is recorded up to {cursor}{place}" + ("" if not behind else ", and more is on its way")
+            f"{url} is recorded up to {cursor}{place}"
+            + (", and more is on its way" if await _behind(bus, cursor) else "")
             if ok
             else f"{url} is recorded up to {cursor}{place}, but the broker was told {published[0]}: steps are missing",
             "" if ok else "the store was replaced or is another one: set WEFT_TRAJECTORY_URL as the recorder has it",
@@ -385,6 +395,20 @@ CHECKS: tuple[Check, ...] = (
     server, policy, persistence, clock, namespace, functions, groups, consumers, engines, manifests, stuck, dedupe,
     letters, store,
 )  # fmt: skip
+
+
+async def _behind(bus: EventBus, entry: str) -> bool:
+    """Whether the record holds more than what comes up to this entry."""
+    return bool(await bus.transport.call("XRANGE", bus.keys.record, f"({entry}", "+", "COUNT", 1))
+
+
+async def _alive(opened: Broker, service: str) -> bool:
+    """Whether each partition has such a service."""
+    for bus in opened.buses:
+        names = cast(list[bytes], await bus.transport.call("ZRANGE", bus.keys.alive, 0, -1))
+        if not any(name.startswith(f"{service}@".encode()) for name in names):
+            return False
+    return True
 
 
 async def _left_behind(opened: Broker, partition: int, alive: set[str]) -> list[str]:
