@@ -1,0 +1,174 @@
+"""What a service makes of OpenTelemetry's variables, and what a log line says of the delivery in hand."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from runtime_core.bus.delivery import Delivery
+from runtime_core.engines.driver.messages import Step
+from runtime_core.errors import ConfigurationError
+from runtime_core.telemetry import logs, tracing
+from runtime_core.telemetry.handling import HANDLED
+
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+COLLECTOR = {ENDPOINT: "http://collector:4318"}
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize(
+    ("environ", "exporters"),
+    [
+        ({}, ()),
+        ({ENDPOINT: ""}, ()),
+        (COLLECTOR, ("otlp",)),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c/v1/traces"}, ("otlp",)),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, ("otlp",)),
+        ({"OTEL_TRACES_EXPORTER": "console, otlp"}, ("console", "otlp")),
+        ({**COLLECTOR, "OTEL_TRACES_EXPORTER": "none"}, ()),
+        ({**COLLECTOR, "OTEL_SDK_DISABLED": "true"}, ()),
+        ({**COLLECTOR, "OTEL_SDK_DISABLED": "false"}, ("otlp",)),
+    ],
+)
+def test_the_variables_say_whether_anything_is_traced(environ: dict[str, str], exporters: tuple[str, ...]) -> None:
+    assert tracing.wanted(environ) == exporters
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"OTEL_TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER=zipkin: use otlp, console, or none"),
+        ({ENDPOINT: "collector:4318"}, f"{ENDPOINT}=collector:4318: give a URL, as in http://collector:4318"),
+        ({ENDPOINT: "http://c:x"}, f"{ENDPOINT}=http://c:x: give a URL, as in http://collector:4318"),
+        (
+            {**COLLECTOR, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"},
+            "OTEL_EXPORTER_OTLP_PROTOCOL=http/json: use http/protobuf or grpc",
+        ),
+        (
+            {**COLLECTOR, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            "OTEL_EXPORTER_OTLP_PROTOCOL=grpc: its exporter is not installed: "
+            "pip install opentelemetry-exporter-otlp-proto-grpc, or use http/protobuf",
+        ),
+    ],
+)
+def test_what_cannot_work_is_one_line_that_names_the_variable(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        tracing.configure("agent-handler", "a-1", "1", environ)
+    assert str(caught.value) == message
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(ConfigurationError, match=r"OTEL_EXPORTER_OTLP_ENDPOINT is set.*'weft\[otel\]'"):
+        tracing.configure("agent-handler", "a-1", "1", COLLECTOR)
+
+
+# What an SDK holds stays for good: each of these runs in a process of its own.
+OWN_SDK = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from runtime_core.telemetry import tracing
+own = TracerProvider()
+trace.set_tracer_provider(own)
+assert tracing.configure("s", "i", "1", {"OTEL_TRACES_EXPORTER": "console"}) is None
+assert trace.get_tracer_provider() is own
+"""
+
+CONSOLE = """
+import os
+from runtime_core.telemetry import spans, tracing
+traces = tracing.configure("agent-handler", "a-1", "1.2", os.environ)
+with spans.span("one", "INTERNAL", {}, make=spans.Span) as outer:
+    with spans.within("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"):
+        with spans.span("two", "INTERNAL", {}, make=spans.Span):
+            pass
+traces.close()
+"""
+
+
+def run(program: str, **environ: str) -> list[dict[str, object]]:
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **environ}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_an_sdk_that_the_app_has_configured_is_left_alone() -> None:
+    assert run(OWN_SDK) == []
+
+
+def test_spans_go_to_the_console_with_the_names_of_the_process() -> None:
+    two, one = run(CONSOLE, OTEL_TRACES_EXPORTER="console", OTEL_SERVICE_NAME="desk")
+    assert (one["name"], one["parent_id"]) == ("one", None)
+    assert (two["name"], two["parent_id"]) == ("two", "0xb7ad6b7169203331")
+    attributes = one["resource"]["attributes"]  # type: ignore[index]  # JSON of the SDK's own
+    assert {name: attributes[name] for name in ("service.name", "service.instance.id", "service.version")} == {
+        "service.name": "desk",
+        "service.instance.id": "a-1",
+        "service.version": "1.2",
+    }
+
+
+def test_a_sampler_that_keeps_nothing_costs_no_task_its_trace() -> None:
+    assert run(CONSOLE, OTEL_TRACES_EXPORTER="console", OTEL_TRACES_SAMPLER="always_off") == []
+
+
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    """Where the log goes meanwhile, as JSON."""
+    root, written = logging.getLogger(), io.StringIO()
+    handlers, level = list(root.handlers), root.level
+    logs.configure("tool-handler", "info", "json", written)
+    yield written
+    root.handlers, root.level = handlers, level
+
+
+def test_a_line_says_which_delivery_is_in_hand_also_in_a_thread(lines: io.StringIO) -> None:
+    import contextvars
+
+    delivery = Delivery(0, "tool", b"1-0")
+    delivery.task, delivery.run, delivery.context = "t-1", "r/1", b'{"traceparent":"%b"}' % TRACEPARENT.encode()
+
+    def handle() -> None:
+        HANDLED.set(delivery)
+        logging.getLogger("mine").info("looking")
+        delivery.context = b""
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(logging.getLogger("mine").info, "there"))
+        thread.start()
+        thread.join()
+
+    contextvars.copy_context().run(handle)
+    logging.getLogger("mine").info("outside")
+    here, there, outside = (json.loads(line) for line in lines.getvalue().splitlines())
+    assert (here["task_id"], here["run_id"], here["trace_id"]) == ("t-1", "r/1", "0af7651916cd43dd8448eb211c80319c")
+    assert (there["task_id"], there["run_id"]) == ("t-1", "r/1")
+    assert {"span_id", "trace_id"} & there.keys() == set()
+    assert {"task_id", "run_id", "trace_id"} & outside.keys() == set()
+
+
+def test_a_line_of_text_ends_with_its_task() -> None:
+    record = logging.makeLogRecord({"msg": "looking", "levelno": logging.INFO})
+    delivery = Delivery(0, "tool", b"1-0")
+    delivery.task = "t-1"
+    token = HANDLED.set(delivery)
+    try:
+        assert logs.TextFormatter("tool-handler").format(record).endswith("looking  task=t-1")
+        known = logging.makeLogRecord({"msg": "looking", "levelno": logging.INFO, "fields": {"task": "t-2"}})
+        assert logs.TextFormatter("tool-handler").format(known).endswith("looking  task=t-2")
+    finally:
+        HANDLED.reset(token)
+
+
+def test_an_engine_function_is_told_the_span_of_its_step() -> None:
+    from runtime_core.engines.context import EngineContext
+
+    assert EngineContext.of(Step(task="t", run="r/1", traceparent=TRACEPARENT)).traceparent == TRACEPARENT
