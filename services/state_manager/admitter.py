@@ -252,7 +252,7 @@ class Admitter:
             await self._send(message, message.traceparent)
             return
         with self._span(entry, message.message_id, message.traceparent) as span:
-            await self._send(message, span.traceparent)
+            await self._send(message, span.traceparent or message.traceparent)
 
     async def _send(self, message: submission.Publication, traceparent: str) -> None:
         context = published(b"", message.topic, traceparent=traceparent)

@@ -195,7 +195,7 @@ class Client(ScheduleVerbs):
             with send_span(
                 TASKS, message=submission.event_id, task=submission.task_id, traceparent=submission.traceparent
             ) as span:
-                traced = replace(submission, traceparent=span.traceparent)
+                traced = replace(submission, traceparent=span.traceparent or submission.traceparent)
                 return await self._start(traced, stream=stream, timeout=timeout, begun=begun)
         return await self._start(submission, stream=stream, timeout=timeout, begun=begun)
 
@@ -317,7 +317,7 @@ class Client(ScheduleVerbs):
             context = published(b"", topic, traceparent=traceparent)
             return await self._topics.publish(message, topic, source, body, context=context)
         with send_span(TOPICS, message=message, traceparent=traceparent) as span:
-            context = published(b"", topic, traceparent=span.traceparent)
+            context = published(b"", topic, traceparent=span.traceparent or traceparent)
             return await self._topics.publish(message, topic, source, body, context=context)
 
     @property

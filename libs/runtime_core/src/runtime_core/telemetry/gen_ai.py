@@ -280,9 +280,10 @@ def _span(
     traceparent: str,
     ids: Ids | None = None,
 ) -> Iterator[Span]:
-    if not spans.tracing():
+    if not spans.keeps(traceparent):
         yield Span()
         return
+    name = redactor().text(name)
     known = redactor().attributes(attributes)
     with spans.span(name, kind, known, parent=traceparent, ids=ids, make=Span) as made:
         yield made

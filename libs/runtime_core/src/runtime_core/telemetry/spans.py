@@ -108,18 +108,22 @@ def span(
 
     `parent` (a traceparent, with its tracestate in `state`) counts where no span is under way here; with `inner` False
     it counts alone. `links` are traceparents. `ids` are those of this very span, where the SDK lets us choose.
-    Attributes must be free of secrets.
+    Name and attributes must be free of secrets. In a trace that is not kept there is no span, whatever samples here.
     """
     tracer = _tracer()
     if tracer is None:
         yield make()
         return
     trace = sys.modules["opentelemetry.trace"]
+    if _dropped(trace, parent, inner):
+        with within(parent):
+            yield make()
+        return
     context = _context(trace, parent, state) if inner else _remote(trace, parent, state)
     token = WANTED_IDS.set(ids)
     try:
         made = tracer.start_span(
-            redactor().text(name),
+            name,
             context=context,
             kind=trace.SpanKind[kind],
             attributes=attributes,
@@ -157,7 +161,7 @@ def ended_span(
     token = WANTED_IDS.set(ids)
     try:
         made = tracer.start_span(
-            redactor().text(name),
+            name,
             context=_remote(trace, parent, ""),
             kind=trace.SpanKind[kind],
             attributes=attributes,
@@ -171,6 +175,11 @@ def ended_span(
         span.failed(error)
     made.end(max(began_ns, ended_ns))
     return span
+
+
+def keeps(parent: str = "") -> bool:
+    """Whether a span that is made here, under `parent` where none is under way, would be kept anywhere."""
+    return tracing() and not _dropped(sys.modules["opentelemetry.trace"], parent, inner=True)
 
 
 def task_traceparent(namespace: str, task: str, traceparent: str) -> str:
@@ -239,6 +248,20 @@ def _samples(trace_id: int, name: str) -> bool:
     from opentelemetry.context import Context
 
     return bool(sampler.should_sample(Context(), trace_id, name).decision.is_sampled())
+
+
+def _dropped(trace: ModuleType, parent: str, inner: bool) -> bool:
+    """Whether a new span would be in a trace of which somebody has said that it is not kept."""
+    if inner:
+        current = trace.get_current_span()
+        holder = _PARENT.get()
+        if current.is_recording() or (holder is not None and holder.span.recording):
+            return False
+        if not parent:
+            context = current.get_span_context()
+            return bool(context.is_valid) and not context.trace_flags & SAMPLED
+    ids = trace_context.read(parent)
+    return ids is not None and not ids.flags & SAMPLED
 
 
 def _context(trace: ModuleType, parent: str, state: str) -> Otel:
