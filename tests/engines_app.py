@@ -7,6 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+
 from runtime_core.agents.context import AgentContext
 from runtime_core.app import App
 from runtime_core.engines.context import EngineContext
@@ -22,6 +25,17 @@ QUICK = RetryPolicy(attempts=3, base_seconds=0.05, factor=2.0, max_seconds=0.2)
 @app.engine_function
 def double(number: int) -> int:
     return 2 * number
+
+
+@app.engine_function
+def traced(ctx: EngineContext) -> list[str]:
+    """The trace of a span of its own, that span's parent, and what the function is told of its step."""
+    if not isinstance(trace.get_tracer_provider(), TracerProvider):
+        trace.set_tracer_provider(TracerProvider())
+    with trace.get_tracer("app").start_as_current_span("inner") as span:
+        parent = getattr(span, "parent", None)
+        own = span.get_span_context()
+        return [f"{own.trace_id:032x}", f"{parent.span_id:016x}" if parent is not None else "", ctx.traceparent]
 
 
 @app.engine_function

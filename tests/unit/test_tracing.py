@@ -86,10 +86,10 @@ CONSOLE = """
 import os
 from runtime_core.telemetry import spans, tracing
 traces = tracing.configure("agent-handler", "a-1", "1.2", os.environ)
+UNDER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 with spans.span("one", "INTERNAL", {}, make=spans.Span) as outer:
-    with spans.within("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"):
-        with spans.span("two", "INTERNAL", {}, make=spans.Span):
-            pass
+    with spans.within(UNDER), spans.span("two", "INTERNAL", {}, make=spans.Span):
+        pass
 traces.close()
 """
 
@@ -120,6 +120,11 @@ def test_spans_go_to_the_console_with_the_names_of_the_process() -> None:
 
 def test_a_sampler_that_keeps_nothing_costs_no_task_its_trace() -> None:
     assert run(CONSOLE, OTEL_TRACES_EXPORTER="console", OTEL_TRACES_SAMPLER="always_off") == []
+
+
+def test_a_trace_that_somebody_does_not_keep_is_kept_by_nobody() -> None:
+    unkept = CONSOLE.replace('"INTERNAL", {}, make', '"INTERNAL", {}, parent="00-%032x-%016x-00" % (1, 2), make')
+    assert run(unkept, OTEL_TRACES_EXPORTER="console", OTEL_TRACES_SAMPLER="always_on") == []
 
 
 @pytest.fixture

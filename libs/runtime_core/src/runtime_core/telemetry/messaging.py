@@ -40,7 +40,7 @@ from runtime_core.telemetry.attributes import (
     STATUS,
     STEPS,
 )
-from runtime_core.telemetry.redaction import Attribute
+from runtime_core.telemetry.redaction import Attribute, redactor
 from runtime_core.telemetry.spans import Span, ended_span, span, task_traceparent
 
 SYSTEM = "redis"
@@ -130,7 +130,8 @@ def task_span(
     error: str = "",
 ) -> None:
     """The span of a task that has ended, `task <agent>`: beside its turns, or the root where nobody named a trace."""
-    attributes: dict[str, Attribute] = {MESSAGE_CONVERSATION: task, AGENT_NAME: agent, STATUS: status, STEPS: steps}
+    name = redactor().text(agent)
+    attributes: dict[str, Attribute] = {MESSAGE_CONVERSATION: task, AGENT_NAME: name, STATUS: status, STEPS: steps}
     parent = task_traceparent(namespace, task, traceparent)
     found = trace_context.read(parent)
     if found is None or not found.flags & trace_context.SAMPLED:
@@ -138,7 +139,7 @@ def task_span(
     own = trace_context.of_task(namespace, task)
     is_root = found.trace == own.trace
     ended_span(
-        f"task {agent}",
+        f"task {name}",
         "INTERNAL",
         attributes,
         began_ns=int(created_ms * 1_000_000),

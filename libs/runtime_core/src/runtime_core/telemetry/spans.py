@@ -196,11 +196,14 @@ def task_traceparent(namespace: str, task: str, traceparent: str) -> str:
 
 @contextmanager
 def within(traceparent: str) -> Iterator[None]:
-    """What is traced in here by anyone's code is under this span, which another process has made."""
-    if not traceparent or _tracer() is None:
+    """What is traced in here by anyone's code is under this span, which another process has made.
+
+    Also where an SDK is configured in here only, by code that has imported the API before.
+    """
+    trace = sys.modules.get("opentelemetry.trace")
+    if not traceparent or trace is None:
         yield
         return
-    trace = sys.modules["opentelemetry.trace"]
     from opentelemetry import context
 
     token = context.attach(_remote(trace, traceparent, ""))
