@@ -205,6 +205,10 @@ class Fleet:
             self._end_pauses(member.pid, time.time())
         member.paused = False
 
+    def run_instead(self, commands: Mapping[str, Sequence[str]]) -> None:
+        """What processes that start from now on run in place of these services: a module and its arguments."""
+        self._commands.update(commands)
+
     async def replace(self, name: str) -> None:
         """As a rollout does: a new process in its place, and when that is ready, SIGTERM for the old one.
 

@@ -1,4 +1,7 @@
-"""Every replica of every service is replaced while work goes on: nothing is lost, repeated, retried or left waiting."""
+"""Every replica of every service is replaced by another release while work goes on.
+
+Nothing is lost, repeated, retried or left waiting.
+"""
 
 from __future__ import annotations
 
@@ -78,6 +81,16 @@ class Load:
         return await handle.result(timeout=RESULT_SECONDS)
 
 
+async def forget_functions(server: Server, releases: int) -> None:
+    """Delete the functions of all releases, as `weft doctor --clean` does, and too early: each loads its own again."""
+    async with plain_redis(server.port, text=True) as redis:
+        found = await redis.execute_command("FUNCTION", "LIST", "LIBRARYNAME", "weft_*")
+        names = [library[library.index("library_name") + 1] for library in found]
+        assert len(names) >= releases, names
+        for name in names:
+            await redis.execute_command("FUNCTION", "DELETE", name)
+
+
 async def roll(
     server: Server,
     namespace: str,
@@ -100,11 +113,14 @@ async def roll(
             for number in range(ROUNDS):
                 if number and between is not None:
                     await between()
+                # Each round brings another release, so that two work side by side until it is over.
+                fleet.run_instead({name: ("tests.next_release", name, str(number + 1)) for name in SERVICES})
                 for replica in (1, 2):
                     # Of each service one at once, as several rollouts do; who leads is among them once a round.
                     await asyncio.gather(*(fleet.replace(f"{service}-{replica}") for service in SERVICES))
                     if replica == 1:
                         assert not running.done(), "the load has ended before the replacements"
+                        await forget_functions(server, releases=2)
         finally:
             load.enough()
         try:
