@@ -89,10 +89,12 @@ async def test_all_waits_where_there_is_no_group_or_it_does_not_come_by(broker: 
     assert seen.value(names.STREAM_READERS, "tool", "tool-handler") == 0
     assert FIFTY_YEARS / 3 < seen.value(names.STREAM_OLDEST_WAITING, "tool", "tool-handler") < FIFTY_YEARS
     # Made at an arbitrary id: what lies before it is work that nobody will read.
-    await broker.call("XGROUP", "CREATE", key, "tool-handler", ids[2])
-    seen = await look(bus)
-    assert seen.group("tool", "tool-handler") == (5, 0)
-    assert seen.value(names.STREAM_OLDEST_WAITING, "tool", "tool-handler") > FIFTY_YEARS / 3
+    for entry in (ids[2], ids[-1]):
+        await broker.call("XGROUP", "DESTROY", key, "tool-handler")
+        await broker.call("XGROUP", "CREATE", key, "tool-handler", entry)
+        seen = await look(bus)
+        assert seen.group("tool", "tool-handler") == (5, 0)
+        assert seen.value(names.STREAM_OLDEST_WAITING, "tool", "tool-handler") > FIFTY_YEARS / 3
 
 
 async def test_the_lag_of_the_record_follows_each_cursor(broker: Broker, bus: EventBus) -> None:
@@ -175,6 +177,10 @@ async def test_tasks_mail_timers_and_letters_are_counted(broker: Broker, bus: Ev
     assert await bury(bus, await broker.take(bus))
     await suspend(bus, await broker.take(bus), nap("1", 1000))
     await broker.pass_time(31_000)
+    # As the functions count, before a look puts anything right.
+    assert await broker.call("ZCARD", broker.keys.open_tasks) == 4
+    flat = cast(list[bytes], await broker.call("ZRANGE", broker.keys.mailboxes, 0, -1, "WITHSCORES"))
+    assert {name: float(depth) for name, depth in zip(flat[::2], flat[1::2], strict=True)} == {b"writer/k": 2}
     seen = await look(bus)
     assert (seen.value(names.TASKS_ADMITTED), seen.value(names.TASKS_OPEN)) == (6, 4)
     assert (seen.value(names.MAILBOX_WAITING), seen.value(names.MAILBOX_DEEPEST)) == (2, 2)
@@ -182,13 +188,28 @@ async def test_tasks_mail_timers_and_letters_are_counted(broker: Broker, bus: Ev
     assert (seen.value(names.TIMERS_WAITING), seen.value(names.TIMERS_DUE)) == (1, 1)
     assert 30 <= seen.value(names.TIMERS_LATE) < 600
 
+    # A mailbox to go on with at once has no time that it could be late for.
+    await broker.call("ZADD", broker.keys.timers, 0, "i|writer/none")
+    assert (await look(bus)).value(names.TIMERS_LATE) < 600
+    await broker.call("ZREM", broker.keys.timers, "i|writer/none")
+
     [letter] = await broker.entries("dead")
     assert (await bus.redrive(letter["id"], reopen=True))[0] == "ok"
     assert (await look(bus)).value(names.TASKS_OPEN) == 5
-    for task in ("k1", "k2", "k3", "l0", "l1"):
+    for task in ("k3", "k2", "l1", "l0", "k1", "k0"):  # those that wait first: their mailbox is cleared of them
         await bus.cancel(task, "no more")
+    assert await broker.call("ZSCORE", broker.keys.mailboxes, "writer/k") is None
     seen = await look(bus)
     assert (seen.value(names.TASKS_OPEN), seen.value(names.TIMERS_WAITING)) == (0, 0)
+
+
+async def test_deep_mailboxes_are_added_up(broker: Broker, bus: EventBus) -> None:
+    depths = {"writer/a": 1, "writer/b": 50, "writer/c": 51, "writer/d": 130}
+    for instance, depth in depths.items():
+        await broker.call("RPUSH", f"{broker.keys.base}mail:{instance}", *["t|r"] * depth)
+        await broker.call("ZADD", broker.keys.mailboxes, depth, instance)
+    seen = await look(bus)
+    assert (seen.value(names.MAILBOX_WAITING), seen.value(names.MAILBOX_DEEPEST)) == (sum(depths.values()), 130)
 
 
 async def test_what_an_older_release_did_not_count_is_put_right(broker: Broker, bus: EventBus) -> None:

@@ -172,10 +172,16 @@ async def test_what_services_show_is_what_has_happened(own_server: OwnServer, na
             event = ("id", f"event-{number}", "type", "weft.task.submit", "source", f"source-{number}")
             await redis.execute_command("XADD", f"{namespace}:tasks", "*", *event, "data", data)
 
+        for data in ("[]", '{"agent":"echo","input":"other"}'):
+            event = ("id", "event-0", "type", "weft.task.submit", "source", "source-0")
+            await redis.execute_command("XADD", f"{namespace}:tasks", "*", *event, "data", data)
+
         def counted(found: dict[str, Page]) -> bool:
             refused = total(found, names.TASKS_REFUSED, reason="unknown_agent")
             return (
                 refused == many / 2
+                and total(found, names.TASKS_REFUSED, reason="invalid") == 1
+                and total(found, names.TASKS_REFUSED, reason="duplicate_id") == 1
                 and total(found, names.TASKS_ENDED, agent="echo") == 5 + many / 2
                 and len(showing(found)) == 1
             )
@@ -183,6 +189,11 @@ async def test_what_services_show_is_what_has_happened(own_server: OwnServer, na
         found = await seen(fleet, counted, "each was refused or done")
         after = sum(page.series() for page in found.values())
         assert after <= before + 10, "an outcome may be the first of its kind, and no more"
+        # A turn that gets nowhere.
+        await client.submit("dawdles", 600)
+        await seen(
+            fleet, lambda found: total(found, names.STALLED, service="agent-handler") > 1, "what stands still is told"
+        )
         await asked.cancel()
 
 

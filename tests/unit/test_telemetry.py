@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import json
 import logging
 import sys
 from collections.abc import AsyncIterator, Iterator
 from http import HTTPStatus
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.namespace import connect, open_namespace
+from runtime_core.recording.recorder import Recorder
+from runtime_core.settings import Settings
 from runtime_core.telemetry import endpoint as endpoint_module
 from runtime_core.telemetry import logs, names
+from runtime_core.telemetry.attributes import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
 from runtime_core.telemetry.endpoint import Answer, Endpoint, plain
 from runtime_core.telemetry.measured import FRESH_SECONDS, Measured, Sample
-from runtime_core.telemetry.metrics import Children, Metrics
+from runtime_core.telemetry.metrics import MOST_TOOLS, Metrics
+from runtime_core.telemetry.model_calls import count_model_calls
 from runtime_core.telemetry.names import Kind
+from runtime_core.trajectory.steps import Step
+from runtime_core.trajectory.store import TrajectoryStore
+from services.state_manager.manager import StateManager
+from tests.every_metric import every_metric
 
 
 def test_every_metric_is_exposed_as_it_is_named() -> None:
-    metrics = Metrics(CollectorRegistry(), "agent-handler")
+    metrics = every_metric("agent-handler")
     series: dict[str, set[str]] = {}
-    for children in (value for value in vars(metrics).values() if isinstance(value, Children)):
-        made = children._make
-        for count in (1, 2, 3):
-            with contextlib.suppress(ValueError):
-                made("x" if count == 1 else ("x",) * count)
-    own = [name for name in names.ALL if name.by == names.LEADER]
-    metrics.measured.put(0, [Sample(name, 1, ("x",) * (len(name.labels) - 1)) for name in own], lambda: True)
     shown = metrics.exposition().decode()
     for parsed in text_string_to_metric_families(shown):
         for sample in parsed.samples:
@@ -78,6 +81,45 @@ def test_two_sets_of_metrics_share_nothing() -> None:
     first, second = (Metrics(CollectorRegistry(), "tool-handler") for _ in range(2))
     first.retries.inc()
     assert b'weft_retries_total{service="tool-handler"} 0.0' in second.exposition()
+
+
+async def test_roles_that_lead_show_their_heartbeat_and_what_stands_still(tmp_path: Path) -> None:
+    transport = await connect("memory://")
+    bus = EventBus(transport, (await open_namespace(transport, "weft", 1))[0])
+    settings = Settings.from_environment({"WEFT_LEASE_SECONDS": "1"})
+    store = await TrajectoryStore.open(f"sqlite:///{tmp_path / 'trajectory.db'}")
+    of_manager = Metrics(CollectorRegistry(), "state-manager")
+    of_recorder = Metrics(CollectorRegistry(), "trajectory-recorder")
+    manager = StateManager([bus], transport, settings, of_manager)
+    recorder = Recorder([bus], store, of_recorder, namespace="weft", lease_seconds=1)
+    for metrics, role in ((of_manager, manager), (of_recorder, recorder)):
+        labels = {"service": metrics.service}
+        assert metrics.registry.get_sample_value(names.STALLED.name, labels) == 0
+        role._watch.waiting(True)
+        assert (metrics.registry.get_sample_value(names.STALLED.name, labels) or 0) > 0
+        assert (metrics.registry.get_sample_value(names.HEARTBEAT_AGE.name, labels) or 0) > 0
+    await store.close()
+    await transport.close()
+
+
+def test_the_first_piece_of_a_streamed_answer_is_timed() -> None:
+    metrics = Metrics(CollectorRegistry(), "agent-handler")
+    streamed, whole = (Step("r/1", "model", "m", "completed", 0, 1000) for _ in range(2))
+    streamed.attributes = {PROVIDER: "openai", REQUEST_MODEL: "gpt-x", TIME_TO_FIRST_CHUNK: 0.25}
+    whole.attributes = {PROVIDER: "openai", REQUEST_MODEL: "gpt-x"}
+    count_model_calls(metrics, (streamed, whole))
+    labels = {"provider": "openai", "model": "gpt-x"}
+    name = names.MODEL_FIRST_CHUNK_SECONDS.name
+    assert metrics.registry.get_sample_value(f"{name}_sum", labels) == 0.25
+    assert metrics.registry.get_sample_value(f"{name}_count", labels) == 1
+
+
+def test_tools_beyond_the_limit_are_counted_together() -> None:
+    metrics = Metrics(CollectorRegistry(), "tool-handler")
+    labels = {metrics.tool_label(f"tool-{number}") for number in range(MOST_TOOLS + 100)}
+    assert len(labels) == MOST_TOOLS + 1
+    assert metrics.tool_label("tool-0") == "tool-0"
+    assert metrics.tool_label("tool-7000") == "other"
 
 
 @pytest.fixture

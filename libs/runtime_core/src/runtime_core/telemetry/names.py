@@ -297,7 +297,7 @@ STREAM_READERS = _gauge(
 )  # fmt: skip
 MAILBOX_WAITING = _gauge(
     "weft_mailbox_waiting_events",
-    "Events that wait in mailboxes of agent instances (of the 10,000 deepest, where there are more).",
+    "Events that wait in mailboxes of agent instances; at least so many where over 1,000 mailboxes hold over 50 each.",
     ("partition",), LEADER, "it grows: instances handle one event at a time; use more keys",
 )  # fmt: skip
 MAILBOX_DEEPEST = _gauge(

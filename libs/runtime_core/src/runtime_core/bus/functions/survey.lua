@@ -1,8 +1,9 @@
+local SHALLOW, DEEPEST = 50, 1000
+
 -- What metrics show of tasks and mailboxes, in one look that costs the same however many tasks there are. It also puts
 -- some counts right at each look, going round: a process of an older release ends tasks and takes mail without a count.
 -- KEYS 1 base
 -- ARGV 1 how many tasks and mailboxes to look at again · 2 the first task to look at, by rank · 3 the first mailbox
---      4 the most mailboxes that are added up, deepest first
 -- RETURNS {tasks started so far, tasks that have not ended, events in mailboxes, those in the deepest,
 --          ARGV 2 of the next look, ARGV 3 of the next look}
 local function survey(keys, args)
@@ -23,9 +24,13 @@ local function survey(keys, args)
     local depth = redis.pcall('LLEN', base .. 'mail:' .. inst)
     count_mail(base, inst, type(depth) == 'number' and depth or 0)
   end
-  local deepest = redis.call('ZRANGE', base .. 'mailboxes', -tonumber(args[4]), -1, 'WITHSCORES')
-  local waiting = 0
-  for at = 2, #deepest, 2 do waiting = waiting + tonumber(deepest[at]) end
+  -- Added up by depth, and not by mailbox: how many hold at least one event, two, and so on. What lies deeper is added
+  -- for the deepest mailboxes only, so that the look stays short.
+  local waiting, deepest = 0, redis.call('ZRANGE', base .. 'mailboxes', -DEEPEST, -1, 'WITHSCORES')
+  for depth = 1, math.min(SHALLOW, tonumber(deepest[#deepest] or '0')) do
+    waiting = waiting + redis.call('ZCOUNT', base .. 'mailboxes', depth, '+inf')
+  end
+  for at = 2, #deepest, 2 do waiting = waiting + math.max(0, tonumber(deepest[at]) - SHALLOW) end
   local started = redis.call('HGET', base .. 'meta', 'started')
   return {tonumber(started or '0'), redis.call('ZCARD', base .. 'open'), waiting, tonumber(deepest[#deepest] or '0'),
     next_task, next_mailbox}

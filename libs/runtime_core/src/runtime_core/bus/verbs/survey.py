@@ -8,7 +8,7 @@ from typing import cast
 from runtime_core.bus.verbs.partition import Partition
 
 LOOK_AGAIN = 50
-MAILBOXES = 10_000
+"""Tasks, and mailboxes, whose counts one look puts right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Survey:
     """Tasks that were ever started."""
     open: int
     mail: int
-    """Events in mailboxes, of the 10,000 deepest."""
+    """Events in mailboxes; at least these where more than 1,000 mailboxes are deeper than 50."""
     deepest: int
     next_task: int = 0
     next_mailbox: int = 0
@@ -31,4 +31,4 @@ class SurveyVerbs(Partition):
     async def survey(self, last: Survey | None) -> Survey:
         """`last` is what the look before has given."""
         begin = (0, 0) if last is None else (last.next_task, last.next_mailbox)
-        return Survey(*cast(list[int], await self.call("survey", LOOK_AGAIN, *begin, MAILBOXES)))
+        return Survey(*cast(list[int], await self.call("survey", LOOK_AGAIN, *begin)))
