@@ -24,6 +24,8 @@ TIED = Path(__file__).resolve().parents[1] / "servers" / "tied.py"
 PACKAGES = ("prometheus", "libc6")
 READY_SECONDS = 60.0
 """How long it may take until it answers, on a machine that is busy with other tests."""
+ANSWER_SECONDS = 100.0
+"""Patience for one answer."""
 ATTEMPTS = 8
 """Ports that are tried, since another process may take one between our look and its bind."""
 
@@ -143,7 +145,7 @@ class Prometheus:
     def _get(self, path: str, **query: str) -> dict[str, Any]:
         url = f"http://{HOST}:{self.port}{path}?{urllib.parse.urlencode(query)}"
         try:
-            with urllib.request.urlopen(url, timeout=30) as answer:
+            with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
                 found: dict[str, Any] = json.load(answer)
         except urllib.error.HTTPError as error:
             # What is wrong with a query stands in the body.
