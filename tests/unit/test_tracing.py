@@ -127,6 +127,18 @@ def test_a_trace_that_somebody_does_not_keep_is_kept_by_nobody() -> None:
     assert run(unkept, OTEL_TRACES_EXPORTER="console", OTEL_TRACES_SAMPLER="always_on") == []
 
 
+def test_an_end_does_not_wait_for_a_collector_that_does_not_answer() -> None:
+    answers = threading.Event()
+
+    class Waiting:
+        def shutdown(self) -> None:
+            answers.wait()
+
+    # It returns at all: nobody answers meanwhile.
+    tracing.Traces(Waiting()).close(timeout_seconds=0.05)  # type: ignore[arg-type]  # what it needs of a provider
+    answers.set()
+
+
 @pytest.fixture
 def lines() -> Iterator[io.StringIO]:
     """Where the log goes meanwhile, as JSON."""
