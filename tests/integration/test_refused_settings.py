@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -16,7 +17,10 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
+from runtime_core.bus.namespace import connect, open_namespace
+from runtime_core.errors import ConfigurationError
 from runtime_core.settings import Settings
+from tests.conftest import OwnServer
 from tests.fleet import ROOT, SERVICES, PlainRedis
 from tests.servers.process import HOST, Server
 
@@ -170,6 +174,20 @@ def cases_of(place: Mapping[str, str]) -> list[Case]:
         Case("WEFT_TRAJECTORY_URL", f"sqlite:///{folder}/file/t.db", "its folder's rights", RECORDER, good),
         Case("WEFT_DATA_DIR", f"{folder}/file", "name a folder", RECORDER, good),
     ]
+
+
+async def test_a_replica_is_refused_unless_it_becomes_the_master(own_server: OwnServer, namespace: str) -> None:
+    master = own_server()
+    replica = own_server(options=("--replicaof", f"{HOST} {master.port}"))
+    transport = await connect(replica.url)
+    try:
+        with pytest.raises(ConfigurationError, match=r"^WEFT_REDIS_URL: the server is a replica.* name its master"):
+            await open_namespace(transport, namespace, 1)
+        opening = asyncio.create_task(open_namespace(transport, namespace, 1))
+        await transport.call("REPLICAOF", "NO", "ONE")
+        assert len(await opening) == 1
+    finally:
+        await transport.close()
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])

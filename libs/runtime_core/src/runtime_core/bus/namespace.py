@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import ssl
@@ -17,6 +18,7 @@ from runtime_core.errors import BusUnavailable, ConfigurationError, ServerError
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
+ROLE_LOOK_SECONDS = 0.25
 OLDEST_REDIS = 7
 """Valkey says that it is Redis 7.2, and its own version besides."""
 
@@ -137,19 +139,34 @@ def _remedy(cause: BaseException | None, address: Address) -> str:
 
 
 async def _check_policy(transport: Transport) -> None:
-    version = (await _info(transport, "server")).get("redis_version", "")
+    server = await _info(transport, "server")
+    version = server.get("redis_version", "")
     major = version.partition(".")[0]
     if major.isdecimal() and int(major) < OLDEST_REDIS:
         raise ConfigurationError(
             f"WEFT_REDIS_URL: the server is Redis {version}, which has no functions: update it to Redis"
             f" {OLDEST_REDIS}.0 or newer, or Valkey"
         )
+    # In a Cluster calls go where their keys are, whichever of its servers is named.
+    if server.get("redis_mode") != "cluster":
+        await _check_role(transport)
     policy = await memory_policy(transport)
     if policy and policy != "noeviction":
         raise ConfigurationError(
             f"the server's maxmemory-policy is {policy}: it may evict work that is not done; "
             "set it to noeviction (CONFIG SET maxmemory-policy noeviction)"
         )
+
+
+async def _check_role(transport: Transport) -> None:
+    looks = round(CONNECT_SECONDS / ROLE_LOOK_SECONDS)
+    for _ in range(looks):
+        if (await _info(transport, "replication")).get("role") != "slave":
+            return
+        await asyncio.sleep(ROLE_LOOK_SECONDS)  # it may be about to become the master
+    raise ConfigurationError(
+        "WEFT_REDIS_URL: the server is a replica, which takes no writes: name its master, or redis+sentinel://…"
+    )
 
 
 async def memory_policy(transport: Transport) -> str:
