@@ -289,6 +289,12 @@ def test_what_is_applied_at_first_fits_on_one_node_of_four_processors(kubectl_co
     assert memory <= 10 * 2**30
 
 
+def test_an_apply_with_another_image_finds_no_job_of_the_last_one(manifests: tuple[Manifest, ...]) -> None:
+    """The pod of a Job cannot be changed: `kubectl apply` would fail on one that is done and still there."""
+    jobs = [each["spec"]["ttlSecondsAfterFinished"] for each in manifests if each["kind"] == "Job"]
+    assert set(jobs) <= {0}
+
+
 def amount(quantity: str) -> float:
     """A quantity as Kubernetes writes it: `250m`, `64Mi`, `2`."""
     units = {"m": 1e-3, "Mi": 2.0**20, "Gi": 2.0**30}
