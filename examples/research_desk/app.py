@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from examples.research_desk.documents import Documents, find_documents, read_document
@@ -61,7 +61,8 @@ def folder_named(folder: str) -> Path:
 @app.tool
 def list_documents(folder: str, suffixes: list[str]) -> Documents:
     """The documents of a folder."""
-    return find_documents(folder_named(folder), suffixes)
+    place = folder_named(folder).absolute()
+    return replace(find_documents(place, suffixes), folder=str(place))
 
 
 @app.tool
@@ -115,13 +116,13 @@ async def researcher(ctx: AgentContext, job: Job | str) -> Report:
 
     async def searched(number: int, shard: list[str]) -> dict[str, object]:
         found: dict[str, object] = await ctx.tool(
-            search, folder=job.folder, paths=shard, words=words, pause_seconds=job.pause_seconds
+            search, folder=documents["folder"], paths=shard, words=words, pause_seconds=job.pause_seconds
         )
         await ctx.emit({"shard": number, "passages": found["passages"], "matching": found["matching"]})
         return found
 
     if job.on_engine:
-        findings = await ctx.engine().map(find_in_shard, shards, folder=job.folder, words=words)
+        findings = await ctx.engine().map(find_in_shard, shards, folder=documents["folder"], words=words)
     else:
         findings = await ctx.gather(*(searched(number, shard) for number, shard in enumerate(shards, start=1)))
     best = await ctx.engine("local").call(rank, words=words, findings=findings)

@@ -31,6 +31,8 @@ class Documents:
     """Files that are binary, empty, too large, or cannot be read."""
     more: bool
     """Whether there are more than FILES_MAX, or more than ALL_BYTES_MAX in them."""
+    folder: str = ""
+    """Which folder that is, absolute: others who read there may have been started elsewhere."""
 
 
 def find_documents(folder: Path, suffixes: Sequence[str] = ()) -> Documents:

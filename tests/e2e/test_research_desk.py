@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from examples.research_desk import documents
+from examples.research_desk.app import list_documents
 from examples.research_desk.corpus import DONE, make_corpus
 from examples.research_desk.documents import find_documents, read_document
 from examples.research_desk.passages import LINE_MAX, split
@@ -427,6 +428,13 @@ def test_a_folder_that_is_too_large_is_searched_in_part(tmp_path: Path, monkeypa
     assert find_documents(tmp_path) == documents.Documents(["a.txt", "b.txt"], 0, True)
     monkeypatch.setattr(documents, "ALL_BYTES_MAX", 7)
     assert find_documents(tmp_path) == documents.Documents(["a.txt"], 0, True)
+
+
+def test_the_default_folder_is_told_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    monkeypatch.delenv("DESK_DOCS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert list_documents("", []) == documents.Documents(["a.txt"], 0, False, str(tmp_path))
 
 
 def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
