@@ -3,6 +3,7 @@
 local function leave(keys, args)
   local base, owner = keys[1], args[1]
   redis.call('ZCARD', base .. 'alive')
+  redis.call('HLEN', base .. 'quarantine')
   for i = 2, #args, 2 do check_stream(base, args[i]) end
   local count = 0
   for i = 2, #args, 2 do
