@@ -200,7 +200,7 @@ def test_what_cannot_work_is_one_line(place: dict[str, str], log_format: str) ->
         environs = [
             {
                 "WEFT_REDIS_URL": place["good"], "WEFT_APP": "tests.fleet_app:app", "WEFT_DATA_DIR": f"{folder}/data",
-                "WEFT_LOG_FORMAT": log_format, **dict(case.more), case.variable: case.value,
+                "WEFT_LOG_FORMAT": log_format, "WEFT_METRICS_PORT": "0", **dict(case.more), case.variable: case.value,
             }
             for case in own
         ]  # fmt: skip

@@ -161,7 +161,7 @@ def test_it_starts_is_ready_and_stops_in_order(start: type[Running], number: sig
 
 
 def test_it_is_not_ready_while_it_starts_and_can_be_stopped_then(start: type[Running]) -> None:
-    service = start("slow-start")
+    service = start("slow-start", WEFT_LOG_LEVEL="debug")
     url = service.until(r"(http://127\.0\.0\.1:\d+)")[1]
     service.until("^start$")
     assert get(f"{url}/readyz") == (503, "starting\n")
@@ -231,7 +231,7 @@ def test_a_wrong_setting_is_one_line_and_status_1(start: type[Running]) -> None:
 
 
 def test_a_refused_start_is_one_line_and_status_1(start: type[Running]) -> None:
-    service = start("refuse", WEFT_LOG_LEVEL="warning")
+    service = start("refuse")
     assert service.ended() == 1
     assert service.said == ["start", "weft agent-handler: the namespace\\nis newer", "stop"]
 

@@ -19,6 +19,7 @@ from runtime_core.command import supervisor as supervisor_module
 from runtime_core.command.supervisor import ChildSpec, Supervisor
 from runtime_core.command.up import SERVICES, banner, child_specs, services_for
 from runtime_core.settings import Settings
+from runtime_core.telemetry.logs import last_line
 
 WAITS = "import signal, sys; print('here', flush=True); signal.signal(15, lambda *_: sys.exit(0)); signal.pause()"
 DEAF = "import signal; signal.signal(15, signal.SIG_IGN); print('here', flush=True); signal.pause(); signal.pause()"
@@ -110,13 +111,14 @@ async def test_the_pauses_grow_and_a_crash_is_never_given_up(monkeypatch: pytest
     assert re.findall(r"again in ([\d.]+) s", output.getvalue())[:5] == ["0.01", "0.02", "0.04", "0.04", "0.04"]
 
 
-async def test_a_child_that_refuses_three_times_ends_them_all() -> None:
+@pytest.mark.parametrize("log_format", ["text", "json"])
+async def test_a_child_that_refuses_three_times_ends_them_all(log_format: str) -> None:
     output = Output()
-    refuses = "import sys; print('weft b: WEFT_APP is not set', file=sys.stderr); sys.exit(1)"
-    supervisor = Supervisor([child("a", WAITS), child("b", refuses)], output)
+    line = last_line("b", log_format, "WEFT_APP is not set")
+    supervisor = Supervisor([child("a", WAITS), child("b", f"print({line!r}); raise SystemExit(1)")], output)
     async with asyncio.timeout(60):
         assert await supervisor.run() == 1
-    assert supervisor.failure == "weft b: WEFT_APP is not set"
+    assert supervisor.failure == line
     assert output.getvalue().count("WEFT_APP is not set") == 3
     assert supervisor.pids == {}
 
@@ -341,6 +343,10 @@ async def test_a_killed_up_leaves_nothing_behind(
         ({"WEFT_APP": ""}, "weft up: WEFT_APP is not set; .*WEFT_APP=package.module:app\n"),
         ({"WEFT_DATA_DIR": "path/services/__init__.py"}, "weft up: WEFT_DATA_DIR=.*: not a directory; .*\n"),
         ({"WEFT_REDIS_URL": "memory://"}, "weft up: WEFT_REDIS_URL: memory:// .*\n"),
+        (
+            {"WEFT_REDIS_URL": "redis://127.0.0.1:1", "WEFT_METRICS_PORT": "0", "WEFT_LOG_FORMAT": "json"},
+            "weft up: WEFT_REDIS_URL: no answer from redis://127.0.0.1:1/0: .*; is the server running there\\?\n",
+        ),
     ],
 )
 def test_up_refuses_what_cannot_work_in_one_line(

@@ -133,7 +133,7 @@ class _Process:
             try:
                 endpoint = await self._listen()
                 lag.start()
-                await self._work()
+                await self._work(endpoint)
                 status = 0
             except WeftError as error:
                 _say(self._settings.instance or self._name, self._settings.log_format, error)
@@ -150,7 +150,7 @@ class _Process:
                 await endpoint.stop()
         return status
 
-    async def _work(self) -> None:
+    async def _work(self, endpoint: Endpoint | None) -> None:
         """Starts the role and returns when a signal came or the role ended; raises what it raised."""
         began = time.monotonic()
         loop = asyncio.get_running_loop()
@@ -160,6 +160,9 @@ class _Process:
             await asyncio.wait([starting])
             return
         role = starting.result()
+        if endpoint is not None:
+            # Not before: one that is refused says why, and nothing else.
+            logger.info("metrics and health on %s", endpoint.url)
         self._running = loop.create_task(role.run(), name="run")
         logger.info("ready in %.2f s (process %d)", time.monotonic() - began, os.getpid())
         if await self._until_done_or_stopped(self._running):
@@ -191,6 +194,7 @@ class _Process:
 
     async def _leave(self) -> int:
         """Stops the role and waits for the end of its `run`; 1 where that failed or took too long."""
+        refused = self._running is None and not self._stop.is_set()
         self._stop.set()
         if self._role is None:
             return 0
@@ -206,7 +210,8 @@ class _Process:
         except Exception:
             logger.exception("could not stop as it should: others adopt what it holds")
             return 1
-        logger.info("stopped")
+        if not refused:
+            logger.info("stopped")
         return 0
 
     def _on_signal(self, number: signal.Signals) -> None:
@@ -242,7 +247,7 @@ class _Process:
             raise ConfigurationError(
                 f"WEFT_METRICS_PORT={port}: cannot listen on {host}: {why}; choose another port (0 takes a free one)"
             ) from None
-        logger.info("metrics and health on http://%s:%d", endpoint.host, endpoint.port)
+        logger.debug("listens on %s", endpoint.url)
         return endpoint
 
     def _answer_metrics(self) -> Answer:

@@ -26,8 +26,8 @@ DRAIN_SECONDS = 1.0
 LINE_MAX_BYTES = 64 * 1024
 KILLED_WAIT_SECONDS = 5.0
 
-REFUSAL = re.compile(r"weft [\w-]+: .+")
-"""The one line with which a process says that it cannot run as it was told to."""
+REFUSAL = re.compile(r'weft [\w-]+: .+|\{"time":"[^"]*","level":"error","service":"[^"]*","logger":"weft",.+')
+"""The one line with which a process says that it cannot run as it was told to, as text or as JSON."""
 NAMES_ITSELF = re.compile(r'\d\d:\d\d:\d\d (?P<name>[\w-]+) |\{"time":')
 """A log line that needs no prefix."""
 COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)

@@ -7,9 +7,11 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
+from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.command.supervisor import ChildSpec, Supervisor
 from runtime_core.embedded import EmbeddedServer
 from runtime_core.errors import ConfigurationError, WeftError
@@ -69,11 +71,14 @@ async def _up(settings: Settings, replicas: int, services: Sequence[str]) -> int
                 settings.data_dir, appendfsync="everysec" if settings.durability == "fast" else "always"
             )
             stack.push_async_callback(server.stop)
-            if not await _unless_stopped(server, stopping):
+            # A large append-only file takes time to read.
+            if not await _unless_stopped(server.start(), stopping):
                 return 0
             stack.push_async_callback(_cancelled, asyncio.create_task(server.keep(), name="keep the server"))
             told = replace(settings, redis_url=server.url)
         else:
+            if not await _unless_stopped(_checked(settings.redis_url, settings), stopping):
+                return 0
             told = settings
         supervisor = Supervisor(
             child_specs(told, replicas, services), sys.stdout, shutdown_seconds=settings.shutdown_seconds
@@ -131,16 +136,25 @@ def _engines(settings: Settings, services: Sequence[str]) -> list[str]:
     return [f"  engines  {', '.join(told)}"] if told else []
 
 
-async def _unless_stopped(server: EmbeddedServer, stopping: asyncio.Event) -> bool:
-    """Starts the server; False where a signal came first (a large append-only file takes time to read)."""
+async def _checked(url: str, settings: Settings) -> None:
+    """Refuses a broker that every service would refuse: once, and before anything is started."""
+    transport = await connect(url)
+    try:
+        await open_namespace(transport, settings.namespace, settings.partitions)
+    finally:
+        await transport.close()
+
+
+async def _unless_stopped(work: Coroutine[Any, Any, None], stopping: asyncio.Event) -> bool:
+    """Does the work; False where a signal came first."""
     loop = asyncio.get_running_loop()
-    start, stop = loop.create_task(server.start()), loop.create_task(stopping.wait())
-    await asyncio.wait([start, stop], return_when=asyncio.FIRST_COMPLETED)
+    doing, stop = loop.create_task(work), loop.create_task(stopping.wait())
+    await asyncio.wait([doing, stop], return_when=asyncio.FIRST_COMPLETED)
     await _cancelled(stop)
-    if not start.done():
-        await _cancelled(start)
+    if not doing.done():
+        await _cancelled(doing)
         return False
-    start.result()
+    doing.result()
     return True
 
 

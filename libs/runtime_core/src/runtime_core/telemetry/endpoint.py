@@ -45,6 +45,11 @@ class Endpoint:
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.StreamWriter] = set()
 
+    @property
+    def url(self) -> str:
+        """Where it is, as `http://127.0.0.1:9464`."""
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+
     async def start(self) -> None:
         """Raises OSError where the address cannot be listened on."""
         self._server = await asyncio.start_server(self._serve, self.host, self.port, limit=HEAD_MAX_BYTES)
