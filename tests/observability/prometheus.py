@@ -1,9 +1,10 @@
-"""Prometheus and promtool: this machine's own, or Debian's package, unpacked without installing it."""
+"""Prometheus 3 and promtool: this machine's own, or Debian's packages, unpacked without installing them."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,11 @@ from tests.servers.debian import Program, command_of
 from tests.servers.process import HOST, free_port
 
 TIED = Path(__file__).resolve().parents[1] / "servers" / "tied.py"
-PACKAGES = ("prometheus", "libc6")
+MAJOR = "3"
+"""As deploy/ runs it. Prometheus 2 reads ranges, patterns and the bounds of buckets otherwise."""
+SUITE = "forky"
+"""The first release of Debian with it."""
+PACKAGES = ("prometheus", "promtool", "libc6")
 READY_SECONDS = 60.0
 """How long it may take until it answers, on a machine that is busy with other tests."""
 ANSWER_SECONDS = 100.0
@@ -36,9 +41,17 @@ Sample = dict[str, Any]
 def program(name: str, servers: Path) -> tuple[str, ...]:
     """The command line of `prometheus` or `promtool`. Raises Unavailable where it is neither here nor to be had."""
     own = shutil.which(name)
-    if own is not None:
+    if own is not None and version((own,)).partition(".")[0] == MAJOR:
         return (own,)
-    return command_of(Program("prometheus-2", "bookworm", f"usr/bin/{name}", name, PACKAGES), servers)
+    return command_of(Program(f"prometheus-{MAJOR}", SUITE, f"usr/bin/{name}", name, PACKAGES), servers)
+
+
+def version(command: tuple[str, ...]) -> str:
+    """As in `3.5.3`; empty when the program does not say."""
+    done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=100, check=False)
+    # Prometheus 2 says it on standard error.
+    found = re.search(r"version (\d[\d.]*)", done.stdout + done.stderr)
+    return found[1] if found else ""
 
 
 def promtool(command: tuple[str, ...], *arguments: str, stdin: str | None = None) -> str:
