@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from runtime_core.errors import ConfigurationError
-from runtime_core.settings import Settings, without_password
+from runtime_core.setting_values import without_password
+from runtime_core.settings import Settings
 
 
 def test_an_empty_environment_gives_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +38,13 @@ def test_an_empty_environment_gives_the_defaults(tmp_path: Path, monkeypatch: py
         engine_processes=0,
         engine_in_flight=0,
         ray_address=None,
+        ray_local_cpus=None,
+        ray_local_store_bytes=536_870_912,
+        ray_dashboard=False,
+        ray_jobs_url=None,
         spark_remote=None,
+        spark_local_master="local[*]",
+        spark_local_memory="512m",
         shutdown_seconds=20.0,
         redact=None,
     )
@@ -74,7 +81,13 @@ def test_every_variable_is_read() -> None:
             "WEFT_ENGINE_PROCESSES": "3",
             "WEFT_ENGINE_IN_FLIGHT": "12",
             "WEFT_RAY_ADDRESS": "head:6379",
+            "WEFT_RAY_LOCAL_CPUS": "2",
+            "WEFT_RAY_LOCAL_STORE_BYTES": "83886080",
+            "WEFT_RAY_DASHBOARD": "1",
+            "WEFT_RAY_JOBS_URL": "http://head:8265",
             "WEFT_SPARK_REMOTE": "sc://connect:15002/;token=abc",
+            "WEFT_SPARK_LOCAL_MASTER": "local[2, 3]",
+            "WEFT_SPARK_LOCAL_MEMORY": "2G",
             "WEFT_BLOB_URL": "s3://bucket/weft/",
             "WEFT_BLOB_RETENTION_SECONDS": "3600",
             "WEFT_RESULT_INLINE_BYTES": "1000",
@@ -106,7 +119,13 @@ def test_every_variable_is_read() -> None:
         engine_processes=3,
         engine_in_flight=12,
         ray_address="head:6379",
+        ray_local_cpus=2,
+        ray_local_store_bytes=83_886_080,
+        ray_dashboard=True,
+        ray_jobs_url="http://head:8265",
         spark_remote="sc://connect:15002/;token=abc",
+        spark_local_master="local[2, 3]",
+        spark_local_memory="2G",
         blob_url="s3://bucket/weft",
         blob_retention_seconds=3600.0,
         result_inline_bytes=1000,
@@ -143,6 +162,20 @@ def test_every_variable_is_read() -> None:
         ("WEFT_RAY_ADDRESS", "ray://head:10001", "Ray Client, ray://, is not used"),
         ("WEFT_RAY_ADDRESS", "head", "host:port"),
         ("WEFT_SPARK_REMOTE", "spark://head:7077", "sc://host:port"),
+        ("WEFT_RAY_ADDRESS", "head:65536", "host:port"),
+        ("WEFT_RAY_LOCAL_CPUS", "0", "from 1 to 10000"),
+        ("WEFT_RAY_LOCAL_STORE_BYTES", "83886079", "from 83886080"),
+        ("WEFT_RAY_DASHBOARD", "true", "from 0 to 1"),
+        ("WEFT_RAY_JOBS_URL", "ray-head:8265", "http://ray-head:8265"),
+        ("WEFT_SPARK_REMOTE", "sc://head:0", "sc://host:port"),
+        ("WEFT_SPARK_LOCAL_MASTER", "local[0]", "local[4]"),
+        ("WEFT_SPARK_LOCAL_MASTER", "spark://head:7077", "local[4]"),
+        ("WEFT_SPARK_LOCAL_MEMORY", "512", "512m or 2g"),
+        ("WEFT_SPARK_LOCAL_MEMORY", "511m", "512m or more"),
+        ("WEFT_SPARK_LOCAL_MEMORY", "-1g", "512m or more"),
+        ("WEFT_DATA_DIR", "~nobody-here/data", "no home folder"),
+        ("WEFT_LEASE_SECONDS", "1_0", "seconds from"),
+        ("WEFT_LEASE_SECONDS", "٣", "seconds from"),
         ("WEFT_ENGINE_IN_FLIGHT", "-1", "from 0 to 100000"),
         ("WEFT_TRAJECTORY_URL", "mysql://x", "postgresql://"),
         ("WEFT_TRAJECTORY_URL", "sqlite://", "sqlite:///path"),
@@ -158,7 +191,18 @@ def test_a_wrong_value_is_named_in_one_line(variable: str, value: str, allowed: 
     assert len(message) < 250
 
 
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Settings)])
+def test_a_value_in_quotes_is_refused(field: str) -> None:
+    variable = f"WEFT_{field.upper()}"
+    for quoted in ('"/a"', "'1'"):
+        with pytest.raises(ConfigurationError, match=f"^{variable}[:=]"):
+            Settings.from_environment({variable: quoted})
+    assert Settings.from_environment({"WEFT_REDACT": '"token":"[^"]*"'}).redact, "quotes of a pattern's own"
+
+
 def test_no_message_shows_a_password() -> None:
+    with pytest.raises(ConfigurationError, match=r"^WEFT_SPARK_REMOTE='sc://h:99999/': must be"):
+        Settings.from_environment({"WEFT_SPARK_REMOTE": "sc://h:99999/;token=s3cr"})
     with pytest.raises(ConfigurationError) as caught:
         Settings.from_environment({"WEFT_REDIS_URL": "http://user:s3cr:et@host"})
     assert "s3cr" not in str(caught.value)

@@ -237,9 +237,13 @@ class _Process:
         endpoint = Endpoint(self._settings.metrics_host, port, routes)
         try:
             await endpoint.start()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: what cannot be a name
             host = self._settings.metrics_host
-            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            if (
+                not isinstance(error, OSError)
+                or isinstance(error, socket.gaierror)
+                or error.errno == errno.EADDRNOTAVAIL
+            ):
                 raise ConfigurationError(
                     f"WEFT_METRICS_HOST={host!r}: is no address of this machine; 0.0.0.0 listens on all of them"
                 ) from None

@@ -12,15 +12,22 @@ from pathlib import Path
 from runtime_core.blobs.store import blob_url
 from runtime_core.codec import MAX_DATA_BYTES
 from runtime_core.errors import ConfigurationError
-from runtime_core.telemetry.redaction import patterns_of
+from runtime_core.setting_values import SettingValues
 from runtime_core.unknown_settings import refuse_unknown
 
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|[1-9]\d{0,3})"
+HOST = r"([^\s/:@\[\]]+|\[[0-9a-fA-F:.]+\])"
 REDIS_URL = re.compile(r"(redis|rediss|valkey|valkeys)(\+[a-z]+)?://.+|unix://.+|memory://.*")
 TRAJECTORY_URL = re.compile(r"sqlite(\+\w+)?:///.+|postgres(ql)?(\+\w+)?://.+")
-RAY_ADDRESS = re.compile(r"auto|[^\s/:]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
-SPARK_REMOTE = re.compile(r"sc://[^\s/]+(/\S*)?")
-PASSWORD = re.compile(r"(?<=://)([^:/@]*):.*@")
+RAY_ADDRESS = re.compile(rf"auto|{HOST}:{PORT}", re.ASCII)
+RAY_JOBS_URL = re.compile(rf"https?://([^\s/@]+@)?{HOST}(:{PORT})?(/\S*)?", re.ASCII)
+SPARK_REMOTE = re.compile(rf"sc://{HOST}(:{PORT})?(/\S*)?", re.ASCII)
+SPARK_LOCAL_MASTER = re.compile(r"local(\[(\*|[1-9]\d{0,3})(, ?[1-9]\d{0,3})?\])?", re.ASCII)
+
+LEAST_RAY_STORE_BYTES = 80 * 1024**2
+"""Ray refuses less."""
+LEAST_SPARK_MEMORY_BYTES = 512 * 1024**2
+"""With less a JVM of Spark ends at its start."""
 
 DURABILITIES = ("fast", "fsync", "quorum")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -73,8 +80,20 @@ class Settings:
     """How many steps a gateway runs on its engine at once; 0: as many as suit the engine."""
     ray_address: str | None = None
     """`auto` or `host:port` of a Ray cluster. None: the ray-gateway starts a local Ray."""
+    ray_local_cpus: int | None = None
+    """The processors that a local Ray gives out. None: all of the machine."""
+    ray_local_store_bytes: int = 536_870_912
+    """The object store of a local Ray."""
+    ray_dashboard: bool = False
+    """Whether a local Ray has a dashboard, which batch jobs need."""
+    ray_jobs_url: str | None = None
+    """Of Ray's Jobs API. None: the cluster's dashboard."""
     spark_remote: str | None = None
     """`sc://…` of a Spark Connect server. None: the spark-gateway starts a local one."""
+    spark_local_master: str = "local[*]"
+    """How many tasks a local Spark runs at once, as in `local[4]`."""
+    spark_local_memory: str = "512m"
+    """The heap of a local Spark's JVM, as the JVM writes it."""
     blob_url: str | None = None
     """`file:///folder`, `s3://bucket/…`: where large results lie. Default: `blobs` in a `data_dir` that was named; None
     where none was."""
@@ -97,17 +116,19 @@ class Settings:
         that begins with `WEFT_` and is no setting.
         """
         refuse_unknown(environ, [field.name for field in dataclasses.fields(cls)])
-        read = _Reader(environ)
-        data_dir = Path(os.path.abspath(Path(read.text("WEFT_DATA_DIR") or ".weft").expanduser()))
+        read = SettingValues(environ)
+        data_dir = read.path("WEFT_DATA_DIR", ".weft")
         return cls(
             data_dir=data_dir,
-            trajectory_url=read.url(
+            trajectory_url=read.matching(
                 "WEFT_TRAJECTORY_URL",
                 TRAJECTORY_URL,
                 "sqlite:///path or postgresql://<user>:<password>@host/name",
             )
             or f"sqlite:///{data_dir / 'trajectory.db'}",
-            redis_url=read.url("WEFT_REDIS_URL", REDIS_URL, "redis://host:port, rediss://…, unix:///path or memory://"),
+            redis_url=read.matching(
+                "WEFT_REDIS_URL", REDIS_URL, "redis://host:port, rediss://…, unix:///path or memory://"
+            ),
             namespace=read.name("WEFT_NAMESPACE") or cls.namespace,
             partitions=read.whole("WEFT_PARTITIONS", 1, 1024, cls.partitions),
             metrics_host=read.text("WEFT_METRICS_HOST") or cls.metrics_host,
@@ -126,12 +147,23 @@ class Settings:
             log_format=read.choice("WEFT_LOG_FORMAT", LOG_FORMATS, cls.log_format),
             engine_processes=read.whole("WEFT_ENGINE_PROCESSES", 0, 1024, cls.engine_processes),
             engine_in_flight=read.whole("WEFT_ENGINE_IN_FLIGHT", 0, 100_000, cls.engine_in_flight),
-            ray_address=read.url(
+            ray_address=read.matching(
                 "WEFT_RAY_ADDRESS",
                 RAY_ADDRESS,
                 "auto, or host:port of the cluster's head (Ray Client, ray://, is not used)",
             ),
-            spark_remote=read.url("WEFT_SPARK_REMOTE", SPARK_REMOTE, "sc://host:port of a Spark Connect server"),
+            ray_local_cpus=read.whole("WEFT_RAY_LOCAL_CPUS", 1, 10_000, cls.ray_local_cpus),
+            ray_local_store_bytes=read.whole(
+                "WEFT_RAY_LOCAL_STORE_BYTES", LEAST_RAY_STORE_BYTES, 1_125_899_906_842_624, cls.ray_local_store_bytes
+            ),
+            ray_dashboard=read.flag("WEFT_RAY_DASHBOARD"),
+            ray_jobs_url=read.matching("WEFT_RAY_JOBS_URL", RAY_JOBS_URL, "as http://ray-head:8265"),
+            spark_remote=read.matching("WEFT_SPARK_REMOTE", SPARK_REMOTE, "sc://host:port of a Spark Connect server"),
+            spark_local_master=read.matching(
+                "WEFT_SPARK_LOCAL_MASTER", SPARK_LOCAL_MASTER, "local[4] for 4 tasks at once, or local[*]"
+            )
+            or cls.spark_local_master,
+            spark_local_memory=read.heap("WEFT_SPARK_LOCAL_MEMORY", LEAST_SPARK_MEMORY_BYTES, cls.spark_local_memory),
             blob_url=blob_url(environ) or None,
             blob_retention_seconds=read.seconds(
                 "WEFT_BLOB_RETENTION_SECONDS", 60.0, 3_153_600_000.0, cls.blob_retention_seconds
@@ -149,6 +181,8 @@ class Settings:
             value = getattr(self, field.name)
             if isinstance(value, tuple):
                 value = ",".join(value) or None
+            elif isinstance(value, bool):
+                value = int(value)
             if value is not None:
                 variables[f"WEFT_{field.name.upper()}"] = str(value)
         return variables
@@ -176,82 +210,3 @@ class Settings:
                 " change its rights or name another folder"
             )
         return self.data_dir
-
-
-def without_password(url: str) -> str:
-    """The URL as it may be shown: the password is replaced by `***`."""
-    return PASSWORD.sub(r"\1:***@", url)
-
-
-class _Reader:
-    """Reads single variables. Every method returns None or the default where the variable is not set."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-
-    def text(self, variable: str) -> str | None:
-        return self._environ.get(variable, "").strip() or None
-
-    def name(self, variable: str) -> str | None:
-        value = self.text(variable)
-        if value is not None and not NAME.fullmatch(value):
-            raise _wrong(variable, value, "1 to 64 letters, digits, `_` or `-`")
-        return value
-
-    def names(self, variable: str) -> tuple[str, ...]:
-        text = self.text(variable)
-        if text is None:
-            return ()
-        values = tuple(value.strip() for value in text.split(","))
-        if not all(NAME.fullmatch(value) for value in values) or len(set(values)) < len(values):
-            raise _wrong(variable, text, "different names with commas between them (letters, digits, `_` or `-`)")
-        return values
-
-    def patterns(self, variable: str) -> str | None:
-        text = self.text(variable)
-        patterns_of(text or "")
-        return text
-
-    def whole(self, variable: str, low: int, high: int, default: int) -> int:
-        text = self.text(variable)
-        if text is None:
-            return default
-        # isdecimal alone would take digits of other scripts, and int alone `1_000` and ` 1`.
-        value = int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else -1
-        if not low <= value <= high:
-            raise _wrong(variable, text, f"a whole number from {low} to {high}")
-        return value
-
-    def port(self, variable: str) -> int | None:
-        return None if self.text(variable) is None else self.whole(variable, 0, 65535, 0)
-
-    def seconds(self, variable: str, low: float, high: float, default: float) -> float:
-        text = self.text(variable)
-        if text is None:
-            return default
-        try:
-            value = float(text)
-        except ValueError:
-            value = -1.0
-        if not low <= value <= high:  # NaN is refused here too
-            raise _wrong(variable, text, f"seconds from {low:g} to {high:g}")
-        return value
-
-    def choice(self, variable: str, allowed: tuple[str, ...], default: str) -> str:
-        text = self.text(variable)
-        if text is None:
-            return default
-        if text.lower() not in allowed:
-            raise _wrong(variable, text, " or ".join(allowed))
-        return text.lower()
-
-    def url(self, variable: str, pattern: re.Pattern[str], allowed: str) -> str | None:
-        text = self.text(variable)
-        if text is not None and not pattern.fullmatch(text):
-            raise _wrong(variable, without_password(text), allowed)
-        return text
-
-
-def _wrong(variable: str, value: str, allowed: str) -> ConfigurationError:
-    shown = value if len(value) <= 80 else value[:80] + "…"
-    return ConfigurationError(f"{variable}={shown!r}: must be {allowed}")

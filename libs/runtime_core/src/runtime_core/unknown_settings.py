@@ -11,15 +11,6 @@ from runtime_core.errors import ConfigurationError
 PREFIX = "WEFT_"
 OTHERS = ("WEFT_APP_", "WEFT_TEST_", "WEFT_CHAOS_")
 """What Weft never reads: `WEFT_APP_…` is for the user's app, the rest for the tests of this repository."""
-ENGINES = (
-    "WEFT_RAY_DASHBOARD",
-    "WEFT_RAY_JOBS_URL",
-    "WEFT_RAY_LOCAL_CPUS",
-    "WEFT_RAY_LOCAL_STORE_BYTES",
-    "WEFT_SPARK_LOCAL_MASTER",
-    "WEFT_SPARK_LOCAL_MEMORY",
-)
-"""Read by the driver processes of engines themselves, and by no service."""
 RESERVED = ("WEFT_HTTP_PORT",)
 """Of an HTTP gateway, which is no part of this release: an environment that all services share may name it."""
 OF_A_SERVICE = re.compile(r"WEFT(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
@@ -31,7 +22,7 @@ def refuse_unknown(environ: Mapping[str, str], fields: Collection[str]) -> None:
 
     `fields` are the names of the settings, as `lease_seconds` for `WEFT_LEASE_SECONDS`.
     """
-    known = {*(f"{PREFIX}{field.upper()}" for field in fields), *ENGINES, *RESERVED}
+    known = {*(f"{PREFIX}{field.upper()}" for field in fields), *RESERVED}
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable in known or variable.startswith(OTHERS):
             continue

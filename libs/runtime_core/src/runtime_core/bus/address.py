@@ -75,8 +75,15 @@ def parse_address(url: str) -> Address:
             if unknown[0].isidentifier()
             else f"WEFT_REDIS_URL: it cannot be read: {_QUOTING}"
         )
+    for name, allowed in (("verify", "none"), ("tls", "1")):
+        if options.get(name, [allowed])[0] != allowed:
+            raise ConfigurationError(f"WEFT_REDIS_URL: {name} must be {allowed!r}, or left out")
     username, password = unquote(parts.username or ""), unquote(parts.password or "")
     tls = parts.scheme in ("rediss", "valkeys") or options.get("tls", [""])[0] == "1"
+    if not tls and not options.keys().isdisjoint(("ca_file", "verify")):
+        raise ConfigurationError(
+            "WEFT_REDIS_URL: ca_file and verify are for TLS: write rediss://, or ?tls=1 for others"
+        )
     base = Address(
         username=username,
         password=password,
@@ -96,18 +103,30 @@ def parse_address(url: str) -> Address:
         database = _database(segments[1]) if len(segments) > 1 else 0
         return replace(base, sentinels=sentinels, master=segments[0], database=database)
     try:
-        port = parts.port or 6379
+        port = 6379 if parts.port is None else parts.port
     except ValueError:
-        raise ConfigurationError(f"WEFT_REDIS_URL: the port is no number up to 65535; {_QUOTING}") from None
+        port = 0
+    if not port:
+        raise ConfigurationError(f"WEFT_REDIS_URL: the port is no number up to 65535; {_QUOTING}")
     database = _database(segments[0] if segments else options.get("db", ["0"])[0])
-    return replace(base, host=parts.hostname or "127.0.0.1", port=port, database=database)
+    return replace(base, host=_host(parts.hostname), port=port, database=database)
 
 
 def _sentinel(text: str) -> tuple[str, int]:
     host, _, port = text.partition(":")
     if port and not (_is_number(port) and 0 < int(port) <= 65535):
         raise ConfigurationError(f"WEFT_REDIS_URL: a Sentinel's port is no number up to 65535; {_QUOTING}")
-    return host or "127.0.0.1", int(port or 26379)
+    return _host(host), int(port or 26379)
+
+
+def _host(name: str | None) -> str:
+    try:
+        (name or "").encode("idna")
+    except UnicodeError:
+        raise ConfigurationError(
+            "WEFT_REDIS_URL: the host's name cannot be one: a part of it is empty, or longer than 63 letters"
+        ) from None
+    return name or "127.0.0.1"
 
 
 def _database(text: str) -> int:

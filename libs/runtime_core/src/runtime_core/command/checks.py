@@ -26,7 +26,7 @@ from runtime_core.command.connection import Broker, has_trajectories, trajectori
 from runtime_core.command.stuck import find_stuck, free
 from runtime_core.errors import InvalidInput, ServerError, WeftError
 from runtime_core.manifest import Manifest
-from runtime_core.settings import without_password
+from runtime_core.setting_values import without_password
 
 CLOCK_SECONDS = 1.0
 """Clocks further apart than this show wrong ages and times."""

@@ -262,7 +262,7 @@ def _reward(settings: Settings) -> RewardFunction:
 
 def _no_store(settings: Settings) -> Exception:
     from runtime_core.errors import ConfigurationError
-    from runtime_core.settings import without_password
+    from runtime_core.setting_values import without_password
 
     return ConfigurationError(
         f"there is no trajectory store at {without_password(settings.trajectory_url)}: set WEFT_TRAJECTORY_URL (or "

@@ -15,7 +15,8 @@ from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.command.supervisor import ChildSpec, Supervisor
 from runtime_core.embedded import EmbeddedServer
 from runtime_core.errors import ConfigurationError, WeftError
-from runtime_core.settings import Settings, without_password
+from runtime_core.setting_values import without_password
+from runtime_core.settings import Settings
 from runtime_core.telemetry import logs
 
 SERVICES = ("agent_handler", "tool_handler", "state_manager", "trajectory_recorder")

@@ -9,15 +9,11 @@ from dataclasses import dataclass
 from runtime_core.engines.driver.backend import Away
 from runtime_core.engines.results import Results
 from runtime_core.errors import ConfigurationError
+from runtime_core.settings import Settings
 
 ADDRESS = "WEFT_RAY_ADDRESS"
-LOCAL_CPUS = "WEFT_RAY_LOCAL_CPUS"
-LOCAL_STORE_BYTES = "WEFT_RAY_LOCAL_STORE_BYTES"
 DASHBOARD = "WEFT_RAY_DASHBOARD"
 JOBS_URL = "WEFT_RAY_JOBS_URL"
-
-LEAST_STORE_BYTES = 80 * 1024**2
-"""Ray refuses less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +38,17 @@ class RaySettings:
         # First: what other settings are checked for includes this one, in other words.
         address = _address(environ.get(ADDRESS, "").strip())
         try:
-            results = Results.from_environment(environ)
+            settings = Settings.from_environment(environ)
         except ConfigurationError as error:
             raise Away(str(error)) from error
         return cls(
             address=address,
-            namespace=environ.get("WEFT_NAMESPACE", "").strip() or "weft",
-            local_cpus=_whole(environ, LOCAL_CPUS, os.cpu_count() or 1, 1),
-            local_store_bytes=_whole(environ, LOCAL_STORE_BYTES, 512 * 1024**2, LEAST_STORE_BYTES),
-            dashboard=environ.get(DASHBOARD, "").strip() == "1",
-            jobs_url=environ.get(JOBS_URL, "").strip(),
-            results=results,
+            namespace=settings.namespace,
+            local_cpus=settings.ray_local_cpus or os.cpu_count() or 1,
+            local_store_bytes=settings.ray_local_store_bytes,
+            dashboard=settings.ray_dashboard,
+            jobs_url=settings.ray_jobs_url or "",
+            results=Results.of_settings(settings),
         )
 
 
@@ -66,12 +62,3 @@ def _address(text: str) -> str:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise Away(f"{ADDRESS}={text!r}: not host:port; give that of the head's GCS, as in 'ray-head:6379', or 'auto'")
     return text
-
-
-def _whole(environ: Mapping[str, str], variable: str, default: int, low: int) -> int:
-    text = environ.get(variable, "").strip()
-    if not text:
-        return default
-    if not text.isdecimal() or len(text) > 15 or int(text) < low:
-        raise Away(f"{variable}={text!r}: must be a whole number from {low}")
-    return int(text)

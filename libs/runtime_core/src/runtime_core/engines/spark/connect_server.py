@@ -18,6 +18,7 @@ from pathlib import Path
 
 from runtime_core.engines.driver.backend import Away
 from runtime_core.lifeline import tied
+from runtime_core.settings import Settings
 
 START_SECONDS = 180.0
 """How long it may take to listen, on a machine that is busy."""
@@ -145,9 +146,8 @@ class ConnectServer:
             "spark.driver.maxResultSize": "0",
             "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={self._folder} -Dderby.system.home={self._folder}",
         }
-        master = self._environ.get("WEFT_SPARK_LOCAL_MASTER") or "local[*]"
-        memory = self._environ.get("WEFT_SPARK_LOCAL_MEMORY") or "512m"
-        options = ["--master", master, "--driver-memory", memory, "--name", "weft"]
+        told = Settings.from_environment(self._environ)
+        options = ["--master", told.spark_local_master, "--driver-memory", told.spark_local_memory, "--name", "weft"]
         for name, value in settings.items():
             options += ["--conf", f"{name}={value}"]
         return options
