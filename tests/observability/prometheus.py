@@ -13,6 +13,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,12 +21,13 @@ from typing import Any, Self
 
 from tests.servers.debian import Program, command_of
 from tests.servers.process import HOST, free_port
+from tests.servers.unavailable import Unavailable
 
 TIED = Path(__file__).resolve().parents[1] / "servers" / "tied.py"
 MAJOR = "3"
 """As deploy/ runs it. Prometheus 2 reads ranges, patterns and the bounds of buckets otherwise."""
-SUITE = "forky"
-"""The first release of Debian with it."""
+SUITES = ("forky", "sid")
+"""The first release of Debian with it, and, since a package may leave a release that is not out yet, the next one."""
 PACKAGES = ("prometheus", "promtool", "libc6")
 READY_SECONDS = 60.0
 """How long it may take until it answers, on a machine that is busy with other tests."""
@@ -43,7 +45,14 @@ def program(name: str, servers: Path) -> tuple[str, ...]:
     own = shutil.which(name)
     if own is not None and version((own,)).partition(".")[0] == MAJOR:
         return (own,)
-    return command_of(Program(f"prometheus-{MAJOR}", SUITE, f"usr/bin/{name}", name, PACKAGES), servers)
+    for suite in SUITES[:-1]:
+        with suppress(Unavailable):
+            return command_of(_debian(name, suite), servers)
+    return command_of(_debian(name, SUITES[-1]), servers)
+
+
+def _debian(name: str, suite: str) -> Program:
+    return Program(f"prometheus-{MAJOR}-{suite}", suite, f"usr/bin/{name}", name, PACKAGES)
 
 
 def version(command: tuple[str, ...]) -> str:
