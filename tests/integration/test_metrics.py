@@ -145,6 +145,12 @@ async def test_what_services_show_is_what_has_happened(own_server: OwnServer, na
             assert page.has(names.EVENTS_HANDLED)
         assert total(found, names.TASKS_ENDED, agent="use", status="failed") == 1
         assert total(found, names.TASKS_ENDED, agent="echo", status="completed") == 5
+        # Those of agents that no app has declared, too: a series that begins with its first failure shows no increase.
+        assert ("other", "failed") in {
+            (sample.labels["agent"], sample.labels["status"])
+            for sample in found[leader].samples
+            if sample.name == names.TASKS_ENDED.name
+        }
         assert total(found, f"{names.TASK_SECONDS.name}_count", status="completed") == 10
         assert total(found, names.AGENT_TURNS, agent="echo", outcome="completed") == 5
         assert total(found, names.AGENT_TURNS, agent="asks", outcome="suspended") >= 1

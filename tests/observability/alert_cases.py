@@ -162,6 +162,10 @@ WORK = (
         "In agent-handler at a work has waited for 40s while nothing has moved.",
     ),
     silent("WeftProcessStalled", "it gets on", {of("stalled_seconds", service="agent-handler"): "20x60"}),
+    silent(
+        "WeftProcessStalled", "it went while Prometheus was away",
+        {of("stalled_seconds", service="agent-handler"): "20x3 31 _x60"},
+    ),
     silent("WeftProcessStalled", "it was restarted", {of("stalled_seconds", service="agent-handler"): "31 stale"}),
     fires(
         "WeftNoProgress", "20m",
@@ -275,6 +279,10 @@ BROKER = (
         {"service": "tool-handler"}, "2 processes of tool-handler have no answer from the broker.",
     ),
     silent("WeftBrokerAway", "it is there", {of("broker_connected", service="tool-handler"): "1x60"}),
+    silent(
+        "WeftBrokerAway", "it went while Prometheus was away",
+        {of("broker_connected", service="tool-handler"): "1x3 0 _x60"},
+    ),
     silent("WeftBrokerAway", "it was restarted", {of("broker_connected", service="tool-handler"): "1x5 0 1x60"}),
     fires(
         "WeftBrokerMemoryHigh", "8m", memory(f"{85 * MIB}x60", f"{100 * MIB}x60"), FIRST,
@@ -321,6 +329,7 @@ SERVICES = (
     ),
     silent("WeftServiceDown", "a scrape failed", {'up{job="weft",instance="a"}': "1x3 0 1x60"}),
     silent("WeftServiceDown", "a pod is gone", {'up{job="weft",instance="a"}': "1x3 0 stale"}),
+    silent("WeftServiceDown", "it went while Prometheus was away", {'up{job="weft",instance="a"}': "1x3 0 _x60"}),
     silent("WeftServiceDown", "another's", {'up{job="prometheus",instance="a"}': "0x60"}),
     fires(
         "WeftServiceRestarts", "20m",
@@ -343,6 +352,15 @@ SERVICES = (
         },
         {"service": "state-manager", "partition": "0"}, "No state-manager leads partition 0.",
     ),
+    fires(
+        "WeftNoLeader", "8m",
+        {
+            of("lead", service="state-manager", partition="0"): "1x5 _x60",
+            of("lead", "b", service="state-manager", partition="0"): "0x60",
+        },
+        {"service": "state-manager", "partition": "0"}, "No state-manager leads partition 0.",
+        "the leader went while Prometheus was away",
+    ),
     silent(
         "WeftNoLeader", "the lead moves",
         {
@@ -357,6 +375,14 @@ SERVICES = (
             of("lead", "b", service="state-manager", partition="0"): "1x60",
         },
         {"service": "state-manager", "partition": "0"}, "2 processes of state-manager lead partition 0.",
+    ),
+    silent(
+        "WeftTwoLeaders", "the leader went while Prometheus was away",
+        {
+            of("lead", service="state-manager", partition="0"): "1x5 _x60",
+            of("lead", "b", service="state-manager", partition="0"): "0x5 1x60",
+        },
+        "7m 8m 9m",
     ),
     silent(
         "WeftTwoLeaders", "each leads one partition",

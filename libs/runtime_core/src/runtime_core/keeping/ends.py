@@ -46,7 +46,8 @@ class Ends:
         self._agents: set[str] = set()
         self._agents_read = float("-inf")
         for status in STATUSES:
-            metrics.task_seconds[status]  # with 0, from the start
+            metrics.task_seconds[status]  # with 0, from the start, so that a first failure is an increase
+            metrics.tasks_ended[OTHER, status]
 
     async def follow(self) -> None:
         """Count the tasks that ended, and publish how far this group has come: trimming follows the slower one."""
