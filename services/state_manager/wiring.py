@@ -25,5 +25,7 @@ async def build(settings: Settings, metrics: Metrics) -> Role:
     buses = []
     for transport, number in zip(transports, range(settings.partitions), strict=True):
         keys = await open_namespace(transport, settings.namespace, settings.partitions, limits)
-        buses.append(EventBus(transport, keys[number], durability=settings.durability))
+        bus = EventBus(transport, keys[number], durability=settings.durability)
+        await bus.check_durability()
+        buses.append(bus)
     return StateManager(buses, await connect(settings.redis_url), settings, metrics)

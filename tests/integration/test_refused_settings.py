@@ -22,7 +22,7 @@ from runtime_core.errors import ConfigurationError
 from runtime_core.settings import Settings
 from tests.conftest import OwnServer
 from tests.fleet import ROOT, SERVICES, PlainRedis
-from tests.servers.process import HOST, Server
+from tests.servers.process import HOST
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -126,14 +126,15 @@ def test_each_setting_has_a_wrong_value_here() -> None:
 
 
 @pytest.fixture
-def place(own_valkey: Server, tmp_path: Path) -> Iterator[dict[str, str]]:
+def place(own_server: OwnServer, tmp_path: Path) -> Iterator[dict[str, str]]:
     """Names of places that a case may use, among them a broker with users, and what listens and says nothing."""
+    server = own_server(append=None)
     (tmp_path / "apps").mkdir()
     for name, text in APPS.items():
         (tmp_path / "apps" / f"refused_{name}.py").write_text(text)
     (tmp_path / "file").write_text("text")
     admin: PlainRedis
-    with ExitStack() as stack, Redis.from_url(own_valkey.url) as admin:
+    with ExitStack() as stack, Redis.from_url(server.url) as admin:
         silent = stack.enter_context(socket.create_server((HOST, 0)))
         closed = stack.enter_context(socket.socket())
         closed.bind((HOST, 0))
@@ -145,8 +146,8 @@ def place(own_valkey: Server, tmp_path: Path) -> Iterator[dict[str, str]]:
             admin.execute_command("ACL", "SETUSER", *user)
         admin.execute_command("HSET", "weft:settings", "partitions", 1, "format", 1)
         yield {
-            "broker": f"{HOST}:{own_valkey.port}",
-            "good": f"redis://services:{SECRET}@{HOST}:{own_valkey.port}",
+            "broker": f"{HOST}:{server.port}",
+            "good": f"redis://services:{SECRET}@{HOST}:{server.port}",
             "silent": f"{HOST}:{silent.getsockname()[1]}",
             "silent port": str(silent.getsockname()[1]),
             "closed": f"{HOST}:{closed.getsockname()[1]}",
@@ -170,6 +171,7 @@ def cases_of(place: Mapping[str, str]) -> list[Case]:
         Case("WEFT_REDIS_URL", f"redis://publisher:{SECRET}@{broker}", "name another user"),
         Case("WEFT_NAMESPACE", "other", "may not work in the namespace 'other'", SERVICES, good),
         Case("WEFT_PARTITIONS", "3", "set WEFT_PARTITIONS=1", SERVICES, good),
+        Case("WEFT_DURABILITY", "fsync", "cannot promise it", ONE, good),
         Case("WEFT_METRICS_HOST", "no-such-host.invalid", "0.0.0.0", ONE, (("WEFT_METRICS_PORT", "0"), *good)),
         Case("WEFT_METRICS_HOST", "a..b", "0.0.0.0", ONE, good),
         Case("WEFT_METRICS_PORT", place["silent port"], "choose another port", ONE, good),

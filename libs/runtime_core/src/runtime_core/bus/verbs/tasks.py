@@ -49,20 +49,24 @@ class TaskVerbs(Partition):
 
         Raises NotDurable where it is not within two seconds: the task runs, and the same submit may be repeated.
         """
-        if self.durability == "fast":
-            return
+        if self.durability != "fast" and not await self._confirmed(2000):
+            raise NotDurable("durability", f"the submit is not {self.durability}-durable yet; submit it again", 1.0)
+
+    async def check_durability(self) -> None:
+        """Raise ConfigurationError where the server can never promise what submits wait for."""
+        if self.durability != "fast":
+            await self._confirmed(1)
+
+    async def _confirmed(self, timeout_ms: int) -> bool:
         try:
             if self.durability == "fsync":
-                done = cast(list[int], await self.transport.call("WAITAOF", 1, 0, 2000))[0] >= 1
-            else:
-                done = cast(int, await self.transport.call("WAIT", 1, 2000)) >= 1
+                return cast(list[int], await self.transport.call("WAITAOF", 1, 0, timeout_ms))[0] >= 1
+            return cast(int, await self.transport.call("WAIT", 1, timeout_ms)) >= 1
         except ServerError as error:
             raise ConfigurationError(
                 f"WEFT_DURABILITY={self.durability}: the server cannot promise it ({error}); fsync needs an "
                 "append-only file and Redis 7.2 or Valkey, quorum a replica"
             ) from error
-        if not done:
-            raise NotDurable("durability", f"the submit is not {self.durability}-durable yet; submit it again", 1.0)
 
     async def cancel(self, task: str, reason: str) -> list[str]:
         """`cancelled`, `ended` + status, or `unknown` (then a later submit of this id is refused)."""
