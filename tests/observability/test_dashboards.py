@@ -21,11 +21,13 @@ from tests.observability.rules import recorded, rules
 
 PATHS = sorted(FOLDER.glob("*.json"))
 FOREIGN = {
-    "up", "ALERTS", "process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds",
-    "process_start_time_seconds",
+    "up", "ALERTS", "ALERTS_FOR_STATE", "process_cpu_seconds_total", "process_resident_memory_bytes",
+    "process_open_fds", "process_start_time_seconds",
 }  # fmt: skip
 """What Prometheus and its client library name."""
 PANELS = {"row", "timeseries", "stat", "table"}
+LABEL_PIXELS = 100
+"""What a column of a label needs: `agent-handler`."""
 CONFIG_MAP_BYTES = 200 * 1024
 """Of what `kubectl apply` keeps in an annotation, which may hold 256 KiB."""
 
@@ -67,6 +69,7 @@ def test_a_page_has_the_form_of_one(dashboard: dict[str, Any]) -> None:
     assert "id" not in dashboard, "the id is the database's"
     [link] = dashboard["links"]
     assert (link["type"], link["tags"], link["asDropdown"]) == ("dashboards", ["weft"], True)
+    assert "placement" not in link, "Grafana shows above the panels what has none: with an empty one it is nowhere"
     source, *chosen = dashboard["templating"]["list"]
     assert (source["name"], source["type"], source["query"]) == ("datasource", "datasource", "prometheus")
     for variable in chosen:
@@ -94,6 +97,10 @@ def test_panels_lie_on_the_grid_and_on_nothing_else(dashboard: dict[str, Any]) -
         assert 0 <= place["x"] <= place["x"] + place["w"] <= 24, panel["title"]
         assert taken.isdisjoint(cells), f"{panel['title']} lies on another one"
         taken |= cells
+    for panel in panels[1:]:
+        place = panel["gridPos"]
+        above = {(x, place["y"] - 1) for x in range(place["x"], place["x"] + place["w"])}
+        assert taken & above, f"{panel['title']} has nothing above it: Grafana would move it up, away from its line"
     for place in (panel["gridPos"] for panel in panels if panel["type"] == "row"):
         assert (place["x"], place["w"], place["h"]) == (0, 24, 1)
 
@@ -150,13 +157,66 @@ def test_columns_of_a_table_are_renamed_to_what_it_sorts_and_colours(dashboard: 
         values = ["Value"] if len(refs) == 1 else [f"Value #{ref}" for ref in refs]
         assert set(values) <= shown.keys()
         assert {sort["displayName"] for sort in panel["options"]["sortBy"]} <= set(shown.values()), panel["title"]
-        assert {each["matcher"]["options"] for each in panel["fieldConfig"]["overrides"]} <= set(shown.values())
+        overrides = panel["fieldConfig"]["overrides"]
+        named = {each["matcher"]["options"] for each in overrides if each["matcher"]["id"] == "byName"}
+        assert named <= set(shown.values())
         # Lines are put together by their labels, so each query must have those, and no others.
         labels = [name for name in shown if not name.startswith("Value")]
         for target in panel["targets"]:
             by = re.search(r"by \(([^)]*)\)", target["expr"])
             assert by is not None
             assert {name for name in by.group(1).split(", ") if name != "le"} == set(labels), panel["title"]
+
+
+def test_all_columns_of_a_table_are_in_sight_on_a_usual_screen(dashboard: dict[str, Any]) -> None:
+    """At 1920 pixels, less the menu at the left, as Grafana shares them out: what has no width gets the rest."""
+    for panel in dashboard["panels"]:
+        if panel["type"] != "table":
+            continue
+        fixed = [
+            each["value"]
+            for override in panel["fieldConfig"]["overrides"]
+            for each in override["properties"]
+            if each["id"] == "custom.width"
+        ]
+        shown = panel["transformations"][-1]["options"]["renameByName"]
+        assert len(fixed) >= len(panel["targets"]), panel["title"]
+        labels = len(shown) - len(fixed)
+        room = 1590 * panel["gridPos"]["w"] / 24 - 32
+        assert labels * LABEL_PIXELS <= room - sum(fixed), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["custom"]["minWidth"] <= LABEL_PIXELS, panel["title"]
+
+
+def test_a_cell_without_a_value_does_not_say_that_the_table_is_empty(dashboard: dict[str, Any]) -> None:
+    for panel in dashboard["panels"]:
+        if panel["type"] == "table":
+            empty = panel["fieldConfig"]["defaults"]["noValue"]
+            said = [
+                each["value"]
+                for override in panel["fieldConfig"]["overrides"]
+                for each in override["properties"]
+                if each["id"] == "noValue"
+            ]
+            assert len(said) == 1 + len(panel["targets"]), panel["title"]
+            assert empty not in said, panel["title"]
+
+
+def test_a_legend_begins_with_the_largest(dashboard: dict[str, Any]) -> None:
+    for panel in dashboard["panels"]:
+        if panel["type"] == "timeseries":
+            legend = panel["options"]["legend"]
+            assert "max" in legend["calcs"]
+            assert (legend["sortBy"], legend["sortDesc"]) == ("Max", True), panel["title"]
+
+
+def test_a_number_is_of_now_or_says_that_there_is_none(dashboard: dict[str, Any]) -> None:
+    """A series that has ended would show its last value, as if its processes still ran."""
+    for panel in dashboard["panels"]:
+        if panel["type"] == "stat":
+            assert panel["options"]["reduceOptions"]["calcs"] == ["last"], panel["title"]
+            assert [target["expr"].endswith(" or vector(NaN)") for target in panel["targets"]] == [True]
+            special = [each for each in panel["fieldConfig"]["defaults"]["mappings"] if each["type"] == "special"]
+            assert [each["options"]["match"] for each in special] == ["null+nan"], panel["title"]
 
 
 def test_legends_name_labels_that_queries_keep() -> None:
@@ -189,7 +249,7 @@ def metrics_of(expr: str) -> set[str]:
     text = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\boffset \w+", "", text)
     text = re.sub(r"\b(by|on|without|ignoring|group_left|group_right)\s*\([^)]*\)", "", text)
     words = re.findall(r"(?<![\w.:])[a-zA-Z_:][\w:]*(?!\s*\()(?![\w:])", text)
-    return {word for word in words if word not in ("and", "or", "unless")}
+    return {word for word in words if word not in ("and", "or", "unless", "bool", "NaN")}
 
 
 def test_names_of_metrics_are_found_in_queries() -> None:

@@ -42,7 +42,7 @@ def page() -> Page:
             "Over all that the page shows. Went wrong: turns that failed or were made again.",
             {"agent": "Agent"},
             [
-                Column("Turns", promql.increase(turns, AGENT, "agent")),
+                Column("Turns", promql.number(turns, AGENT, "agent")),
                 Column(
                     "Went wrong",
                     promql.share(
@@ -78,7 +78,7 @@ def page() -> Page:
             "Over all that the page shows. Went wrong: attempts that failed or were made again.",
             {"tool": "Tool"},
             [
-                Column("Calls", promql.increase(calls, TOOL, "tool")),
+                Column("Calls", promql.number(calls, TOOL, "tool")),
                 Column(
                     "Went wrong",
                     promql.share(
@@ -99,20 +99,23 @@ def page() -> Page:
         number(
             "Tokens",
             "Input and output, over all that the page shows.",
-            promql.increase(names.MODEL_TOKENS, f'{MODEL},type=~"input|output"'),
+            promql.number(names.MODEL_TOKENS, f'{MODEL},type=~"input|output"'),
             width=6,
+            empty="none",
         ),
         number(
             "Cost",
             "Over all that the page shows, by the prices that agents state.",
             promql.increase(names.MODEL_COST, MODEL),
             width=6,
+            empty="none",
         ),
         number(
             "Cost per hour",
             "At the pace of the last minutes. It rises faster than the tasks: an agent repeats itself.",
             f"3600 * {promql.rate(names.MODEL_COST, MODEL)}",
             width=6,
+            empty="none",
         ),
         number(
             "Not answered",
@@ -121,6 +124,7 @@ def page() -> Page:
             unit="percentunit",
             limits=BAD_SHARE,
             width=6,
+            empty="none",
         ),
         graph(
             "Calls",
@@ -145,25 +149,27 @@ def page() -> Page:
             "Tokens",
             "Tokens per second. `cached` is a part of input, `reasoning` of output.",
             Query(promql.rate(names.MODEL_TOKENS, MODEL, "model, type"), "{{model}} {{type}}"),
+            width=6,
         ),
         graph(
             "Cost per hour",
             "By model, at the pace of the moment.",
             Query(f"3600 * {promql.rate(names.MODEL_COST, MODEL, 'model')}", "{{model}}"),
+            width=6,
         ),
         table_of(
             "By model",
             "Over all that the page shows.",
             {"model": "Model"},
             [
-                Column("Calls", promql.increase(asked, MODEL, "model")),
-                Column("Tokens in", promql.increase(names.MODEL_TOKENS, f'{MODEL},type="input"', "model")),
-                Column("Tokens out", promql.increase(names.MODEL_TOKENS, f'{MODEL},type="output"', "model")),
+                Column("Calls", promql.number(asked, MODEL, "model")),
+                Column("Tokens in", promql.number(names.MODEL_TOKENS, f'{MODEL},type="input"', "model")),
+                Column("Tokens out", promql.number(names.MODEL_TOKENS, f'{MODEL},type="output"', "model")),
                 Column("Cost", promql.increase(names.MODEL_COST, MODEL, "model")),
                 Column("p95", promql.quantile(0.95, names.MODEL_CALL_SECONDS, MODEL, "model"), "s"),
             ],
             sort="Cost",
-            width=8,
+            width=12,
         ),
     )
     page.row(

@@ -29,7 +29,7 @@ def page() -> Page:
         number(
             "New",
             "Letters that were written in the time that the page shows.",
-            promql.increase(names.DEAD_LETTERS),
+            promql.number(names.DEAD_LETTERS),
             limits=Limits(1, 100),
             width=8,
         ),
@@ -39,6 +39,7 @@ def page() -> Page:
             promql.share(promql.increase(names.TASKS_ENDED, 'status="failed"'), promql.increase(names.TASKS_ENDED)),
             unit="percentunit",
             limits=Limits(0.01, 0.05),
+            empty="none",
             width=8,
         ),
         graph(
@@ -56,7 +57,7 @@ def page() -> Page:
             "By service and reason",
             "Over all that the page shows. `defect` is an error in Weft or of the server: report it.",
             {"service": "Service", "reason": "Reason"},
-            [Column("Letters", promql.increase(names.DEAD_LETTERS, by="service, reason"))],
+            [Column("Letters", promql.number(names.DEAD_LETTERS, by="service, reason"))],
             sort="Letters",
             width=8,
         ),

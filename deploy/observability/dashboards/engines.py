@@ -17,23 +17,25 @@ def page() -> Page:
     page = Page("engines", "Weft: engines", "Steps on Ray and Spark: are the engines there, and do steps get on?")
     page.choose("engine", names.ENGINE_CONNECTED.name, "Engine")
     steps_row(page, HERE)
-    ended = 'end=~"completed|failed|lost|unavailable"'
+    wrong, ended = ('end=~"failed|lost|unavailable"', 'end=~"completed|failed|lost|unavailable"')
     page.row(
         "What goes wrong?",
         graph(
             "Share of steps that went wrong",
             "Failed, lost and unavailable ones among those that ended. Failed ones: the functions' own errors.",
             Query(
-                f"{promql.rate(names.ENGINE_STEPS, f'{HERE},{ended}', 'engine, end')} / on (engine) group_left () "
+                f"{promql.rate(names.ENGINE_STEPS, f'{HERE},{wrong}', 'engine, end')} / on (engine) group_left () "
                 f"({promql.rate(names.ENGINE_STEPS, f'{HERE},{ended}', 'engine')} > 0)",
                 "{{engine}} {{end}}",
             ),
             unit="percentunit",
+            width=6,
         ),
         graph(
             "Connected",
             "Gateways that are connected, by engine.",
             Query(promql.total(names.ENGINE_CONNECTED, HERE, "engine"), "{{engine}}"),
+            width=6,
         ),
         table_of(
             "What waits for engines",
@@ -46,7 +48,7 @@ def page() -> Page:
                 Column("In hand", promql.worst(names.STREAM_PENDING, GROUPS, BY_STREAM)),
             ],
             sort="Oldest waiting",
-            width=8,
+            width=12,
         ),
     )
     return page

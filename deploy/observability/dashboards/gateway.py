@@ -42,12 +42,14 @@ def steps_row(page: Page, where: str) -> None:
             "Running",
             "Steps that run on the engine now. At WEFT_ENGINE_IN_FLIGHT for long: the engine is full.",
             Query(promql.total(names.ENGINE_RUNNING, where, "engine, instance"), "{{engine}} {{instance}}"),
+            width=12,
         ),
         graph(
             "Driver's memory",
             "Memory of the driver process of a gateway. It grows without an end: a job keeps its data in the driver.",
             Query(promql.worst(names.ENGINE_DRIVER_MEMORY, where, "engine, instance"), "{{engine}} {{instance}}"),
             unit="bytes",
+            width=12,
         ),
     )
 
@@ -60,11 +62,13 @@ def _numbers(where: str) -> tuple[Placed, Placed]:
             "and fail after their engine_wait_seconds.",
             promql.total(names.ENGINE_CONNECTED, where),
             limits=Limits(1, 1, low=True),
+            height=8,
         ),
         number(
             "Driver starts",
             "Driver processes that were started in this time. It rises: look for `driver` in the log of the gateway.",
-            promql.increase(names.ENGINE_DRIVER_STARTS, where),
+            promql.number(names.ENGINE_DRIVER_STARTS, where),
             limits=Limits(3, 10),
+            height=8,
         ),
     )

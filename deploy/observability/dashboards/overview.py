@@ -36,12 +36,13 @@ def page() -> Page:
             unit="ops",
             width=3,
         ),
-        number("Ended", "Tasks that end per second.", ended, unit="ops", width=3),
+        number("Ended", "Tasks that end per second.", ended, unit="ops", width=3, empty="none"),
         number(
             "Failed",
             "The share of failed tasks among those that end.",
             promql.share(failed, ended),
             unit="percentunit",
+            empty="none",
             limits=Limits(0.01, 0.05),
             width=3,
         ),
@@ -54,9 +55,9 @@ def page() -> Page:
             width=3,
         ),
         number(
-            "Stalled processes",
+            "Stalled",
             "Processes where work has waited for 30 s and nothing has moved. They are restarted by /healthz.",
-            f"count ({promql.series(names.STALLED)} >= 30) or vector(0)",
+            f"sum ({promql.series(names.STALLED)} >= bool 30)",
             limits=Limits(1, 1),
             width=3,
         ),
@@ -74,36 +75,26 @@ def page() -> Page:
             limits=Limits(1, 3),
             width=3,
         ),
-        graph(
-            "Tasks",
-            "Tasks that are started, and that end, by status. The lines of starts and ends lie on each other where all "
-            "is well.",
-            Query(promql.rate(names.TASKS_ADMITTED, HERE), "started"),
-            Query(promql.rate(names.TASKS_ENDED, by="status"), "{{status}}"),
-            unit="ops",
-        ),
-        quantiles(
-            "Duration of tasks",
-            "From a task's start to its end, waits for people and timers included.",
-            names.TASK_SECONDS,
-        ),
-        graph(
-            "Open tasks",
-            "Tasks that have not ended, by partition. It grows without an end: more comes in than goes out.",
-            Query(promql.worst(names.TASKS_OPEN, HERE, "partition"), "partition {{partition}}"),
-        ),
     )
     page.row(
         "What is stuck, and why?",
-        streams(HERE),
+        streams(HERE, width=15),
         table_of(
             "Alerts that fire",
-            "What Prometheus has found. Each name is a heading in docs/operations.md that says what to do.",
-            {"alertname": "Alert", "severity": "Severity", "service": "Service", "stream": "Stream"},
-            [Column("For", f"count by (alertname, severity, service, stream) ({FIRING})")],
-            sort="Alert",
+            "What Prometheus has found, and how long ago. Each name is a heading in docs/operations.md that says what "
+            "to do.",
+            {"alertname": "Alert", "severity": "Level", "service": "Service", "stream": "Stream"},
+            [
+                Column(
+                    "For",
+                    f"max by (alertname, severity, service, stream) "
+                    f"((time() - {promql.ALERTS_SINCE.name}) and ignoring (alertstate) {FIRING})",
+                    "s",
+                )
+            ],
+            sort="Level",
             order="up",
-            width=8,
+            width=9,
             empty="none",
         ),
         table_of(
@@ -121,7 +112,7 @@ def page() -> Page:
                 ),
             ],
             sort="Stalled",
-            width=8,
+            width=9,
         ),
         table_of(
             "Leaders",
@@ -131,7 +122,7 @@ def page() -> Page:
             [Column("Leaders", promql.total(names.LEAD, HERE, "service, partition"), limits=Limits(1, 1, low=True))],
             sort="Leaders",
             order="up",
-            width=8,
+            width=7,
         ),
         graph(
             "Timers",
@@ -139,6 +130,27 @@ def page() -> Page:
             Query(promql.worst(names.TIMERS_LATE, HERE, "partition"), "partition {{partition}}"),
             unit="s",
             limits=Limits(10, 30),
+        ),
+    )
+    page.row(
+        "How does it flow?",
+        graph(
+            "Tasks",
+            "Tasks that are started, and that end, by status. The lines of starts and ends lie on each other where all "
+            "is well.",
+            Query(promql.rate(names.TASKS_ADMITTED, HERE), "started"),
+            Query(promql.rate(names.TASKS_ENDED, by="status"), "{{status}}"),
+            unit="ops",
+        ),
+        quantiles(
+            "Duration of tasks",
+            "From a task's start to its end, waits for people and timers included.",
+            names.TASK_SECONDS,
+        ),
+        graph(
+            "Open tasks",
+            "Tasks that have not ended, by partition. It grows without an end: more comes in than goes out.",
+            Query(promql.worst(names.TASKS_OPEN, HERE, "partition"), "partition {{partition}}"),
         ),
         graph(
             "Mailboxes",
@@ -167,12 +179,14 @@ def page() -> Page:
             "Deliveries that were given up in each minute, by reason.",
             Query(promql.increase(names.DEAD_LETTERS, by="reason", window="1m"), "{{reason}}"),
             stacked=True,
+            width=6,
         ),
         graph(
             "Retries",
             "Attempts that failed and are made again, by service. It rises with the trouble of a dependency.",
             Query(promql.rate(names.RETRIES, by="service"), "{{service}}"),
             unit="ops",
+            width=6,
         ),
         graph(
             "Refused",
@@ -180,11 +194,13 @@ def page() -> Page:
             "waits.",
             Query(promql.rate(names.TASKS_REFUSED, by="reason"), "{{reason}}"),
             unit="ops",
+            width=6,
         ),
         graph(
             "Spans that were dropped",
             "Spans of traces that the collector did not take, in each minute. Tasks do not suffer; traces have holes.",
             Query(promql.increase(names.SPANS_DROPPED, by="service", window="1m"), "{{service}}"),
+            width=6,
         ),
     )
     return page

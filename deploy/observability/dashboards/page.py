@@ -43,7 +43,7 @@ class Page:
             .datasource(SOURCE)
             .query({"query": f"label_values({query}, {label})", "refId": label})
             .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
-            .sort(VariableSort.ALPHABETICAL_ASC)
+            .sort(VariableSort.NATURAL_ASC)
             .multi(True)
             .include_all(True)
             .all_value(".*")
@@ -72,8 +72,6 @@ class Page:
                 .tags([TAG])
                 .as_dropdown(True)
                 .keep_time(True)
-                # Above the panels, where it is seen; the SDK would put it into a menu.
-                .placement("")
             )
             .with_variable(
                 dashboard.DatasourceVariable("datasource")
@@ -85,6 +83,10 @@ class Page:
         )
         assert page.templating is not None
         assert page.templating.list_val is not None
+        for link in page.links or []:
+            # Above the panels, where it is seen: Grafana shows there what has no place, and only that; the SDK names
+            # a menu.
+            link.placement = None  # type: ignore[assignment]  # the SDK has no word for it
         page.templating.list_val += self.variables
         page.panels = self._placed()
         return page

@@ -22,10 +22,13 @@ from grafana_foundation_sdk.models.common import (
     VisibilityMode,
 )
 from grafana_foundation_sdk.models.dashboard import (
+    DashboardSpecialValueMapOptions,
     DataTransformerConfig,
     DynamicConfigValue,
     FieldColorModeId,
     Panel,
+    SpecialValueMap,
+    SpecialValueMatch,
     Threshold,
     ThresholdsMode,
     ValueMap,
@@ -37,6 +40,12 @@ SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 WIDTH = 24
 """Columns of Grafana's grid."""
 GOOD, WARN, BAD = "green", "orange", "red"
+LEAST_PIXELS = 88
+"""Of a table's column with values. Grafana's own 150 put the last columns out of sight."""
+LABEL_PIXELS = {"partition": 90, "severity": 80, "alertname": 190}
+"""Of labels whose values are short or long; the others share what is left."""
+ABSENT = "-"
+"""A cell without a value: `empty` is for a table without lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +93,11 @@ class Column:
     words: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     """Text and colour in place of a value."""
 
+    @property
+    def pixels(self) -> int:
+        """Room for the heading and the arrow of the order: all that is left is for the labels."""
+        return max(LEAST_PIXELS, 44 + 7 * len(self.title))
+
 
 def graph(
     title: str,
@@ -113,6 +127,9 @@ def graph(
             .placement(LegendPlacement.BOTTOM)
             .show_legend(True)
             .calcs(["lastNotNull", "max"])
+            # Two or three lines are in sight: the largest, not the first of the alphabet.
+            .sort_by("Max")
+            .sort_desc(True)
         )
         .tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING))
     )
@@ -134,10 +151,13 @@ def number(
     width: int = 4,
     limits: Limits | None = None,
     words: Mapping[int, tuple[str, str]] | None = None,
-    empty: str = "none",
+    height: int = 4,
+    empty: str = "unknown",
     history: bool = True,
 ) -> Placed:
-    """One value, large. `empty` stands where there is none; `words` are texts and colours in place of values."""
+    """One value without labels, large: that of now. `empty` stands where there is none now, whatever there was before;
+    `words` are texts and colours in place of values.
+    """
     panel = (
         stat.Panel()
         .title(title)
@@ -147,16 +167,16 @@ def number(
         .no_value(empty)
         .color_mode(BigValueColorMode.VALUE)
         .graph_mode(BigValueGraphMode.AREA if history else BigValueGraphMode.NONE)
-        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
-        .with_target(_target("A", expr).legend_format(title).range())
+        .reduce_options(common.ReduceDataOptions().calcs(["last"]))
+        # Without the NaN the series would end with the last value, and that would stand here as if it were of now.
+        .with_target(_target("A", f"{expr} or vector(NaN)").legend_format(title).range())
     )
     if limits is None:
         panel = panel.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.FIXED).fixed_color("blue"))
     else:
         panel = panel.thresholds(limits.build())
-    if words:
-        panel = panel.mappings([_map(words)])
-    return Placed(panel, width, 4)
+    panel = panel.mappings([*([_map(words)] if words else ()), _without_value(empty)])
+    return Placed(panel, width, height)
 
 
 def table_of(
@@ -178,8 +198,13 @@ def table_of(
         .description(description)
         .datasource(SOURCE)
         .no_value(empty)
+        .min_width(LEAST_PIXELS)
+        .override_by_field_type("string", [DynamicConfigValue(id_val="noValue", value=ABSENT)])
         .sort_by([common.TableSortByFieldState().display_name(sort).desc(order == "down")])
     )
+    for label, heading in labels.items():
+        if label in LABEL_PIXELS:
+            panel = panel.override_by_name(heading, [_width(LABEL_PIXELS[label])])
     names = {**labels}
     for ref, column in zip("ABCDEFGH", columns, strict=False):
         panel = panel.with_target(_target(ref, column.expr).format(PromQueryFormat.TABLE).instant())
@@ -200,6 +225,10 @@ def _target(ref: str, expr: str) -> prometheus.Dataquery:
     return prometheus.Dataquery().datasource(SOURCE).ref_id(ref).expr(expr)
 
 
+def _width(pixels: int) -> DynamicConfigValue:
+    return DynamicConfigValue(id_val="custom.width", value=pixels)
+
+
 def _lines() -> common.GraphThresholdsStyleConfig:
     return common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
 
@@ -213,8 +242,17 @@ def _map(words: Mapping[int, tuple[str, str]]) -> ValueMap:
     )
 
 
+def _without_value(text: str) -> SpecialValueMap:
+    shown = ValueMappingResult(text=text, color="text", index=0)
+    return SpecialValueMap(options=DashboardSpecialValueMapOptions(match=SpecialValueMatch.NULL_AND_NAN, result=shown))
+
+
 def _properties(column: Column) -> list[DynamicConfigValue]:
-    found = [DynamicConfigValue(id_val="unit", value=column.unit)]
+    found = [
+        DynamicConfigValue(id_val="unit", value=column.unit),
+        DynamicConfigValue(id_val="noValue", value=ABSENT),
+        _width(column.pixels),
+    ]
     if column.limits is not None:
         found.append(DynamicConfigValue(id_val="thresholds", value=column.limits.build().build()))
     if column.words:

@@ -34,7 +34,7 @@ def process_row(page: Page, service: str, *more: Placed) -> None:
         number(
             "Running",
             "Processes that Prometheus has scraped. Fewer than you have started: look at the pods.",
-            f"count ({promql.series(names.BUILD_INFO, mine)})",
+            f"count ({promql.series(names.BUILD_INFO, mine)}) or vector(0)",
             limits=Limits(1, 1, low=True),
         ),
         number(

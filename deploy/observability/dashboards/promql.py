@@ -20,6 +20,8 @@ MEMORY_BYTES = MetricName("process_resident_memory_bytes", Kind.GAUGE, "")
 OPEN_FILES = MetricName("process_open_fds", Kind.GAUGE, "")
 START_TIME = MetricName("process_start_time_seconds", Kind.GAUGE, "")
 ALERTS = MetricName("ALERTS", Kind.GAUGE, "")
+ALERTS_SINCE = MetricName("ALERTS_FOR_STATE", Kind.GAUGE, "")
+"""When an alert became active, as seconds since 1970; without the label `alertstate`."""
 
 
 def series(metric: MetricName, where: str = "") -> str:
@@ -33,8 +35,13 @@ def rate(metric: MetricName, where: str = "", by: str = "") -> str:
 
 
 def increase(metric: MetricName, where: str = "", by: str = "", window: str = RANGE) -> str:
-    """How many in all that the page shows. Not a whole number: Prometheus counts on to the edges of the window."""
+    """How many in this window, for a share. Not a whole number: Prometheus counts on to the edges of the window."""
     return f"sum{_by(by)} (increase({series(metric, where)}[{window}]))"
+
+
+def number(metric: MetricName, where: str = "", by: str = "") -> str:
+    """How many in all that the page shows, as a whole number."""
+    return f"round({increase(metric, where, by)})"
 
 
 def quantile(share: float, metric: MetricName, where: str = "", by: str = "") -> str:
