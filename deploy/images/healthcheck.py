@@ -15,8 +15,8 @@ def main(path: str = "/healthz", port: str = "") -> int:
         connection.request("GET", path)
         answer = connection.getresponse()
         said = answer.read(200).decode("utf-8", "replace").strip()
-    except OSError as error:
-        print(f"no answer: {error}")
+    except (OSError, http.client.HTTPException) as error:
+        print(f"no answer: {error!s:.200}".splitlines()[0])
         return 1
     print(said)
     return 0 if answer.status == 200 else 1

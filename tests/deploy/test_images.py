@@ -150,3 +150,23 @@ def test_a_service_that_does_not_answer_is_not_healthy() -> None:
         )
     assert done.returncode == 1
     assert done.stdout.startswith("no answer: ")
+
+
+def test_what_is_no_web_server_is_not_healthy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1024)
+                connection.sendall(b"220 mail\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", str(ROOT / "deploy/images/healthcheck.py"), "/", str(server.getsockname()[1])],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stdout, done.stderr) == (1, "no answer: 220 mail\n", "")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -48,12 +49,16 @@ def test_the_variables_say_whether_anything_is_traced(environ: dict[str, str], e
         ({"OTEL_TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER=zipkin: use otlp, console, or none"),
         ({ENDPOINT: "collector:4318"}, f"{ENDPOINT}=collector:4318: give a URL, as in http://collector:4318"),
         ({ENDPOINT: "http://c:x"}, f"{ENDPOINT}=http://c:x: give a URL, as in http://collector:4318"),
+        ({ENDPOINT: "http://c:0"}, f"{ENDPOINT}=http://c:0: give a URL, as in http://collector:4318"),
+        ({ENDPOINT: "ftp://c"}, f"{ENDPOINT}=ftp://c: give a URL, as in http://collector:4318"),
+        ({ENDPOINT: "http://"}, f"{ENDPOINT}=http://: give a URL, as in http://collector:4318"),
         (
             {**COLLECTOR, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"},
             "OTEL_EXPORTER_OTLP_PROTOCOL=http/json: use http/protobuf or grpc",
         ),
         (
-            {**COLLECTOR, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            # For gRPC it may be no URL.
+            {ENDPOINT: "collector:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
             "OTEL_EXPORTER_OTLP_PROTOCOL=grpc: its exporter is not installed: "
             "pip install opentelemetry-exporter-otlp-proto-grpc, or use http/protobuf",
         ),
@@ -69,6 +74,53 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigurationError, match=r"OTEL_EXPORTER_OTLP_ENDPOINT is set.*'weft\[otel\]'"):
         tracing.configure("agent-handler", "a-1", "1", COLLECTOR)
+
+
+def test_without_the_sdk_the_extra_is_named_for_the_console_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(ConfigurationError, match=r"OTEL_TRACES_EXPORTER is set.*'weft\[otel\]'"):
+        tracing.check(("console",), {"OTEL_TRACES_EXPORTER": "console"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        ({}, "the collector on this machine"),
+        ({ENDPOINT: "http://user:secret@c:4318/v1"}, "c:4318"),
+        ({ENDPOINT: "http://all:1", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://traces:1"}, "traces:1"),
+        ({ENDPOINT: "collector:4317"}, "collector:4317"),
+    ],
+)
+def test_the_log_says_where_spans_go_without_a_password(environ: dict[str, str], place: str) -> None:
+    assert tracing._place(environ) == place
+
+
+def test_a_collector_that_takes_nothing_is_told_of_now_and_then_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+    class Refused(SpanExporter):
+        def export(self, spans: object) -> SpanExportResult:
+            logging.getLogger(__name__).error("status 503")
+            return SpanExportResult.FAILURE if spans else SpanExportResult.SUCCESS
+
+    monkeypatch.setattr(tracing, "COMPLAIN_SECONDS", 1e9)
+    counted: list[int] = []
+    exporter = tracing._reporting(Refused(), counted.append)
+    span: Any = object()
+    try:
+        for spans in ([], [span], [span, span]):
+            exporter.export(spans)
+        monkeypatch.setattr(tracing, "COMPLAIN_SECONDS", 0.0)  # the time is over
+        exporter.export([span])
+    finally:
+        logging.getLogger(__name__).filters.clear()
+    assert counted == [1, 2, 1]
+    assert [record.getMessage() for record in caplog.records] == [
+        "traces: 1 spans are lost, the collector did not take them (status 503)",
+        "traces: 4 spans are lost, the collector did not take them (status 503)",
+    ]
 
 
 # What an SDK holds stays for good: each of these runs in a process of its own.
@@ -127,7 +179,7 @@ def test_a_trace_that_somebody_does_not_keep_is_kept_by_nobody() -> None:
     assert run(unkept, OTEL_TRACES_EXPORTER="console", OTEL_TRACES_SAMPLER="always_on") == []
 
 
-def test_an_end_does_not_wait_for_a_collector_that_does_not_answer() -> None:
+def test_an_end_does_not_wait_for_a_collector_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
     answers = threading.Event()
 
     class Waiting:
@@ -136,7 +188,11 @@ def test_an_end_does_not_wait_for_a_collector_that_does_not_answer() -> None:
 
     # It returns at all: nobody answers meanwhile.
     tracing.Traces(Waiting()).close(timeout_seconds=0.05)  # type: ignore[arg-type]  # what it needs of a provider
+    assert "the last spans were not sent within 0.05 s" in caplog.text
+    caplog.clear()
     answers.set()
+    tracing.Traces(Waiting()).close(timeout_seconds=60)  # type: ignore[arg-type]  # as above
+    assert caplog.text == ""
 
 
 @pytest.fixture
