@@ -156,6 +156,19 @@ def test_libraries_that_tell_of_each_request_do_so_for_debug_only(log: logging.L
         assert "trouble" in stream.getvalue()
 
 
+def test_handlers_of_the_app_stay(log: logging.Logger) -> None:
+    root, own = logging.getLogger(), logging.NullHandler()
+    root.addHandler(own)
+    try:
+        before = len(root.handlers)
+        for _ in range(2):
+            logs.configure("agent-handler", "info", "text", io.StringIO())
+        assert own in root.handlers
+        assert len(root.handlers) <= before + 1, "one of ours replaces the other"
+    finally:
+        root.removeHandler(own)
+
+
 def test_a_traceback_follows_its_line_indented(log: logging.Logger) -> None:
     stream = io.StringIO()
     logs.configure("agent-handler", "info", "text", stream)
@@ -173,7 +186,10 @@ def test_json_lines_carry_the_fields(log: logging.Logger) -> None:
     stream = io.StringIO()
     logs.configure("agent-handler", "info", "json", stream)
     log.error("broken", extra={"fields": {"task": "t-1", "message": "does not replace ours", "odd": object}})
-    line = json.loads(stream.getvalue())
+    log.info("mended", exc_info=ValueError("no"))
+    text, mended = stream.getvalue().splitlines()
+    assert json.loads(mended)["traceback"].endswith("ValueError: no")
+    line = json.loads(text)
     assert line.pop("time").endswith("Z")
     assert line.pop("odd") == str(object)
     assert line == {

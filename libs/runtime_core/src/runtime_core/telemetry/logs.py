@@ -84,9 +84,7 @@ class TextFormatter(logging.Formatter):
             fields = {**fields, "task": task}
         if fields:
             line += "  " + " ".join(f"{name}={one_line(str(value))}" for name, value in fields.items())
-        traceback = _traceback(self, record)
-        if traceback:
-            line += "".join(f"\n    {part}" for part in traceback.splitlines())
+        line += "".join(f"\n    {part}" for part in _traceback(self, record).splitlines())
         return redactor().text(line)
 
 

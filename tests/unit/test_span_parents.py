@@ -1,0 +1,77 @@
+"""Under what a span is, when there is none, and what log lines are told of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+# What an SDK holds stays for good: this runs in a process of its own.
+PROGRAM = """
+from opentelemetry import context, trace
+from runtime_core.telemetry import spans
+
+def of_the_past(**more):
+    return spans.ended_span("past", "INTERNAL", {}, began_ns=2, ended_ns=1, **more)
+
+assert spans.current_ids() == ("", "")
+assert of_the_past() is spans.NO_SPAN
+with spans.span("nothing", "INTERNAL", {}, make=spans.Span) as nothing:
+    assert not nothing.recording
+
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+kept = InMemorySpanExporter()
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(kept))
+trace.set_tracer_provider(provider)
+UNKEPT = "00-%032x-%016x-00" % (1, 2)
+
+def last():
+    return kept.get_finished_spans()[-1]
+
+def parent_of_new(**more):
+    with spans.span("new", "INTERNAL", {}, make=spans.Span, **more):
+        pass
+    return "%016x" % last().parent.span_id
+
+of_the_past(error="Fenced")
+assert (last().status.status_code.name, last().attributes["error.type"]) == ("ERROR", "Fenced")
+assert last().end_time == last().start_time
+of_the_past()
+assert (last().status.status_code.name, dict(last().attributes)) == ("UNSET", {})
+
+assert spans.current_ids() == ("", "")
+with spans.span("turn", "INTERNAL", {}, make=spans.Span) as turn:
+    ids = spans.current_ids()
+    assert tuple(turn.traceparent.split("-")[1:3]) == ids
+    with spans.within(""):
+        assert spans.current_ids() == ids, "nothing is named, nothing changes"
+        assert parent_of_new() == ids[1]
+    assert parent_of_new(parent=UNKEPT) == ids[1], "the one under way counts"
+    count = len(kept.get_finished_spans())
+    with spans.span("alone", "INTERNAL", {}, parent=UNKEPT, inner=False, make=spans.Span) as alone:
+        assert not alone.recording, "its parent counts alone, and is not kept"
+    assert len(kept.get_finished_spans()) == count
+
+    # A task of the run, which has no span of its own, and later has one.
+    holder = spans.Parent()
+    holder.span = turn
+    token = context.attach(context.Context())
+    with spans.under(holder):
+        assert spans.current_ids() == ids, "of the turn that it belongs to"
+        assert parent_of_new() == ids[1]
+        with spans.span("call", "INTERNAL", {}, make=spans.Span) as call:
+            assert spans.current_ids() != ids
+            assert parent_of_new() == spans.current_ids()[1], "under the nearest"
+    context.detach(token)
+
+trace.get_tracer_provider = object
+assert spans.task_traceparent("weft", "t-1", "").endswith("-01"), "an SDK that we do not know decides for itself"
+"""
+
+
+def test_a_span_is_under_the_nearest_that_is_kept() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
