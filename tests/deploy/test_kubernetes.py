@@ -180,6 +180,18 @@ def test_services_have_probes_and_time_to_hand_work_back(manifests: tuple[Manife
     assert seen >= {"agent-handler", "tool-handler", "state-manager", "trajectory-recorder"}
 
 
+def test_no_probe_gives_up_within_a_second(manifests: tuple[Manifest, ...]) -> None:
+    """Kubernetes' own limit: on a busy node a program that is well would be killed, and would begin from nothing."""
+    hasty = [
+        f"{name}: {probe} of {container['name']}"
+        for name, pod in pod_templates(manifests)
+        for container in containers(pod)
+        for probe in container
+        if probe.endswith("Probe") and container[probe].get("timeoutSeconds", 1) < 5
+    ]
+    assert hasty == []
+
+
 def test_settings_are_those_that_services_read(manifests: tuple[Manifest, ...]) -> None:
     """A pod with a setting that is none would never start."""
     [settings] = [each["data"] for each in manifests if name_of(each).startswith("ConfigMap/settings")]
