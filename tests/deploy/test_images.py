@@ -170,3 +170,33 @@ def test_what_is_no_web_server_is_not_healthy() -> None:
             check=False,
         )
     assert (done.returncode, done.stdout, done.stderr) == (1, "no answer: 220 mail\n", "")
+
+
+def test_a_command_begins_when_what_it_needs_is_well() -> None:
+    asked: list[str] = []
+
+    class Head(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200 if len(asked) > 1 else 503)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Head) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/well"
+        done = subprocess.run(
+            [
+                *(sys.executable, "-I", "-S", str(ROOT / "deploy/images/wait_for.py"), url),
+                *(sys.executable, "-c", "import sys; print(*sys.argv[1:])", "--block"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        server.shutdown()
+    assert asked == ["/well", "/well"]
+    assert (done.returncode, done.stdout) == (0, f"waiting for {url}: status 503\n--block\n"), done.stderr

@@ -192,6 +192,25 @@ def test_no_probe_gives_up_within_a_second(manifests: tuple[Manifest, ...]) -> N
     assert hasty == []
 
 
+def test_nodes_of_ray_begin_when_their_head_is_well(kubectl_command: tuple[str, ...]) -> None:
+    """Each start that fails takes seconds of a processor, and on a small node from the head itself."""
+    waiting = {
+        name: container["args"][:5]
+        for name, pod in pod_templates(build(kubectl_command, K8S))
+        for container in containers(pod)
+        if "--address=ray-head:6379" in container.get("args", ())
+    }
+    assert waiting.keys() == {"Deployment/ray-worker", "Deployment/ray-gateway"}
+    for name, args in waiting.items():
+        assert args == [
+            "/usr/bin/python3",
+            "-I",
+            "-S",
+            "/usr/local/lib/weft/wait_for.py",
+            "http://ray-head:52365/api/local_raylet_healthz",
+        ], name
+
+
 def test_settings_are_those_that_services_read(manifests: tuple[Manifest, ...]) -> None:
     """A pod with a setting that is none would never start."""
     [settings] = [each["data"] for each in manifests if name_of(each).startswith("ConfigMap/settings")]
