@@ -192,6 +192,17 @@ def test_no_probe_gives_up_within_a_second(manifests: tuple[Manifest, ...]) -> N
     assert hasty == []
 
 
+def test_a_slow_start_is_not_cut_off(manifests: tuple[Manifest, ...]) -> None:
+    """On a busy node services were killed after two minutes, while they were still being loaded, again and again."""
+    cut = [
+        f"{name}: {container['name']}"
+        for name, pod in pod_templates(manifests)
+        for container in containers(pod)
+        if (probe := container.get("startupProbe")) and probe["periodSeconds"] * probe["failureThreshold"] < 600
+    ]
+    assert cut == []
+
+
 def test_nodes_of_ray_begin_when_their_head_is_well(kubectl_command: tuple[str, ...]) -> None:
     """Each start that fails takes seconds of a processor, and on a small node from the head itself."""
     waiting = {
