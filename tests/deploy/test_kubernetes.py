@@ -337,6 +337,23 @@ def test_an_apply_with_another_image_finds_no_job_of_the_last_one(manifests: tup
     assert set(jobs) <= {0}
 
 
+def test_the_autoscalers_by_work_take_the_place_of_those_by_cpu() -> None:
+    """Kubernetes heeds neither of two on one Deployment, and an apply without the old one does not delete it."""
+    by_cpu = {each["metadata"]["name"]: each["spec"] for each in _objects(K8S / "components/hpa/autoscalers.yaml")}
+    by_work = [each for each in _objects(K8S / "components/keda/scalers.yaml") if each["kind"] == "ScaledObject"]
+    made = {each["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["name"]: each for each in by_work}
+    assert made.keys() == by_cpu.keys()
+    for name, each in made.items():
+        assert each["metadata"]["annotations"] == {"scaledobject.keda.sh/transfer-hpa-ownership": "true"}
+        assert each["spec"]["scaleTargetRef"]["name"] == by_cpu[name]["scaleTargetRef"]["name"]
+        assert each["spec"]["minReplicaCount"] >= by_cpu[name]["minReplicas"]
+        assert each["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == by_cpu[name]["behavior"]
+
+
+def _objects(path: Path) -> list[Manifest]:
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+
+
 def amount(quantity: str) -> float:
     """A quantity as Kubernetes writes it: `250m`, `64Mi`, `2`."""
     units = {"m": 1e-3, "Mi": 2.0**20, "Gi": 2.0**30}
