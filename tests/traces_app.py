@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from pathlib import Path
 
-from runtime_core import AgentContext, App
+from runtime_core import AgentContext, App, HookEvent, RetryPolicy
+from runtime_core.agents.agent import Agent, handles
 from runtime_core.llm.call import ask_model
 from runtime_core.llm.settings import ModelSettings
 from runtime_core.llm.window import said
@@ -47,9 +49,45 @@ async def held(ctx: AgentContext, file: str) -> str:
     found = await ctx.tool(look, q="a")
 
     async def wait() -> str:
-        Path(file).with_suffix(".waits").touch()
+        with Path(file).with_suffix(".waits").open("a") as waits:
+            waits.write(os.environ["WEFT_INSTANCE"] + "\n")
         while not Path(file).exists():  # another process makes it
             await asyncio.sleep(0.02)
         return str(found)
 
     return str(await ctx.step(wait))
+
+
+class Clerk(Agent):
+    """Lives by its key in some partition."""
+
+    @handles(str)
+    async def on_question(self, question: str, ctx: AgentContext) -> str:
+        return str(await ctx.tool(look, q=question))
+
+
+app.add_agent("clerk", Clerk)
+
+
+@app.agent("manager")
+async def manager(ctx: AgentContext, keys: list[str]) -> list[str]:
+    """Asks clerks, tells one of them something, and sleeps in between."""
+    found = await ctx.gather(*(ctx.agent("clerk", "a", key=key) for key in keys))
+    await ctx.send("clerk", "b", key=keys[0])
+    await ctx.sleep(0.01)
+    return [str(each) for each in found]
+
+
+@app.tool(retry=RetryPolicy(attempts=2, base_seconds=0.01))
+def read(file: str) -> str:
+    return Path(file).read_text()
+
+
+@app.hook("error")
+def alert(event: HookEvent) -> None:
+    """Runs in a task of its own where a task has failed."""
+
+
+@app.agent("reader")
+async def reader(ctx: AgentContext, file: str) -> str:
+    return str(await ctx.tool(read, file=file))

@@ -79,7 +79,7 @@ class Relay:
         task, to = fields[b"t"].decode(), fields[b"to"].decode()
         trace = fields.get(b"x", b"").decode()
         if to.startswith("@"):
-            await self._answer_step(to, task, fields[b"d"])
+            await self._answer_step(to, task, fields[b"d"], fields.get(b"l", b"").decode())
             return
         if fields[b"type"].decode() == facts.HUMAN_REQUESTED:
             asked = facts.question(task, fields[b"d"], at_ms=time.time_ns() // 1_000_000, trace=trace)
@@ -91,12 +91,16 @@ class Relay:
         # A reply that cannot be written must not hold up those behind it.
         await self._answers.send(to, fact)
 
-    async def _answer_step(self, to: str, there: str, final: bytes) -> None:
-        """The task that was started for a step elsewhere has ended: `@<partition>|<task>|<run>|<step>|<agent>`."""
+    async def _answer_step(self, to: str, there: str, final: bytes, trace: str) -> None:
+        """The task that was started for a step elsewhere has ended: `@<partition>|<task>|<run>|<step>|<agent>`.
+
+        `trace` is the traceparent of the span that has ended it.
+        """
         partition, task, run, step, agent = to[1:].split("|")
         end = msgspec.json.decode(final, type=_Final)
         status, payload = (b"K", bytes(end.output)) if end.status == "completed" else (b"E", bytes(end.error))
-        await self._buses[int(partition)].answered(task, run, step, status, payload, agent, there, bytes(end.usage))
+        bus = self._buses[int(partition)]
+        await bus.answered(task, run, step, status, payload, agent, there, bytes(end.usage), trace)
 
     async def _ask(self, fields: Fields) -> None:
         if b"publish" in fields:

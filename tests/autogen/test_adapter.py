@@ -26,6 +26,9 @@ from autogen_core import (
     rpc,
 )
 from autogen_core.exceptions import UndeliverableException
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pydantic import BaseModel
 
 from runtime_core.integrations.autogen import WeftAgentRuntime
@@ -112,6 +115,27 @@ async def test_what_an_agent_sees_is_of_autogens_own_types(runtime: WeftAgentRun
     assert (asked.sender, asked.topic_id, asked.is_rpc) == (AgentId("other", "key"), None, True)
     assert (heard.sender, heard.topic_id, heard.is_rpc) == (None, TopicId("default", "default"), False)
     assert (agent.id, agent.runtime) == (HERE, runtime)
+
+
+async def test_what_an_agent_does_is_in_the_trace_of_who_sends() -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    runtime = WeftAgentRuntime(url="memory://", tracer_provider=provider)
+    runtime.start()
+    try:
+        await Agent.register(runtime, "agent", Agent)
+        with provider.get_tracer("program").start_as_current_span("the program"):
+            await runtime.send_message(Ask("x"), HERE)
+            await runtime.publish_message(Said("y"), TopicId("default", "default"))
+        await idle(runtime)
+    finally:
+        await runtime.close()
+    spans = {span.context.span_id: span for span in exporter.get_finished_spans() if span.context}
+    assert len({span.context.trace_id for span in spans.values() if span.context}) == 1
+    assert [span.name for span in spans.values() if span.parent is None] == ["the program"]
+    parents = {span.name: spans[span.parent.span_id].name for span in spans.values() if span.parent is not None}
+    assert parents["autogen send agent.(default)-A"] == "autogen create agent.(default)-A"
+    assert parents["autogen publish default.(default)-T"] == "autogen create default.(default)-T"
 
 
 async def test_an_unknown_recipient_is_autogens_own_error_at_once(runtime: WeftAgentRuntime) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from typing import Any
 
 from runtime_core import AgentContext, App
@@ -14,27 +15,35 @@ from runtime_core.testing.local import LocalApp
 PARENT = "0xb7ad6b7169203331"
 
 
-def spans_of(input: str) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.traced_app", input], capture_output=True, text=True, check=False
-    )
+def spans_of_program(*words: str) -> list[dict[str, Any]]:
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     spans: list[dict[str, Any]] = json.loads(done.stdout)
+    return spans
+
+
+def lines_of(spans: list[dict[str, Any]]) -> Counter[str]:
+    """The names of the spans, each behind those of the spans that it is under."""
+    known = {span["context"]["span_id"]: span for span in spans}
+
+    def line(span: dict[str, Any]) -> str:
+        parent = known.get(span["parent_id"])
+        return str(span["name"]) if parent is None else f"{line(parent)} > {span['name']}"
+
+    return Counter(line(span) for span in spans)
+
+
+def spans_of(input: str) -> list[dict[str, Any]]:
+    spans = spans_of_program("tests.traced_app", input)
     assert {span["context"]["trace_id"] for span in spans} == {"0x0af7651916cd43dd8448eb211c80319c"}
     return spans
 
 
 def test_each_turn_has_a_span_and_what_it_asks_for_is_under_it() -> None:
-    spans = {span["context"]["span_id"]: span for span in spans_of("Ulm")}
-
-    def line(span: dict[str, Any]) -> str:
-        """Its name, behind those of the spans that it is under."""
-        parent = spans.get(span["parent_id"])
-        return span["name"] if parent is None else f"{line(parent)} > {span['name']}"
-
-    lines = sorted(line(span) for span in spans.values())
+    found = spans_of("Ulm")
+    spans = {span["context"]["span_id"]: span for span in found}
     turn = "send tasks > process agent > invoke_agent guide"
-    assert lines == [
+    assert sorted(lines_of(found).elements()) == [
         "send tasks",
         "send tasks > process agent",
         "send tasks > process agent",
@@ -60,6 +69,74 @@ def test_a_turn_that_fails_says_so() -> None:
     for span in (agent, turn):
         assert span["attributes"]["error.type"] == "RuntimeError"
         assert span["status"] == {"status_code": "ERROR", "description": "cannot go on"}
+
+
+TURN = "send tasks > process agent > invoke_agent researcher"
+
+
+def test_an_agent_of_pydantic_ai_has_spans_of_its_requests_to_the_model_and_of_its_tools() -> None:
+    spans = spans_of_program("tests.traced_libraries", "pydantic")
+    assert lines_of(spans) == {
+        "send tasks": 1,
+        "send tasks > process agent": 2,
+        TURN: 2,
+        f"{TURN} > chat gpt-x": 2,
+        f"{TURN} > process tool": 1,
+        f"{TURN} > process tool > execute_tool researcher.look": 1,
+    }
+    chat = next(span for span in spans if span["name"] == "chat gpt-x")
+    told = {name: value for name, value in chat["attributes"].items() if not name.startswith("gen_ai.usage.")}
+    assert told == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "function",
+        "gen_ai.request.model": "gpt-x",
+        "gen_ai.agent.name": "researcher",
+        "gen_ai.conversation.id": "s-1",
+        "gen_ai.output.type": "text",
+        "gen_ai.response.model": "gpt-x",
+        "gen_ai.response.finish_reasons": ["stop"],
+    }
+    assert chat["attributes"]["gen_ai.usage.output_tokens"] > 0
+
+
+def test_spans_of_pydantic_ais_own_hang_under_the_turn_and_nothing_is_told_twice() -> None:
+    lines = lines_of(spans_of_program("tests.traced_libraries", "instrumented"))
+    # The run is in each of its turns, in the second by a replay: what the first one did has its spans already.
+    own = f"{TURN} > invoke_agent researcher"
+    assert lines == {
+        "send tasks": 1,
+        "send tasks > process agent": 2,
+        TURN: 2,
+        f"{TURN} > process tool": 1,
+        f"{TURN} > process tool > execute_tool researcher.look": 1,
+        own: 2,
+        f"{own} > chat gpt-x": 2,
+        f"{own} > execute_tool look": 1,
+    }
+
+
+def test_a_message_of_a_runtime_goes_on_in_the_trace_of_its_program() -> None:
+    worker = "process agent:worker > invoke_agent worker"
+    lines = lines_of(spans_of_program("tests.traced_libraries", "runtime"))
+    assert lines == {
+        "the program": 1,
+        "the program > send tasks": 1,
+        "the program > send tasks > process agent:worker": 1,
+        f"the program > send tasks > {worker}": 1,
+        f"the program > send tasks > {worker} > answers": 1,
+        f"the program > send tasks > {worker} > process agent:worker": 1,
+        f"the program > send tasks > {worker} > {worker}": 1,
+        f"the program > send tasks > {worker} > {worker} > hears": 1,
+        "the program > send topics": 1,
+        "the program > send topics > process agent:worker": 1,
+        f"the program > send topics > {worker}": 1,
+        f"the program > send topics > {worker} > hears": 1,
+    }
+
+
+def test_a_library_with_an_sdk_of_its_own_goes_on_in_its_own_trace() -> None:
+    lines = lines_of(spans_of_program("tests.traced_libraries", "own"))
+    assert lines == {"the program": 1, "the program > answers": 1, "the program > hears": 2}
 
 
 async def test_model_calls_are_counted_by_what_their_rows_say() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runtime_core.telemetry import attributes, gen_ai, gen_ai_messages
+from runtime_core.telemetry import attributes, gen_ai, gen_ai_messages, trace_context
 
 PROGRAM = Path(__file__).with_name("traced_calls.py")
 TRACE, PARENT = "0x0af7651916cd43dd8448eb211c80319c", "0xb7ad6b7169203331"
@@ -50,6 +50,15 @@ def test_a_model_call_is_a_client_span_under_the_task_with_the_attributes_of_the
     assert broken["attributes"]["error.type"] == "Broken"
     assert broken["status"] == {"status_code": "ERROR", "description": "***"}
     assert broken["events"] == []
+
+
+def test_an_sdk_of_the_apps_own_makes_spans_with_ids_that_are_known_before() -> None:
+    *_, known, root, again = spans_of()[:6]
+    assert (known["context"]["span_id"], known["parent_id"]) == ("0x0000000000000005", PARENT)
+    ids = trace_context.of_task("weft", "t-1")
+    assert root["context"]["trace_id"] == again["context"]["trace_id"] == f"0x{ids.trace:032x}"
+    assert (root["context"]["span_id"], root["parent_id"]) == (f"0x{ids.span:016x}", None)
+    assert again["context"]["span_id"] != again["parent_id"] == root["context"]["span_id"]
 
 
 def test_tools_are_under_the_turn_of_their_agent_while_it_goes_on_and_else_under_the_task() -> None:

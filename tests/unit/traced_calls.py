@@ -10,8 +10,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from runtime_core.telemetry import gen_ai, spans
+from runtime_core.telemetry import gen_ai, messaging, spans
 from runtime_core.telemetry.redaction import Redactor, use
+from runtime_core.telemetry.trace_context import Ids
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 MESSAGES = [
@@ -59,6 +60,17 @@ def main() -> None:
                 raise Broken("secret word")
         except Broken:
             pass
+        with gen_ai.agent_span("known", traceparent=TRACEPARENT, ids=Ids(0, 5, 0), held=True) as span:
+            pass
+        assert [made.name for made in exporter.get_finished_spans()] == ["chat gpt-x"] * 3, "it is held"
+        span.release()
+        messaging.task_span(
+            "weft", "t-1", traceparent="", agent="known", status="completed", steps=1, created_ms=1.0, ended_ms=2.0
+        )
+        messaging.task_span(
+            "weft", "t-1", traceparent="", agent="known", status="completed", steps=1, created_ms=1.0, ended_ms=2.0,
+            again=True,
+        )  # fmt: skip
         parent = spans.Parent()
         with gen_ai.agent_span("writer", session="s-1", traceparent=TRACEPARENT) as parent.span:
             pass

@@ -106,6 +106,9 @@ class Foreign:
         }
         self._unclaimed = set(self._known)
         """What the journal knows and the code has not asked for yet."""
+        self._known_results = len(run.journal.values)
+        self.replaying = bool(self._known)
+        """Whether the code is where it has been before: until it is given a result that the journal did not hold."""
         self._poke: asyncio.Future[None] | None = None
         self._over = False
 
@@ -300,6 +303,7 @@ class Foreign:
             seconds = max(seconds, operation.timer.when())
         # Timers that were due before go first.
         self.loop.move_to(seconds)
+        self.replaying = self.replaying and len(self._run.journal.values) == self._known_results
         error = outcome.exception()
         result = None if error is not None else outcome.result()
         if operation.group and isinstance(result, dict) and operation.label in result:

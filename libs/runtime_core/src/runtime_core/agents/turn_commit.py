@@ -98,8 +98,8 @@ def _context(call: Call, x: bytes) -> bytes:
 
 
 def answer_parts(delivery: Delivery) -> list[Argument]:
-    """The part that says by which span a nested run has ended, for the run that waits for it; mostly none."""
-    return ["l", delivery.trace] if delivery.trace and "/" in delivery.run else []
+    """The part that says by which span a run has ended, for the run that waits for it; none where nothing is traced."""
+    return ["l", delivery.trace] if delivery.trace else []
 
 
 def spend_parts(spends: Sequence[Spend]) -> list[Argument]:

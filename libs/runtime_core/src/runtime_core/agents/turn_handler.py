@@ -36,7 +36,7 @@ from runtime_core.consumer.effects import Call, Completed, Failed, Publish, Send
 from runtime_core.engines.results import Results
 from runtime_core.errors import BusError, Fenced, InvalidInput, LimitExceeded, WeftError
 from runtime_core.hooks.around import RunHooks
-from runtime_core.hooks.ended import HooksOfEnd, TaskEnded
+from runtime_core.hooks.ended import HooksOfEnd, TaskEnded, ended_task
 from runtime_core.manifest import Manifest
 from runtime_core.replies import Answer, Replies, name_of_step
 from runtime_core.telemetry import gen_ai, trace_context
@@ -45,7 +45,7 @@ from runtime_core.telemetry.messaging import delivery_span
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.model_calls import count_model_calls
 from runtime_core.telemetry.names import SHOWN_OUTCOMES
-from runtime_core.telemetry.spans import Parent, task_traceparent, tracing, under
+from runtime_core.telemetry.spans import Parent, task_traceparent, tracing, under, within
 from runtime_core.telemetry.trace_context import Ids
 from runtime_core.trajectory.steps import ENCODER, StepError
 from runtime_core.usage import total
@@ -262,9 +262,11 @@ class TurnHandler:
             # The run or its task is over: settling acknowledges the entry and frees the instance.
             await self._bus.retry(delivery, 0, b"")
             return "cancelled"
-        return await (
-            self._traced(delivery, definition, warm) if tracing() else self._go_on(delivery, definition, warm)
-        )
+        if tracing():
+            return await self._traced(delivery, definition, warm)
+        # A library in here may have an SDK of its own, that of nobody else: its spans are under who has asked.
+        with within(trace_context.stated(delivery.context)[0]):
+            return await self._go_on(delivery, definition, warm)
 
     async def _go_on(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm) -> str:
         """Run one turn, and commit what it asks for: how it ended."""
@@ -299,12 +301,18 @@ class TurnHandler:
         """One turn under a span of its own, in the trace of its task, with links to what has brought its results."""
         keys = self._bus.keys
         traceparent, tracestate = trace_context.stated(delivery.context)
-        traceparent = task_traceparent(keys.namespace, delivery.task, traceparent)
         links = await self._bus.answered_by(delivery.task, delivery.run, warm.brought) if warm.brought else []
+        if definition is self._task_ended and not traceparent:
+            # Of a task whose trace nobody has named: its hooks are in a tree of their own, which says of whose end.
+            links = [task_traceparent(keys.namespace, ended_task(warm.input), ""), *links]
+        traceparent = task_traceparent(keys.namespace, delivery.task, traceparent)
         with delivery_span(
             delivery, keys, self._bus.owner, traceparent=traceparent, tracestate=tracestate, links=links
         ) as delivery.span:
-            return await self._go_on(delivery, definition, warm)
+            outcome = await self._go_on(delivery, definition, warm)
+            # Not where this raises: the turn is done again, and who does that sends a span of the same id.
+            warm.parent.span.release()
+            return outcome
 
     async def _advance_traced(self, delivery: Delivery, warm: _Warm) -> TurnResult:
         """The agent's own part of the turn: the spans of its code are under this one, and what it asks others for."""
@@ -313,7 +321,7 @@ class TurnHandler:
         span = trace_context.span_of_entry(self._bus.keys.stream(delivery.stream), delivery.entry.decode())
         with (
             under(warm.parent),
-            gen_ai.agent_span(delivery.name, session=session, ids=Ids(0, span, 0)) as warm.parent.span,
+            gen_ai.agent_span(delivery.name, session=session, ids=Ids(0, span, 0), held=True) as warm.parent.span,
         ):
             delivery.trace = warm.parent.span.traceparent
             result = await warm.run.advance()

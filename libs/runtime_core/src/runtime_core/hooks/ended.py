@@ -57,6 +57,11 @@ class Ended(msgspec.Struct):
 _ENDED = msgspec.json.Decoder(Ended)
 
 
+def ended_task(input: bytes) -> str:
+    """The id of the task whose hooks run with this input."""
+    return _ENDED.decode(input).task_id
+
+
 def agent_of_ends(app: str) -> str:
     """The name of the agent that runs an app's hooks of ended tasks."""
     return f"weft.task-ended.{app}"

@@ -97,6 +97,7 @@ class Ends:
             created_ms=end.created_ms,
             ended_ms=end.ended_ms,
             error=end.error,
+            again=end.again,
         )
 
     async def _published_cursor(self) -> str:
@@ -127,6 +128,8 @@ class _End:
     """The type of the error of one that has failed."""
     trace: str
     """The traceparent in its context, or empty."""
+    again: bool
+    """Whether it had ended before, and was opened again."""
 
     @property
     def seconds(self) -> float:
@@ -138,8 +141,9 @@ def _task_end(fields: list[bytes]) -> _End | None:
         return None
     status, agent, steps, created, ended, *_ = fields[5].decode().split("\n")
     error = _ERROR.decode(fields[7]).type if len(fields) > 7 and fields[7] else ""
-    trace = fields[9].decode() if len(fields) > 9 else ""
-    return _End(fields[1].decode(), status, agent, steps, float(created), float(ended), error, trace)
+    more = dict(zip(fields[8::2], fields[9::2], strict=True))
+    trace = more.get(b"x", b"").decode()
+    return _End(fields[1].decode(), status, agent, steps, float(created), float(ended), error, trace, b"g" in more)
 
 
 def _tell(ends: list[_End]) -> None:

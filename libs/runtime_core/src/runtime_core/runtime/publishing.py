@@ -16,6 +16,7 @@ from runtime_core.runtime.identity import Address, Topic, agent_name, instance_k
 from runtime_core.runtime.message import MessageEnvelope, encode_envelope
 from runtime_core.runtime.requests import SOURCE
 from runtime_core.runtime.vocabulary import Vocabulary
+from runtime_core.telemetry.messaging import TOPICS, sending
 from runtime_core.topics import published
 
 logger = logging.getLogger(__name__)
@@ -76,18 +77,24 @@ class Publishing:
     ) -> None:
         data, source = encode_envelope(envelope), instance_key(topic.source)
         address = "" if sender is None else f"{agent_name(sender.type)}/{instance_key(sender.key)}"
-        context = published(b"", topic.type, address)
+        with sending(TOPICS, message=envelope.message_id) as traceparent:
+            context = published(b"", topic.type, address, traceparent)
+            await self._publish_to_all(topic, source, address, envelope.message_id, data, context)
+        for recipient in only_here:
+            await self._send(envelope.message_id, recipient, data, context)
+
+    async def _publish_to_all(
+        self, topic: Topic, source: str, address: str, id: str, data: bytes, context: bytes
+    ) -> None:
         topics = await self._host.topics()
         while True:
             try:
-                await topics.publish(envelope.message_id, topic.type, source, data, context=context, sender=address)
-                break
+                await topics.publish(id, topic.type, source, data, context=context, sender=address)
+                return
             except Rejected as error:
                 if error.retry_after_seconds is None:
                     raise
                 await asyncio.sleep(error.retry_after_seconds)
-        for recipient in only_here:
-            await self._send(envelope.message_id, recipient, data, context)
 
     async def _send(self, id: str, recipient: Address, data: bytes, context: bytes) -> None:
         name, key = agent_name(recipient.type), instance_key(recipient.key)

@@ -21,6 +21,8 @@ from runtime_core.runtime.errors import RuntimeStopped
 from runtime_core.runtime.host import Host
 from runtime_core.runtime.identity import Address, agent_name, instance_key
 from runtime_core.runtime.message import MessageEnvelope, encode_envelope
+from runtime_core.telemetry.messaging import TASKS, sending
+from runtime_core.telemetry.trace_context import restated
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +177,10 @@ class Requests:
         future = replies.expect(task)
         self._waiting[future] = f"a message to {recipient.type}/{recipient.key}"
         try:
-            if not await self._submit(bus, new, recipient):
+            with sending(TASKS, message=envelope.message_id, task=task) as traceparent:
+                new.context = restated(b"", traceparent)
+                started = await self._submit(bus, new, recipient)
+            if not started:
                 reply = await bus.transport.call("HMGET", bus.keys.task(task), "status", "out")
                 status, kept = cast(list[bytes | None], reply)
                 if kept is not None and not future.done():

@@ -255,15 +255,17 @@ def engine_span(engine: str, function: str, *, call: str = "", traceparent: str 
 
 
 @contextmanager
-def agent_span(agent: str, *, session: str = "", traceparent: str = "", ids: Ids | None = None) -> Iterator[Span]:
+def agent_span(
+    agent: str, *, session: str = "", traceparent: str = "", ids: Ids | None = None, held: bool = False
+) -> Iterator[Span]:
     """Around one turn of an agent: `invoke_agent <agent>`. Spans of the agent's code are under it.
 
-    `ids`: see `spans.span`.
+    `ids`, `held`: see `spans.span`.
     """
     attributes: dict[str, Attribute] = {OPERATION: INVOKE_AGENT, AGENT_NAME: agent}
     if session:
         attributes[CONVERSATION] = session
-    with _span(f"{INVOKE_AGENT} {agent}", "INTERNAL", attributes, traceparent, ids) as span:
+    with _span(f"{INVOKE_AGENT} {agent}", "INTERNAL", attributes, traceparent, ids, held) as span:
         yield span
 
 
@@ -279,11 +281,12 @@ def _span(
     attributes: Mapping[str, Attribute],
     traceparent: str,
     ids: Ids | None = None,
+    held: bool = False,
 ) -> Iterator[Span]:
     if not spans.keeps(traceparent):
         yield Span()
         return
     name = redactor().text(name)
     known = redactor().attributes(attributes)
-    with spans.span(name, kind, known, parent=traceparent, ids=ids, make=Span) as made:
+    with spans.span(name, kind, known, parent=traceparent, ids=ids, held=held, make=Span) as made:
         yield made

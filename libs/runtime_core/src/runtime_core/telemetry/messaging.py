@@ -41,7 +41,7 @@ from runtime_core.telemetry.attributes import (
     STEPS,
 )
 from runtime_core.telemetry.redaction import Attribute, redactor
-from runtime_core.telemetry.spans import Span, ended_span, span, task_traceparent
+from runtime_core.telemetry.spans import Span, current_traceparent, ended_span, span, task_traceparent, tracing
 
 SYSTEM = "redis"
 SEND = "send"
@@ -62,6 +62,19 @@ def send_span(destination: str, *, message: str, task: str = "", traceparent: st
     name = f"{SEND} {destination}"
     with span(name, "PRODUCER", attributes, parent=traceparent, inner=not traceparent, make=Span) as made:
         yield made
+
+
+@contextmanager
+def sending(destination: str, *, message: str, task: str = "") -> Iterator[str]:
+    """Around a message of a program that may trace: the traceparent that it carries, empty where nothing is traced.
+
+    That of a `send_span`; where only a library here has an SDK of its own, that of the library's span.
+    """
+    if not tracing():
+        yield current_traceparent()
+        return
+    with send_span(destination, message=message, task=task) as made:
+        yield made.traceparent or current_traceparent()
 
 
 @contextmanager
@@ -128,8 +141,12 @@ def task_span(
     created_ms: float,
     ended_ms: float,
     error: str = "",
+    again: bool = False,
 ) -> None:
-    """The span of a task that has ended, `task <agent>`: beside its turns, or the root where nobody named a trace."""
+    """The span of a task that has ended, `task <agent>`: beside its turns, or the root where nobody named a trace.
+
+    `again`: it had ended before, and its span was the root; this one is under it.
+    """
     name = redactor().text(agent)
     attributes: dict[str, Attribute] = {MESSAGE_CONVERSATION: task, AGENT_NAME: name, STATUS: status, STEPS: steps}
     parent = task_traceparent(namespace, task, traceparent)
@@ -137,7 +154,7 @@ def task_span(
     if found is None or not found.flags & trace_context.SAMPLED:
         return
     own = trace_context.of_task(namespace, task)
-    is_root = found.trace == own.trace
+    is_root = found.trace == own.trace and not again
     ended_span(
         f"task {name}",
         "INTERNAL",

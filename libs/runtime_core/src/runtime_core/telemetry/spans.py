@@ -7,6 +7,7 @@ services; a program of yours may have its own.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 from runtime_core.telemetry import trace_context
 from runtime_core.telemetry.attributes import ERROR_TYPE
+from runtime_core.telemetry.known_ids import WANTED, use_known_ids
 from runtime_core.telemetry.redaction import Attribute, redactor
 from runtime_core.telemetry.trace_context import SAMPLED, Ids
 
@@ -26,10 +28,11 @@ Otel = Any
 class Span:
     """A span under way, or none where nothing is traced: then every method returns at once."""
 
-    __slots__ = ("_span",)
+    __slots__ = ("_held_ns", "_span")
 
     def __init__(self, span: Otel = None) -> None:
         self._span = span
+        self._held_ns = 0
 
     @property
     def recording(self) -> bool:
@@ -56,6 +59,12 @@ class Span:
             self._span.set_attribute(ERROR_TYPE, type)
             self._span.set_status(trace.Status(trace.StatusCode.ERROR, redactor().text(message) or type))
 
+    def release(self) -> None:
+        """Send a span that was held (see `span`), with the end that it had. Without this it is never sent."""
+        if self._held_ns:
+            self._span.end(self._held_ns)
+            self._held_ns = 0
+
 
 NO_SPAN = Span()
 AnySpan = TypeVar("AnySpan", bound=Span)
@@ -71,9 +80,6 @@ class Parent:
 
 
 _PARENT: ContextVar[Parent | None] = ContextVar("weft_parent_span", default=None)
-
-WANTED_IDS: ContextVar[Ids | None] = ContextVar("weft_wanted_span_ids", default=None)
-"""The ids of the span that is being made, for a generator of ids that asks; None: any."""
 
 
 @contextmanager
@@ -102,12 +108,14 @@ def span(
     inner: bool = True,
     links: Sequence[str] = (),
     ids: Ids | None = None,
+    held: bool = False,
     make: type[AnySpan],
 ) -> Iterator[AnySpan]:
     """A span, the current one meanwhile. An exception that leaves it is its error, by its class.
 
     `parent` (a traceparent, with its tracestate in `state`) counts where no span is under way here; with `inner` False
-    it counts alone. `links` are traceparents. `ids` are those of this very span, where the SDK lets us choose.
+    it counts alone. `links` are traceparents. `ids` are those of this very span, where the SDK lets us choose. What is
+    `held` is sent by its `release`.
     Name and attributes must be free of secrets. In a trace that is not kept there is no span, whatever samples here.
     """
     tracer = _tracer()
@@ -120,7 +128,7 @@ def span(
             yield make()
         return
     context = _context(trace, parent, state) if inner else _remote(trace, parent, state)
-    token = WANTED_IDS.set(ids)
+    token = WANTED.set(ids)
     try:
         made = tracer.start_span(
             name,
@@ -130,15 +138,18 @@ def span(
             links=_links(trace, links),
         )
     finally:
-        WANTED_IDS.reset(token)
+        WANTED.reset(token)
     # What an exception says, and its traceback, are in the trajectory, redacted.
-    with trace.use_span(made, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+    with trace.use_span(made, end_on_exit=not held, record_exception=False, set_status_on_exception=False):
         span = make(made)
         try:
             yield span
         except BaseException as error:
             span.failed(type(error).__qualname__, str(error))
             raise
+        finally:
+            if held:
+                span._held_ns = time.time_ns()
 
 
 def ended_span(
@@ -158,7 +169,7 @@ def ended_span(
     if tracer is None:
         return NO_SPAN
     trace = sys.modules["opentelemetry.trace"]
-    token = WANTED_IDS.set(ids)
+    token = WANTED.set(ids)
     try:
         made = tracer.start_span(
             name,
@@ -169,7 +180,7 @@ def ended_span(
             start_time=began_ns,
         )
     finally:
-        WANTED_IDS.reset(token)
+        WANTED.reset(token)
     span = Span(made)
     if error:
         span.failed(error)
@@ -213,6 +224,17 @@ def within(traceparent: str) -> Iterator[None]:
         context.detach(token)
 
 
+def current_traceparent() -> str:
+    """Of the span under way here, by whatever SDK; empty where there is none."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None or not hasattr(trace, "get_current_span"):  # half imported by another thread
+        return ""
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return ""
+    return trace_context.written(context.trace_id, context.span_id, int(context.trace_flags))
+
+
 def current_ids() -> tuple[str, str]:
     """Trace id and span id of the span under way, in hexadecimal digits; empty where nothing is traced."""
     trace = sys.modules.get("opentelemetry.trace")
@@ -240,7 +262,9 @@ def _tracer() -> Otel:
 
 @lru_cache(maxsize=1)
 def _tracer_of(provider: Otel) -> Otel:
-    return provider.get_tracer("weft")
+    tracer = provider.get_tracer("weft")
+    use_known_ids(tracer)
+    return tracer
 
 
 def _samples(trace_id: int, name: str) -> bool:

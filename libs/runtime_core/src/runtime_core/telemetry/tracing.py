@@ -22,12 +22,11 @@ from urllib.parse import urlsplit
 
 from runtime_core.errors import ConfigurationError
 from runtime_core.telemetry.attributes import SERVICE_INSTANCE, SERVICE_NAME, SERVICE_VERSION
-from runtime_core.telemetry.spans import WANTED_IDS, tracing
+from runtime_core.telemetry.spans import tracing
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-    from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 EXPORTERS = "OTEL_TRACES_EXPORTER"
@@ -98,7 +97,7 @@ def configure(
     own = {SERVICE_NAME: service, SERVICE_INSTANCE: instance, SERVICE_VERSION: version}
     # The variables' own words go before ours.
     resource = Resource.create(own).merge(OTELResourceDetector().detect())
-    provider = TracerProvider(resource=resource, id_generator=_ids(), shutdown_on_exit=False)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     delay = None if environ.get(DELAY) else EXPORT_DELAY_MS
     for name in exporters:
         exporter = (
@@ -218,20 +217,3 @@ class _Reason(logging.Filter):
 
     def __str__(self) -> str:
         return f" ({self._last})" if self._last else ""
-
-
-def _ids() -> RandomIdGenerator:
-    from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-
-    class Ids(RandomIdGenerator):
-        """Random ids, but for spans whose ids are known before (`spans.WANTED_IDS`)."""
-
-        def generate_span_id(self) -> int:
-            ids = WANTED_IDS.get()
-            return ids.span if ids is not None else super().generate_span_id()
-
-        def generate_trace_id(self) -> int:
-            ids = WANTED_IDS.get()
-            return ids.trace if ids is not None and ids.trace else super().generate_trace_id()
-
-    return Ids()

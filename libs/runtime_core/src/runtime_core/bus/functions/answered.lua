@@ -1,6 +1,7 @@
 -- Answers a step that was asked in another partition: put if absent, so that a relay may repeat it.
 -- KEYS 1 base · ARGV 1 task · 2 run · 3 step · 4 status `K` or `E` · 5 payload (JSON) · 6 agent · 7 the task there
 --      8 what that task has used (JSON) or ''; over the limit of this task, it ends
+--      9 traceparent of the span that has ended that task or ''
 -- RETURNS 'OK' · 'DONE' where the step has its result or nobody waits for it any more
 local function answered(keys, args)
   local base, task, run, step = keys[1], args[1], args[2], args[3]
@@ -25,6 +26,7 @@ local function answered(keys, args)
     end_task(base, task, ending, flags, 'failed', error_json('LimitExceeded', over), v[7] or '0', now, '[]', false, in_flight)
     return 'OK'
   end
+  if args[9] and args[9] ~= '' then note_answer(base, task, run .. '/' .. step, args[9]) end
   answer(base, task, run, step, args[4], now, args[5])
   redis.call('HDEL', key, 'k:' .. run .. '/' .. step)
   redis.call('HINCRBY', key, 'steps', 1)

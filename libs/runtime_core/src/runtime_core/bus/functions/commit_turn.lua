@@ -12,7 +12,7 @@
 --        s task agent key data context step digest         a message nobody waits for: a task of its own
 --        p id topic key data context sender step digest    a message to all who have subscribed to the topic
 --        a step wait                                       wait again for a step asked for before
---        l traceparent                                     the span of the turn that ends a nested run: not for `w`
+--        l traceparent                                     the span of the turn that ends the run: not for `w`
 --        u step digest usage                               what was used (JSON: names to numbers, `models` by model)
 -- RETURNS 'OK' · 'DONE' where the event had been handled or its task is over (settled, nothing else happened)
 --         'FENCED' where the owner was declared dead · 'LIMIT <why>' over a limit of the task · both: nothing was written
@@ -67,6 +67,8 @@ local function commit_turn(keys, args)
     end
     if run == 'r' or mode == 'x' then
       ending = check_end(base, task, v[2], flags, END_OF[mode])
+      -- A step in another partition, which this task answers, is told who has answered it.
+      if run == 'r' and string.sub(ending.head.to, 1, 1) == '@' then ending.by = answered_by end
       if run ~= 'r' and inst ~= '' then check_instance(base, inst, stream) end
     else
       check_record(base, task, flags)

@@ -6,7 +6,7 @@
 --   h          stream, agent, key, reply, created ms, max steps, event id, source, digest, session: one line each
 --   d          the input        u   number of turns committed        fl  flags: o out stream, c child runs, z timers, l dead letters,
 --                                                                     r steps on the out stream, u usage or limits, n somebody waits for its runs,
---                                                                     v model calls have reserved, t the context names a trace
+--                                                                     v model calls have reserved, t the context names a trace, e it has ended before
 --   m:<step>   a step without a result: digest (8), kind (1), wait      j:<step>  its result: digest (8), status (1), ms (13), payload
 --   lt         number of its dead letters, which pin the ended task
 --   us, lim    what the task has used, and the most that it may use: JSON
@@ -596,6 +596,10 @@ local function end_task(base, task, ending, flags, status, result, steps, ms, re
     else
       local fields = {'to', to, 'type', KINDS[status], 't', task, 'd', final, 'id', head.id}
       if ending.trace then fields[11], fields[12] = 'x', ending.trace end
+      if ending.by then
+        fields[#fields + 1] = 'l'
+        fields[#fields + 1] = ending.by
+      end
       redis.call('XADD', base .. 'replies', '*', unpack(fields))
     end
   end
@@ -610,6 +614,10 @@ local function end_task(base, task, ending, flags, status, result, steps, ms, re
     status .. '\n' .. head.agent .. '\n' .. steps .. '\n' .. head.created .. '\n' .. ms .. '\n' .. head.session,
     'f', status == 'completed' and '' or result}
   if ending.trace then ended[9], ended[10] = 'x', ending.trace end
+  if string.find(flags, 'e', 1, true) then
+    ended[#ended + 1] = 'g'
+    ended[#ended + 1] = '1'
+  end
   redis.call('XADD', base .. 'record', '*', unpack(ended))
   if string.find(flags, 'n', 1, true) then tell_state(base, 'run/' .. task .. '/r', status) end
   if status ~= 'completed' then stop_running(base, task) end

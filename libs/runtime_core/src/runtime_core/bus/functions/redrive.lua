@@ -14,7 +14,7 @@ local function redrive(keys, args)
   local key = base .. 'task:' .. task
   local v = redis.call('HMGET', key, 'status', 'cur', 'fl')
   if not v[1] then return {'gone', task} end
-  local ended = ENDED[v[1]]
+  local ended, flags = ENDED[v[1]], v[3] or ''
   if ended and args[2] ~= '1' then return {'ended', task, v[1]} end
   local is_turn = string.sub(stream, 1, 5) == 'agent'
   local waiting, step = run, nil
@@ -54,13 +54,15 @@ local function redrive(keys, args)
     redis.call('HDEL', key, 'out', 'ended')
     redis.call('PERSIST', key)
     redis.call('ZREM', base .. 'stopped', task)
+    flags = flag(flags, 'e')
+    redis.call('HSET', key, 'fl', flags)
   end
   -- Attempts begin anew, so rows of what is done again take the places of those that were counted: the delivery's own
   -- (one that was parked has none), and for a call also that of the run whose end it was.
   local again = (is_turn and 0 or 1) + (ended and 1 or 0)
   local counted = tonumber(redis.call('HGET', key, 'steps') or '0')
   if again > 0 and counted >= again then redis.call('HSET', key, 'steps', text(counted - again)) end
-  unpin(key, v[3] or '')
+  unpin(key, flags)
   redis.call('XDEL', base .. 'dead', args[1])
   redis.call('ZREM', base .. 'letters', task .. '|' .. args[1])
   if is_turn then

@@ -93,12 +93,13 @@ class TaskVerbs(Partition):
         agent: str,
         there: str,
         usage: bytes = b"",
+        trace: str = "",
     ) -> bool:
         """Answer a step that was asked in another partition, where task `there` has ended; once.
 
-        `usage` (JSON) is what that task has used.
+        `usage` (JSON) is what that task has used, `trace` the traceparent of the span that has ended it.
         """
-        return await self.call("answered", task, run, step, status, payload, agent, there, usage) == b"OK"
+        return await self.call("answered", task, run, step, status, payload, agent, there, usage, trace) == b"OK"
 
     async def usage(self, task: str) -> bytes:
         """What a task has used so far (JSON); empty for nothing."""

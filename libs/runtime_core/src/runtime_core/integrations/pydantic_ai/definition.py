@@ -12,7 +12,7 @@ from typing import Any, Unpack
 from pydantic import TypeAdapter, ValidationError
 from pydantic_ai import ModelMessagesTypeAdapter
 from pydantic_ai.agent import AbstractAgent
-from pydantic_ai.durable_exec import DurableOperation, ToolsetCallToolId
+from pydantic_ai.durable_exec import DurableOperation, ToolsetCallToolId, replay_scope
 from pydantic_ai.exceptions import AgentRunError, UsageLimitExceeded, UserError
 from pydantic_ai.messages import UserContent
 from pydantic_ai.toolsets import AbstractToolset
@@ -168,7 +168,11 @@ class PydanticAgent(AgentDefinition):
         history = ModelMessagesTypeAdapter.validate_python(ctx.state.get(HISTORY, [])) if ctx.key else []
 
         async def converse(foreign: Foreign) -> object:
-            with self.agent.using_thread_executor(self._threads):
+            # Where the agent is instrumented: its spans of what was done by an earlier process are not made again.
+            with (
+                self.agent.using_thread_executor(self._threads),
+                replay_scope(is_replaying=lambda: foreign.replaying),
+            ):
                 return await self._converse(ctx, question, deps, history)
 
         return await host(ctx, converse)

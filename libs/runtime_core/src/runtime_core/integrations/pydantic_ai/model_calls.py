@@ -6,10 +6,12 @@ import asyncio
 import contextvars
 import dataclasses
 import time
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncIterable, Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
+from opentelemetry.trace import NoOpTracer
 from pydantic_ai import ModelMessagesTypeAdapter, RunContext
 from pydantic_ai.durable_exec import DurableOperation, ModelRequestParams
 from pydantic_ai.messages import AgentStreamEvent, PartDeltaEvent, PartStartEvent, TextPart, TextPartDelta
@@ -22,6 +24,10 @@ from runtime_core.llm.failures import Later, ModelFailed, ModelProblem, Place, g
 from runtime_core.llm.pieces import Pieces
 from runtime_core.llm.prices import price_of
 from runtime_core.llm.settings import OUTAGES
+from runtime_core.telemetry.attributes import ERROR_TYPE
+from runtime_core.telemetry.gen_ai import Span, model_span, request_attributes, response_attributes
+from runtime_core.telemetry.redaction import Attribute
+from runtime_core.telemetry.spans import within
 
 if TYPE_CHECKING:
     from runtime_core.agents.context import AgentContext
@@ -110,10 +116,32 @@ class _Asking:
         inside = self._context.copy()
         inside.run(_PIECES.set, pieces)
         params = self._limited(call)
+        attributes = self._attributes(params)
+        call.row(attributes=attributes)
+        with self._span(attributes) as span:
 
-        async def body() -> Any:  # Any: as journaled
-            return self._operation.result_codec.dump(await self._operation.handler(params))
+            async def body() -> Any:  # Any: as journaled
+                with within(span.traceparent):
+                    return self._operation.result_codec.dump(await self._operation.handler(params))
 
+            span.asked(self._request["messages"], self._request.get("tools", ()))
+            try:
+                kept = await self._made(body, inside, pieces, call, began)
+            except ModelProblem as error:
+                call.row(attributes={ERROR_TYPE: type(error).__name__})
+                raise
+            call.row(attributes=response_attributes(kept))
+            span.answered(kept)
+        return kept
+
+    async def _made(
+        self,
+        body: Callable[[], Coroutine[Any, Any, Any]],  # Any: as journaled
+        inside: contextvars.Context,
+        pieces: Pieces,
+        call: ModelCall,
+        began: float,
+    ) -> dict[str, Any]:
         try:
             payload = await asyncio.get_running_loop().create_task(body(), context=inside)
         except Exception as error:
@@ -127,6 +155,24 @@ class _Asking:
         finally:
             pieces.close()
         return self._kept(payload, call, time.monotonic() - began)
+
+    def _attributes(self, params: ModelRequestParams) -> dict[str, Attribute]:
+        mode = params.model_request_parameters.output_mode
+        return request_attributes(
+            provider=self._place.provider,
+            model=self._place.model,
+            settings=params.model_settings,
+            base_url=self._place.base_url,
+            agent=self._ctx.agent_name,
+            session=self._ctx.session_id,
+            output_type="text" if mode == "text" else "json",
+        )
+
+    def _span(self, attributes: Mapping[str, Attribute]) -> AbstractContextManager[Span]:
+        """The request's span; none where the agent is instrumented by pydantic-ai, whose own span is there."""
+        if not isinstance(self._params.run_context.tracer, NoOpTracer):
+            return nullcontext(Span())
+        return model_span(self._place.model, attributes)
 
     def _limited(self, call: ModelCall) -> ModelRequestParams:
         settings: dict[str, Any] = dict(self._params.model_settings or {})
