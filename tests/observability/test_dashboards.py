@@ -26,7 +26,7 @@ FOREIGN = {
 }  # fmt: skip
 """What Prometheus and its client library name."""
 PANELS = {"row", "timeseries", "stat", "table"}
-LABEL_PIXELS = 100
+LABEL_PIXELS = 96
 """What a column of a label needs: `agent-handler`."""
 CONFIG_MAP_BYTES = 200 * 1024
 """Of what `kubectl apply` keeps in an annotation, which may hold 256 KiB."""
@@ -166,6 +166,9 @@ def test_columns_of_a_table_are_renamed_to_what_it_sorts_and_colours(dashboard: 
             by = re.search(r"by \(([^)]*)\)", target["expr"])
             assert by is not None
             assert {name for name in by.group(1).split(", ") if name != "le"} == set(labels), panel["title"]
+            whole = "Over all that the page shows" in panel["description"]
+            assert whole == ("[$__range]" in target["expr"]), panel["title"]
+            assert "$__rate_interval" not in target["expr"], "a table has one moment: most lines would be empty"
 
 
 def test_all_columns_of_a_table_are_in_sight_on_a_usual_screen(dashboard: dict[str, Any]) -> None:
@@ -198,6 +201,15 @@ def test_a_cell_without_a_value_does_not_say_that_the_table_is_empty(dashboard: 
                 if each["id"] == "noValue"
             ]
             assert len(said) == 1 + len(panel["targets"]), panel["title"]
+            without = [
+                each["options"]["match"]
+                for override in panel["fieldConfig"]["overrides"]
+                for shown in override["properties"]
+                if shown["id"] == "mappings"
+                for each in shown["value"]
+                if each["type"] == "special"
+            ]
+            assert without == ["null+nan"] * len(panel["targets"]), "a quantile of nothing is NaN"
             assert empty not in said, panel["title"]
 
 

@@ -42,7 +42,7 @@ WIDTH = 24
 GOOD, WARN, BAD = "green", "orange", "red"
 LEAST_PIXELS = 88
 """Of a table's column with values. Grafana's own 150 put the last columns out of sight."""
-LABEL_PIXELS = {"partition": 90, "severity": 80, "alertname": 190}
+LABEL_PIXELS = {"partition": 90, "severity": 75, "alertname": 205}
 """Of labels whose values are short or long; the others share what is left."""
 ABSENT = "-"
 """A cell without a value: `empty` is for a table without lines."""
@@ -93,10 +93,9 @@ class Column:
     words: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     """Text and colour in place of a value."""
 
-    @property
-    def pixels(self) -> int:
-        """Room for the heading and the arrow of the order: all that is left is for the labels."""
-        return max(LEAST_PIXELS, 44 + 7 * len(self.title))
+    def pixels(self, sorts: bool) -> int:
+        """Room for the heading, and for the arrow where it sorts the table: all that is left is for the labels."""
+        return max(LEAST_PIXELS, (50 if sorts else 30) + 8 * len(self.title))
 
 
 def graph(
@@ -209,7 +208,7 @@ def table_of(
     for ref, column in zip("ABCDEFGH", columns, strict=False):
         panel = panel.with_target(_target(ref, column.expr).format(PromQueryFormat.TABLE).instant())
         names["Value" if len(columns) == 1 else f"Value #{ref}"] = column.title
-        panel = panel.override_by_name(column.title, _properties(column))
+        panel = panel.override_by_name(column.title, _properties(column, column.title == sort))
     if len(columns) > 1:
         panel = panel.with_transformation(DataTransformerConfig(id_val="merge", options={}))
     organize = {
@@ -247,16 +246,16 @@ def _without_value(text: str) -> SpecialValueMap:
     return SpecialValueMap(options=DashboardSpecialValueMapOptions(match=SpecialValueMatch.NULL_AND_NAN, result=shown))
 
 
-def _properties(column: Column) -> list[DynamicConfigValue]:
+def _properties(column: Column, sorts: bool) -> list[DynamicConfigValue]:
     found = [
         DynamicConfigValue(id_val="unit", value=column.unit),
         DynamicConfigValue(id_val="noValue", value=ABSENT),
-        _width(column.pixels),
+        _width(column.pixels(sorts)),
     ]
     if column.limits is not None:
         found.append(DynamicConfigValue(id_val="thresholds", value=column.limits.build().build()))
-    if column.words:
-        found.append(DynamicConfigValue(id_val="mappings", value=[_map(column.words)]))
+    words = [_map(column.words)] if column.words else []
+    found.append(DynamicConfigValue(id_val="mappings", value=[*words, _without_value(ABSENT)]))
     if column.limits is not None or column.words:
         found.append(DynamicConfigValue(id_val="custom.cellOptions", value={"type": "color-text"}))
     return found

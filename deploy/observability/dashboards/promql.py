@@ -29,9 +29,9 @@ def series(metric: MetricName, where: str = "") -> str:
     return f"{metric.name}{{{where}}}" if where else metric.name
 
 
-def rate(metric: MetricName, where: str = "", by: str = "") -> str:
+def rate(metric: MetricName, where: str = "", by: str = "", window: str = WINDOW) -> str:
     """How often a second, over all processes."""
-    return f"sum{_by(by)} (rate({series(metric, where)}[{WINDOW}]))"
+    return f"sum{_by(by)} (rate({series(metric, where)}[{window}]))"
 
 
 def increase(metric: MetricName, where: str = "", by: str = "", window: str = RANGE) -> str:
@@ -44,11 +44,11 @@ def number(metric: MetricName, where: str = "", by: str = "") -> str:
     return f"round({increase(metric, where, by)})"
 
 
-def quantile(share: float, metric: MetricName, where: str = "", by: str = "") -> str:
+def quantile(share: float, metric: MetricName, where: str = "", by: str = "", window: str = WINDOW) -> str:
     """What this share of the observations of a histogram stays below."""
     labels = f"le, {by}" if by else "le"
     buckets = MetricName(f"{metric.name}_bucket", Kind.COUNTER, "")
-    return f"histogram_quantile({share:g}, {rate(buckets, where, labels)})"
+    return f"histogram_quantile({share:g}, {rate(buckets, where, labels, window)})"
 
 
 def counted(metric: MetricName) -> MetricName:

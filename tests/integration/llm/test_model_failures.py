@@ -10,10 +10,13 @@ import httpx2
 import pytest
 
 from runtime_core import AgentContext, App, Client
+from runtime_core.agents import turn_handler
 from runtime_core.llm.call import ask_model
 from runtime_core.llm.window import said
 from runtime_core.policy import RetryPolicy
+from runtime_core.telemetry.attributes import REQUEST_MODEL
 from runtime_core.testing.local import LocalApp
+from runtime_core.trajectory.steps import Step
 from tests.integration.llm.asking import QUICK, WAIT, app_of, asked, failure, settings, shown
 from tests.openai_server.driver import OpenAIServer, Rule, answer, broken, cut, failing, gated, rate_limited
 
@@ -191,8 +194,12 @@ async def test_a_call_that_takes_too_long_is_made_again(openai_server: OpenAISer
     assert openai_server.ledger()[0].left
 
 
-async def test_after_a_rate_limit_the_others_ask_nothing_until_then(openai_server: OpenAIServer) -> None:
+async def test_after_a_rate_limit_the_others_ask_nothing_until_then(
+    openai_server: OpenAIServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Twenty conversations meet a limit that the first of them was told of: one refusal in all."""
+    rows: list[Step] = []
+    monkeypatch.setattr(turn_handler, "count_model_calls", lambda _, found: rows.extend(found))
     openai_server.play(rate_limited(after=3, in_all=1), answer("Right."))
     async with LocalApp(app_of(settings(openai_server))) as client:
         first = await client.submit("asker", "[c-0] Say something")
@@ -207,6 +214,8 @@ async def test_after_a_rate_limit_the_others_ask_nothing_until_then(openai_serve
     assert [entry.status for entry in answered] == [200] * 20
     assert refused.ended is not None
     assert min(entry.at for entry in answered) - refused.ended >= 2.99
+    calls = [row for row in rows if row.kind == "model"]
+    assert {row.attributes.get(REQUEST_MODEL) for row in calls} == {"gpt-test"}, "held back: of the same model"
 
 
 @pytest.mark.parametrize(

@@ -271,12 +271,13 @@ class _LiveCall:
         """Gives the result of the call as it is journaled; raises ModelProblem where it has failed for good."""
         redactor().learn(self._agent.api_key)
         opened = await self._open(request)
+        attributes = self._attributes(opened.place, request)
+        # Before the gate: what is held back is told, and counted, of the same model as what is asked.
+        call.row(attributes=attributes)
         gate = self._models.pacing().gate((opened.place, self._agent.api_key))
         if (wait := gate.closed_for()) is not None:
             held = Later(RATE_LIMITED, "held back: the provider has asked this process to wait", wait)
             return self._not_now(held, wait, opened.place, call)
-        attributes = self._attributes(opened.place, request)
-        call.row(attributes=attributes)
         with model_span(opened.place.model, attributes) as span:
             span.asked(request["messages"], request.get("tools", ()))
             try:

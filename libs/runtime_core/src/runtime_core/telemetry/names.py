@@ -13,7 +13,7 @@ from enum import StrEnum
 
 SECONDS_BUCKETS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 14_400.0, 86_400.0),
 )
 
 HANDLERS = "agent-handler, tool-handler, gateways"
@@ -157,7 +157,8 @@ AGENT_TURN_SECONDS = _seconds(
 )  # fmt: skip
 MODEL_CALLS = _counter(
     "weft_model_calls_total",
-    "Calls of language models that were made: `answered`, or the type of the error, such as `RateLimited`.",
+    "Calls of language models: `answered`, or the type of the error, such as `RateLimited`, also where this process"
+    " holds a call back since the provider has asked it to wait.",
     ("provider", "model", "outcome"), AGENTS, "the share that is not answered",
 )  # fmt: skip
 MODEL_CALL_SECONDS = _seconds(
