@@ -21,6 +21,9 @@ LOCKED = $(INSTALL) --require-hashes --only-binary :all: --requirement
 # Without isolation, since an isolated build would fetch its backend past the hashes of the lock.
 EDITABLE = $(INSTALL) --no-deps --no-build-isolation --editable .
 
+# Two files of tests at a time, since tests wait more than they compute. A file as a whole, as it was written to run.
+TOGETHER = --numprocesses=2 --dist=loadfile
+
 COMPILE = $(RUN) uv --quiet pip compile pyproject.toml --universal --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
@@ -73,7 +76,7 @@ check: setup ## Check format, lint, types and the import rule
 	$(VENV)/bin/lint-imports --no-logo
 
 test: check test-autogen test-engines ## Run the checks and all tests (ARGS for pytest)
-	$(RUN) tests.second_look $(ARGS)
+	$(RUN) tests.second_look $(TOGETHER) $(ARGS)
 
 test-unit: setup ## Run the tests that need no server (ARGS for pytest)
 	$(RUN) pytest tests/unit tests/architecture $(ARGS)

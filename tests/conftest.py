@@ -50,15 +50,26 @@ def server_cache() -> Path:
     return Path(os.environ.get("WEFT_TEST_CACHE") or ROOT / ".cache") / "servers"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # Here, and not where the first test asks for a server: each of several processes that run tests would find it.
+    if unknown := _named_servers().difference(_known_servers()):
+        known = ", ".join(_known_servers())
+        raise pytest.UsageError(f"WEFT_TEST_SERVERS: unknown {', '.join(sorted(unknown))}; known are {known}")
+
+
+def _known_servers() -> tuple[str, ...]:
+    return (*MATRIX, *CONTAINERS)
+
+
+def _named_servers() -> frozenset[str]:
+    names = (os.environ.get("WEFT_TEST_SERVERS") or ",".join(_known_servers())).split(",")
+    return frozenset(name.strip() for name in names)
+
+
 @pytest.fixture(scope="session")
 def wanted_servers() -> frozenset[str]:
     """The names of the servers to test on: `WEFT_TEST_SERVERS`, separated by commas, or all of the matrix."""
-    known = (*MATRIX, *CONTAINERS)
-    names = (os.environ.get("WEFT_TEST_SERVERS") or ",".join(known)).split(",")
-    wanted = frozenset(name.strip() for name in names)
-    if unknown := wanted.difference(known):
-        pytest.exit(f"WEFT_TEST_SERVERS: unknown {', '.join(sorted(unknown))}; known are {', '.join(known)}", 4)
-    return wanted
+    return _named_servers()
 
 
 @pytest.fixture(scope="session")
