@@ -176,7 +176,9 @@ def _reporting(exporter: SpanExporter, lost: Callable[[int], None]) -> SpanExpor
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
     reason = _Reason()
-    logging.getLogger(type(exporter).__module__).addFilter(reason)
+    # What gRPC's exporter says of a failure is said by the module of its base.
+    for part in set(type(exporter).__mro__).difference(SpanExporter.__mro__):
+        logging.getLogger(part.__module__).addFilter(reason)
 
     class Reporting(SpanExporter):
         def __init__(self) -> None:
