@@ -99,6 +99,32 @@ async def test_one_consumer_at_a_time_runs_the_quarantined(broker: Broker, bus: 
     await broker.idle()
 
 
+async def test_what_a_killed_owner_knew_is_forgotten_once_it_has_settled(
+    broker: Broker, bus: EventBus, other: EventBus
+) -> None:
+    """A kill between the commit of what ran alone and the next command."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    key = broker.keys.stream("agent")
+    await broker.call("XCLAIM", key, "agent-handler", bus.owner, 0, turn.entry, "RETRYCOUNT", QUARANTINE_AFTER)
+    owner = await die(broker, bus)
+    alone = (await adopt_alone(owner)).deliveries[0]
+    deaths = f"agent|{alone.entry.decode()}"
+    held = {deaths: "1", "~agent": owner.owner}
+    await other.adopt("agent", 10, False)
+    await other.adopt("tool", 10, False)
+    assert await broker.hash("quarantine") == held, "another may not forget what is under way"
+    assert await complete(owner, alone)
+    await other.adopt("tool", 10, False)
+    assert await broker.hash("quarantine") == held, "each stream looks after its own"
+    await other.adopt("agent", 10, False)
+    assert await broker.hash("quarantine") == {"~agent": owner.owner}, "its owner lives, and gives its turn back itself"
+    await broker.silence(owner)
+    await other.adopt("agent", 10, False)
+    assert await broker.hash("quarantine") == {}
+    await broker.idle()
+
+
 async def test_what_was_handed_back_does_not_count(broker: Broker, bus: EventBus, other: EventBus) -> None:
     """A rolling deploy: each replica reads, and stops before it has started anything."""
     await broker.submit(bus, "t")

@@ -1,6 +1,7 @@
 -- Takes over what dead owners of one stream hold. An owner is dead when the group knows it and `alive` does not.
 -- An entry delivered three times is quarantined: it is given alone, to one consumer that has nothing else in hand,
--- and only a death there counts; after the second one it comes back as condemned.
+-- and only a death there counts; after the second one it comes back as condemned. What is known of entries that have
+-- been settled meanwhile, and the turn of a dead owner, are forgotten: who has settled them may have died right then.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 stream · 3 how many at most · 4 '1' where the owner holds nothing else: then only one quarantined
 --      entry is given · 5 deliveries that quarantine · 6 deaths that condemn
@@ -13,6 +14,17 @@ local function adopt(keys, args)
   local quarantine = base .. 'quarantine'
   local reply = {'OK', '0'}
   local given = false
+  for _, field in ipairs(redis.call('HKEYS', quarantine)) do
+    local over
+    if field == '~' .. stream then
+      local turn = redis.call('HGET', quarantine, field)
+      over = turn ~= owner and not redis.call('ZSCORE', base .. 'alive', turn)
+    elseif string.sub(field, 1, #stream + 1) == stream .. '|' then
+      local id = string.sub(field, #stream + 2)
+      over = #redis.call('XPENDING', key, group, id, id, 1) == 0
+    end
+    if over then redis.call('HDEL', quarantine, field) end
+  end
   for _, info in ipairs(redis.call('XINFO', 'CONSUMERS', key, group)) do
     local named = {}
     for i = 1, #info, 2 do named[info[i]] = info[i + 1] end
