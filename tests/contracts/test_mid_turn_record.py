@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from runtime_core.agents.turn_handler import TurnPort
+from runtime_core.agents.turn_port import TurnPort
 from runtime_core.app import App
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.verbs import commits

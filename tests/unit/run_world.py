@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,7 +107,19 @@ class World:
 
     # ---- the port
 
-    async def record(self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes = b"") -> bytes:
+    async def confirm(self, known: Container[str]) -> None:
+        """Nobody else runs here."""
+
+    async def record(
+        self,
+        step: str,
+        digest: str,
+        status: bytes,
+        payload: bytes,
+        kind: str = "step",
+        name: str = "",
+        usage: bytes = b"",
+    ) -> bytes:
         self._dies(before=True)
         if step not in self.journal:
             self.recorded.append(step)
@@ -125,9 +137,9 @@ class World:
         return CallBegun(self.begun[step], {name: amounts[1] for name, amounts in wanted.items()})
 
     async def settle_call(
-        self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes
+        self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes, name: str = ""
     ) -> tuple[bytes, str]:
-        return await self.record(step, digest, status, payload, usage), ""
+        return await self.record(step, digest, status, payload, usage=usage), ""
 
     def stream(self, step: str, attempt: int, data: bytes) -> None:
         self.streamed.append((step, attempt, json.loads(data)))
@@ -148,7 +160,7 @@ class World:
             self.emitted.append((step, json.loads(data)))
         self._dies(before=False)
 
-    def note(self, step: str, digest: str) -> None:
+    def note(self, step: str, digest: str, name: str = "") -> None:
         self._dies(before=True)
         if step not in self.journal:
             self.journal[step] = pack(digest, COMPLETED, self._tick(), b"null")

@@ -159,7 +159,7 @@ async def test_what_can_never_fit_ends_the_task() -> None:
 async def test_an_answer_that_cost_too_much_ends_the_task_and_is_on_record() -> None:
     class Over(World):
         async def settle_call(
-            self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes
+            self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes, name: str = ""
         ) -> tuple[bytes, str]:
             value, _ = await super().settle_call(step, digest, status, payload, usage)
             return value, "the task has used 5 tokens, over its max_tokens=1"

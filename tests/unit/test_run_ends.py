@@ -292,7 +292,16 @@ async def test_another_process_was_first_with_the_same_step() -> None:
         return await ctx.step(body)
 
     class Second(World):
-        async def record(self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes = b"") -> bytes:
+        async def record(
+            self,
+            step: str,
+            digest: str,
+            status: bytes,
+            payload: bytes,
+            kind: str = "step",
+            name: str = "",
+            usage: bytes = b"",
+        ) -> bytes:
             await super().record(step, digest, status, b'"theirs"')
             return await super().record(step, digest, status, payload)
 
@@ -300,7 +309,9 @@ async def test_another_process_was_first_with_the_same_step() -> None:
     result = await world.play(code)
     assert isinstance(result, Completed)
     assert result.output == b'"theirs"'
-    assert result.steps == [], "who recorded it has the row"
+    assert [(row.step, bytes(row.output)) for row in result.steps] == [("1", b'"theirs"')], (
+        "this commit writes the only row"
+    )
 
 
 async def test_another_process_was_first_with_other_code() -> None:
@@ -308,7 +319,16 @@ async def test_another_process_was_first_with_other_code() -> None:
         return await ctx.step(body)
 
     class Second(World):
-        async def record(self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes = b"") -> bytes:
+        async def record(
+            self,
+            step: str,
+            digest: str,
+            status: bytes,
+            payload: bytes,
+            kind: str = "step",
+            name: str = "",
+            usage: bytes = b"",
+        ) -> bytes:
             return await super().record(step, "0badf00d", status, payload)
 
     assert (await failed(code, Second())).parked
@@ -561,7 +581,16 @@ async def test_a_fenced_owner_gets_no_result() -> None:
         return await ctx.gather(branch(), ctx.tool("t"))
 
     class Dead(World):
-        async def record(self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes = b"") -> bytes:
+        async def record(
+            self,
+            step: str,
+            digest: str,
+            status: bytes,
+            payload: bytes,
+            kind: str = "step",
+            name: str = "",
+            usage: bytes = b"",
+        ) -> bytes:
             raise errors.Fenced("dead")
 
         def emit(self, step: str, digest: str, data: bytes) -> None:

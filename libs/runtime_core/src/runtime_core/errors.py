@@ -10,6 +10,7 @@ WeftError                     anything that Weft raises on purpose: one line tha
 │   └── ServerError           the server answered with an error text
 ├── StoreUnavailable          the trajectory store could not be asked; the same call may be repeated
 ├── Fenced                    this owner was declared dead: it must drop what it holds and take a new name
+├── JournalMoved              another process has journaled steps of this run: replay it from the broker
 ├── LimitExceeded             a task, run or journal went over a limit that is named
 ├── NotReady                  what an attempt needs is away or not there yet: made again without counting
 ├── JobCancelled              a job of `ctx.background` was awaited and had been cancelled
@@ -92,6 +93,10 @@ class StoreUnavailable(WeftError):
 
 class Fenced(WeftError):
     """This owner was declared dead by others: what it holds belongs to them now."""
+
+
+class JournalMoved(WeftError):
+    """Another process has journaled steps of this run: drop it and replay it from the broker's journal."""
 
 
 class LimitExceeded(WeftError):

@@ -349,7 +349,7 @@ class Foreign:
         async def note() -> None:
             run = self._run
             try:
-                value = await run.port.record(step.id, step.digest, COMPLETED, b"null")
+                value = await run.port.record(step.id, step.digest, COMPLETED, b"null", step.kind, step.name)
             except asyncio.CancelledError:
                 raise
             except Exception as error:

@@ -65,6 +65,14 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
         if self.started:
             raise run.flow.misuse(f"{self!r} is awaited by two branches at once: await it in one of them")
         self.started = True
+        # Before the body: another process may have done this step and handed the run back.
+        try:
+            await run.port.confirm(run.journal.values)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            raise run.flow.abandon(error) from error
+        run.flow.check_going()
         began = time.time() * 1000
         failure: BaseException | None = None
         result: object = None
@@ -116,14 +124,17 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
             # As journaled: a replay from the trajectory sees the times that this run saw (`ctx.now`).
             ended = max(began, float(time_of(value)))
             self.note_row(began, ended, payload if failure is None else b"", row_error)
-        # Another process may have been first, with other code.
+        else:
+            # Another process was first. Its commit will not count: the row is written by the commit of this turn.
+            run.rows.journaled(self, value)
+        # It may have had other code.
         if value[:DIGEST_BYTES] != self.digest.encode():
             raise run.diverged(self)
         return value
 
     async def journal(self, status: bytes, payload: bytes) -> bytes:
         """Write the result, put if absent: the journal value that is stored now."""
-        return await self.run.port.record(self.id, self.digest, status, payload)
+        return await self.run.port.record(self.id, self.digest, status, payload, self.kind, self.name)
 
     def note_row(self, started: float, ended: float, output: bytes, error: RowError | None) -> None:
         """Note what the trajectory says of it. Times are epoch milliseconds."""

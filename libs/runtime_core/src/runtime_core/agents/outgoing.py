@@ -96,7 +96,7 @@ class Note(Outgoing[None]):
 
     def go(self) -> None:
         try:
-            self.run.port.note(self.id, self.digest)
+            self.run.port.note(self.id, self.digest, self.name)
         except Exception as error:
             raise self.run.flow.abandon(error) from error
         self.run.rows.add(self, input=self.data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Required, TypedDict
 
 if TYPE_CHECKING:
@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 class RunPort(Protocol):
     """What a running turn may write on the broker before it commits. All writes are put-if-absent."""
 
-    async def record(self, step: str, digest: str, status: bytes, payload: bytes) -> bytes:
+    async def confirm(self, known: Container[str]) -> None:
+        """Make sure that the journal holds no step beyond `known`, before this process does a step by itself.
+
+        Raises JournalMoved where it does, and as `record`; both end the run here without a result.
+        """
+        ...
+
+    async def record(
+        self, step: str, digest: str, status: bytes, payload: bytes, kind: str = "step", name: str = ""
+    ) -> bytes:
         """Journal the result of a step; returns the journal value that is stored now, maybe another's.
 
         Raises Fenced where the owner was declared dead, and BusError; both end the run here without a result.
@@ -35,7 +44,7 @@ class RunPort(Protocol):
         ...
 
     async def settle_call(
-        self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes
+        self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes, name: str = ""
     ) -> tuple[bytes, str]:
         """As `record`, for a model call, with what it has used (JSON; empty: nothing), in one write.
 
@@ -66,7 +75,7 @@ class RunPort(Protocol):
         """Send a delta (JSON) to the client. Does not wait; a step that is journaled is sent once."""
         ...
 
-    def note(self, step: str, digest: str) -> None:
+    def note(self, step: str, digest: str, name: str = "") -> None:
         """Journal a step that has no result but its row in the trajectory. Does not wait."""
         ...
 

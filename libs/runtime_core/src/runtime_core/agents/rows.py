@@ -71,9 +71,12 @@ class Rows:
 
     def replayed(self, step: Step[Any], value: bytes) -> None:  # Any: steps of all result types
         """Note a step that the journal held, where its row is still to be written."""
-        if step.id not in self._unrecorded:
-            return
-        self._unrecorded.discard(step.id)
+        if step.id in self._unrecorded:
+            self._unrecorded.discard(step.id)
+            self.journaled(step, value)
+
+    def journaled(self, step: Step[Any], value: bytes) -> None:  # Any: steps of all result types
+        """Note a step that another process has done, by its journal value."""
         ended = float(time_of(value))
         if step.kind == "emit":
             self.add(step, ended=ended, output=step.data)

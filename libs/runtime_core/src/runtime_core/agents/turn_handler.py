@@ -7,8 +7,6 @@ import logging
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine, Sequence
-from functools import partial
 from itertools import product
 from typing import cast
 
@@ -18,27 +16,20 @@ from runtime_core.agents.definition import AgentDefinition
 from runtime_core.agents.offers import Offers
 from runtime_core.agents.ports import Compute, Meta, TurnRun
 from runtime_core.agents.run import Run
-from runtime_core.agents.turn_commit import (
-    answer_parts,
-    parts_of,
-    parts_of_calls,
-    parts_of_sends,
-    row_of_run,
-    spend_parts,
-)
+from runtime_core.agents.turn_commit import answer_parts, parts_of, row_of_run, spend_parts
+from runtime_core.agents.turn_port import TurnGone, TurnPort
 from runtime_core.app import App
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import CallBegun, RunFields
+from runtime_core.bus.values import RunFields
 from runtime_core.consumer.attempt import give_up, log_retry
 from runtime_core.consumer.decision import RetryAt, decide, reason_of
-from runtime_core.consumer.effects import Call, Completed, Failed, Publish, Send, Suspended, TurnResult
+from runtime_core.consumer.effects import Completed, Failed, Suspended, TurnResult
 from runtime_core.engines.results import Results
-from runtime_core.errors import BusError, Fenced, InvalidInput, LimitExceeded, WeftError
+from runtime_core.errors import InvalidInput, JournalMoved, LimitExceeded
 from runtime_core.hooks.around import RunHooks
 from runtime_core.hooks.ended import HooksOfEnd, TaskEnded, ended_task
-from runtime_core.manifest import Manifest
-from runtime_core.replies import Answer, Replies, name_of_step
+from runtime_core.replies import Replies
 from runtime_core.telemetry import gen_ai, trace_context
 from runtime_core.telemetry.attributes import DUPLICATE
 from runtime_core.telemetry.messaging import delivery_span
@@ -56,135 +47,6 @@ logger = logging.getLogger(__name__)
 LACKING_SECONDS = 1.0
 # Runs that wait are kept warm up to this many; one that was dropped is replayed.
 WARM_RUNS = 20_000
-
-
-class _TurnGone(WeftError):
-    """The turn is no longer this entry's: another owner goes on with the run."""
-
-
-class TurnPort:
-    """What a running turn writes on the broker before its commit, for the delivery that it handles now."""
-
-    __slots__ = ("_app", "_bus", "_offers", "_partitions", "_replies", "_writes", "delivery")
-
-    def __init__(
-        self,
-        bus: EventBus,
-        delivery: Delivery,
-        app: App,
-        partitions: int = 1,
-        replies: Replies | None = None,
-        offers: Offers | None = None,
-    ) -> None:
-        self._bus = bus
-        self._app = app
-        self._offers = offers or Offers(bus)
-        self._partitions = partitions
-        self._replies = replies
-        self.delivery = delivery
-        self._writes: list[asyncio.Task[object]] = []
-
-    async def record(self, step: str, digest: str, status: bytes, payload: bytes) -> bytes:
-        stored = await self._bus.record(
-            self.delivery, step, b"%b%b%013d%b" % (digest.encode(), status, _now(), payload)
-        )
-        if stored is None:
-            raise _TurnGone(f"{self.delivery!r} is handled by another owner")
-        return stored
-
-    async def begin_call(self, step: str, reserve: bytes) -> CallBegun:
-        begun = await self._bus.begin_call(self.delivery, step, reserve)
-        if begun is None:
-            raise _TurnGone(f"{self.delivery!r} is handled by another owner")
-        return begun
-
-    async def settle_call(
-        self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes
-    ) -> tuple[bytes, str]:
-        # What was streamed comes before the result, for who reads the stream and the final event.
-        await self.flush()
-        value = b"%b%b%013d%b" % (digest.encode(), status, _now(), payload)
-        settled = await self._bus.settle_call(self.delivery, step, value, usage)
-        if settled is None:
-            raise _TurnGone(f"{self.delivery!r} is handled by another owner")
-        return settled
-
-    def stream(self, step: str, attempt: int, data: bytes) -> None:
-        self._write(self._bus.stream(self.delivery, step, attempt, data))
-
-    async def usage(self) -> bytes:
-        return await self._bus.usage(self.delivery.task)
-
-    async def manifests(self) -> Sequence[Manifest]:
-        return await self._offers.manifests()
-
-    def progress(self, step: str, data: bytes) -> None:
-        self._write(self._bus.stream(self.delivery, step, self.delivery.attempt, data, progress=True))
-
-    def emit(self, step: str, digest: str, data: bytes) -> None:
-        value = b"%bK%013dnull" % (digest.encode(), _now())
-        self._write(self._bus.emit(self.delivery, step, value, data))
-
-    def note(self, step: str, digest: str) -> None:
-        value = b"%bK%013dnull" % (digest.encode(), _now())
-        self._write(self._bus.record(self.delivery, step, value))
-
-    def _write(self, writing: Coroutine[None, None, object]) -> None:
-        task = asyncio.get_running_loop().create_task(writing)
-        # A turn that is dropped does not wait for them: it is lost, and whoever dropped it knows why.
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._writes.append(task)
-
-    async def ask(
-        self, calls: Sequence[Call], sends: Sequence[Send | Publish] = (), state: bytes = b""
-    ) -> dict[str, asyncio.Future[Answer]]:
-        """Ask for results, and send messages, while the turn goes on: a future of the answer for each call's step.
-
-        A repeat asks for nothing twice and sends nothing twice. `state` (JSON; empty: unchanged) is what a call back
-        into this instance sees. Who gives up waiting cancels the future. Raises `Fenced`, `BusError`, and
-        `LimitExceeded` where the task would go over its `max_steps`.
-        """
-        if self._replies is None:
-            raise WeftError("nothing can be asked in mid-turn here: this handler has no reply stream")
-        delivery, replies = self.delivery, self._replies
-        names = {call.step: name_of_step(delivery.task, delivery.run, call.step) for call in calls}
-        futures = {step: replies.expect(name) for step, name in names.items()}
-        for step, future in futures.items():
-            delivery.waits += 1
-            future.add_done_callback(partial(self._answered, delivery, names[step]))
-        parts = parts_of_sends(sends, delivery, self._partitions)
-        parts += parts_of_calls(calls, delivery, self._app, self._partitions)
-        try:
-            known = await self._bus.ask(delivery, _now(), replies.name, state, parts, len(calls) + len(sends))
-        except BaseException:
-            for future in futures.values():
-                future.cancel()
-            raise
-        if known is None:
-            for future in futures.values():
-                future.cancel()
-            raise _TurnGone(f"{delivery!r} is handled by another owner")
-        for step, value in known.items():
-            replies.hand_out(names[step], Answer(value))
-        if delivery.quarantined and not all(future.done() for future in futures.values()):
-            # Whom it asked may need this very process. It has lived until here, and once it has its answer on record
-            # it comes to whatever follows without a wait: what kills its process then is convicted by that.
-            delivery.quarantined = False
-            await self._bus.leave_quarantine(delivery)
-        return futures
-
-    def _answered(self, delivery: Delivery, name: str, future: asyncio.Future[Answer]) -> None:
-        delivery.waits -= 1
-        if self._replies is not None:
-            self._replies.forget(name, future)
-
-    async def flush(self) -> None:
-        """Wait for the deltas and notes on their way: the commit must not overtake them. Raises what they raised."""
-        if self._writes:
-            writes, self._writes = self._writes, []
-            for result in await asyncio.gather(*writes, return_exceptions=True):
-                if isinstance(result, Fenced | BusError):
-                    raise result
 
 
 class _Warm:
@@ -270,24 +132,20 @@ class TurnHandler:
 
     async def _go_on(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm) -> str:
         """Run one turn, and commit what it asks for: how it ended."""
-        running = self._running.setdefault(delivery.task, set())
-        running.add(warm.run)
-        try:
-            result = await (self._advance_traced(delivery, warm) if delivery.span.recording else warm.run.advance())
-            # Counted here: the calls were made, whatever becomes of this turn.
-            count_model_calls(self._metrics, result.steps)
-            await warm.port.flush()
-        except _TurnGone:
-            warm.run.drop()
-            await self._bus.retry(delivery, 0, b"")
-            return "repeated"
-        except BaseException:
-            warm.run.drop()
-            raise
-        finally:
-            running.discard(warm.run)
-            if not running:
-                self._running.pop(delivery.task, None)
+        while True:
+            try:
+                result = await self._advance(delivery, warm)
+                break
+            except JournalMoved as moved:
+                logger.info("%s: replaying it", moved)
+                replayed = await self._replayed(delivery, definition)
+            except TurnGone:
+                replayed = None
+            if replayed is None:
+                await self._bus.retry(delivery, 0, b"")
+                return "repeated"
+            replayed.parent = warm.parent
+            warm = replayed
         match result:
             case Suspended():
                 return await self._suspend(delivery, definition, warm, result)
@@ -296,6 +154,24 @@ class TurnHandler:
             case Failed():
                 warm.run.drop()
                 return await self._fail(delivery, definition, result, warm)
+
+    async def _advance(self, delivery: Delivery, warm: _Warm) -> TurnResult:
+        """Run the turn until it ends or waits, with its writes in mid-turn. Drops the run where this raises."""
+        running = self._running.setdefault(delivery.task, set())
+        running.add(warm.run)
+        try:
+            result = await (self._advance_traced(delivery, warm) if delivery.span.recording else warm.run.advance())
+            # Counted here: the calls were made, whatever becomes of this turn.
+            count_model_calls(self._metrics, result.steps)
+            await warm.port.flush()
+            return result
+        except BaseException:
+            warm.run.drop()
+            raise
+        finally:
+            running.discard(warm.run)
+            if not running:
+                self._running.pop(delivery.task, None)
 
     async def _traced(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm) -> str:
         """One turn under a span of its own, in the trace of its task, with links to what has brought its results."""
@@ -347,11 +223,10 @@ class TurnHandler:
         """The run, ready to go on: warm, fresh, or replayed from its journal."""
         warm = self._warm.pop((delivery.task, delivery.run), None)
         if warm is not None:
-            # A delivery that another process had in hand may have steps in the journal that this run does not know.
-            untouched = delivery.attempt == 1 and delivery.deliveries == 1
-            if delivery.kind == "resume" and warm.turn == delivery.turn and untouched:
+            # Of a failed attempt the run here may know too much: whoever made it may have been another process.
+            if delivery.kind == "resume" and warm.turn == delivery.turn and delivery.attempt == 1:
                 # First: a branch goes on as soon as it has its result, and what it emits is this delivery's.
-                warm.port.delivery = delivery
+                warm.port.resume(delivery)
                 delivery.context = warm.context
                 try:
                     warm.brought = await self._bring_results(delivery, warm.run)
@@ -361,18 +236,20 @@ class TurnHandler:
                     raise
                 return warm
             warm.run.drop()
-        if (
-            delivery.kind == "start"
-            and delivery.deliveries == 1
-            and delivery.attempt == 1
-            and delivery.turn == 0  # a redriven one has another
-            and not delivery.key
-        ):
-            # The very first turn: there is nothing to load.
+        if delivery.kind == "start" and delivery.turn == 0 and delivery.attempt == 1 and not delivery.key:
+            # A first turn needs nothing of the broker until it does a step by itself: then its port looks whether
+            # another process has begun this turn before (`TurnPort.confirm`).
             started = int(delivery.entry.partition(b"-")[0])
-            return self._made(delivery, definition, RunFields(data=delivery.data, started_ms=started))
+            fields = RunFields(data=delivery.data, started_ms=started)
+            return self._made(delivery, definition, fields, self._port(delivery))
+        return await self._replayed(delivery, definition)
+
+    async def _replayed(self, delivery: Delivery, definition: AgentDefinition) -> _Warm | None:
+        """The run as the broker's journal has it; None where the delivery is no longer its current one."""
         fields = await self._stored(delivery)
-        return None if fields is None else self._made(delivery, definition, fields)
+        if fields is None:
+            return None
+        return self._made(delivery, definition, fields, self._port(delivery, loaded=True))
 
     async def _bring_results(self, delivery: Delivery, run: TurnRun) -> list[str]:
         """Give the run the result that woke it, and those of its other steps that have come in: which steps."""
@@ -397,9 +274,8 @@ class TurnHandler:
         delivery.context = delivery.context or fields.context
         return fields
 
-    def _made(self, delivery: Delivery, definition: AgentDefinition, fields: RunFields) -> _Warm:
+    def _made(self, delivery: Delivery, definition: AgentDefinition, fields: RunFields, port: TurnPort) -> _Warm:
         """A run from its beginning, or replayed as far as `fields` know it."""
-        port = self._port(delivery)
         meta = _meta(delivery.context)
         run = definition.make_run(
             task_id=delivery.task,
@@ -444,8 +320,8 @@ class TurnHandler:
             failed=lambda point: self._metrics.hook_failures[point].inc(),
         )
 
-    def _port(self, delivery: Delivery) -> TurnPort:
-        return TurnPort(self._bus, delivery, self._app, self._partitions, self._replies, self._offers)
+    def _port(self, delivery: Delivery, *, loaded: bool = False) -> TurnPort:
+        return TurnPort(self._bus, delivery, self._app, self._partitions, self._replies, self._offers, loaded=loaded)
 
     async def _hand_on(self, delivery: Delivery) -> None:
         """A handler that lacks a name hands the event back without counting, unless no app has it."""

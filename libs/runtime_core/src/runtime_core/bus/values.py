@@ -126,6 +126,16 @@ class RunFields:
     """Whether nobody wants the task's answer any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class Journaled:
+    """What a run has journaled since its last committed turn."""
+
+    steps: list[str]
+    """Steps that were finished in mid-turn."""
+    asked: bool
+    """Whether the run has asked for something in mid-turn."""
+
+
 class NotYet(Rejected):
     """Before the first manifest arrives nothing can be checked: the same submit may be accepted later."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,14 +43,19 @@ class DivergedStep:
 class _NoBroker:
     """What a replay writes: nothing. It never comes here, since unrecorded steps end it before."""
 
-    async def record(self, step: str, digest: str, status: bytes, payload: bytes) -> bytes:
+    async def confirm(self, known: Container[str]) -> None:
+        raise AssertionError("a replay has begun a step by itself")
+
+    async def record(
+        self, step: str, digest: str, status: bytes, payload: bytes, kind: str = "step", name: str = ""
+    ) -> bytes:
         raise AssertionError(f"a replay has done step {step}")
 
     async def begin_call(self, step: str, reserve: bytes) -> CallBegun:
         raise AssertionError(f"a replay has called the model of step {step}")
 
     async def settle_call(
-        self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes
+        self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes, name: str = ""
     ) -> tuple[bytes, str]:
         raise AssertionError(f"a replay has called the model of step {step}")
 
@@ -69,7 +74,7 @@ class _NoBroker:
     def emit(self, step: str, digest: str, data: bytes) -> None:
         raise AssertionError(f"a replay has emitted step {step}")
 
-    def note(self, step: str, digest: str) -> None:
+    def note(self, step: str, digest: str, name: str = "") -> None:
         raise AssertionError(f"a replay has kept step {step}")
 
 

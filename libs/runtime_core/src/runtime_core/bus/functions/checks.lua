@@ -69,8 +69,9 @@ local function check_end(base, task, h, flags, status)
   end
   if status ~= 'completed' then
     redis.call('ZCARD', base .. 'stopped')
-    local own = redis.call('HMGET', base .. 'task:' .. task, 'x', 'j:0')
+    local own = redis.call('HMGET', base .. 'task:' .. task, 'x', 'j:0', 'w')
     ending.hooks = hooks_of_end(base, head, own[1], own[2])
+    ending.unwritten = own[3]
   end
   if head.key ~= '' then check_instance(base, head.agent .. '/' .. head.key, head.stream) end
   if flags == '' then return ending end

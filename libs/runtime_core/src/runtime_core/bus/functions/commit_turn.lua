@@ -69,6 +69,7 @@ local function commit_turn(keys, args)
       ending = check_end(base, task, v[2], flags, END_OF[mode])
       -- A step in another partition, which this task answers, is told who has answered it.
       if run == 'r' and string.sub(ending.head.to, 1, 1) == '@' then ending.by = answered_by end
+      if run == 'r' then ending.unwritten = nil end
       if run ~= 'r' and inst ~= '' then check_instance(base, inst, stream) end
     else
       check_record(base, task, flags)
@@ -76,6 +77,8 @@ local function commit_turn(keys, args)
       if inst ~= '' then check_instance(base, inst, stream) end
     end
     settle(base, stream, entry)
+    -- The turn's own rows are in its record.
+    if unwritten then redis.call('HDEL', rk, 'w') end
     if usage then redis.call('HSET', key, 'us', usage, 'fl', flags) end
     at = 14
     for _ = 1, parts do

@@ -77,8 +77,11 @@ local function dead_letter(keys, args)
     if inst ~= '' then check_instance(base, inst, stream) end
   end
   settle(base, stream, entry)
-  -- The record holds the rows of the steps that this turn had kept.
-  if is_turn and reason ~= 'diverged' and tonumber(args[9]) > 1 then redis.call('HDEL', run_key(base, task, run), 'w') end
+  -- Whoever failed in this turn has put the rows of its steps into the record; whoever only buries it knows none.
+  if is_turn and reason ~= 'diverged' and tonumber(args[9]) > 1 then
+    redis.call('HDEL', run_key(base, task, run), 'w')
+    if ending then ending.unwritten = nil end
+  end
   local letter_id = redis.call('XADD', base .. 'dead', '*', unpack(letter))
   redis.call('ZADD', base .. 'letters', letter_id and ms_of(letter_id) or 0, task .. '|' .. letter_id)
   redis.call('HINCRBY', key, 'lt', 1)
@@ -96,6 +99,7 @@ local function dead_letter(keys, args)
   redis.call('HSET', key, 'steps', steps, 'fl', flag(flags, 'l'))
   if args[8] ~= '' then record_rows(base, task, flags, args[8]) end
   if is_turn then
+    record_unwritten(base, task, run, flags)
     end_child(base, task, run, inst, 'E', args[6], args[7])
   else
     answer(base, task, parent, step, 'E', args[6], args[7])

@@ -12,7 +12,7 @@ local function emit(keys, args)
   if r[1] ~= args[2] or ENDED[v[1]] then return 'DONE' end
   redis.call('XLEN', base .. 'out:' .. task)
   if redis.call('HSETNX', rk, 'j:' .. args[5], args[6]) == 0 then return 'DONE' end
-  redis.call('HSET', rk, 'w', (r[2] or '') .. args[5] .. '\n')
+  redis.call('HSET', rk, 'w', (r[2] or '') .. args[5] .. '\temit\temit\n')
   local seq = redis.call('HINCRBY', key, 'seq', 1)
   publish_delta(base, task, run, args[7], seq, args[8])
   if not string.find(v[2] or '', 'o', 1, true) then redis.call('HSET', key, 'fl', (v[2] or '') .. 'o') end

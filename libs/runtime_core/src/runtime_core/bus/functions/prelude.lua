@@ -12,7 +12,7 @@
 --   us, lim    what the task has used, and the most that it may use: JSON
 --   b:<step>   how often a model call that has no result was begun
 --   rs         what model calls under way have reserved: JSON, `<run>|<step>` to names and amounts
---   w          journaled steps whose rows no commit has written to the record yet
+--   w          journaled steps whose rows no commit has written to the record yet: step, kind and name, with tabs between
 --   q:<step>   a question: when it was asked (ms) and its event's data
 --   s0         the instance's state as it was when this (nested) run began
 --   l:<step>   traceparent of the span that gave the step its result
@@ -368,6 +368,44 @@ local function record_rows(base, task, flags, rows)
   tell_steps(base, task, flags, rows)
 end
 
+-- Rows of the steps that a run has finished in mid-turn and that no commit will write: `w` is the run's field. They
+-- say what was done and when. Values stay out, since secrets are removed from rows in the process that commits them.
+-- Returns the rows without brackets, and how many there are.
+local function unwritten_rows(base, task, run, w)
+  local rows = {}
+  for line in string.gmatch(w or '', '[^\n]+') do
+    local step, kind, name = string.match(line, '^([^\t]*)\t([^\t]*)\t(.*)$')
+    step = step or line
+    local value = redis.call('HGET', run_key(base, task, run), 'j:' .. step)
+    if value then
+      local ms, done = string.sub(value, 10, 22), string.sub(value, 9, 9) == 'K'
+      rows[#rows + 1] = '{"run":' .. quote(run) .. ',"kind":' .. quote(kind or 'step') .. ',"name":' .. quote(name or '') ..
+        ',"status":"' .. (done and 'completed' or 'failed') .. '","started":' .. ms .. ',"ended":' .. ms ..
+        ',"step":' .. quote(step) .. '}'
+    end
+  end
+  return table.concat(rows, ','), #rows
+end
+
+local function with_rows(record, rows)
+  if rows == '' then return record end
+  if record == '' or record == '[]' then return '[' .. rows .. ']' end
+  return string.sub(record, 1, -2) .. ',' .. rows .. ']'
+end
+
+-- The same for all runs of a task that ends: its own (`w`) and its child runs, by the task's `fields`.
+local function unwritten_of_task(base, task, w, fields)
+  local all, count = unwritten_rows(base, task, 'r', w)
+  for i = 1, fields and #fields or 0, 2 do
+    local child = string.match(fields[i], '^k:(.*)$')
+    if child and string.sub(fields[i + 1], 1, 1) ~= '@' then
+      local rows, more = unwritten_rows(base, task, child, redis.call('HGET', run_key(base, task, child), 'w'))
+      if more > 0 then all, count = all .. (count > 0 and ',' or '') .. rows, count + more end
+    end
+  end
+  return all, count
+end
+
 -- The record's row of a step that the broker itself answered: a sleep, or a question.
 local function record_answer(base, task, run, step, asked, ended, status, payload)
   local question = redis.call('HGET', run_key(base, task, run), 'q:' .. step)
@@ -571,14 +609,19 @@ end
 local function end_task(base, task, ending, flags, status, result, steps, ms, record, keep, run_in_flight)
   local key = base .. 'task:' .. task
   local head = ending.head
+  local fields = flags ~= '' and redis.call('HGETALL', key)
+  if fields or ending.unwritten then
+    local rows, more = unwritten_of_task(base, task, ending.unwritten, fields)
+    record, steps = with_rows(record, rows), text(tonumber(steps) + more)
+  end
   local body = status == 'completed' and ',"output":' or ',"error":'
   local usage = string.find(flags, 'u', 1, true) and redis.call('HGET', key, 'us') or '{}'
   local final = '{"task_id":"' .. task .. '","status":"' .. status .. '"' .. body .. result ..
     ',"usage":' .. usage .. ',"steps":' .. steps .. ',"trajectory":"' .. task .. '"}'
-  if flags ~= '' then free_children(base, task, redis.call('HGETALL', key)) end
+  if fields then free_children(base, task, fields) end
   if keep or string.find(flags, 'l', 1, true) then
     redis.call('HSET', key, 'status', status, 'out', final, 'ended', ms, 'steps', steps)
-    redis.call('HDEL', key, 'rs')
+    redis.call('HDEL', key, 'rs', 'w')
     redis.call('PERSIST', key)
   else
     redis.call('DEL', key)
@@ -630,6 +673,14 @@ local function note_answer(base, task, run, trace)
   local parent, step = parent_of(run)
   local rk = run_key(base, task, parent)
   if redis.call('HEXISTS', rk, 'm:' .. step) == 1 then redis.call('HSET', rk, 'l:' .. step, trace) end
+end
+
+-- Writes the rows of what a child run has finished in mid-turn, where whoever ends it does not know of them.
+local function record_unwritten(base, task, run, flags)
+  local rows, count = unwritten_rows(base, task, run, redis.call('HGET', run_key(base, task, run), 'w'))
+  if count == 0 then return end
+  redis.call('HINCRBY', base .. 'task:' .. task, 'steps', count)
+  record_rows(base, task, flags, '[' .. rows .. ']')
 end
 
 -- Ends a run that is not the task's first: its parent's step gets the result.

@@ -1,6 +1,7 @@
 -- Journals a step that a turn has finished in its middle (a model call, a `ctx.step`): put if absent.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 value (digest, status, ms, payload) · 7 journal limit
+--      8 the step's kind and name, with a tab between
 -- RETURNS the value now stored: the caller goes on with that, also where it is another's
 --         · 'FENCED' · 'DONE' where the turn is no longer this entry's · 'LIMIT'
 local function record(keys, args)
@@ -13,6 +14,6 @@ local function record(keys, args)
   local stored = redis.call('HGET', rk, field)
   if stored then return stored end
   if redis.call('HLEN', rk) >= tonumber(args[7]) then return redis.status_reply('LIMIT') end
-  redis.call('HSET', rk, field, args[6], 'w', (v[2] or '') .. args[5] .. '\n')
+  redis.call('HSET', rk, field, args[6], 'w', (v[2] or '') .. args[5] .. '\t' .. args[8] .. '\n')
   return args[6]
 end

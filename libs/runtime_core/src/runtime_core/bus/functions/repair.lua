@@ -70,6 +70,7 @@ local function repair(keys, args)
     return 'OK'
   end
   redis.call('HSET', key, 'fl', flag(v[4] or '', 'l'))
+  record_unwritten(base, task, run, v[4] or '')
   end_child(base, task, run, instance_key ~= '' and (agent .. '/' .. instance_key) or '', 'E', ms, error)
   return 'OK'
 end

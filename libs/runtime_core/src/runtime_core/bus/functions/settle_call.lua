@@ -2,7 +2,7 @@
 -- and gives back what it had reserved.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 value (digest, status, ms, payload) · 7 journal limit
---      8 what was used (JSON) or ''
+--      8 what was used (JSON) or '' · 9 the step's kind and name, with a tab between
 -- RETURNS the value now stored: the caller goes on with that, also where it is another's
 --         · {the value, why} where the task is over a limit now · 'FENCED' · 'DONE' where the turn is no longer this
 --         entry's · 'LIMIT' where the journal is full
@@ -21,7 +21,7 @@ local function settle_call(keys, args)
     local used = usage_with(t[2], {args[8]})
     usage, over = cjson.encode(used), over_limit(used, t[3])
   end
-  redis.call('HSET', rk, 'j:' .. step, args[6], 'w', (v[2] or '') .. step .. '\n')
+  redis.call('HSET', rk, 'j:' .. step, args[6], 'w', (v[2] or '') .. step .. '\t' .. args[9] .. '\n')
   redis.call('HDEL', rk, 'b:' .. step)
   if usage then redis.call('HSET', key, 'us', usage, 'fl', flag(t[5] or '', 'u')) end
   if t[4] then give_back(key, t[4], run .. '|' .. step) end

@@ -17,6 +17,8 @@ from runtime_core.trajectory.shortening import Told
 
 JOURNAL_LIMIT = 10_000
 """Steps that one run may journal."""
+LONGEST_NAME = 200
+"""Characters of a step's name that are kept beside its journal value."""
 
 
 class CommitVerbs(Partition):
@@ -113,11 +115,17 @@ class CommitVerbs(Partition):
             return None
         return {answer[at].decode(): answer[at + 1] for at in range(1, len(answer), 2)}
 
-    async def record(self, delivery: Delivery, step: str, value: bytes) -> bytes | None:
-        """Journal a step in mid-turn, put if absent: what is stored now, or None where the turn is lost."""
+    async def record(
+        self, delivery: Delivery, step: str, value: bytes, kind: str = "step", name: str = ""
+    ) -> bytes | None:
+        """Journal a step in mid-turn, put if absent: what is stored now, or None where the turn is lost.
+
+        `kind` and `name` are those of its row in the trajectory, should the task end before the turn commits.
+        """
         reply = await self.call(
-            "record", self.owner, delivery.entry, delivery.task, delivery.run, step, value, JOURNAL_LIMIT
-        )
+            "record", self.owner, delivery.entry, delivery.task, delivery.run, step, value, JOURNAL_LIMIT,
+            _labelled(kind, name),
+        )  # fmt: skip
         self._fence(reply)
         if reply == b"LIMIT":
             raise _journal_is_full()
@@ -140,15 +148,16 @@ class CommitVerbs(Partition):
         return CallBegun(int(attempt), msgspec.json.decode(granted, type=dict[str, float]))
 
     async def settle_call(
-        self, delivery: Delivery, step: str, value: bytes, usage: bytes = b""
+        self, delivery: Delivery, step: str, value: bytes, usage: bytes = b"", name: str = ""
     ) -> tuple[bytes, str] | None:
         """Journal a model call as `record` does, with what it has used (JSON); its reservation is given back.
 
         Returns what is stored now, and which limit the task is over by it (empty: none); None where the turn is lost.
         """
         reply = await self.call(
-            "settle_call", self.owner, delivery.entry, delivery.task, delivery.run, step, value, JOURNAL_LIMIT, usage
-        )
+            "settle_call", self.owner, delivery.entry, delivery.task, delivery.run, step, value, JOURNAL_LIMIT, usage,
+            _labelled("model", name),
+        )  # fmt: skip
         self._fence(reply)
         if reply == b"LIMIT":
             raise _journal_is_full()
@@ -201,3 +210,8 @@ class CommitVerbs(Partition):
 
 def _journal_is_full() -> LimitExceeded:
     return LimitExceeded(f"the run's journal holds its limit of {JOURNAL_LIMIT} steps")
+
+
+def _labelled(kind: str, name: str) -> str:
+    """A step's kind and name on one line, with a tab between them."""
+    return f"{kind}\t{' '.join(name.split())[:LONGEST_NAME]}"

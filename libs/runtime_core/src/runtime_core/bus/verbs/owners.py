@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import cast
 
@@ -22,11 +23,13 @@ class OwnerVerbs(Partition):
         millisecond may have been told before), and how many owners this beat declared dead. Raises `Fenced` where this
         owner was declared dead.
         """
+        sent = time.monotonic()
         reply = texts(
             await self.call("beat", self.owner, lease_ms, max(100, lease_ms // 6), "1" if first else "0", since_ms)
         )
         if reply[0] != "OK":
             raise Fenced(f"{self.owner} was declared dead")
+        self.alive_until = sent + lease_ms / 1000
         return reply[1], reply[3:], int(reply[2])
 
     async def lead(self, role: str, floor: int = 0) -> int:

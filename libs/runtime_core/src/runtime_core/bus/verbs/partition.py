@@ -31,6 +31,8 @@ class Partition:
         self.keys = keys
         self.owner = owner
         self.durability = durability
+        self.alive_until = 0.0
+        """Until when (`time.monotonic`) nobody can have declared this owner dead: a lease after its last heartbeat."""
         self._library = library()
         self._functions = self._library.functions
         self._base = keys.base.encode()

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import cast
 
 from runtime_core.bus.delivery import Delivery, pairs
 from runtime_core.bus.keys import group_of
 from runtime_core.bus.transport import Reply
-from runtime_core.bus.values import Adopted, RunFields
+from runtime_core.bus.values import Adopted, Journaled, RunFields
 from runtime_core.bus.verbs.partition import Partition
-from runtime_core.errors import InvalidInput, ServerError
+from runtime_core.errors import Fenced, InvalidInput, ServerError
 
 QUARANTINE_AFTER = 3
 """Deliveries after which an entry is run alone."""
 CONDEMN_AFTER = 2
 """Deaths in quarantine after which an entry is a dead letter."""
+
+
+LIVE = (b"accepted", b"running", b"waiting")
+"""Statuses of a task that has not ended."""
+
+
+def steps_of(unwritten: bytes) -> list[str]:
+    """The steps in a run's field `w`: one line each, the step's id before its kind and name."""
+    return [line.partition("\t")[0] for line in unwritten.decode().splitlines() if line]
 
 
 class TakingVerbs(Partition):
@@ -165,7 +175,7 @@ class TakingVerbs(Partition):
             elif name == "u":
                 fields.turn = int(value)
             elif name == "w":
-                fields.unrecorded = value.decode().split()
+                fields.unrecorded = steps_of(value)
             elif name == "wd":
                 fields.withdrawn = True
             elif name == "h":
@@ -177,6 +187,24 @@ class TakingVerbs(Partition):
             else:
                 fields.pending[name[2:]] = value[:8].decode()
         return fields
+
+    async def journaled(self, delivery: Delivery) -> Journaled | None:
+        """What the run has journaled since its last committed turn; None where the turn is no longer this delivery's.
+
+        One read without a function. Raises Fenced where this owner was declared dead.
+        """
+        keys, call = self.keys, self.transport.call
+        alive, run, status = await asyncio.gather(
+            call("ZSCORE", keys.alive, self.owner),
+            call("HMGET", keys.run(delivery.task, delivery.run), "cur", "w", "a"),
+            call("HGET", keys.task(delivery.task), "status"),
+        )
+        if alive is None:
+            raise Fenced(f"{self.owner} was declared dead")
+        cur, steps, asked = cast(list[bytes | None], run)
+        if cur != delivery.entry or status not in LIVE:
+            return None
+        return Journaled(steps_of(steps or b""), asked is not None)
 
     async def results(self, task: str, run: str, steps: Sequence[str]) -> list[bytes | None]:
         """Journal values of these steps of a run, None where one is still missing."""

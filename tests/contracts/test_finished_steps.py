@@ -1,0 +1,237 @@
+"""A finished step never runs again, whatever the delivery counts of its entry say (hole 47)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from runtime_core import AgentContext, App
+from runtime_core.agents.turn_handler import TurnHandler
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import group_of
+from runtime_core.errors import Fenced, ServerError
+from runtime_core.telemetry.metrics import Metrics
+from tests.contracts.broker import Broker, answer
+
+WAIT_SECONDS = 60.0
+
+
+class Shop:
+    """An app whose agent charges a card in one step and stays in the next one. `charged` is the outside ledger."""
+
+    def __init__(self, before: str = "nothing") -> None:
+        self.app = App("shop")
+        self.charged: list[str] = []
+        self.stays = asyncio.Event()
+        """Set once the long step has begun."""
+        self.go_on = asyncio.Event()
+
+        @self.app.tool
+        def search() -> str:
+            return "found"
+
+        async def charge() -> int:
+            self.charged.append("card")
+            return len(self.charged)
+
+        async def stay() -> None:
+            self.stays.set()
+            await self.go_on.wait()
+
+        @self.app.agent("writer")
+        async def writer(ctx: AgentContext, value: object) -> int:
+            if before == "tool":
+                await ctx.tool(search)
+            if before == "emit":
+                await ctx.emit("working")
+            charged = await ctx.step(charge)
+            await ctx.step(stay)
+            return int(charged)
+
+    def handler(self, bus: EventBus) -> TurnHandler:
+        return TurnHandler(bus, self.app, Metrics(CollectorRegistry(), "agent-handler"))
+
+    async def begin(self, bus: EventBus, turn: Delivery) -> asyncio.Task[None]:
+        """Handle the turn until its agent is in the long step."""
+        self.stays.clear()
+        handling = asyncio.create_task(self.handler(bus).handle(turn))
+        async with asyncio.timeout(WAIT_SECONDS):
+            await self.stays.wait()
+        return handling
+
+
+async def cut(handling: asyncio.Task[None]) -> None:
+    handling.cancel()
+    await asyncio.wait((handling,))
+
+
+async def graceful_stop(broker: Broker, bus: EventBus, other: EventBus, turn: Delivery) -> Delivery:
+    """The first process hands the entry back uncounted; the second one adopts it as if it were fresh."""
+    await other.leave([turn])
+    (adopted,) = (await bus.adopt("agent", 10, False)).deliveries
+    return adopted
+
+
+async def uncounted_retry(broker: Broker, bus: EventBus, other: EventBus, turn: Delivery) -> Delivery:
+    """The entry waits in the timers without counting, and comes back as a new entry."""
+    await other.retry(turn, 0, b"", counts=False)
+    await bus.promote()
+    return await broker.take(bus)
+
+
+async def lost_group(broker: Broker, bus: EventBus, other: EventBus, turn: Delivery) -> Delivery:
+    """The group is lost with its counts and made again from 0."""
+    await broker.call("XGROUP", "DESTROY", broker.keys.stream("agent"), group_of("agent"))
+    await bus.make_groups(["agent"])
+    return await broker.take(bus)
+
+
+@pytest.mark.parametrize("before", ["nothing", "emit", "tool"])
+@pytest.mark.parametrize("handed_on", [graceful_stop, uncounted_retry, lost_group])
+async def test_a_finished_step_is_not_done_again_by_the_next_process(
+    broker: Broker,
+    bus: EventBus,
+    other: EventBus,
+    before: str,
+    handed_on: Callable[[Broker, EventBus, EventBus, Delivery], Awaitable[Delivery]],
+) -> None:
+    shop = Shop(before)
+    await broker.submit(bus, "t")
+    if before == "tool":
+        await shop.handler(other).handle(await broker.take(other))
+        assert await answer(bus, await broker.take(bus, "tool"))
+    turn = await broker.take(other)
+    await cut(await shop.begin(other, turn))
+    again = await handed_on(broker, bus, other, turn)
+    assert (again.deliveries, again.attempt) == (1, 1), "by its counts it was never begun"
+    shop.go_on.set()
+    await shop.handler(bus).handle(again)
+    assert (await broker.final("t"))["output"] == 1
+    assert shop.charged == ["card"]
+
+
+async def test_a_run_kept_in_memory_sees_the_steps_of_a_process_that_stopped(
+    broker: Broker, bus: EventBus, other: EventBus
+) -> None:
+    """The turn went to another process, which did a step and handed the turn back uncounted."""
+    shop = Shop("tool")
+    keeps = shop.handler(bus)
+    await broker.submit(bus, "t")
+    await keeps.handle(await broker.take(bus))
+    assert await answer(bus, await broker.take(bus, "tool"))
+    turn = await broker.take(other)
+    await cut(await shop.begin(other, turn))
+    again = await graceful_stop(broker, bus, other, turn)
+    shop.go_on.set()
+    await keeps.handle(again)
+    assert (await broker.final("t"))["output"] == 1
+    assert shop.charged == ["card"]
+
+
+async def test_an_owner_declared_dead_begins_no_step(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """A process that was paused between two steps finds out before the second one, which another has done by then."""
+    app, done = App("paused"), []
+    paused, go_on = asyncio.Event(), asyncio.Event()
+
+    async def pay() -> None:
+        done.append("paid")
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> None:
+        await ctx.step(pay, name="first")
+        if not go_on.is_set():
+            paused.set()
+            await go_on.wait()
+        await ctx.step(pay, name="second")
+
+    def handler(owner: EventBus) -> TurnHandler:
+        return TurnHandler(owner, app, Metrics(CollectorRegistry(), "agent-handler"))
+
+    await broker.submit(bus, "t")
+    turn = await broker.take(other)
+    handling = asyncio.create_task(handler(other).handle(turn))
+    async with asyncio.timeout(WAIT_SECONDS):
+        await paused.wait()
+    await broker.silence(other)
+    other.alive_until = 0.0  # a lease has passed since its last heartbeat
+    (adopted,) = (await bus.adopt("agent", 10, False)).deliveries
+    go_on.set()
+    await handler(bus).handle(adopted)
+    with pytest.raises(Fenced):
+        await handling
+    assert done == ["paid", "paid"]
+    assert await broker.status("t") == "completed"
+
+
+async def test_the_result_of_a_step_is_stored_though_its_process_is_stopping(
+    broker: Broker, bus: EventBus, other: EventBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop that comes while the result is on its way to the broker does not lose it."""
+    app, done = App("stopping"), []
+    sending, go_on, stored = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    record = other.record
+
+    async def slow(delivery: Delivery, step: str, value: bytes, kind: str = "step", name: str = "") -> bytes | None:
+        sending.set()
+        await go_on.wait()
+        reply = await record(delivery, step, value, kind, name)
+        stored.set()
+        return reply
+
+    monkeypatch.setattr(other, "record", slow)
+
+    async def pay() -> int:
+        done.append("paid")
+        return len(done)
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> int:
+        return int(await ctx.step(pay))
+
+    def handler(owner: EventBus) -> TurnHandler:
+        return TurnHandler(owner, app, Metrics(CollectorRegistry(), "agent-handler"))
+
+    await broker.submit(bus, "t")
+    turn = await broker.take(other)
+    handling = asyncio.create_task(handler(other).handle(turn))
+    async with asyncio.timeout(WAIT_SECONDS):
+        await sending.wait()
+        await cut(handling)
+        go_on.set()
+        await stored.wait()
+    again = await graceful_stop(broker, bus, other, turn)
+    await handler(bus).handle(again)
+    assert (await broker.final("t"))["output"] == 1
+    assert done == ["paid"]
+
+
+async def test_the_result_of_a_step_waits_for_a_broker_that_cannot_write(
+    broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step has had its effect: the function does not run again because the broker's disk is full for a moment."""
+    app, done = App("insisting"), []
+    record, refusals = bus.record, [ServerError("MISCONF Errors writing to the AOF file: No space left on device")]
+
+    async def refused(delivery: Delivery, step: str, value: bytes, kind: str = "step", name: str = "") -> bytes | None:
+        if refusals:
+            raise refusals.pop()
+        return await record(delivery, step, value, kind, name)
+
+    monkeypatch.setattr(bus, "record", refused)
+
+    async def pay() -> int:
+        done.append("paid")
+        return len(done)
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> int:
+        return int(await ctx.step(pay))
+
+    await broker.submit(bus, "t")
+    await TurnHandler(bus, app, Metrics(CollectorRegistry(), "agent-handler")).handle(await broker.take(bus))
+    assert (await broker.final("t"))["output"] == 1
+    assert done == ["paid"]
