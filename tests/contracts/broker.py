@@ -162,7 +162,7 @@ class Broker:
             assert pending[0] == 0, f"{stream} still has pending entries"
         assert await self.call("ZCARD", self.keys.timers) == 0
         assert await self.hash("delayed") == {}
-        for pattern in ("mail:*", "nest:*", "run:*"):
+        for pattern in ("mail:*", "nest:*", "run:*", "line:*"):
             assert await self.call("KEYS", self.keys.base + pattern) == [], f"{pattern} is left"
         for key in cast(list[bytes], await self.call("KEYS", self.keys.base + "inst:*")):
             assert await self.call("HGET", key, "busy") is None, f"{key.decode()} is still busy"

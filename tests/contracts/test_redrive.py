@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime_core.bus.event_bus import EventBus
-from tests.contracts.broker import LEASE_MS, Broker, answer, ask, bury, complete, fail, suspend
+from tests.contracts.broker import LEASE_MS, Broker, answer, ask, bury, complete, fail, nap, suspend
 
 
 async def letter(broker: Broker) -> str:
@@ -53,6 +53,80 @@ async def test_redrive_reopens_a_task_when_told(broker: Broker, bus: EventBus) -
     assert await complete(bus, turn)
     assert (await broker.final("t"))["status"] == "completed"
     await broker.idle()
+
+
+async def dead_call_of_an_instance(broker: Broker, bus: EventBus) -> str:
+    """A task of `writer/k` that failed because its call was given up; the letter."""
+    await broker.submit(bus, "t", key="k")
+    assert await suspend(bus, await broker.take(bus), ask("1"))
+    assert await bury(bus, await broker.take(bus, "tool"))
+    assert await fail(bus, await broker.take(bus))
+    return await letter(broker)
+
+
+async def test_a_reopened_run_of_an_instance_joins_its_mailbox(broker: Broker, bus: EventBus) -> None:
+    """Hole 49: without its instance it would write state beside another turn, or never go on."""
+    found = await dead_call_of_an_instance(broker, bus)
+    await broker.submit(bus, "other", key="k")
+    running = await broker.take(bus)
+    assert await bus.redrive(found, reopen=True) == ["ok", "t"]
+    assert await answer(bus, await broker.take(bus, "tool"), b'"at last"')
+    await broker.nothing(bus)
+    assert await broker.mailbox("writer/k") == ["t|r"]
+    assert await complete(bus, running, state=b'{"n":1}')
+    turn = await broker.take(bus)
+    assert (turn.task, turn.run) == ("t", "r")
+    assert (await broker.hash("inst:writer/k"))["busy"] == "t|r"
+    loaded = await bus.load(turn)
+    assert loaded is not None
+    assert (loaded.state, loaded.journal["1"][22:]) == (b'{"n":1}', b'"at last"')
+    assert await complete(bus, turn, state=b'{"n":2}')
+    assert (await broker.hash("inst:writer/k"))["state"] == '{"n":2}'
+    await broker.idle()
+
+
+async def test_a_reopened_run_waits_for_the_call_that_is_driven_again(broker: Broker, bus: EventBus) -> None:
+    """Its turn comes before the result does: it waits for the same call, and asks nothing twice."""
+    found = await dead_call_of_an_instance(broker, bus)
+    assert await bus.redrive(found, reopen=True) == ["ok", "t"]
+    turn = await broker.take(bus)
+    loaded = await bus.load(turn)
+    assert loaded is not None
+    assert (loaded.journal, list(loaded.pending)) == ({}, ["1"])
+    assert await suspend(bus, turn, ["a", "1", "!"])
+    assert await answer(bus, await broker.take(bus, "tool"))
+    await broker.nothing(bus, "tool")
+    assert await complete(bus, await broker.take(bus))
+    await broker.idle()
+
+
+async def test_a_reopened_run_asks_again_for_what_its_end_took_away(broker: Broker, bus: EventBus) -> None:
+    """The end has freed child runs, timers and calls: nothing would ever answer these steps."""
+    await broker.submit(bus, "t")
+    child = ask("2", "editor", stream="agent", key="e", wait="g0")
+    assert await suspend(bus, await broker.take(bus), ask("1"), child, nap("3", 60_000))
+    child_turn = await broker.take(bus)
+    assert await bury(bus, await broker.take(bus, "tool"))
+    assert await fail(bus, await broker.take(bus))
+    assert await complete(bus, child_turn) is False
+    assert await bus.redrive(await letter(broker), reopen=True) == ["ok", "t"]
+    loaded = await bus.load(await broker.take(bus))
+    assert loaded is not None
+    assert list(loaded.pending) == ["1"]
+
+
+async def test_a_reopened_task_counts_each_row_once(broker: Broker, bus: EventBus) -> None:
+    """A task that was cancelled had no row of its own run; a call that was only buried had none either."""
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1"))
+    assert await bury(bus, await broker.take(bus, "tool"))
+    assert (await bus.cancel("t", "no more")) == ["cancelled"]
+    assert (await broker.final("t"))["steps"] == 0
+    assert await bus.redrive(await letter(broker), reopen=True) == ["ok", "t"]
+    assert await answer(bus, await broker.take(bus, "tool"))
+    turn = [await broker.take(bus), await broker.take(bus)][-1]
+    assert await complete(bus, turn)
+    assert (await broker.final("t"))["steps"] == 2
 
 
 async def test_redrive_takes_the_letter(broker: Broker, bus: EventBus) -> None:

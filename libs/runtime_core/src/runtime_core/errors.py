@@ -18,6 +18,7 @@ WeftError                     anything that Weft raises on purpose: one line tha
 ├── StepError                 a step that the run waited for has failed (type and message are recorded)
 │   ├── ToolError             … a tool call
 │   ├── AgentError            … an agent that was asked
+│   │   └── Deadlock          … whose instance waits, over others, for the very run that asked
 │   ├── EngineError           … a compute step
 │   ├── HumanTimeout          … a question that nobody answered in time
 │   ├── LocalStepError        … a `ctx.step`
@@ -142,6 +143,10 @@ class ToolError(StepError):
 
 class AgentError(StepError):
     """An agent that was asked has failed for good."""
+
+
+class Deadlock(AgentError):
+    """The request would have waited for itself: its message names who waits for whom. Nothing was asked."""
 
 
 class EngineError(StepError):

@@ -14,6 +14,7 @@ from runtime_core.agents.values import canonical, from_json
 from runtime_core.consumer.effects import FAILED
 from runtime_core.errors import (
     AgentError,
+    Deadlock,
     EngineError,
     HumanTimeout,
     LocalStepError,
@@ -95,7 +96,10 @@ def result_of(step: Step[T], value: bytes, branch: Branch) -> T:
     """What a journal value gives to the code: the result, or the error raised. Live and replayed alike."""
     branch.saw(time_of(value))
     if status_of(value) == FAILED:
-        raise _ERRORS.get(step.kind, StepError)(*recorded_error(value))
+        type, message = recorded_error(value)
+        if type == Deadlock.__name__ and step.kind == "agent":
+            raise Deadlock(type, message)
+        raise _ERRORS.get(step.kind, StepError)(type, message)
     payload = payload_of(value)
     if step.kind == "agent":
         payload, changes = unwrapped(payload)

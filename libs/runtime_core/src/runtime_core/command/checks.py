@@ -22,6 +22,7 @@ from runtime_core.bus.library import library
 from runtime_core.bus.reply import position, text
 from runtime_core.bus.transport import Argument, Reply
 from runtime_core.command.backlog import engine_streams, groups_of, work_streams
+from runtime_core.command.circles import find_circles
 from runtime_core.command.connection import Broker, has_trajectories, trajectories
 from runtime_core.command.stuck import find_stuck, free
 from runtime_core.errors import InvalidInput, ServerError, WeftError
@@ -315,6 +316,14 @@ async def stuck(opened: Broker, wanted: Wanted) -> AsyncIterator[Finding]:
         yield Finding("stuck", True, "every open run has something that carries it on")
 
 
+async def circles(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
+    found = await find_circles(opened.buses)
+    for circle in found:
+        yield Finding("deadlock", False, circle, "cancel one of the tasks: weft task cancel ID")
+    if not found:
+        yield Finding("deadlock", True, "no runs wait for each other in a circle")
+
+
 async def dedupe(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
     sizes = [cast(int, await bus.transport.call("HLEN", bus.keys.base + "seen")) for bus in opened.buses]
     limit = await opened.transport.call("HGET", opened.buses[0].keys.meta, "dedupe_max")
@@ -392,8 +401,8 @@ async def clock(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
 
 
 CHECKS: tuple[Check, ...] = (
-    server, policy, persistence, clock, namespace, functions, groups, consumers, engines, manifests, stuck, dedupe,
-    letters, store,
+    server, policy, persistence, clock, namespace, functions, groups, consumers, engines, manifests, stuck, circles,
+    dedupe, letters, store,
 )  # fmt: skip
 
 

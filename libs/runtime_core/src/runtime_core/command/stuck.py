@@ -76,7 +76,7 @@ async def free(bus: EventBus, stuck: Stuck) -> bool:
 
 async def _look(bus: EventBus) -> list[Stuck]:
     # In this order: what is read of tasks first and found nowhere later was nowhere in between, or has changed.
-    runs = await _open_runs(bus)
+    runs = await open_runs(bus)
     held, idle_mailboxes = await _instances(bus)
     entries, at_work = await _entries(bus)
     timers = {
@@ -131,7 +131,7 @@ def _stuck_run(
     return found
 
 
-async def _open_runs(bus: EventBus) -> dict[tuple[str, str], Fields]:
+async def open_runs(bus: EventBus) -> dict[tuple[str, str], Fields]:
     """The fields of every run of every task that has not ended, by task and run."""
     call, keys = bus.transport.call, bus.keys
     found: dict[tuple[str, str], Fields] = {}

@@ -69,7 +69,7 @@ local function commit_turn(keys, args)
       ending = check_end(base, task, v[2], flags, END_OF[mode])
       -- A step in another partition, which this task answers, is told who has answered it.
       if run == 'r' and string.sub(ending.head.to, 1, 1) == '@' then ending.by = answered_by end
-      if run == 'r' then ending.unwritten = nil end
+      if run == 'r' then ending.unwritten, ending.row = nil, true end
       if run ~= 'r' and inst ~= '' then check_instance(base, inst, stream) end
     else
       check_record(base, task, flags)

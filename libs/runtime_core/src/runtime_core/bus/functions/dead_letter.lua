@@ -20,7 +20,7 @@ local function dead_letter(keys, args)
   local fields, named = found[2], {}
   for i = 1, #fields, 2 do named[fields[i]] = fields[i + 1] end
   local head = lines(named.h or '')
-  local letter = {'reason', reason, 'stream', stream, 'group', group_of(stream), 'entry', entry, 'time', args[6], 'error', args[7]}
+  local letter = {'rows', args[9], 'reason', reason, 'stream', stream, 'group', group_of(stream), 'entry', entry, 'time', args[6], 'error', args[7]}
   local errors = args[5]
   if named.e then errors = string.sub(named.e, 1, -2) .. (errors == '[]' and ']' or ',' .. string.sub(errors, 2)) end
   letter[#letter + 1] = 'errors'
@@ -71,6 +71,7 @@ local function dead_letter(keys, args)
   if is_turn and run == 'r' then
     ending = check_end(base, task, v[2], flags, 'failed')
     ending.attempt = head[7]
+    ending.row = tonumber(args[9]) > 0
   else
     check_record(base, task, flags)
     check_waiting(base, task, parent)

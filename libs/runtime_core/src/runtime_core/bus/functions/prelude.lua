@@ -8,7 +8,7 @@
 --                                                                     r steps on the out stream, u usage or limits, n somebody waits for its runs,
 --                                                                     v model calls have reserved, t the context names a trace, e it has ended before
 --   m:<step>   a step without a result: digest (8), kind (1), wait      j:<step>  its result: digest (8), status (1), ms (13), payload
---   lt         number of its dead letters, which pin the ended task
+--   lt         number of its dead letters, which pin the ended task     row  1 where its steps count the first run's own row
 --   us, lim    what the task has used, and the most that it may use: JSON
 --   b:<step>   how often a model call that has no result was begun
 --   rs         what model calls under way have reserved: JSON, `<run>|<step>` to names and amounts
@@ -79,8 +79,9 @@ local function settle(base, stream, entry)
   return acked
 end
 
-local function append_start(base, task, run, stream, agent, key, data, context)
-  local header = '1\nstart\n' .. task .. '\n' .. run .. '\n' .. agent .. '\n' .. key .. '\n1\n0'
+-- `turn` is 0 for a run without a past. Another number makes its reader load the journal first.
+local function append_start(base, task, run, stream, agent, key, data, context, turn)
+  local header = '1\nstart\n' .. task .. '\n' .. run .. '\n' .. agent .. '\n' .. key .. '\n1\n' .. (turn or '0')
   if context and context ~= '' then
     return redis.call('XADD', base .. stream, '*', 'h', header, 'd', data, 'x', context)
   end
@@ -123,9 +124,78 @@ end
 
 local function top_of(busy) return string.match(busy, '([^\n]*)$') end
 
+-- Child runs that wait for an instance are listed by task in `line:<task>` (run to instance), so that `circle` can
+-- follow who waits for whom. pcall: where another program has put something else there, only that is lost.
+local function enter_line(base, task, run, inst)
+  if run ~= 'r' then redis.pcall('HSET', base .. 'line:' .. task, run, inst) end
+end
+
+local function leave_line(base, task, run)
+  if run ~= 'r' then redis.pcall('HDEL', base .. 'line:' .. task, run) end
+end
+
+-- Does `run` wait for its descendant `child`, step by step, and does that one wait for an instance?
+local function waits_in_line(base, task, run, child)
+  local cur = redis.pcall('HGET', run_key(base, task, child), 'cur')
+  if cur ~= 'mail' and cur ~= 'nest' then return false end
+  local at = child
+  while at ~= run do
+    local parent, step = parent_of(at)
+    if not parent or redis.pcall('HEXISTS', run_key(base, task, parent), 'm:' .. step) ~= 1 then return false end
+    at = parent
+  end
+  return true
+end
+
+-- Most holders that one request is followed through, and most waiting runs that are looked at for each.
+local CIRCLE_LOOKS, CIRCLE_RUNS = 200, 500
+
+-- Would a request that has to wait for `inst`, as the child `run`, wait for its own asker? Follows the holders of the
+-- instance to the instances that they wait for, and so on. Returns nil, or the circle as text. A circle closes with
+-- the last request to enter it, so that nobody else has to look.
+local function circle(base, task, run, inst, busy)
+  local asker = parent_of(run)
+  local queue, seen, at, looks = {}, {}, 1, 0
+  local function follow(holders, waiting_task, waiting_run, name, path)
+    for _, holder in ipairs(lines(holders)) do
+      -- A run that was called back into its instance waits only for holders above its own callers.
+      if holder ~= '|' and not waits_for(holder, waiting_task, waiting_run) then
+        queue[#queue + 1] = {holder, path .. name .. ' (task ' .. string.match(holder, '^(.*)|') .. ')'}
+      end
+    end
+  end
+  follow(busy, task, run, inst, '')
+  while queue[at] and looks < CIRCLE_LOOKS do
+    local holder, path = queue[at][1], queue[at][2]
+    at = at + 1
+    if not seen[holder] then
+      seen[holder], looks = true, looks + 1
+      local held_task, held_run = string.match(holder, '^(.*)|([^|]*)$')
+      if held_task == task and (held_run == asker or string.sub(asker, 1, #held_run + 1) == held_run .. '/') then
+        return path .. ', which waits for ' .. inst
+      end
+      local waiting = redis.pcall('HSCAN', base .. 'line:' .. held_task, '0', 'COUNT', CIRCLE_RUNS)
+      for i = 1, type(waiting[2]) == 'table' and #waiting[2] or 0, 2 do
+        local child, name = waiting[2][i], waiting[2][i + 1]
+        if string.sub(child, 1, #held_run + 1) == held_run .. '/' and waits_in_line(base, held_task, held_run, child) then
+          local holders = redis.pcall('HGET', base .. 'inst:' .. name, 'busy')
+          if type(holders) == 'string' then follow(holders, held_task, child, name, path .. ', which waits for ') end
+        end
+      end
+    end
+  end
+  return nil
+end
+
+local function deadlock(chain)
+  return error_json('Deadlock', 'the request would wait for itself: it waits for ' .. chain ..
+    '; ask in the same order everywhere, send without waiting, or catch this error and try later')
+end
+
 -- Appends the start event of a run whose fields are already stored, and makes it the holder of its instance.
 local function start_stored(base, inst, task, run, busy)
   local rk = run_key(base, task, run)
+  leave_line(base, task, run)
   local v = redis.call('HMGET', rk, 'h', 'd', 'x')
   local stream, agent, instance_key = target_of(v[1])
   local entry = append_start(base, task, run, stream, agent, instance_key, v[2], v[3])
@@ -229,7 +299,8 @@ end
 local function interleaves(base, agent) return redis.call('HEXISTS', base .. 'interleaved', agent) == 1 end
 
 -- Delivers a run to its agent: at once, as a nested call, or through the instance's mailbox. The caller stores
--- `cur` (the value returned) with the run's other fields. `bounded`: nil, and nothing written, where the mailbox is full.
+-- `cur` (the value returned) with the run's other fields. `bounded`: nil and an error (JSON), and nothing written, where
+-- the mailbox is full, or where the request would wait for its own asker.
 local function deliver(base, task, run, stream, agent, key, data, context, bounded)
   if key == '' then return append_start(base, task, run, stream, agent, key, data, context) end
   local inst = agent .. '/' .. key
@@ -256,14 +327,22 @@ local function deliver(base, task, run, stream, agent, key, data, context, bound
         keep_snapshot(base, inst, task, run)
         return append_start(base, task, run, stream, agent, key, data, context)
       end
+      local chain = bounded and run ~= 'r' and circle(base, task, run, inst, busy)
+      if chain then return nil, deadlock(chain) end
       redis.call('RPUSH', base .. 'nest:' .. inst, ref)
+      enter_line(base, task, run, inst)
       return 'nest'
     end
   end
   if bounded then
     local waiting = redis.call('LLEN', base .. 'mail:' .. inst)
-    if waiting > 0 and waiting >= tonumber(redis.call('HGET', base .. 'meta', 'mailbox_max') or '10000') then return nil end
+    if waiting > 0 and waiting >= tonumber(redis.call('HGET', base .. 'meta', 'mailbox_max') or '10000') then
+      return nil, mailbox_full(agent, key)
+    end
+    local chain = run ~= 'r' and circle(base, task, run, inst, busy)
+    if chain then return nil, deadlock(chain) end
   end
+  enter_line(base, task, run, inst)
   count_mail(base, inst, redis.call('RPUSH', base .. 'mail:' .. inst, ref))
   return 'mail'
 end
@@ -436,6 +515,7 @@ end
 -- Frees what an ended task holds: child runs, their instances, timers. Work in flight is freed by its own
 -- late commit or by its adopter, since two turns must never be at once on one instance.
 local function free_children(base, task, fields)
+  local listed = false
   for i = 1, #fields, 2 do
     local child = string.match(fields[i], '^k:(.*)$')
     if child and string.sub(fields[i + 1], 1, 1) == '@' then
@@ -444,6 +524,10 @@ local function free_children(base, task, fields)
       local rk = run_key(base, task, child)
       local cur = redis.call('HGET', rk, 'cur')
       redis.call('DEL', rk)
+      if fields[i + 1] ~= '' and not listed then
+        listed = true
+        redis.pcall('DEL', base .. 'line:' .. task)
+      end
       if fields[i + 1] ~= '' and (cur == 'held' or cur == 'retry' or cur == 'park' or cur == 'pend') then
         release(base, fields[i + 1], task, child)
       end
@@ -620,7 +704,7 @@ local function end_task(base, task, ending, flags, status, result, steps, ms, re
     ',"usage":' .. usage .. ',"steps":' .. steps .. ',"trajectory":"' .. task .. '"}'
   if fields then free_children(base, task, fields) end
   if keep or string.find(flags, 'l', 1, true) then
-    redis.call('HSET', key, 'status', status, 'out', final, 'ended', ms, 'steps', steps)
+    redis.call('HSET', key, 'status', status, 'out', final, 'ended', ms, 'steps', steps, 'row', ending.row and '1' or '0')
     redis.call('HDEL', key, 'rs', 'w')
     redis.call('PERSIST', key)
   else
@@ -897,8 +981,8 @@ local function start_call(base, task, run, step, target, name, call_key, data, c
     end
   end
   if kind == 'a' then
-    local cur = deliver(base, task, child, target, name, call_key, data, context, true)
-    if not cur then return nil, mailbox_full(name, call_key), false end
+    local cur, refused = deliver(base, task, child, target, name, call_key, data, context, true)
+    if not cur then return nil, refused, false end
     redis.call('HSET', run_key(base, task, child), 'cur', cur, 'h', target .. '\n' .. name .. '\n' .. call_key .. '\n\n' ..
       (string.find(cur, '-', 1, true) and ms_of(cur) or ms) .. '\n0', 'd', data, 'x', context)
     redis.call('HSET', base .. 'task:' .. task, 'k:' .. child, call_key ~= '' and (name .. '/' .. call_key) or '')

@@ -1,3 +1,31 @@
+-- An ended task goes on. Its first run is queued like any event, through the mailbox of its instance, since that may
+-- serve others by now. It replays from its journal. Whatever it still waited for went with the end: it asks again.
+local function reopen(base, task, v, context)
+  local key = base .. 'task:' .. task
+  local gone = {'out', 'ended', 'row', 'a', 'ov'}
+  local fields = redis.call('HGETALL', key)
+  for i = 1, #fields, 2 do
+    local prefix = string.sub(fields[i], 1, 2)
+    if prefix == 'm:' or prefix == 'k:' or prefix == 'z:' or prefix == 'b:' or string.find(fields[i], '^g%d+$') then
+      gone[#gone + 1] = fields[i]
+    end
+  end
+  -- In pieces: Lua hands over no more than 8,000 values at once.
+  for i = 1, #gone, 4000 do redis.call('HDEL', key, unpack(gone, i, math.min(i + 3999, #gone))) end
+  redis.call('HSET', key, 'status', 'running', 'fl', flag(v.flags, 'e'))
+  redis.call('PERSIST', key)
+  redis.pcall('ZADD', base .. 'open', text(now_ms(base)), task)
+  redis.call('ZREM', base .. 'stopped', task)
+  local stream, agent, instance_key = target_of(v.h)
+  local cur
+  if instance_key ~= '' then
+    cur = deliver(base, task, 'r', stream, agent, instance_key, v.d, context)
+  else
+    cur = append_start(base, task, 'r', stream, agent, '', v.d, context, '-1')
+  end
+  redis.call('HSET', key, 'cur', cur)
+end
+
 -- Takes a dead letter out and gives its delivery to the consumer that failed, with its attempts counted anew.
 -- KEYS 1 base
 -- ARGV 1 letter id · 2 '1' to reopen an ended task · 3 new data (JSON) or '' to send what was there
@@ -12,18 +40,19 @@ local function redrive(keys, args)
   local head = lines(named.h)
   local task, run, stream = head[3], head[4], named.stream
   local key = base .. 'task:' .. task
-  local v = redis.call('HMGET', key, 'status', 'cur', 'fl')
+  local v = redis.call('HMGET', key, 'status', 'fl', 'row', 'x')
   if not v[1] then return {'gone', task} end
-  local ended, flags = ENDED[v[1]], v[3] or ''
+  local ended, flags = ENDED[v[1]], v[2] or ''
   if ended and args[2] ~= '1' then return {'ended', task, v[1]} end
   local is_turn = string.sub(stream, 1, 5) == 'agent'
   local waiting, step = run, nil
   if not is_turn then waiting, step = parent_of(run) end
   local rk = run_key(base, task, waiting)
-  local r = redis.call('HMGET', rk, 'cur', 'h', 'u')
+  local r = redis.call('HMGET', rk, 'cur', 'h', 'd')
   -- Without `cur` the journal went with the task's end: there is nothing to go on from.
   if not r[1] or not r[2] then return {'gone', task} end
-  if is_turn and not ended and r[1] ~= 'park' then return {'gone', task} end
+  -- A run that goes on has its error and may have acted on it: it cannot be taken back.
+  if not ended and r[1] ~= 'park' then return {'gone', task} end
   head[7] = '1'
   -- A turn that no warm run has, and that no new run begins with: what the journal holds is not done again.
   if is_turn then head[8] = '-1' end
@@ -36,47 +65,42 @@ local function redrive(keys, args)
   end
   local digest = '00000000'
   if not is_turn then
-    -- A run that still goes on has its error and may have acted on it: it cannot be taken back.
-    if not ended and r[1] ~= 'park' then return {'gone', task} end
     local journal = redis.call('HGET', rk, 'j:' .. step)
     if not journal then return {'gone', task} end
     if string.sub(journal, 9, 9) ~= 'E' then return {'gone', task} end
     digest = string.sub(journal, 1, 8)
   end
   redis.call('ZCARD', base .. 'letters')
-  local now = text(now_ms(base))
   check_stream(base, stream)
-  if is_turn and head[6] ~= '' then check_instance(base, head[5] .. '/' .. head[6]) end
   redis.call('ZCARD', base .. 'stopped')
+  redis.call('HLEN', base .. 'meta')
+  local own_stream, agent, instance_key = target_of(r[2])
   if ended then
-    redis.call('HSET', key, 'status', 'running')
-    redis.pcall('ZADD', base .. 'open', now, task)
-    redis.call('HDEL', key, 'out', 'ended')
-    redis.call('PERSIST', key)
-    redis.call('ZREM', base .. 'stopped', task)
-    flags = flag(flags, 'e')
-    redis.call('HSET', key, 'fl', flags)
+    check_stream(base, own_stream)
+    if instance_key ~= '' then check_instance(base, agent .. '/' .. instance_key) end
   end
-  -- Attempts begin anew, so rows of what is done again take the places of those that were counted: the delivery's own
-  -- (one that was parked has none), and for a call also that of the run whose end it was.
-  local again = (is_turn and 0 or 1) + (ended and 1 or 0)
+
+  -- Rows of what is done again take the places of those that were counted: the delivery's own, and where the task had
+  -- ended that of its first run.
+  local again = (is_turn and 0 or tonumber(named.rows or '1')) + ((ended and v[3] ~= '0') and 1 or 0)
   local counted = tonumber(redis.call('HGET', key, 'steps') or '0')
   if again > 0 and counted >= again then redis.call('HSET', key, 'steps', text(counted - again)) end
-  unpin(key, flags)
+  if not unpin(key, flags) then flags = redis.call('HGET', key, 'fl') or '' end
   redis.call('XDEL', base .. 'dead', args[1])
   redis.call('ZREM', base .. 'letters', task .. '|' .. args[1])
-  if is_turn then
-    if args[3] ~= '' and head[2] == 'start' then redis.call('HSET', rk, 'd', args[3]) end
-    if head[6] ~= '' and ended then
-      -- The instance may serve others by now: the run joins its line again.
-      redis.call('HSET', rk, 'cur', deliver(base, task, run, stream, head[5], head[6], redis.call('HGET', rk, 'd'), named.x))
-    else
-      redis.call('HSET', rk, 'cur', redis.call('XADD', base .. stream, '*', unpack(fields)))
-    end
-  else
+  if is_turn and args[3] ~= '' and head[2] == 'start' then
+    redis.call('HSET', rk, 'd', args[3])
+    r[3] = args[3]
+  end
+  if ended then reopen(base, task, {h = r[2], d = r[3] or '', flags = flags}, is_turn and named.x or v[4] or '') end
+  if not is_turn then
     redis.call('HDEL', rk, 'j:' .. step)
-    redis.call('HSET', rk, 'm:' .. step, digest .. string.sub(stream, 1, 1) .. '!', 'cur', 'held')
+    -- A reopened run is on its way: its turn finds the step asked for, or answered. A parked one is woken by the answer.
+    redis.call('HSET', rk, 'm:' .. step, digest .. string.sub(stream, 1, 1) .. (ended and '0' or '!'))
+    if not ended then redis.call('HSET', rk, 'cur', 'held') end
     redis.call('XADD', base .. stream, '*', unpack(fields))
+  elseif not ended then
+    redis.call('HSET', rk, 'cur', redis.call('XADD', base .. stream, '*', unpack(fields)))
   end
   return {'ok', task}
 end
