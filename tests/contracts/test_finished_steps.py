@@ -13,9 +13,10 @@ from runtime_core.agents.turn_handler import TurnHandler
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import group_of
+from runtime_core.bus.transport import Argument, Reply
 from runtime_core.errors import Fenced, ServerError
 from runtime_core.telemetry.metrics import Metrics
-from tests.contracts.broker import Broker, answer
+from tests.contracts.broker import Broker, answer, ask, suspend
 
 WAIT_SECONDS = 60.0
 
@@ -209,19 +210,29 @@ async def test_the_result_of_a_step_is_stored_though_its_process_is_stopping(
     assert done == ["paid"]
 
 
-async def test_the_result_of_a_step_waits_for_a_broker_that_cannot_write(
-    broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
+class FullDisk:
+    """Lets the broker answer the next call of a function as a server does whose disk is full."""
+
+    def __init__(self, bus: EventBus, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refused = 0
+        call = bus.call
+
+        async def refuse(name: str, *args: Argument) -> Reply:
+            if name == function and not self.refused:
+                self.refused += 1
+                raise ServerError("MISCONF Errors writing to the AOF file: No space left on device")
+            return await call(name, *args)
+
+        monkeypatch.setattr(bus, "call", refuse)
+
+
+@pytest.mark.parametrize("function", ["record", "commit_turn"])
+async def test_the_outcome_of_a_turn_waits_for_a_broker_that_cannot_write(
+    broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
-    """The step has had its effect: the function does not run again because the broker's disk is full for a moment."""
-    app, done = App("insisting"), []
-    record, refusals = bus.record, [ServerError("MISCONF Errors writing to the AOF file: No space left on device")]
-
-    async def refused(delivery: Delivery, step: str, value: bytes, kind: str = "step", name: str = "") -> bytes | None:
-        if refusals:
-            raise refusals.pop()
-        return await record(delivery, step, value, kind, name)
-
-    monkeypatch.setattr(bus, "record", refused)
+    """The step has had its effect: nothing runs again because the broker's disk is full for a moment."""
+    app, begun, done = App("insisting"), [], []
+    disk = FullDisk(bus, function, monkeypatch)
 
     async def pay() -> int:
         done.append("paid")
@@ -229,9 +240,33 @@ async def test_the_result_of_a_step_waits_for_a_broker_that_cannot_write(
 
     @app.agent("writer")
     async def writer(ctx: AgentContext, value: object) -> int:
+        begun.append("begun")
         return int(await ctx.step(pay))
 
     await broker.submit(bus, "t")
     await TurnHandler(bus, app, Metrics(CollectorRegistry(), "agent-handler")).handle(await broker.take(bus))
     assert (await broker.final("t"))["output"] == 1
-    assert done == ["paid"]
+    assert (begun, done, disk.refused) == (["begun"], ["paid"], 1)
+
+
+async def test_the_result_of_a_call_waits_for_a_broker_that_cannot_write(
+    broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FullDisk(bus, "commit_call", monkeypatch)
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1"))
+    assert await answer(bus, await broker.take(bus, "tool"))
+    assert disk.refused == 1
+
+
+async def test_an_error_that_stays_is_raised_at_once(
+    broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(name: str, *args: Argument) -> Reply:
+        raise ServerError("WRONGTYPE Operation against a key holding the wrong kind of value")
+
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    monkeypatch.setattr(bus, "call", refuse)
+    with pytest.raises(ServerError, match="WRONGTYPE"):
+        await bus.record(turn, "1", b"d1a2b3c4K1700000000000null")

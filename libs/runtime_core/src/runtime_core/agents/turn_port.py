@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Container, Coroutine, Sequence
+from collections.abc import Container, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,18 +16,13 @@ from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.values import CallBegun
 from runtime_core.consumer.effects import Call, Publish, Send
-from runtime_core.errors import BusError, Fenced, JournalMoved, ServerError, WeftError
+from runtime_core.errors import BusError, Fenced, JournalMoved, WeftError
 from runtime_core.manifest import Manifest
 from runtime_core.replies import Answer, Replies, name_of_step
 
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-
-INSIST_SECONDS = 30.0
-"""How long the result of a finished step is kept in memory while the broker cannot store it."""
-PASSING = ("MISCONF", "OOM", "LOADING", "READONLY", "NOREPLICAS", "TRYAGAIN", "CLUSTERDOWN", "BUSY")
-"""Errors of a server that pass: a full disk, a failover, a script that runs long."""
 
 
 class TurnGone(WeftError):
@@ -96,16 +91,16 @@ class TurnPort:
         self, step: str, digest: str, status: bytes, payload: bytes, kind: str = "step", name: str = ""
     ) -> bytes:
         value = b"%b%b%013d%b" % (digest.encode(), status, _now(), payload)
-        stored = await self._persist(partial(self._bus.record, self.delivery, step, value, kind, name))
+        stored = await self._persist(self._bus.record(self.delivery, step, value, kind, name))
         if stored is None:
             raise TurnGone(f"{self.delivery!r} is handled by another owner")
         if stored != value:
             self._confirmed = False  # another process is in this turn, too
         return stored
 
-    async def _persist(self, write: Callable[[], Coroutine[None, None, _T]]) -> _T:
-        """Store the result of a step that has run: a cancel does not stop the write, nor does a full disk at once."""
-        storing = asyncio.get_running_loop().create_task(self._insist(write))
+    async def _persist(self, write: Coroutine[None, None, _T]) -> _T:
+        """Store the result of a step that has run: a cancel of the turn does not stop the write."""
+        storing = asyncio.get_running_loop().create_task(write)
         self._storing.add(storing)
         storing.add_done_callback(self._stored)
         return await asyncio.shield(storing)
@@ -115,19 +110,6 @@ class TurnPort:
         # Nobody waits for it where the turn was dropped meanwhile.
         if not storing.cancelled():
             storing.exception()
-
-    async def _insist(self, write: Callable[[], Coroutine[None, None, _T]]) -> _T:
-        delay, left = 0.1, INSIST_SECONDS
-        while True:
-            try:
-                return await write()
-            except ServerError as error:
-                if left <= 0 or not str(error).startswith(PASSING):
-                    raise
-                logger.warning("%r: the broker cannot store a finished step now: %s", self.delivery, error)
-            await asyncio.sleep(delay)
-            left -= delay
-            delay = min(1.0, delay * 2)
 
     async def begin_call(self, step: str, reserve: bytes) -> CallBegun:
         begun = await self._bus.begin_call(self.delivery, step, reserve)
@@ -141,7 +123,7 @@ class TurnPort:
         # What was streamed comes before the result, for who reads the stream and the final event.
         await self.flush()
         value = b"%b%b%013d%b" % (digest.encode(), status, _now(), payload)
-        settled = await self._persist(partial(self._bus.settle_call, self.delivery, step, value, usage, name))
+        settled = await self._persist(self._bus.settle_call(self.delivery, step, value, usage, name))
         if settled is None:
             raise TurnGone(f"{self.delivery!r} is handled by another owner")
         return settled

@@ -47,7 +47,7 @@ class CommitVerbs(Partition):
         record, told = self._shortened(record, secrets)
         if mode not in ("w", "c"):
             body = secrets.data(body)
-        reply = await self.call(
+        reply = await self.insist(
             "commit_turn", self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run, delivery.instance,
             mode, now_ms, record, steps, body, state, count, *parts,
         )  # fmt: skip
@@ -85,7 +85,7 @@ class CommitVerbs(Partition):
         record = secrets.data(record)
         if status == b"E":
             payload = secrets.data(payload)
-        reply = await self.call(
+        reply = await self.insist(
             "commit_call", self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run, status, now_ms,
             payload, record, steps, usage, delivery.trace,
         )  # fmt: skip
@@ -122,7 +122,7 @@ class CommitVerbs(Partition):
 
         `kind` and `name` are those of its row in the trajectory, should the task end before the turn commits.
         """
-        reply = await self.call(
+        reply = await self.insist(
             "record", self.owner, delivery.entry, delivery.task, delivery.run, step, value, JOURNAL_LIMIT,
             _labelled(kind, name),
         )  # fmt: skip
@@ -154,7 +154,7 @@ class CommitVerbs(Partition):
 
         Returns what is stored now, and which limit the task is over by it (empty: none); None where the turn is lost.
         """
-        reply = await self.call(
+        reply = await self.insist(
             "settle_call", self.owner, delivery.entry, delivery.task, delivery.run, step, value, JOURNAL_LIMIT, usage,
             _labelled("model", name),
         )  # fmt: skip

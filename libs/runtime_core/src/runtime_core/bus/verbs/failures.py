@@ -16,7 +16,7 @@ class FailureVerbs(Partition):
     ) -> bool:
         """Put the delivery back for `delay_ms`, waiting on the broker; `usage` (JSON) is added to the task's."""
         attempt = delivery.attempt + (1 if counts else 0)
-        reply = await self.call(
+        reply = await self.insist(
             "retry",
             self.owner,
             delivery.stream,
@@ -49,7 +49,7 @@ class FailureVerbs(Partition):
         """
         secrets = redactor()
         errors, error, record = secrets.data(errors), secrets.data(error), secrets.data(record)
-        reply = await self.call(
+        reply = await self.insist(
             "dead_letter", self.owner, stream, entry, reason, errors, now_ms, error, record, steps, usage
         )
         self._fence(reply)

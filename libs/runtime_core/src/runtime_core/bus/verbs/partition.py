@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Iterable
 from typing import cast
 
@@ -17,6 +19,13 @@ from runtime_core.bus.library import library
 from runtime_core.bus.transport import Argument, Reply, Transport
 from runtime_core.errors import Fenced, ServerError
 from runtime_core.trajectory.shortening import ToldLists
+
+logger = logging.getLogger(__name__)
+
+INSIST_SECONDS = 30.0
+"""How long a process keeps the outcome of finished work while the broker cannot store it."""
+PASSING = ("MISCONF", "OOM", "LOADING", "READONLY", "NOREPLICAS", "TRYAGAIN", "CLUSTERDOWN", "BUSY")
+"""How errors begin that pass: a full disk, a failover, a script that runs long."""
 
 
 class Partition:
@@ -47,6 +56,23 @@ class Partition:
             if not await self.repair(error):
                 raise
             return await self.transport.call(b"FCALL", self._functions[function], 1, self._base, *args)
+
+    async def insist(self, function: str, *args: Argument) -> Reply:
+        """As `call`, for the outcome of work that was done: an error that passes is waited out for a while.
+
+        To give up at once would do the work again, since only this process knows its outcome.
+        """
+        delay, left = 0.1, INSIST_SECONDS
+        while True:
+            try:
+                return await self.call(function, *args)
+            except ServerError as error:
+                if left <= 0 or not str(error).startswith(PASSING):
+                    raise
+                logger.warning("the broker cannot store the outcome of finished work now; trying again: %s", error)
+            await asyncio.sleep(delay)
+            left -= delay
+            delay = min(1.0, delay * 2)
 
     async def repair(self, error: ServerError) -> bool:
         """Make again what a flushed or failed-over server has lost. False: this error is something else."""
