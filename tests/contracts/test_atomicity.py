@@ -577,6 +577,17 @@ async def adopt_a_quarantined_entry(stage: Stage) -> Act:
 
 
 @case
+async def adopt_what_is_settled(stage: Stage) -> Act:
+    """The quarantine still names a settled entry, and a dead owner whose turn it was."""
+    await busy(stage)
+    await stage.broker.take(stage.other)
+    quarantine = stage.broker.keys.quarantine
+    await stage.broker.call("HSET", quarantine, "~agent", stage.other.owner, "agent|1-1", 1)
+    await stage.broker.silence(stage.other)
+    return lambda: stage.bus.adopt("agent", 10, False)
+
+
+@case
 async def mark_started(stage: Stage) -> Act:
     await asked(stage)
     call = await stage.broker.take(stage.bus, "tool")

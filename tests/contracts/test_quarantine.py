@@ -7,8 +7,8 @@ import pytest
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.values import Adopted
 from runtime_core.bus.verbs.taking import CONDEMN_AFTER, QUARANTINE_AFTER
-from runtime_core.errors import Fenced
-from tests.contracts.broker import Broker, bury, complete
+from runtime_core.errors import Fenced, ServerError
+from tests.contracts.broker import Broker, bury, complete, group
 
 
 async def die(broker: Broker, victim: EventBus) -> EventBus:
@@ -123,6 +123,16 @@ async def test_what_a_killed_owner_knew_is_forgotten_once_it_has_settled(
     await other.adopt("agent", 10, False)
     assert await broker.hash("quarantine") == {}
     await broker.idle()
+
+
+async def test_an_adoption_without_a_group_forgets_nothing(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    await broker.call("HSET", broker.keys.quarantine, "~agent", bus.owner, "agent|1-1", 1)
+    await broker.silence(bus)
+    await broker.call("XGROUP", "DESTROY", broker.keys.stream("agent"), group("agent"))
+    before = await broker.snapshot()
+    with pytest.raises(ServerError, match="NOGROUP"):
+        await other.adopt("agent", 10, False)
+    assert await broker.snapshot() == before
 
 
 async def test_what_was_handed_back_does_not_count(broker: Broker, bus: EventBus, other: EventBus) -> None:

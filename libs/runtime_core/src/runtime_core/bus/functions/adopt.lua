@@ -12,8 +12,9 @@ local function adopt(keys, args)
   if not redis.call('ZSCORE', base .. 'alive', owner) then return {'FENCED'} end
   local key, group, room = base .. stream, group_of(stream), tonumber(args[3])
   local quarantine = base .. 'quarantine'
-  local reply = {'OK', '0'}
-  local given = false
+  -- Look at everything first: these raise where a key has another type or the group is gone.
+  local consumers = redis.call('XINFO', 'CONSUMERS', key, group)
+  local settled = {}
   for _, field in ipairs(redis.call('HKEYS', quarantine)) do
     local over
     if field == '~' .. stream then
@@ -23,9 +24,12 @@ local function adopt(keys, args)
       local id = string.sub(field, #stream + 2)
       over = #redis.call('XPENDING', key, group, id, id, 1) == 0
     end
-    if over then redis.call('HDEL', quarantine, field) end
+    if over then settled[#settled + 1] = field end
   end
-  for _, info in ipairs(redis.call('XINFO', 'CONSUMERS', key, group)) do
+  for _, field in ipairs(settled) do redis.call('HDEL', quarantine, field) end
+  local reply = {'OK', '0'}
+  local given = false
+  for _, info in ipairs(consumers) do
     local named = {}
     for i = 1, #info, 2 do named[info[i]] = info[i + 1] end
     if named.name ~= owner and not redis.call('ZSCORE', base .. 'alive', named.name) then
