@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from runtime_core.app import App
+from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.tools.call import AbandonedThreads
+from runtime_core.tools.call import AbandonedThreads, ToolContext
 from runtime_core.tools.call_handler import CallHandler
-from tests.contracts.broker import Broker, ask, fail, suspend
+from tests.contracts.broker import Broker, answer, ask, bury, fail, suspend
 
 app = App("calls")
 
 
+charged: list[str] = []
+
+
 @app.tool(repeatable=False)
-async def charge(fails: bool) -> str:
+async def charge(fails: bool, ctx: ToolContext) -> str:
+    charged.append(ctx.idempotency_key)
     if fails:
         raise ValueError("the card was refused")
     return "charged"
+
+
+@pytest.fixture(autouse=True)
+def nothing_charged() -> None:
+    charged.clear()
 
 
 @pytest.fixture
@@ -72,3 +82,88 @@ async def test_an_unknown_outcome_leaves_no_mark(
     await handler(other, threads).handle(adopted)
     assert "UnknownOutcome" in (await broker.task("t"))["j:1"]
     assert await broker.hash("started") == {}
+
+
+async def the_task_ends(broker: Broker, bus: EventBus, call: Delivery) -> None:
+    assert await bus.cancel("t", "no more") == ["cancelled"]
+
+
+async def it_has_its_result(broker: Broker, bus: EventBus, call: Delivery) -> None:
+    assert await answer(bus, call)
+
+
+async def it_was_given_up(broker: Broker, bus: EventBus, call: Delivery) -> None:
+    assert await bury(bus, call)
+
+
+async def it_goes_on_under_another_entry(broker: Broker, bus: EventBus, call: Delivery) -> None:
+    """Its step is still missing; a first attempt has failed, and the mark is another attempt's."""
+    assert await bus.retry(call, 0, b'{"type":"ValueError","message":"later"}')
+    await broker.pass_time(1)
+    await bus.promote()
+    assert await bus.mark_started(await broker.take(bus, "tool"))
+
+
+Event = Callable[[Broker, EventBus, Delivery], Awaitable[None]]
+
+
+@pytest.mark.parametrize("event", [the_task_ends, it_has_its_result, it_was_given_up, it_goes_on_under_another_entry])
+async def test_a_call_that_nobody_needs_any_more_does_not_run(
+    broker: Broker, bus: EventBus, threads: ThreadPoolExecutor, event: Event
+) -> None:
+    """It waited in a queue, or a read's reply was late. Its outcome is not unknown: it was never begun here."""
+    await ask_to_charge(broker, bus, b'{"fails":false}')
+    call = await broker.take(bus, "tool")
+    await event(broker, bus, call)
+    before = await broker.task("t")
+    marks = await broker.hash("started")
+    assert await bus.mark_started(call) is None
+    await handler(bus, threads).handle(call)
+    assert charged == []
+    assert await broker.task("t") == before
+    assert await broker.hash("started") == marks
+    assert all(entry["id"] != call.entry.decode() for entry in await broker.entries("tool")), "it is acknowledged"
+
+
+async def test_a_second_entry_of_an_answered_call_does_not_run(
+    broker: Broker, bus: EventBus, threads: ThreadPoolExecutor
+) -> None:
+    """An attempt that was taken for failed has come in after all."""
+    await ask_to_charge(broker, bus, b'{"fails":false}')
+    first = await broker.take(bus, "tool")
+    assert await bus.retry(first, 0, b"{}")
+    await broker.pass_time(1)
+    await bus.promote()
+    assert await answer(bus, first)
+    second = await broker.take(bus, "tool")
+    assert await bus.mark_started(second) is None
+    await handler(bus, threads).handle(second)
+    assert charged == []
+
+
+async def test_a_call_of_a_task_that_ended_and_is_kept_does_not_run(
+    broker: Broker, bus: EventBus, threads: ThreadPoolExecutor
+) -> None:
+    """A dead letter pins the ended task with all its fields, so that its steps are still missing."""
+    await broker.submit(bus, "t")
+    calls = [ask(str(number), "charge", wait="0", data=b'{"fails":false}') for number in range(2)]
+    assert await suspend(bus, await broker.take(bus), *calls)
+    assert await bury(bus, await broker.take(bus, "tool"))
+    await bus.cancel("t", "no more")
+    assert "m:1" in await broker.task("t")
+    call = await broker.take(bus, "tool")
+    assert await bus.mark_started(call) is None
+    await handler(bus, threads).handle(call)
+    assert charged == []
+    assert await broker.entries("tool") == []
+
+
+async def test_the_mark_of_a_stopped_call_goes(broker: Broker, bus: EventBus) -> None:
+    """It ran when its task was cancelled, and its consumer settles it."""
+    await ask_to_charge(broker, bus, b'{"fails":false}')
+    call = await broker.take(bus, "tool")
+    assert await bus.mark_started(call)
+    await bus.cancel("t", "no more")
+    assert not await bus.retry(call, 0, b"", counts=False)
+    assert await broker.hash("started") == {}
+    await broker.idle()

@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import Keys
+from runtime_core.bus.transport import Transport
 from runtime_core.consumer.consumer import Consumer
 from runtime_core.consumer.owner import incarnation
 from runtime_core.errors import Rejected
@@ -199,6 +201,58 @@ async def test_what_was_read_under_an_old_name_is_left_to_its_adopter(broker: Br
     finally:
         await consumer.stop()
         await running
+
+
+class LateBus(EventBus):
+    """The reply of its first read that hands something out comes when it is told to."""
+
+    def __init__(self, transport: Transport, keys: Keys) -> None:
+        super().__init__(transport, keys)
+        self.late: list[Delivery] = []
+        self.arrives = asyncio.Event()
+
+    async def read(
+        self, streams: Sequence[str], count: int, block_ms: int
+    ) -> tuple[list[Delivery], list[tuple[str, bytes, str]]]:
+        taken, malformed = await super().read(streams, count, block_ms)
+        if (taken or malformed) and not self.late:
+            self.late = taken
+            await self.arrives.wait()
+        return taken, malformed
+
+
+async def test_a_reply_that_is_only_late_hands_out_nothing_again(broker: Broker, bus: EventBus) -> None:
+    """Its entries were found by then, and handled; one that is no work is kept as one dead letter."""
+    for task in ("a", "b"):
+        await broker.submit(bus, task)
+    await broker.call("XADD", broker.keys.stream("agent"), "*", "foreign", "1")
+    transport = await broker.connect()
+    broker.transports.append(transport)
+    own = LateBus(transport, broker.keys)
+    worker = SlowWorker(own)
+    worker.go_on.set()
+    metrics = Metrics(CollectorRegistry(), "test")
+    consumer = Consumer(own, ["agent"], worker, metrics, service="test", lease_seconds=0.6)
+    await consumer.start()
+    running = asyncio.create_task(consumer.run())
+    try:
+        assert [await asyncio.wait_for(worker.handled.get(), 60) for _ in "ab"] == ["a", "b"]
+        assert [turn.task for turn in own.late] == ["a", "b"]
+        async with asyncio.timeout(60):
+            while await broker.entries("agent"):
+                await asyncio.sleep(0.01)
+        own.arrives.set()
+        await broker.submit(bus, "next")
+        assert await asyncio.wait_for(worker.handled.get(), 60) == "next"
+        assert [worker.begun.get_nowait() for _ in range(worker.begun.qsize())] == ["a", "b", "next"]
+        assert metrics.dead_letters["malformed"]._value.get() == 1
+        async with asyncio.timeout(60):
+            while consumer._reconciled:  # forgotten with the read
+                await asyncio.sleep(0.01)
+    finally:
+        await consumer.stop()
+        await running
+    await broker.idle()
 
 
 async def test_a_submit_repeated_starts_one_task(broker: Broker, bus: EventBus) -> None:

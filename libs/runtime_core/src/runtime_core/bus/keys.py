@@ -162,6 +162,11 @@ class Keys:
         return self.base + "started"
 
     @property
+    def stopped(self) -> str:
+        """Tasks that ended early in the last minutes, by when: a sorted set."""
+        return self.base + "stopped"
+
+    @property
     def quarantine(self) -> str:
         return self.base + "quarantine"
 

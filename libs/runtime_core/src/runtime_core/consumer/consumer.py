@@ -7,11 +7,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.values import Adopted
+from runtime_core.consumer.ended_tasks import MOST_TASKS, EndedTasks
 from runtime_core.consumer.owner import Owner
 from runtime_core.errors import BusError, BusUnavailable, ConfigurationError, Fenced
 from runtime_core.progress import Health, ProgressWatch
@@ -32,6 +34,9 @@ STOPPED = "the task is over"
 """What a handler's CancelledError says where its task has ended; without it, others take the delivery."""
 WITHDRAWN = "withdrawn:"
 """Before a task that heartbeats tell of: nobody wants its answer, but it goes on (`withdraw.lua`)."""
+RECALL_AT_ONCE = 1000
+Place = tuple[str, bytes]
+"""A stream and the id of one of its entries."""
 
 
 class Handler(Protocol):
@@ -87,9 +92,10 @@ class Consumer:
         self._finish_seconds = finish_seconds
         self._let_go_seconds = let_go_seconds
         self._owner = Owner(bus, service, lease_seconds)
-        self._held: dict[tuple[str, bytes], Delivery] = {}
-        self._running: dict[tuple[str, bytes], asyncio.Task[None]] = {}
+        self._held: dict[Place, Delivery] = {}
+        self._running: dict[Place, asyncio.Task[None]] = {}
         self._stopped_tasks: set[str] = set()
+        self._ended = EndedTasks()
         self._room = asyncio.Event()
         self._known = asyncio.Event()
         self._full = False
@@ -97,6 +103,8 @@ class Consumer:
         self._alone: str | None = None
         """The stream of which one entry shall run alone, or does."""
         self._in_read = False
+        self._reconciled: set[Place] = set()
+        """Entries that reconciling took since the current read began: a late reply must not hand them out again."""
         self._reading: asyncio.Task[None] | None = None
         self._loops: list[asyncio.Task[None]] = []
         self._unreconciled = True
@@ -108,6 +116,7 @@ class Consumer:
         """Make groups, become known, and take what earlier owners left."""
         await self._bus.make_groups(self._streams)
         await self._owner.enter()
+        await self._recall_ended()
         self._known.set()
         self._connected = True
 
@@ -213,6 +222,7 @@ class Consumer:
             # counts as dead, and others would adopt what it took.
             await self._known.wait()
             self._in_read = True
+            self._reconciled.clear()
             owner = self._bus.owner
             try:
                 taken, malformed = await self._bus.read(
@@ -235,7 +245,13 @@ class Consumer:
             backoff = 0.05
             self._connected = True
             if owner == self._bus.owner:
-                self._take(taken, malformed)
+                self._take_read(taken, malformed)
+
+    def _take_read(self, taken: Sequence[Delivery], malformed: Sequence[tuple[str, bytes, str]]) -> None:
+        """Take what a read brought, without entries that reconciling took while the reply was on its way."""
+        fresh = [delivery for delivery in taken if (delivery.stream, delivery.entry) not in self._reconciled]
+        self._metrics.duplicates_suppressed.inc(len(taken) - len(fresh))
+        self._take(fresh, [each for each in malformed if each[:2] not in self._reconciled])
 
     def _take(self, deliveries: Sequence[Delivery], malformed: Sequence[tuple[str, bytes, str]] = ()) -> None:
         loop = asyncio.get_running_loop()
@@ -246,7 +262,8 @@ class Consumer:
                 self._metrics.duplicates_suppressed.inc()
                 continue
             self._held[place] = delivery
-            self._running[place] = loop.create_task(self._handle(place, delivery))
+            self._running[place] = task = loop.create_task(self._handle(place, delivery))
+            task.add_done_callback(partial(self._drop_unbegun, place))
         for stream, entry, why in malformed:
             loop.create_task(self._bury(stream, entry, why), name="bury").add_done_callback(_log_failure)
         if len(self._held) >= self._limit or self._alone is not None:
@@ -254,14 +271,23 @@ class Consumer:
             self._room.clear()
         self._watch.waiting(bool(self._held))
 
-    async def _handle(self, place: tuple[str, bytes], delivery: Delivery) -> None:
+    def _drop_unbegun(self, place: Place, task: asyncio.Task[None]) -> None:
+        """A task that was cancelled before its first step has run nothing, not even its clean-up."""
+        if self._running.get(place) is task:
+            self._let_go(place)
+            self._unreconciled = True
+
+    async def _handle(self, place: Place, delivery: Delivery) -> None:
         started = time.perf_counter()
         outcome = "handled"
         HANDLED.set(delivery)  # this task's own: nothing has to be put back
         try:
-            await self._handler.handle(delivery)
-            if delivery.quarantined:
-                await self._bus.leave_quarantine(delivery)
+            if self._may_be_over(delivery) and await self._settle_if_over(delivery):
+                outcome = "stopped"
+            else:
+                await self._handler.handle(delivery)
+                if delivery.quarantined:
+                    await self._bus.leave_quarantine(delivery)
         except Fenced:
             outcome = "fenced"
             self._metrics.fenced_commits.inc()
@@ -272,7 +298,7 @@ class Consumer:
             # The task is over: settling its delivery acknowledges it and frees its instance.
             outcome = "stopped"
             with contextlib.suppress(Fenced):
-                await self._bus.retry(delivery, 0, b"")
+                await self._settle(delivery)
         except BusUnavailable as error:
             outcome = "bus_error"
             logger.error("%r stays with this owner: %s", delivery, error)
@@ -286,10 +312,28 @@ class Consumer:
                 logger.error("%r stays with this owner: %s", delivery, error)
                 self._unreconciled = True
         finally:
-            self._let_go(place, delivery)
+            self._let_go(place)
         self._metrics.events_handled[outcome].inc()
         self._metrics.handler_seconds.observe(time.perf_counter() - started)
         self._watch.progressed()
+
+    def _may_be_over(self, delivery: Delivery) -> bool:
+        """Whether its task has ended early, as far as this process knows, or may have before it knew."""
+        entry_ms = int(delivery.entry.partition(b"-")[0])
+        return delivery.task in self._ended or entry_ms <= self._ended.since_ms
+
+    async def _settle_if_over(self, delivery: Delivery) -> bool:
+        """Settle a delivery whose task has ended, without running it. False: its task goes on, run it."""
+        if delivery.task not in self._ended and await self._bus.is_live(delivery.task):
+            return False
+        await self._settle(delivery)
+        return True
+
+    async def _settle(self, delivery: Delivery) -> None:
+        """Acknowledge a delivery of an ended task and free its instance; the broker decides whether it has ended."""
+        if await self._bus.retry(delivery, 0, b"", counts=False):
+            # It was reopened, and its work is back on its stream.
+            self._ended.forget(delivery.task)
 
     async def _after_defect(self, delivery: Delivery) -> None:
         """An error of Weft's own code, or of the server: tried again now and then, but not for ever."""
@@ -298,7 +342,7 @@ class Consumer:
         else:
             await self._bury(delivery.stream, delivery.entry, "the handler itself failed on it each time", "defect")
 
-    def _let_go(self, place: tuple[str, bytes], delivery: Delivery) -> None:
+    def _let_go(self, place: Place) -> None:
         self._held.pop(place, None)
         self._running.pop(place, None)
         if not self._held:
@@ -328,7 +372,10 @@ class Consumer:
         interval = self._lease / 6
         while True:
             try:
-                for task in await self._owner.beat():
+                asked_from_ms = self._owner.at_ms
+                told = await self._owner.beat()
+                self._ended.heard(told, self._owner.at_ms, asked_from_ms)
+                for task in told:
                     if task.startswith(WITHDRAWN):
                         self._handler.stop_task(task.removeprefix(WITHDRAWN))
                     else:
@@ -338,6 +385,18 @@ class Consumer:
             except BusError as error:
                 logger.warning("heartbeat: %s", error)
             await asyncio.sleep(interval)
+
+    async def _recall_ended(self) -> None:
+        """Ask for the tasks that ended before this process began: their work may still be queued."""
+        found: list[tuple[str, int]] = []
+        while len(found) < MOST_TASKS:
+            page = await self._bus.recently_stopped(len(found), RECALL_AT_ONCE)
+            found += page
+            if len(page) < RECALL_AT_ONCE:
+                break
+        else:
+            self._ended.since_ms = found[-1][1]
+        self._ended.recalled(reversed(found), self._owner.at_ms)
 
     def _stop_task(self, task: str) -> None:
         self._handler.stop_task(task)
@@ -417,6 +476,8 @@ class Consumer:
             }
             if lost:
                 logger.info("%d deliveries of %s came with a reply that was lost; taking them", len(lost), stream)
+                # First: a read whose reply is only late may bring them while they are looked up, or after that.
+                self._reconciled.update((stream, entry) for entry in lost)
                 self._take(*await self._bus.reopen(stream, lost))
 
     async def _adopt(self, stream: str) -> None:

@@ -32,6 +32,11 @@ class Owner:
     def silent_seconds(self) -> float:
         return time.monotonic() - self._heard
 
+    @property
+    def at_ms(self) -> int:
+        """The broker's time, in epoch milliseconds, up to which it has told this owner of stopped tasks."""
+        return int(self._since or 0)
+
     async def enter(self) -> None:
         """Take a new name and make it known, before anything is read under it."""
         self._bus.owner = incarnation(self._service)

@@ -100,8 +100,14 @@ class CallHandler:
     async def _call(self, delivery: Delivery, tool: CallableTool) -> str:
         """Make one attempt and settle it; how it ended, as one of `CALL_OUTCOMES`."""
         started = time.time() * 1000
-        if not tool.repeatable and not await self._mark_started(delivery, started):
-            return "failed"
+        if not tool.repeatable:
+            marked = await self._bus.mark_started(delivery)
+            if marked is None:
+                await self._bus.retry(delivery, 0, b"", counts=False)
+                return "repeated"
+            if not marked:
+                await self._end_unknown(delivery, started)
+                return "failed"
         said = _CONTEXT.decode(delivery.context) if delivery.context else _NO_CONTEXT
         context = ToolContext(
             task_id=delivery.task,
@@ -143,9 +149,7 @@ class CallHandler:
     def stop_task(self, task: str) -> None:
         """The consumer cancels what runs; nothing else is kept."""
 
-    async def _mark_started(self, delivery: Delivery, now: float) -> bool:
-        if await self._bus.mark_started(delivery):
-            return True
+    async def _end_unknown(self, delivery: Delivery, now: float) -> None:
         error = StepError(
             "UnknownOutcome",
             f"the tool {delivery.name} may not be repeated, and the process that had started it died: "
@@ -154,7 +158,6 @@ class CallHandler:
         )
         await self._calls.end(delivery, error, now)
         await self._bus.forget_started(delivery)
-        return False
 
     async def _wait_or_fail(self, delivery: Delivery, away: Away) -> None:
         """A call of a tool that is away for a while is handed back without counting, or ends with an error."""

@@ -1,10 +1,17 @@
--- Marks a call that may not be repeated as started, before it runs.
--- KEYS 1 base · ARGV 1 owner · 2 task · 3 run
--- RETURNS 1 where it may run, 0 where an earlier owner has started it (its outcome is unknown), 'FENCED'
+-- Marks a call that may not be repeated as started, before it runs. A copy of an entry that was settled meanwhile, and
+-- a call whose step has its result or whose task has ended, must not run.
+-- KEYS 1 base · ARGV 1 owner · 2 task · 3 run · 4 stream · 5 entry
+-- RETURNS 1 where it may run, 0 where an earlier owner has started it (its outcome is unknown), 'DONE' where nobody
+--         needs it any more, 'FENCED'
 local function mark_started(keys, args)
-  local base = keys[1]
+  local base, task = keys[1], args[2]
   if not redis.call('ZSCORE', base .. 'alive', args[1]) then return redis.status_reply('FENCED') end
-  local field = args[2] .. '/' .. args[3]
+  local status = redis.call('HGET', base .. 'task:' .. task, 'status')
+  if not status or ENDED[status] then return redis.status_reply('DONE') end
+  local parent, step = parent_of(args[3])
+  if redis.call('HEXISTS', run_key(base, task, parent), 'm:' .. step) == 0 then return redis.status_reply('DONE') end
+  if #redis.call('XRANGE', base .. args[4], args[5], args[5]) == 0 then return redis.status_reply('DONE') end
+  local field = task .. '/' .. args[3]
   if redis.call('HSETNX', base .. 'started', field, args[1]) == 1 then return 1 end
   -- The same owner again: the reply of its first call was lost.
   return redis.call('HGET', base .. 'started', field) == args[1] and 1 or 0

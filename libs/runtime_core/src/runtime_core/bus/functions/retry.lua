@@ -27,6 +27,9 @@ local function retry(keys, args)
     end
     if inst ~= '' then check_instance(base, inst, stream) end
     settle_late(base, stream, entry, inst, task, run)
+    -- The mark goes with the call, unless this is a late copy whose call goes on under another entry. pcall: a key of
+    -- another type must not stop the acknowledgement.
+    if found and not is_turn then redis.pcall('HDEL', base .. 'started', task .. '/' .. run) end
     return 'DONE'
   end
   local fields, errors = found[2], nil

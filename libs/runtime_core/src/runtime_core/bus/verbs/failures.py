@@ -62,11 +62,17 @@ class FailureVerbs(Partition):
     async def drop_letter(self, letter: str) -> bool:
         return await self.call("drop_letter", letter) == 1
 
-    async def mark_started(self, delivery: Delivery) -> bool:
-        """Mark a call that may not be repeated, before it runs; False where an earlier owner had begun it."""
-        reply = await self.call("mark_started", self.owner, delivery.task, delivery.run)
+    async def mark_started(self, delivery: Delivery) -> bool | None:
+        """Mark a call that may not be repeated, before it runs.
+
+        False where an earlier owner has begun it. None where it must not run: it has its result, this is a late copy
+        of its entry, or its task has ended.
+        """
+        reply = await self.call(
+            "mark_started", self.owner, delivery.task, delivery.run, delivery.stream, delivery.entry
+        )
         self._fence(reply)
-        return reply == 1
+        return None if reply == b"DONE" else reply == 1
 
     async def forget_started(self, delivery: Delivery) -> None:
         await self.transport.call("HDEL", self.keys.started, f"{delivery.task}/{delivery.run}")

@@ -32,6 +32,16 @@ class OwnerVerbs(Partition):
         self.alive_until = sent + lease_ms / 1000
         return reply[1], reply[3:], int(reply[2])
 
+    async def recently_stopped(self, offset: int, count: int) -> list[tuple[str, int]]:
+        """A page of what the broker remembers of stopped tasks, newest first, as heartbeats tell of them, and when."""
+        reply = cast(
+            list[bytes],
+            await self.transport.call(
+                "ZRANGE", self.keys.stopped, "+inf", "-inf", "BYSCORE", "REV", "LIMIT", offset, count, "WITHSCORES"
+            ),
+        )
+        return [(reply[at].decode(), int(float(reply[at + 1]))) for at in range(0, len(reply), 2)]
+
     async def lead(self, role: str, floor: int = 0) -> int:
         """The epoch under which this owner leads a role, above `floor`, or 0 where another leads."""
         return cast(int, await self.call("lead", role, self.owner, floor))

@@ -206,6 +206,10 @@ class TakingVerbs(Partition):
             return None
         return Journaled(steps_of(steps or b""), asked is not None)
 
+    async def is_live(self, task: str) -> bool:
+        """Whether the broker knows the task, and it has not ended."""
+        return await self.transport.call("HGET", self.keys.task(task), "status") in LIVE
+
     async def results(self, task: str, run: str, steps: Sequence[str]) -> list[bytes | None]:
         """Journal values of these steps of a run, None where one is still missing."""
         reply = await self.transport.call("HMGET", self.keys.run(task, run), *[f"j:{step}" for step in steps])
