@@ -18,8 +18,8 @@ from runtime_core import facts
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.transport import Reply, Transport
-from runtime_core.bus.values import NewTask
-from runtime_core.errors import BusUnavailable, Rejected
+from runtime_core.bus.values import NewTask, OpenRequest
+from runtime_core.errors import BusUnavailable, Rejected, ServerError
 from runtime_core.identifiers import fingerprint
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.topics import Topics
@@ -28,8 +28,16 @@ from services.state_manager.answers import Answers
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.02
+LOOK_SECONDS = 1.0
+"""Between two looks at open requests."""
+PATIENCE_SECONDS = 5.0
+"""How long a look waits for another partition. One that is away must not delay the looks at the others."""
 OVERLOADED_SECONDS = 0.5
 BATCH = 100
+REQUESTS = 500
+"""How many open requests are looked at in one go."""
+
+ENDED = ("completed", "failed", "cancelled")
 
 Fields = dict[bytes, bytes]
 
@@ -59,21 +67,30 @@ class Relay:
             group.create_task(self._empty(keys.replies, self._reply), name="replies")
             if len(self._buses) > 1:
                 group.create_task(self._empty(keys.asks, self._ask), name="asks")
+                group.create_task(self._watch_requests(), name="requests")
 
     async def _empty(self, stream: str, carry: Callable[[Fields], Awaitable[None]]) -> None:
-        call = self._bus.transport.call
         while True:
             try:
-                entries = pairs(cast(list[Reply], await call("XRANGE", stream, "-", "+", "COUNT", BATCH)))
+                carried = await self._carry(stream, carry)
             except BusUnavailable:
                 await asyncio.sleep(0.1)
                 continue
-            if not entries:
+            if not carried:
                 await asyncio.sleep(IDLE_SECONDS)
-                continue
-            for entry, fields in entries:
-                await carry(dict(zip(fields[::2], fields[1::2], strict=True)))
-                await call("XDEL", stream, entry)
+
+    async def carry(self) -> int:
+        """Carry what waits now, once; how many entries there were."""
+        keys = self._bus.keys
+        return await self._carry(keys.asks, self._ask) + await self._carry(keys.replies, self._reply)
+
+    async def _carry(self, stream: str, carry: Callable[[Fields], Awaitable[None]]) -> int:
+        call = self._bus.transport.call
+        entries = pairs(cast(list[Reply], await call("XRANGE", stream, "-", "+", "COUNT", BATCH)))
+        for entry, fields in entries:
+            await carry(dict(zip(fields[::2], fields[1::2], strict=True)))
+            await call("XDEL", stream, entry)
+        return len(entries)
 
     async def _reply(self, fields: Fields) -> None:
         task, to = fields[b"t"].decode(), fields[b"to"].decode()
@@ -109,7 +126,7 @@ class Relay:
         partition, _, there = fields[b"place"].decode()[1:].partition(":")
         bus = self._buses[int(partition)]
         if b"cancel" in fields:
-            await bus.cancel(there, f"task {fields[b'cancel'].decode()}, which asked for it, has ended")
+            await bus.cancel(there, _reason(fields[b"cancel"].decode()))
             return
         back, agent = fields[b"back"].decode(), fields[b"agent"].decode()
         new = NewTask(
@@ -125,7 +142,9 @@ class Relay:
         )
         while True:
             try:
-                await bus.submit(new)
+                submitted = await bus.submit(new)
+                if back and not submitted.started and submitted.status in ENDED:
+                    await self._answer_known(back, agent, bus, there)
                 return
             except Rejected as error:
                 if error.retry_after_seconds is None:
@@ -133,6 +152,70 @@ class Relay:
                     return
                 # Those behind it wait with it: the order between two partitions is kept.
                 await asyncio.sleep(OVERLOADED_SECONDS)
+
+    async def _answer_known(self, back: str, agent: str, bus: EventBus, there: str) -> None:
+        """Answer from the result of a task that ended before: its own answer may have been lost."""
+        final = cast(bytes | None, await bus.transport.call("HGET", bus.keys.task(there), "out"))
+        if final is not None:
+            await self._answer_step(f"@{self._bus.keys.partition}|{back}|{agent}", there, final, "")
+            return
+        task, run, step = back.split("|")
+        message = (
+            f"agent {agent!r} in partition {bus.keys.partition} has answered (task {there}), but its result is past "
+            "its retention: raise WEFT_RETENTION_SECONDS"
+        )
+        payload = msgspec.json.encode({"type": "ResultExpired", "message": message})
+        await self._bus.answered(task, run, step, b"E", payload, agent, there)
+
+    async def _watch_requests(self) -> None:
+        while True:
+            try:
+                due = await self.look_at_requests()
+            except BusUnavailable:
+                due = 0
+            except ServerError as error:
+                logger.warning("open requests of partition %d: %s", self._bus.keys.partition, error)
+                due = 0
+            if due < REQUESTS:
+                await asyncio.sleep(LOOK_SECONDS)
+
+    async def look_at_requests(self) -> int:
+        """Repeat open requests that another partition has forgotten, and take answers that were lost.
+
+        Returns how many requests were due.
+        """
+        due, found = await self._bus.due_requests(REQUESTS)
+        by_partition: dict[int, list[OpenRequest]] = {}
+        for request in found:
+            by_partition.setdefault(request.partition, []).append(request)
+        await asyncio.gather(*(self._look(self._buses[there], some) for there, some in by_partition.items()))
+        return due
+
+    async def _look(self, bus: EventBus, requests: Sequence[OpenRequest]) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                for request in requests:
+                    if request.asker:
+                        await self._cancel_again(bus, request)
+                    else:
+                        await self._follow(bus, request)
+        except (BusUnavailable, TimeoutError):
+            logger.info("partition %d is away; open requests to it are looked at later", bus.keys.partition)
+
+    async def _cancel_again(self, bus: EventBus, request: OpenRequest) -> None:
+        """Cancel until the task there is known to have ended: one that ends now is looked at once more."""
+        [answer, *_] = await bus.cancel(request.task, _reason(request.asker))
+        if answer != "cancelled":
+            await self._bus.forget_request(request)
+
+    async def _follow(self, bus: EventBus, request: OpenRequest) -> None:
+        """Ask again where the task there is gone, answer where it has ended. One that runs needs nothing."""
+        status = cast(bytes | None, await bus.transport.call("HGET", bus.keys.task(request.task), "status"))
+        if status is not None and status.decode() not in ENDED:
+            return
+        # Also for a result: the request is answered when the repeat finds that its task is known and has ended.
+        if await self._bus.repeat_request(request) == "OK":
+            logger.info("repeating the request %s to partition %d", request.member, request.partition)
 
     async def _publish(self, fields: Fields) -> None:
         """A message for agents in any partition; its id makes a repeat start nothing."""
@@ -152,6 +235,10 @@ class Relay:
             task, run, step = back.split("|")
             payload = msgspec.json.encode({"type": "Rejected", "message": str(error)})
             await self._bus.answered(task, run, step, b"E", payload, agent, there)
+
+
+def _reason(asker: str) -> str:
+    return f"task {asker}, which asked for it, has ended"
 
 
 def _asked_by(context: bytes, who: str) -> bytes:

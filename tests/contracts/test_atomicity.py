@@ -15,7 +15,7 @@ import pytest
 from runtime_core.bus.delivery import Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.transport import Argument
-from runtime_core.bus.values import Begun
+from runtime_core.bus.values import Begun, OpenRequest
 from runtime_core.errors import ServerError
 from tests.contracts.broker import (
     DIGEST,
@@ -506,6 +506,33 @@ async def cancel_of_a_task_that_asks_another_partition(stage: Stage) -> Act:
 
 
 @case
+async def a_look_at_an_open_request(stage: Stage) -> Act:
+    await asked_elsewhere(stage)
+    await stage.broker.pass_time(11_000)
+    return lambda: stage.bus.due_requests(10)
+
+
+@case
+async def a_request_over_its_time_limit(stage: Stage) -> Act:
+    await asked_elsewhere(stage, ":5000")
+    await stage.broker.pass_time(6000)
+    return lambda: stage.bus.due_requests(10)
+
+
+@case
+async def a_request_that_is_repeated(stage: Stage) -> Act:
+    await asked_elsewhere(stage)
+    await stage.broker.call("DEL", stage.broker.keys.asks)
+    return lambda: stage.bus.repeat_request(OpenRequest("t|r|1", 1, "there"))
+
+
+async def asked_elsewhere(stage: Stage, limit: str = "") -> None:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    await suspend(stage.bus, turn, ask("1", "editor", stream="@1:there" + limit, key="e"))
+
+
+@case
 async def redrive_of_a_call(stage: Stage) -> Act:
     await asked(stage)
     await bury(stage.bus, await stage.broker.take(stage.bus, "tool"))
@@ -666,8 +693,8 @@ async def add_a_sub_group(stage: Stage) -> Act:
 
 FIXED = (
     "asks", "agent", "agents", "alive", "dead", "delayed", "index", "letters", "meta", "quarantine", "record",
-    "replies", "seen", "seenq", "started", "stopped", "timers", "tool", "tools", "leader:admit", "mail:writer/k",
-    "nest:writer/k",
+    "replies", "requests", "seen", "seenq", "started", "stopped", "timers", "tool", "tools", "leader:admit",
+    "mail:writer/k", "nest:writer/k",
     "mail:editor/e", "nest:editor/e", "inst:writer/k", "inst:editor/e", "out:t", "task:t", "reply:c", "run:t/r/1",
     "states",
 )  # fmt: skip

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from runtime_core.agents.turn_commit import parts_of
+from runtime_core.agents.turn_commit import parts_of, parts_of_calls
 from runtime_core.app import App
 from runtime_core.bus.delivery import Delivery
-from runtime_core.consumer.effects import Completed, Send
+from runtime_core.consumer.effects import Call, Completed, Send
+from runtime_core.identifiers import partition_of
 from runtime_core.topics import sent
 
 
@@ -35,3 +36,13 @@ def test_a_message_takes_along_what_is_said_of_all_the_work_and_not_what_is_the_
     taken.context = context
     parts, _ = parts_of(Completed(b"1", sends=[Send("1", "writer", "", b"1", "00000000")]), taken, App("x"))
     assert parts[5] == kept
+
+
+def test_a_request_to_another_partition_carries_its_own_time_limit() -> None:
+    """Within a partition the limit has no place: nothing enforces it there."""
+    call = Call("agent", "1", "writer", b"1", "00000000", key="far", timeout_ms=5000)
+    partitions = next(number for number in range(2, 9) if partition_of("writer/far", number) != 0)
+    assert str(parts_of_calls([call], delivery(), App("x"), partitions)[1]).split(":")[2:] == ["5000"]
+    assert parts_of_calls([call], delivery(), App("x"), 1)[1] == "?agent"
+    call.timeout_ms = 0
+    assert str(parts_of_calls([call], delivery(), App("x"), partitions)[1]).count(":") == 1

@@ -64,6 +64,8 @@ class Settings:
     """How much open work a work stream may hold before submits are answered with `overloaded`."""
     record_max: int = 200_000
     """How many entries of the record may wait for the recorder before submits are answered so."""
+    request_timeout_seconds: float = 3600.0
+    """How long a request to an agent in another partition may take, unless it has a limit of its own."""
     pools: tuple[str, ...] = ()
     """Named pools that this process serves, in the order given."""
     durability: str = "fast"
@@ -139,6 +141,9 @@ class Settings:
             mailbox_max=read.whole("WEFT_MAILBOX_MAX", 1, 10_000_000, cls.mailbox_max),
             stream_max=read.whole("WEFT_STREAM_MAX", 1, 1_000_000_000, cls.stream_max),
             record_max=read.whole("WEFT_RECORD_MAX", 1, 1_000_000_000, cls.record_max),
+            request_timeout_seconds=read.seconds(
+                "WEFT_REQUEST_TIMEOUT_SECONDS", 0.001, 31_536_000.0, cls.request_timeout_seconds
+            ),
             pools=read.names("WEFT_POOLS"),
             durability=read.choice("WEFT_DURABILITY", DURABILITIES, cls.durability),
             app=read.text("WEFT_APP"),

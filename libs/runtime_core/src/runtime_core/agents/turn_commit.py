@@ -123,7 +123,8 @@ def _stream(call: Call, app: App, delivery: Delivery, partitions: int) -> str:
     if call.kind == "agent" and (
         (there := _elsewhere(call.name, call.key, delivery.partition, partitions)) is not None
     ):
-        return f"@{there}:{fingerprint(delivery.task, delivery.run, call.step, digits=32)}"
+        place = f"@{there}:{fingerprint(delivery.task, delivery.run, call.step, digits=32)}"
+        return f"{place}:{call.timeout_ms}" if call.timeout_ms else place
     if call.kind == "tool":
         known = app.tools.get(call.name) is not None
         server = None if known else app.functions.mcp_server_of(call.name)

@@ -68,6 +68,11 @@ class Keys:
         return self.base + "asks"
 
     @property
+    def requests(self) -> str:
+        """Requests to other partitions that are open, by when to look at them next (ms): a sorted set."""
+        return self.base + "requests"
+
+    @property
     def index(self) -> str:
         """Task ids by creation time: a sorted set."""
         return self.base + "index"

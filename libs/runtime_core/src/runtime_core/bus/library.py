@@ -25,6 +25,7 @@ FUNCTIONS = {
     "create_node": False,
     "dead_letter": True,
     "drop_letter": True,
+    "due_requests": True,
     "emit": True,
     "erase": True,
     "expire_call": True,  # stands on commit_call
@@ -42,6 +43,7 @@ FUNCTIONS = {
     "record": True,
     "redrive": False,
     "repair": True,
+    "repeat_request": True,
     "retry": True,
     "schedule": True,
     "settle_call": True,

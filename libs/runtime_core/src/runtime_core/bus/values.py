@@ -81,6 +81,23 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """A request to another partition that has no result yet, or a task there that is to be cancelled."""
+
+    member: str
+    """`task|run|step` of who waits, or `@<partition>:<task>|<asker>` where the asker has ended."""
+    partition: int
+    """Where it was asked."""
+    task: str
+    """The task there."""
+
+    @property
+    def asker(self) -> str:
+        """The task whose end cancels the request; empty for one that is waited for."""
+        return self.member.rpartition("|")[2] if self.member.startswith("@") else ""
+
+
+@dataclass(frozen=True, slots=True)
 class TopicSubscription:
     """An agent gets what is published on a topic, or on all topics that begin with a prefix."""
 

@@ -159,7 +159,7 @@ async def namespace(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
     limits = await _hash(opened, opened.buses[0].keys.meta)
     shown = [
         f"{one} {limits[one]}"
-        for one in ("retention", "dedupe_max", "mailbox_max", "stream_max", "record_max")
+        for one in ("retention", "dedupe_max", "mailbox_max", "stream_max", "record_max", "request_timeout_ms")
         if one in limits
     ]
     overload = limits.get("overload", "")

@@ -38,6 +38,8 @@ class Call:
     pool: str = ""
     snapshot: bytes = b""
     """Of the asking branch's context (JSON), where it was used."""
+    timeout_ms: int = 0
+    """Time limit of a request that goes to another partition; 0: the namespace's."""
 
 
 @dataclass(slots=True)

@@ -298,10 +298,13 @@ class ActorRun:
 
     # -- what the handler asks for -----------------------------------------------------------------------------
 
-    async def request(self, recipient: Address, envelope: MessageEnvelope, token: Any) -> bytes:
+    async def request(
+        self, recipient: Address, envelope: MessageEnvelope, token: Any, timeout: float | None = None
+    ) -> bytes:
         """Ask another agent; returns its response (JSON). Raises the error that its handler raised.
 
-        `token`, any library's cancellation token, is what the recipient's handler sees where it runs here.
+        `token`, any library's cancellation token, is what the recipient's handler sees where it runs here. `timeout`,
+        in seconds, limits a request to another partition in place of the namespace's limit.
         """
         name, key = agent_name(recipient.type), instance_key(recipient.key)
         digest = step_digest("agent", name, key, encode_envelope(envelope))
@@ -313,6 +316,8 @@ class ActorRun:
         value, state = self._journal.get(step), self._overrides.pop(step, b"")
         if value is None:
             call = Call("agent", step, name, encode_envelope(envelope), digest, key=key, pool=pool_of(name))
+            if timeout is not None:
+                call.timeout_ms = max(1, int(timeout * 1000))
             self.actors.tokens[place] = token
             self._waiting += 1
             try:

@@ -9,7 +9,7 @@ UNDELIVERABLE = "UnknownName"
 """How the broker says that no agent has the name that was asked."""
 _NOT_FROM_ELSEWHERE = (RemoteError, KeyboardInterrupt, SystemExit, GeneratorExit)
 """Classes that no message may raise here."""
-_OF_THE_CORE = {"TimeLimit": TimeoutError, "HumanTimeout": TimeoutError}
+_OF_THE_CORE = {"TimeLimit": TimeoutError, "HumanTimeout": TimeoutError, "RequestTimeout": TimeoutError}
 
 
 def text_of(error: BaseException) -> str:

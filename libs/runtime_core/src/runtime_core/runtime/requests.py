@@ -102,7 +102,7 @@ class Requests:
         self, run: ActorRun, recipient: Address, envelope: MessageEnvelope, token: Any, timeout: float | None
     ) -> bytes:
         async with asyncio.timeout(timeout):
-            return await run.request(recipient, envelope, token)
+            return await run.request(recipient, envelope, token, timeout)
 
     async def _until_withdrawn(
         self, recipient: Address, envelope: MessageEnvelope, token: Any, timeout: float | None

@@ -10,6 +10,7 @@ local function answered(keys, args)
   if not v[1] or ENDED[v[1]] then return 'DONE' end
   if redis.call('HEXISTS', run_key(base, task, run), 'm:' .. step) == 0 then return 'DONE' end
   local flags = v[2] or ''
+  redis.call('ZCARD', base .. 'requests')
   check_record(base, task, flags)
   check_waiting(base, task, run)
   local now = text(now_ms(base))
@@ -29,6 +30,7 @@ local function answered(keys, args)
   if args[9] and args[9] ~= '' then note_answer(base, task, run .. '/' .. step, args[9]) end
   answer(base, task, run, step, args[4], now, args[5])
   redis.call('HDEL', key, 'k:' .. run .. '/' .. step)
+  close_request(base, task, run, step)
   redis.call('HINCRBY', key, 'steps', 1)
   record_rows(base, task, flags, '[{"run":' .. quote(run .. '/' .. step) ..
     ',"kind":"agent","name":' .. quote(args[6]) .. ',"status":"' .. (args[4] == 'K' and 'completed' or 'failed') ..

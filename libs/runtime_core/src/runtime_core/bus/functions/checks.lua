@@ -85,6 +85,7 @@ local function check_end(base, task, h, flags, status)
     local child, inst = string.match(fields[i], '^k:(.*)$'), fields[i + 1]
     if child and string.sub(inst, 1, 1) == '@' then
       check_stream(base, 'asks')
+      redis.call('ZCARD', base .. 'requests')
     elseif child then
       local child_h = redis.call('HGET', run_key(base, task, child), 'h')
       if inst ~= '' then check_instance(base, inst, child_h and target_of(child_h)) end
@@ -124,6 +125,8 @@ end
 local function check_call(base, args, at, task, run)
   local target, kind = args[at + 1], string.sub(args[at + 1], 1, 1)
   if kind == '@' then
+    redis.call('ZCARD', base .. 'requests')
+    redis.call('HLEN', base .. 'meta')
     target = 'asks'
   elseif kind == '?' then
     kind = string.sub(target, 2, 2)

@@ -6,7 +6,8 @@
 --      11 output, error object or, for `w`, the state in mid-run ('' unchanged) · 12 new state or '' (for `c`)
 --      13 number of parts, then each part, its letter first:
 --        c stream step name key digest wait data context   ask a tool, an agent or an engine; stream `?agent`, `?tool`: by manifest
---          stream `@<partition>:<task>`: an instance that lives elsewhere is asked by a task of its own there
+--          stream `@<partition>:<task>`, `@<partition>:<task>:<ms>` with a time limit of its own: an instance that lives
+--          elsewhere is asked by a task of its own there
 --        t step digest wait after_ms status payload        a timer that answers the step
 --        q step digest wait data timeout_ms ('' none) default ('' none)   a question; data is JSON for `weft.human.requested`
 --        s task agent key data context step digest         a message nobody waits for: a task of its own

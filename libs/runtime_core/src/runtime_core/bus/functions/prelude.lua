@@ -509,7 +509,36 @@ end
 -- Asks an instance that lives in another partition: the leader of this one starts a task there, in order, whose id
 -- makes a repeat start nothing; its end comes back as the step's result. `place` is `@<partition>:<task>`.
 local function ask_elsewhere(base, place, agent, key, data, context, back)
-  redis.call('XADD', base .. 'asks', '*', 'place', place, 'agent', agent, 'key', key, 'd', data, 'x', context, 'back', back)
+  return redis.call('XADD', base .. 'asks', '*', 'place', place, 'agent', agent, 'key', key, 'd', data, 'x', context,
+    'back', back)
+end
+
+-- Open requests to other partitions, which that partition, or this one, may forget when it loses its tail:
+--   requests   by when to look next (ms): `task|run|step`, or `@<partition>:<task>|<asker>` for a task to cancel
+--   r:<step>   in the asking run's hash, so that it goes with the run: what was asked, packed (see `open_request`)
+local REQUEST_LOOK_MS = 10000
+local REQUEST_LOOK_MAX_MS = 60000
+local REQUEST_TIMEOUT_MS = '3600000'
+
+-- Stores a request until its step has a result. `limit`: its own time limit in ms, or '' for that of the namespace.
+local function open_request(base, task, run, step, place, agent, key, data, context, limit)
+  local back, now = task .. '|' .. run .. '|' .. step, now_ms(base)
+  if limit == '' then limit = redis.call('HGET', base .. 'meta', 'request_timeout_ms') or REQUEST_TIMEOUT_MS end
+  local entry = ask_elsewhere(base, place, agent, key, data, context, back)
+  redis.call('HSET', run_key(base, task, run), 'r:' .. step,
+    cmsgpack.pack({place, agent, key, data, context, text(now), limit, entry}))
+  redis.call('ZADD', base .. 'requests', text(now + math.min(REQUEST_LOOK_MS, tonumber(limit))), back)
+end
+
+local function close_request(base, task, run, step)
+  redis.call('ZREM', base .. 'requests', task .. '|' .. run .. '|' .. step)
+  redis.call('HDEL', run_key(base, task, run), 'r:' .. step)
+end
+
+-- Cancels a task in another partition, and looks again later whether it has ended.
+local function cancel_elsewhere(base, place, task)
+  redis.call('XADD', base .. 'asks', '*', 'place', place, 'cancel', task)
+  redis.call('ZADD', base .. 'requests', text(now_ms(base) + REQUEST_LOOK_MS), place .. '|' .. task)
 end
 
 -- Frees what an ended task holds: child runs, their instances, timers. Work in flight is freed by its own
@@ -519,7 +548,9 @@ local function free_children(base, task, fields)
   for i = 1, #fields, 2 do
     local child = string.match(fields[i], '^k:(.*)$')
     if child and string.sub(fields[i + 1], 1, 1) == '@' then
-      redis.call('XADD', base .. 'asks', '*', 'place', fields[i + 1], 'cancel', task)
+      local run, step = parent_of(child)
+      redis.call('ZREM', base .. 'requests', task .. '|' .. run .. '|' .. step)
+      cancel_elsewhere(base, fields[i + 1], task)
     elseif child then
       local rk = run_key(base, task, child)
       local cur = redis.call('HGET', rk, 'cur')
@@ -969,8 +1000,9 @@ local function start_call(base, task, run, step, target, name, call_key, data, c
   local kind = string.sub(target, 1, 1)
   local child = run .. '/' .. step
   if kind == '@' then
-    ask_elsewhere(base, target, name, call_key, data, context, task .. '|' .. run .. '|' .. step)
-    redis.call('HSET', base .. 'task:' .. task, 'k:' .. child, target)
+    local place, limit = string.match(target, '^(@%d+:[^:]*):?(%d*)$')
+    open_request(base, task, run, step, place, name, call_key, data, context, limit)
+    redis.call('HSET', base .. 'task:' .. task, 'k:' .. child, place)
     return 'a', nil, true
   end
   if kind == '?' then

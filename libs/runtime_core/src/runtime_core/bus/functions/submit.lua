@@ -22,7 +22,9 @@ local function submit(keys, args)
     if first[2] ~= args[4] then
       return {'rejected', 'id', 'the id ' .. args[3] .. ' of source ' .. args[2] .. ' was used before with other content'}
     end
-    return {'known', first[1], redis.call('HGET', base .. 'task:' .. first[1], 'status') or first[3] or 'unknown'}
+    local status = redis.call('HGET', base .. 'task:' .. first[1], 'status') or first[3]
+    -- Neither a task nor its end: the server has lost it. The submit starts it again.
+    if status then return {'known', first[1], status} end
   end
   local known = redis.call('HMGET', key, 'status', 'h')
   if known[1] then

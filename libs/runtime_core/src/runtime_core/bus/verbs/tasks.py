@@ -9,7 +9,7 @@ import msgspec
 
 from runtime_core.bus.reply import text, texts
 from runtime_core.bus.transport import Argument, Reply
-from runtime_core.bus.values import Begun, NewTask, NotDurable, NotYet, Submitted
+from runtime_core.bus.values import Begun, NewTask, NotDurable, NotYet, OpenRequest, Submitted
 from runtime_core.bus.verbs.partition import Partition
 from runtime_core.errors import ConfigurationError, Fenced, Rejected, ServerError
 from runtime_core.trajectory.steps import ENCODER, FORK_STEP, Fork, Step
@@ -101,6 +101,23 @@ class TaskVerbs(Partition):
         """
         return await self.call("answered", task, run, step, status, payload, agent, there, usage, trace) == b"OK"
 
+    async def due_requests(self, count: int) -> tuple[int, list[OpenRequest]]:
+        """How many requests to other partitions were due for a look, and those of them that are still open.
+
+        Requests over their time limit have ended.
+        """
+        due, *flat = cast(list[Reply], await self.call("due_requests", count))
+        names = [text(item) for item in flat]
+        return cast(int, due), [_open_request(*pair) for pair in zip(names[::2], names[1::2], strict=True)]
+
+    async def repeat_request(self, request: OpenRequest) -> str:
+        """Ask again: `OK`, `QUEUED` where the relay still has the request, `DONE` where nobody waits any more."""
+        return text(await self.call("repeat_request", request.member))
+
+    async def forget_request(self, request: OpenRequest) -> None:
+        """Look at the request no more."""
+        await self.transport.call("ZREM", self.keys.requests, request.member)
+
     async def usage(self, task: str) -> bytes:
         """What a task has used so far (JSON); empty for nothing."""
         found = await self.transport.call("HGET", self.keys.task(task), "us")
@@ -129,6 +146,11 @@ class TaskVerbs(Partition):
         """How much there is to do in this partition, and a text that changes when anything is appended."""
         open_work, mark = cast(list[Reply], await self.call("idle"))
         return cast(int, open_work), text(mark)
+
+
+def _open_request(member: str, place: str) -> OpenRequest:
+    partition, _, task = place[1:].partition(":")
+    return OpenRequest(member, int(partition), task)
 
 
 def _fork_arguments(begun: Begun) -> list[Argument]:

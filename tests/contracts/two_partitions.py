@@ -1,0 +1,95 @@
+"""Two partitions of one namespace with their relays, which a test moves step by step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import cast
+
+from prometheus_client import CollectorRegistry
+
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import Keys
+from runtime_core.bus.memory.server import MemoryTransport
+from runtime_core.telemetry.metrics import Metrics
+from services.state_manager.relay import Relay
+from tests.contracts.broker import Broker
+
+Saved = dict[bytes, object]
+"""A partition's keys as they were at one moment."""
+
+
+@dataclass(slots=True)
+class Side:
+    """One partition: its broker, an owner there, and its relay."""
+
+    broker: Broker
+    bus: EventBus
+    relay: Relay
+
+    async def save(self) -> Saved:
+        """What this partition holds now."""
+        broker = self.broker
+        keys = cast(list[bytes], await broker.call("KEYS", broker.keys.base + "*"))
+        if isinstance(broker.admin, MemoryTransport):
+            values = broker.admin._server._keyspace._values
+            return {key: copy.deepcopy(values[key]) for key in keys}
+        return {key: await broker.call("DUMP", key) for key in keys}
+
+    async def lose_tail(self, saved: Saved) -> None:
+        """Go back to what was saved, as a server that comes back without the end of its append-only file."""
+        broker = self.broker
+        keys = cast(list[bytes], await broker.call("KEYS", broker.keys.base + "*"))
+        # The clock goes on: a server that comes back is not in the past.
+        offset = await broker.call("HGET", broker.keys.meta, "offset")
+        await broker.call("DEL", *keys)
+        for key, value in saved.items():
+            if isinstance(broker.admin, MemoryTransport):
+                broker.admin._server._keyspace._values[key] = copy.deepcopy(value)  # type: ignore[assignment]
+            else:
+                await broker.call("RESTORE", key, 0, cast(bytes, value))
+        if offset is not None:
+            await broker.call("HSET", broker.keys.meta, "offset", cast(bytes, offset))
+
+
+@dataclass(slots=True)
+class Pair:
+    """Partition 0, where tasks ask, and partition 1, where they are answered."""
+
+    here: Side
+    there: Side
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.here, self.there
+
+    @property
+    def buses(self) -> list[EventBus]:
+        return [side.bus for side in self.sides]
+
+    async def carry(self) -> None:
+        """Carry what waits on either side, until nothing does."""
+        while sum([await side.relay.carry() for side in self.sides]):
+            pass
+
+    async def look(self, after_ms: int = 11_000) -> None:
+        """Let time pass, look at open requests, and carry what comes of it."""
+        for side in self.sides:
+            await side.broker.pass_time(after_ms)
+        for side in self.sides:
+            await side.relay.look_at_requests()
+        await self.carry()
+
+
+@asynccontextmanager
+async def two_partitions(first: Broker) -> AsyncIterator[Pair]:
+    """A pair whose first partition is `first`."""
+    second = Broker(first.kind, Keys(first.keys.namespace, 1), first.connect, first.admin)
+    await second.prepare()
+    buses = [await first.owner(), await second.owner()]
+    relays = [Relay(bus, buses, first.admin, Metrics(CollectorRegistry(), "test")) for bus in buses]
+    yield Pair(Side(first, buses[0], relays[0]), Side(second, buses[1], relays[1]))
+    for transport in second.transports:
+        await transport.close()
