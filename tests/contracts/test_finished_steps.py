@@ -14,6 +14,7 @@ from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import group_of
 from runtime_core.bus.transport import Argument, Reply
+from runtime_core.consumer.consumer import Consumer
 from runtime_core.errors import Fenced, ServerError
 from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import Broker, answer, ask, suspend
@@ -270,3 +271,48 @@ async def test_an_error_that_stays_is_raised_at_once(
     monkeypatch.setattr(bus, "call", refuse)
     with pytest.raises(ServerError, match="WRONGTYPE"):
         await bus.record(turn, "1", b"d1a2b3c4K1700000000000null")
+
+
+async def test_a_process_that_stops_finishes_its_step_and_begins_no_other(
+    broker: Broker, bus: EventBus, other: EventBus
+) -> None:
+    """The stop waits for the step under way, and not for the run: the next process continues from the journal."""
+    app, done = App("draining"), []
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def first() -> None:
+        begun.set()
+        await go_on.wait()
+        done.append("first")
+
+    async def second() -> None:
+        done.append("second")
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> None:
+        await ctx.step(first)
+        await ctx.step(second)
+
+    def handler(owner: EventBus) -> TurnHandler:
+        return TurnHandler(owner, app, Metrics(CollectorRegistry(), "agent-handler"))
+
+    class Draining(TurnHandler):
+        def drain(self) -> None:
+            super().drain()
+            go_on.set()
+
+    await broker.submit(bus, "t")
+    metrics = Metrics(CollectorRegistry(), "agent-handler")
+    consumer = Consumer(other, ["agent"], Draining(other, app, metrics), metrics, service="agent", finish_seconds=0.1)
+    await consumer.start()
+    running = asyncio.create_task(consumer.run())
+    async with asyncio.timeout(WAIT_SECONDS):
+        await begun.wait()
+        await consumer.stop()
+        await running
+    assert done == ["first"]
+    (adopted,) = (await bus.adopt("agent", 10, False)).deliveries
+    assert adopted.deliveries == 1, "a stop does not count"
+    await handler(bus).handle(adopted)
+    assert done == ["first", "second"]
+    assert await broker.status("t") == "completed"

@@ -73,6 +73,9 @@ class Worker:
     def forget(self) -> None:
         """Nothing is kept."""
 
+    def drain(self) -> None:
+        """A call is one step: it has begun."""
+
     def stop_task(self, task: str) -> None:
         raise AssertionError("nobody cancels")
 

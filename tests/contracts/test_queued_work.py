@@ -37,6 +37,9 @@ class Handler:
     def forget(self) -> None:
         """Nothing is kept."""
 
+    def drain(self) -> None:
+        """A call is one step: it has begun."""
+
     def stop_task(self, task: str) -> None:
         self.stopped.put_nowait(task)
 

@@ -193,6 +193,9 @@ class Completes:
     def forget(self) -> None:
         pass
 
+    def drain(self) -> None:
+        """A call is one step: it has begun."""
+
     def stop_task(self, task: str) -> None:
         pass
 

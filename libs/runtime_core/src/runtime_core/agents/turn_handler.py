@@ -17,7 +17,7 @@ from runtime_core.agents.offers import Offers
 from runtime_core.agents.ports import Compute, Meta, TurnRun
 from runtime_core.agents.run import Run
 from runtime_core.agents.turn_commit import answer_parts, parts_of, row_of_run, spend_parts
-from runtime_core.agents.turn_port import TurnGone, TurnPort
+from runtime_core.agents.turn_port import HandedBack, TurnGone, TurnPort
 from runtime_core.app import App
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
@@ -96,6 +96,7 @@ class TurnHandler:
         self._warm_limit = warm_runs
         self._partitions = partitions
         self._running: dict[str, set[TurnRun]] = {}
+        self._draining = asyncio.Event()
         for place in product(app.agents, SHOWN_OUTCOMES):
             metrics.agent_turns[place]  # with 0, from the start
 
@@ -139,6 +140,8 @@ class TurnHandler:
             except JournalMoved as moved:
                 logger.info("%s: replaying it", moved)
                 replayed = await self._replayed(delivery, definition)
+            except HandedBack as stopping:
+                raise asyncio.CancelledError(str(stopping)) from None
             except TurnGone:
                 replayed = None
             if replayed is None:
@@ -210,6 +213,9 @@ class TurnHandler:
         """Drop every warm run: this owner was declared dead, and others go on with them."""
         while self._warm:
             self._warm.popitem()[1].run.drop()
+
+    def drain(self) -> None:
+        self._draining.set()
 
     def stop_task(self, task: str) -> None:
         for run in self._running.get(task, ()):
@@ -321,7 +327,10 @@ class TurnHandler:
         )
 
     def _port(self, delivery: Delivery, *, loaded: bool = False) -> TurnPort:
-        return TurnPort(self._bus, delivery, self._app, self._partitions, self._replies, self._offers, loaded=loaded)
+        return TurnPort(
+            self._bus, delivery, self._app, self._partitions, self._replies, self._offers,
+            loaded=loaded, draining=self._draining,
+        )  # fmt: skip
 
     async def _hand_on(self, delivery: Delivery) -> None:
         """A handler that lacks a name hands the event back without counting, unless no app has it."""

@@ -29,6 +29,10 @@ class TurnGone(WeftError):
     """The turn is no longer this delivery's: another owner continues the run."""
 
 
+class HandedBack(WeftError):
+    """This process is stopping and begins no further step: another one continues the run."""
+
+
 class TurnPort:
     """What a running turn writes on the broker before its commit, for the delivery that it handles now."""
 
@@ -37,6 +41,7 @@ class TurnPort:
         "_asked",
         "_bus",
         "_confirmed",
+        "_draining",
         "_offers",
         "_partitions",
         "_replies",
@@ -55,8 +60,13 @@ class TurnPort:
         offers: Offers | None = None,
         *,
         loaded: bool = False,
+        draining: asyncio.Event | None = None,
     ) -> None:
-        """`loaded`: the run was made from the broker's journal, so that nothing in it is news."""
+        """`loaded`: the run was made from the broker's journal, so that nothing in it is news.
+
+        `draining`: set when this process begins no further step.
+        """
+        self._draining = draining
         self._bus = bus
         self._app = app
         self._offers = offers or Offers(bus)
@@ -78,6 +88,8 @@ class TurnPort:
         One read in each turn of a run that was not loaded for it, and again whenever the last heartbeat is so old that
         others may have declared this owner dead. Delivery counts say nothing: a graceful stop resets them.
         """
+        if self._draining is not None and self._draining.is_set():
+            raise HandedBack(f"{self.delivery!r} is handed back")
         if self._confirmed and time.monotonic() < self._bus.alive_until:
             return
         found = await self._bus.journaled(self.delivery)

@@ -35,6 +35,8 @@ STOPPED = "the task is over"
 WITHDRAWN = "withdrawn:"
 """Before a task that heartbeats tell of: nobody wants its answer, but it goes on (`withdraw.lua`)."""
 RECALL_AT_ONCE = 1000
+DRAIN_PART = 0.25
+"""Of the time to finish at a stop, in which no further step begins: a step that is cut has to run again."""
 Place = tuple[str, bytes]
 """A stream and the id of one of its entries."""
 
@@ -48,6 +50,10 @@ class Handler(Protocol):
 
     def forget(self) -> None:
         """Drop what is kept between deliveries: this owner was declared dead."""
+        ...
+
+    def drain(self) -> None:
+        """Begin no further step by itself: this process stops, and another one continues from the journal."""
         ...
 
     def stop_task(self, task: str) -> None:
@@ -159,7 +165,7 @@ class Consumer:
             await asyncio.wait((self._reading,))
         try:
             if self._running:
-                await asyncio.wait(list(self._running.values()), timeout=self._finish_seconds)
+                await self._finish()
                 await self._hand_back()
         finally:
             for task in (*self._loops, *self._running.values()):
@@ -176,6 +182,15 @@ class Consumer:
                     for item in (await self._bus.reopen(stream, await self._bus.own_pending(stream)))[0]
                 ]
                 await self._bus.leave(unknown)
+
+    async def _finish(self) -> None:
+        """Let running deliveries end; in the last part of the time they may only finish the step that they are in."""
+        seconds = self._finish_seconds
+        part = None if seconds is None else seconds * (1 - DRAIN_PART)
+        _, left = await asyncio.wait(list(self._running.values()), timeout=part)
+        if left and seconds is not None:
+            self._handler.drain()
+            await asyncio.wait(left, timeout=seconds * DRAIN_PART)
 
     async def _hand_back(self) -> None:
         """What runs still is handed back; the heartbeat goes on, so that nobody adopts it before.

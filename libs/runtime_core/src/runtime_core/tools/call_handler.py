@@ -146,6 +146,9 @@ class CallHandler:
     def forget(self) -> None:
         """Nothing is kept between calls."""
 
+    def drain(self) -> None:
+        """A call is one step: it has begun."""
+
     def stop_task(self, task: str) -> None:
         """The consumer cancels what runs; nothing else is kept."""
 

@@ -6,7 +6,8 @@ local function reopen(base, task, v, context)
   local fields = redis.call('HGETALL', key)
   for i = 1, #fields, 2 do
     local prefix = string.sub(fields[i], 1, 2)
-    if prefix == 'm:' or prefix == 'k:' or prefix == 'z:' or prefix == 'b:' or string.find(fields[i], '^g%d+$') then
+    if prefix == 'm:' or prefix == 'k:' or prefix == 'z:' or prefix == 'b:' or prefix == 'r:' or
+      string.find(fields[i], '^g%d+$') then
       gone[#gone + 1] = fields[i]
     end
   end

@@ -84,6 +84,9 @@ class StepHandler:
     def forget(self) -> None:
         """What runs is let go of with its delivery; nothing else is kept."""
 
+    def drain(self) -> None:
+        """A call is one step: it has begun."""
+
     def stop_task(self, task: str) -> None:
         """The consumer cancels what runs; nothing else is kept."""
 
