@@ -167,3 +167,29 @@ async def test_the_mark_of_a_stopped_call_goes(broker: Broker, bus: EventBus) ->
     assert not await bus.retry(call, 0, b"", counts=False)
     assert await broker.hash("started") == {}
     await broker.idle()
+
+
+async def test_a_task_that_ends_takes_the_mark_of_its_call_along(broker: Broker, bus: EventBus) -> None:
+    """The process may be stopped right after its commit: nothing else would ever remove the mark."""
+    await ask_to_charge(broker, bus, b'{"fails":false}')
+    call = await broker.take(bus, "tool")
+    assert await bus.mark_started(call)
+    await bus.cancel("t", "no more")
+    assert not await answer(bus, call)
+    assert await broker.hash("started") == {}
+
+
+async def test_the_commit_of_a_call_removes_its_mark(broker: Broker, bus: EventBus) -> None:
+    await ask_to_charge(broker, bus, b'{"fails":false}')
+    call = await broker.take(bus, "tool")
+    assert await bus.mark_started(call)
+    assert await answer(bus, call)
+    assert await broker.hash("started") == {}
+
+
+async def test_a_buried_call_removes_its_mark(broker: Broker, bus: EventBus) -> None:
+    await ask_to_charge(broker, bus, b'{"fails":false}')
+    call = await broker.take(bus, "tool")
+    assert await bus.mark_started(call)
+    assert await bury(bus, call)
+    assert await broker.hash("started") == {}

@@ -65,3 +65,25 @@ async def test_a_step_of_a_dead_owner_is_not_done_again_by_who_had_the_turn_befo
     assert await broker.status("t") == "completed"
     assert (await broker.final("t"))["output"] == 1
     assert done == ["paid"]
+
+
+async def test_a_run_kept_in_memory_sees_what_a_call_back_has_changed(broker: Broker, bus: EventBus) -> None:
+    """The nested run ends last, and only its end lets the run below go on: its change of the state is not lost."""
+    app = App("nested")
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> None:
+        if value == "nested":
+            ctx.state["n"] = 1
+            return
+        await ctx.agent("writer", "nested", key="k")
+        ctx.state["n"] += 1
+
+    handles = handler(bus, app)
+    await broker.submit(bus, "t", key="k")
+    for run in ("r", "r/1", "r"):
+        turn = await broker.take(bus)
+        assert turn.run == run
+        await handles.handle(turn)
+    assert await broker.status("t") == "completed"
+    assert (await broker.hash("inst:writer/k"))["state"] == '{"n":2}'

@@ -134,13 +134,8 @@ class CallHandler:
         except Exception as error:
             failed = failed_from(error, repeatable=tool.repeatable)
             again = await self._calls.fail(delivery, tool.retry, failed, started, context.used())
-            if not tool.repeatable:
-                # It was given up: whoever drives its letter again has decided that it may run.
-                await self._bus.forget_started(delivery)
             return "retried" if again else "failed"
         committed = await self._calls.complete(delivery, output, started, context.used())
-        if not tool.repeatable:
-            await self._bus.forget_started(delivery)
         return "completed" if committed else "repeated"
 
     def forget(self) -> None:
@@ -160,7 +155,6 @@ class CallHandler:
             at=now,
         )
         await self._calls.end(delivery, error, now)
-        await self._bus.forget_started(delivery)
 
     async def _wait_or_fail(self, delivery: Delivery, away: Away) -> None:
         """A call of a tool that is away for a while is handed back without counting, or ends with an error."""

@@ -4,6 +4,7 @@
 -- ARGV 1 owner · 2 stream · 3 entry · 4 task · 5 run (the call's own: parent run + '/' + step) · 6 status `K` or `E`
 --      7 now (epoch ms, 13 digits) · 8 result (JSON), or the error object · 9 record (JSON steps) · 10 steps in the record
 --      11 what the call has used (JSON) or '' · 12 traceparent of the span that made it or ''
+--      13 '1' where it was marked as started
 -- RETURNS 'OK', also where what it has used is over the task's limit, which ends the task here · 'DONE' where the step has its result or the task is over · 'FENCED'
 local function commit_call(keys, args)
   local base, task = keys[1], args[4]
@@ -19,7 +20,8 @@ local function commit_call(keys, args)
     missing, cur, h, turn = w[1], w[2], w[3], w[4]
   end
   if not missing or not v[1] or ENDED[v[1]] then
-    settle(base, args[2], args[3])
+    -- The mark of a call that may not be repeated goes with the call, unless this is a copy of an entry that was settled.
+    if settle(base, args[2], args[3]) == 1 then redis.pcall('HDEL', base .. 'started', task .. '/' .. args[5]) end
     return 'DONE'
   end
   local flags = v[7] or ''
@@ -34,6 +36,7 @@ local function commit_call(keys, args)
     if over then
       local ending = check_end(base, task, v[5], flags, 'failed')
       settle(base, args[2], args[3])
+      if args[13] == '1' then redis.pcall('HDEL', base .. 'started', task .. '/' .. args[5]) end
       redis.call('HSET', key, 'us', usage)
       local in_flight = v[4] and string.find(v[4], '-', 1, true)
       end_task(base, task, ending, flags, 'failed', error_json('LimitExceeded', over), steps, args[7], args[9], false, in_flight)
@@ -45,6 +48,7 @@ local function commit_call(keys, args)
   local wait = string.sub(missing, 10)
   local value = string.sub(missing, 1, 8) .. args[6] .. args[7] .. args[8]
   settle(base, args[2], args[3])
+  if args[13] == '1' then redis.pcall('HDEL', base .. 'started', task .. '/' .. args[5]) end
   if usage then redis.call('HSET', key, 'us', usage, 'fl', flags) end
   if args[12] and args[12] ~= '' then note_answer(base, task, args[5], args[12]) end
   redis.call('HDEL', rk, field)

@@ -78,6 +78,8 @@ local function dead_letter(keys, args)
     if inst ~= '' then check_instance(base, inst, stream) end
   end
   settle(base, stream, entry)
+  -- Whoever drives the letter again has decided that the call may be repeated.
+  if not is_turn then redis.pcall('HDEL', base .. 'started', task .. '/' .. run) end
   -- Whoever failed in this turn has put the rows of its steps into the record; whoever only buries it knows none.
   if is_turn and reason ~= 'diverged' and tonumber(args[9]) > 1 then
     redis.call('HDEL', run_key(base, task, run), 'w')

@@ -259,10 +259,11 @@ local function release(base, inst, task, run)
     if start_nested(base, inst, rest) then return end
     local below_task, below_run = string.match(top_of(rest), '^(.*)|([^|]*)$')
     local rk = run_key(base, below_task, below_run)
-    local v = redis.call('HMGET', rk, 'cur', 'h', 'u')
+    local v = redis.call('HMGET', rk, 'cur', 'h')
     if v[1] == 'pend' then
       local stream, agent, instance_key = target_of(v[2])
-      local entry = append_resume(base, below_task, below_run, stream, agent, instance_key, v[3] or '0', '', '')
+      -- Turn -1, which no run in memory has: the nested run may have changed the state that this one sees.
+      local entry = append_resume(base, below_task, below_run, stream, agent, instance_key, '-1', '', '')
       redis.call('HSET', rk, 'cur', entry)
     end
     return

@@ -72,7 +72,8 @@ class FailureVerbs(Partition):
             "mark_started", self.owner, delivery.task, delivery.run, delivery.stream, delivery.entry
         )
         self._fence(reply)
-        return None if reply == b"DONE" else reply == 1
+        delivery.marked = reply != b"DONE"
+        return reply == 1 if delivery.marked else None
 
     async def forget_started(self, delivery: Delivery) -> None:
         await self.transport.call("HDEL", self.keys.started, f"{delivery.task}/{delivery.run}")
