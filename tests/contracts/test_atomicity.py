@@ -15,7 +15,7 @@ import pytest
 from runtime_core.bus.delivery import Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.transport import Argument
-from runtime_core.bus.values import Begun, OpenRequest
+from runtime_core.bus.values import Begun, NewTask, OpenRequest
 from runtime_core.errors import ServerError
 from tests.contracts.broker import (
     DIGEST,
@@ -83,6 +83,39 @@ async def submit_to_a_busy_instance(stage: Stage) -> Act:
 @case
 async def submit_without_a_key(stage: Stage) -> Act:
     return lambda: stage.broker.submit(stage.bus, "t", timeout_ms=1000)
+
+
+def claimed() -> NewTask:
+    new = NewTask("t", "test", "event-t", "digest-t", "writer", b"1")
+    new.claims = "|"
+    return new
+
+
+@case
+async def claims_of_a_submit(stage: Stage) -> Act:
+    return lambda: stage.bus.claim(claimed(), 1, ["task_id", "id"])
+
+
+@case
+async def claims_over_the_dedupe_limit(stage: Stage) -> Act:
+    await stage.broker.call("HSET", stage.broker.keys.meta, "dedupe_max", 1)
+    return lambda: stage.bus.claim(claimed(), 1, ["task_id", "id"])
+
+
+@case
+async def a_claim_that_is_given_up(stage: Stage) -> Act:
+    [token] = await stage.bus.claim(claimed(), 1, ["task_id"])
+    return lambda: stage.bus.unclaim(claimed(), "task_id", token)
+
+
+@case
+async def a_claim_that_is_refused(stage: Stage) -> Act:
+    return lambda: stage.bus.refuse(claimed(), "task_id", "100")
+
+
+@case
+async def submit_with_claims(stage: Stage) -> Act:
+    return lambda: stage.bus.submit(claimed())
 
 
 @case
@@ -696,7 +729,7 @@ FIXED = (
     "replies", "requests", "seen", "seenq", "started", "stopped", "timers", "tool", "tools", "leader:admit",
     "mail:writer/k", "nest:writer/k",
     "mail:editor/e", "nest:editor/e", "inst:writer/k", "inst:editor/e", "out:t", "task:t", "reply:c", "run:t/r/1",
-    "states",
+    "states", "places",
 )  # fmt: skip
 
 

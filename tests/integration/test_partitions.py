@@ -12,7 +12,9 @@ from runtime_core.bus.address import parse_address
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.resp import RespTransport
 from runtime_core.client import Client
+from runtime_core.envelope import Envelope
 from runtime_core.identifiers import instance_address, partition_of
+from runtime_core.submission import SUBMIT, parse_submit
 from tests.fleet import Fleet, until
 from tests.servers.process import Server
 from tests.servers.valkey import ValkeyServer
@@ -79,6 +81,38 @@ async def test_an_instance_lives_in_one_partition_whoever_asks(valkey: Server, n
         Client.connect(valkey.url, namespace=namespace, partitions=PARTITIONS) as client,
     ):
         await ask_everywhere(client)
+
+
+async def test_a_submit_with_another_partitionkey_starts_nothing(
+    valkey: Server, namespace: str, tmp_path: Path
+) -> None:
+    """Hole 55: from clients and by the ingress stream, at once and one after the other."""
+    keys = [next(f"{n}" for n in range(99) if partition_of(f"{n}", PARTITIONS) == place) for place in range(PARTITIONS)]
+    async with (
+        Fleet(valkey.url, namespace, tmp_path, environ=SETTINGS),
+        Client.connect(valkey.url, namespace=namespace, partitions=PARTITIONS) as client,
+    ):
+        data = b'{"agent":"asker","input":[]}'
+        submits = [
+            parse_submit(Envelope(id="1", source="shop", type=SUBMIT, data=data, partitionkey=key)) for key in keys
+        ]
+        handles = await asyncio.gather(*(client.start(submit) for submit in submits))
+        assert [(await handle.result(timeout=60)).status for handle in handles] == ["completed"] * PARTITIONS
+        again = await client.start(submits[0])
+        assert (await again.result(timeout=60)).status == "completed"
+        edge = client.buses[0].transport
+        for key in keys:
+            await edge.call(
+                "XADD", f"{namespace}:tasks", "*", "type", SUBMIT, "id", "1", "source", "shop", "replyto", "answers",
+                "partitionkey", key, "data", data,
+            )  # fmt: skip
+
+        async def answered() -> bool:
+            return await edge.call("XLEN", "answers") == PARTITIONS
+
+        await until(answered, 30, "each is answered with the first one's end")
+        found = [await bus.transport.call("KEYS", f"{bus.keys.base}task:*") for bus in client.buses]
+        assert sum(len(tasks) for tasks in found if isinstance(tasks, list)) == 1
 
 
 async def test_a_call_back_through_another_partition_is_nested(valkey: Server, namespace: str, tmp_path: Path) -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import cast
 
 import msgspec
 
+from runtime_core.bus.claims import submit_once
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.places import find_place, note_place
+from runtime_core.bus.places import find_place
 from runtime_core.bus.values import Begun, NewTask, Submitted, TopicSubscription
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.identifiers import instance_address, partition_of
 from runtime_core.manifest import InputCheck, Manifest
-from runtime_core.submission import Conf, Submission
+from runtime_core.submission import Conf, Submission, default_task_id
 from runtime_core.topics import Topics
 
 MANIFEST_SECONDS = 2.0
@@ -36,14 +37,15 @@ class Admission:
         self,
         submission: Submission,
         *,
-        reply: str = "",
+        reply: str | Callable[[int], str] = "",
         epoch: str = "",
         streamed: bool = False,
         begun: Begun | None = None,
     ) -> Submitted:
         """Check and start a task; `begun` makes it a fork of another.
 
-        `streamed`: its output is wanted as a stream, whatever its conf says.
+        `streamed`: its output is wanted as a stream, whatever its conf says. `reply` is where its end is told, or gives
+        that for the task's partition.
 
         Raises `Rejected` (or its `NotYet`) with the field, `InvalidInput` for an input that its agent's schema
         refuses, `Fenced` where `epoch` is not the newest admitter's.
@@ -52,11 +54,9 @@ class Admission:
         hooks = await self._hooks_of(submission) if submission.hooks else {}
         if submission.deadline is not None and submission.deadline <= time.time() * 1000:
             raise Rejected("deadline", "has passed before the task was admitted", task_id=submission.task_id)
-        bus = self._buses[self.partition_for(submission)]
-        if len(self._buses) > 1:
-            await note_place(self._buses, submission.task_id, bus)
-        return await bus.submit(
-            NewTask(
+
+        def new_task(partition: int) -> NewTask:
+            return NewTask(
                 task=submission.task_id,
                 source=submission.source,
                 event_id=submission.event_id,
@@ -64,7 +64,7 @@ class Admission:
                 agent=submission.agent,
                 data=submission.input_json,
                 key=submission.key,
-                reply=reply,
+                reply=reply if isinstance(reply, str) else reply(partition),
                 context=_context(submission, hooks),
                 session=submission.session_id,
                 max_steps=submission.conf.max_steps or 0,
@@ -74,7 +74,9 @@ class Admission:
                 limits=_limits(submission.conf),
                 begun=begun,
             )
-        )
+
+        id_home = partition_of(default_task_id(submission.source, submission.event_id), len(self._buses))
+        return await submit_once(self._buses, self.partition_for(submission), id_home, new_task)
 
     async def check(self, submission: Submission) -> None:
         """Look at a submit that is made later. Raises Rejected for an unknown agent, InvalidInput for its input.

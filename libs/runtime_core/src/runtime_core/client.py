@@ -22,7 +22,7 @@ from runtime_core.admission import Admission
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.bus.transport import Transport
-from runtime_core.bus.values import Begun, NotYet
+from runtime_core.bus.values import Begun, NotYet, Submitted
 from runtime_core.embedded import find_endpoint
 from runtime_core.envelope import Envelope
 from runtime_core.errors import ConfigurationError, InvalidInput, Rejected, WeftError
@@ -204,34 +204,36 @@ class Client(ScheduleVerbs):
     ) -> TaskHandle:
         admission = self._ready()
         task = submission.task_id
-        partition = self._partitions[admission.partition_for(submission)]
-        handle = TaskHandle(self, task, partition)
+        wanted = admission.partition_for(submission)
+        handle = TaskHandle(self, task, self._partitions[wanted])
         expected = handle.expect()
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            submitted = await self._admit(admission, submission, partition.stream, stream, deadline, begun)
+            submitted = await self._admit(admission, submission, stream, deadline, begun)
         except BaseException:
             handle.forget(expected)
             raise
-        if submitted != task:
+        if submitted.task != task or submitted.partition != wanted:
             handle.forget(expected)
-            handle = TaskHandle(self, submitted, partition)
+            handle = TaskHandle(self, submitted.task, self._partitions[submitted.partition])
         return handle
 
     async def _admit(
         self,
         admission: Admission,
         submission: Submission,
-        reply: str,
         stream: bool,
         deadline: float | None,
         begun: Begun | None,
-    ) -> str:
+    ) -> Submitted:
+        def reply(partition: int) -> str:
+            return self._partitions[partition].stream
+
         while True:
             left = None if deadline is None else deadline - time.monotonic()
             try:
                 async with asyncio.timeout(left):
-                    return (await admission.admit(submission, reply=reply, streamed=stream, begun=begun)).task
+                    return await admission.admit(submission, reply=reply, streamed=stream, begun=begun)
             except NotYet as error:
                 if left is not None and left < 0.2:
                     raise Rejected(error.field, error.message, None, submission.task_id) from None

@@ -144,7 +144,7 @@ def parse_submit(envelope: Envelope) -> Submission:
     if "input" not in data:
         raise InvalidInput("data.input", "is missing; send `null` where the agent needs none")
     task_id = data.get("task_id")
-    task = _default_task_id(envelope) if task_id is None else _task_id(task_id)
+    task = default_task_id(envelope.source, envelope.id) if task_id is None else _task_id(task_id)
     return Submission(
         task_id=task,
         agent=agent,
@@ -222,10 +222,11 @@ def digest(type: str, data: object) -> str:
     return fingerprint(type, codec.canonical(data).decode())
 
 
-def _default_task_id(envelope: Envelope) -> str:
-    if envelope.source == ANONYMOUS and is_task_id(envelope.id):
-        return envelope.id
-    return task_id_of(envelope.source, envelope.id)
+def default_task_id(source: str, event_id: str) -> str:
+    """The task id of a submit that names none; its partition also keeps source and id of those that do."""
+    if source == ANONYMOUS and is_task_id(event_id):
+        return event_id
+    return task_id_of(source, event_id)
 
 
 def _body(envelope: Envelope, type: str, known: Collection[str]) -> dict[str, object]:

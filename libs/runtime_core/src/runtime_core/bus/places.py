@@ -23,13 +23,6 @@ async def find_place(buses: Sequence[EventBus], task: str) -> EventBus:
     return buses[int(cast(bytes, noted))] if noted is not None else home
 
 
-async def note_place(buses: Sequence[EventBus], task: str, bus: EventBus) -> None:
-    """Note in which partition a task is, where its id does not say it."""
-    home = home_of(buses, task)
-    if home is not bus:
-        await home.transport.call("HSET", home.keys.places, task, bus.keys.partition)
-
-
 async def forget_place(buses: Sequence[EventBus], task: str) -> None:
     """Forget what was noted of a task that is no more."""
     if len(buses) > 1:

@@ -69,6 +69,8 @@ class NewTask:
     limits: bytes = b""
     """The most that it may use (JSON: `tokens`, `cost`); empty: no limit."""
     begun: Begun | None = None
+    claims: str = ""
+    """With several partitions: tokens of the claims of its id and its task id, as `id|task_id`."""
 
 
 @dataclass(slots=True)
@@ -78,6 +80,8 @@ class Submitted:
     task: str
     status: str
     started: bool
+    partition: int = field(default=0, compare=False)
+    """Where the task is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,20 @@ class Journaled:
     """Steps that were finished in mid-turn."""
     asked: bool
     """Whether the run has asked for something in mid-turn."""
+
+
+class Misplaced(Rejected):
+    """An id of the submit is claimed for another partition, or the submit's own claim was refused (`again`).
+
+    `equal`: by a submit of equal content. `bus/claims.py` settles it.
+    """
+
+    def __init__(self, kind: str, field: str, holder: int, token: str, task: str) -> None:
+        super().__init__(field, f"is claimed for partition {holder}; submit again", 1.0, task)
+        self.again = kind == "again"
+        self.equal = kind == "elsewhere"
+        self.holder = holder
+        self.token = token
 
 
 class NotYet(Rejected):

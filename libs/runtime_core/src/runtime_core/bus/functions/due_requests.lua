@@ -32,7 +32,7 @@ end
 local function look_at_request(base, member, now, due)
   local requests = base .. 'requests'
   if string.sub(member, 1, 1) == '@' then
-    redis.call('ZADD', requests, text(now + REQUEST_LOOK_MS), member)
+    redis.call('ZADD', requests, text(now + REQUEST.look_ms), member)
     due[#due + 1] = member
     due[#due + 1] = string.match(member, '^(.*)|')
     return
@@ -46,7 +46,7 @@ local function look_at_request(base, member, now, due)
   local asked, limit = tonumber(request[6]), tonumber(request[7])
   if now >= asked + limit then return expire_request(base, task, run, step, request, text(now)) end
   -- The longer a request is open, the less often it is looked at.
-  local pause = math.max(REQUEST_LOOK_MS, math.min(REQUEST_LOOK_MAX_MS, now - asked))
+  local pause = math.max(REQUEST.look_ms, math.min(REQUEST.look_max_ms, now - asked))
   redis.call('ZADD', requests, text(math.min(now + pause, asked + limit)), member)
   due[#due + 1] = member
   due[#due + 1] = request[1]
@@ -63,7 +63,7 @@ local function due_requests(keys, args)
   for _, member in ipairs(found) do
     -- One that cannot be looked at (a key of another type) changes nothing and does not hold up those behind it.
     if not pcall(look_at_request, base, member, now, due) then
-      redis.call('ZADD', base .. 'requests', text(now + REQUEST_LOOK_MAX_MS), member)
+      redis.call('ZADD', base .. 'requests', text(now + REQUEST.look_max_ms), member)
     end
   end
   return {#found, unpack(due)}

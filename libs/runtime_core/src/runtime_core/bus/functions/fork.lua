@@ -1,8 +1,8 @@
 -- Starts a task that begins with results of another: as `submit`, and its journal in the same step.
 -- KEYS 1 base
--- ARGV 1 to 15 as those of `submit` · 16 origin (JSON: task, step) · 17 record (JSON: the row that names the origin)
---      18 when its run shall count as begun (epoch ms), or '' for now
---      19 … a step and its journal value, in turn
+-- ARGV 1 to 16 as those of `submit` · 17 origin (JSON: task, step) · 18 record (JSON: the row that names the origin)
+--      19 when its run shall count as begun (epoch ms), or '' for now
+--      20 … a step and its journal value, in turn
 -- RETURNS as `submit`
 local function fork(keys, args)
   local base, task = keys[1], args[1]
@@ -10,11 +10,11 @@ local function fork(keys, args)
   local answer = submit(keys, args)
   if answer[1] ~= 'started' then return answer end
   local key = base .. 'task:' .. task
-  local set = {'from', args[16], 'steps', '1'}
+  local set = {'from', args[17], 'steps', '1'}
   local v = redis.call('HMGET', key, 'cur', 'h')
-  if args[18] ~= '' then
+  if args[19] ~= '' then
     set[#set + 1] = 'h'
-    set[#set + 1] = string.gsub(v[2], '^([^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n)%d*', '%1' .. args[18], 1)
+    set[#set + 1] = string.gsub(v[2], '^([^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n)%d*', '%1' .. args[19], 1)
   end
   if args[6] == '' then
     -- A start event without a key is taken for that of a run without a past; a resume makes its reader load the journal.
@@ -23,12 +23,12 @@ local function fork(keys, args)
     set[#set + 1] = 'cur'
     set[#set + 1] = append_resume(base, task, 'r', stream, agent, '', '-1', '', '')
   end
-  for i = 19, #args, 2 do
+  for i = 20, #args, 2 do
     set[#set + 1] = 'j:' .. args[i]
     set[#set + 1] = args[i + 1]
   end
   -- In pieces: Lua hands over no more than 8,000 values at once.
   for i = 1, #set, 4000 do redis.call('HSET', key, unpack(set, i, math.min(i + 3999, #set))) end
-  record_rows(base, task, redis.call('HGET', key, 'fl') or '', args[17])
+  record_rows(base, task, redis.call('HGET', key, 'fl') or '', args[18])
   return answer
 end

@@ -517,18 +517,16 @@ end
 -- Open requests to other partitions, which that partition, or this one, may forget when it loses its tail:
 --   requests   by when to look next (ms): `task|run|step`, or `@<partition>:<task>|<asker>` for a task to cancel
 --   r:<step>   in the asking run's hash, so that it goes with the run: what was asked, packed (see `open_request`)
-local REQUEST_LOOK_MS = 10000
-local REQUEST_LOOK_MAX_MS = 60000
-local REQUEST_TIMEOUT_MS = '3600000'
+local REQUEST = {look_ms = 10000, look_max_ms = 60000, timeout_ms = '3600000'}
 
 -- Stores a request until its step has a result. `limit`: its own time limit in ms, or '' for that of the namespace.
 local function open_request(base, task, run, step, place, agent, key, data, context, limit)
   local back, now = task .. '|' .. run .. '|' .. step, now_ms(base)
-  if limit == '' then limit = redis.call('HGET', base .. 'meta', 'request_timeout_ms') or REQUEST_TIMEOUT_MS end
+  if limit == '' then limit = redis.call('HGET', base .. 'meta', 'request_timeout_ms') or REQUEST.timeout_ms end
   local entry = ask_elsewhere(base, place, agent, key, data, context, back)
   redis.call('HSET', run_key(base, task, run), 'r:' .. step,
     cmsgpack.pack({place, agent, key, data, context, text(now), limit, entry}))
-  redis.call('ZADD', base .. 'requests', text(now + math.min(REQUEST_LOOK_MS, tonumber(limit))), back)
+  redis.call('ZADD', base .. 'requests', text(now + math.min(REQUEST.look_ms, tonumber(limit))), back)
 end
 
 local function close_request(base, task, run, step)
@@ -539,7 +537,7 @@ end
 -- Cancels a task in another partition, and looks again later whether it has ended.
 local function cancel_elsewhere(base, place, task)
   redis.call('XADD', base .. 'asks', '*', 'place', place, 'cancel', task)
-  redis.call('ZADD', base .. 'requests', text(now_ms(base) + REQUEST_LOOK_MS), place .. '|' .. task)
+  redis.call('ZADD', base .. 'requests', text(now_ms(base) + REQUEST.look_ms), place .. '|' .. task)
 end
 
 -- Frees what an ended task holds: child runs, their instances, timers. Work in flight is freed by its own

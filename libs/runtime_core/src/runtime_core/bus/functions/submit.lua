@@ -4,10 +4,14 @@
 --      8 reply stream or '' · 9 context (JSON) or '' · 10 session id or '' · 11 max steps or '0'
 --      12 timeout ms or '0' · 13 admitter's epoch or '' (a direct submit) · 14 '1' where the output is wanted as a stream, '2' with its steps
 --      15 the most that it may use (JSON: `tokens`, `cost`) or ''
+--      16 '' with one partition, else tokens of the claims of its id and its task id, as `id|task_id`; each may be ''
 -- RETURNS {'started', task} · {'known', task, status} · {'rejected', field, message} · {'overloaded', message}
 --         {'wait'} before the first manifest · {'fenced'} for an admitter that was replaced
+--         {'elsewhere' or 'taken', field, partition, token} as `claim`, for ids that belong to this partition
+--         {'again', field} where the claim of an id was refused here
 local function submit(keys, args)
   local base, task = keys[1], args[1]
+  local id_token, task_token = string.match(args[16], '^(%d*)|(%d*)$')
   local key = base .. 'task:' .. task
   if args[13] ~= '' then
     -- The newest epoch that this partition has seen: admission leads in one partition and writes in all.
@@ -17,8 +21,12 @@ local function submit(keys, args)
   end
   local seen_key = args[2] .. '\n' .. args[3]
   local seen = redis.call('HGET', base .. 'seen', seen_key)
-  if seen then
-    local first = lines(seen)
+  local first = seen and lines(seen)
+  local mark = first and string.match(first[3] or '', '^[@!].*')
+  if mark then
+    local elsewhere = misplaced('id', mark, first[2], args[4], id_token or '')
+    if elsewhere then return elsewhere end
+  elseif seen then
     if first[2] ~= args[4] then
       return {'rejected', 'id', 'the id ' .. args[3] .. ' of source ' .. args[2] .. ' was used before with other content'}
     end
@@ -30,6 +38,17 @@ local function submit(keys, args)
   if known[1] then
     if known[2] and lines(known[2])[9] == args[4] then return {'known', task, known[1]} end
     return {'rejected', 'task_id', 'a task ' .. task .. ' with other content exists'}
+  end
+  if task_token then
+    local held = redis.call('HGET', base .. 'seen', '\n' .. task)
+    local place = not held and redis.call('HGET', base .. 'places', task)
+    if held then
+      local claimed = lines(held)
+      local elsewhere = misplaced('task_id', claimed[3], claimed[2], args[4], task_token)
+      if elsewhere then return elsewhere end
+    elseif place and place ~= string.match(base, '{(%d+)}:$') then
+      return {'taken', 'task_id', place, '0'}
+    end
   end
   local meta = redis.call('HMGET', base .. 'meta', 'overload', 'stream_max', 'dedupe_max', 'record_max', 'mailbox_max',
     'tombs')
@@ -60,13 +79,7 @@ local function submit(keys, args)
 
   local entry = deliver(base, task, 'r', stream, args[5], args[6], args[7], args[9])
   local created = string.find(entry, '-', 1, true) and ms_of(entry) or text(now_ms(base))
-  -- The dedupe window: the newest `dedupe_max` submits of the last 24 hours (the housekeeper forgets older ones).
-  redis.call('HSET', base .. 'seen', seen_key, task .. '\n' .. args[4])
-  if redis.call('RPUSH', base .. 'seenq', created .. '\n' .. seen_key) > tonumber(meta[3] or '1000000') then
-    for _, old in ipairs(redis.call('LPOP', base .. 'seenq', 2)) do
-      redis.call('HDEL', base .. 'seen', string.match(old, '^%d+\n(.*)$'))
-    end
-  end
+  remember(base, seen_key, task .. '\n' .. args[4], created, meta[3])
   local h = stream .. '\n' .. args[5] .. '\n' .. args[6] .. '\n' .. args[8] .. '\n' .. created .. '\n' .. args[11] ..
     '\n' .. args[3] .. '\n' .. args[2] .. '\n' .. args[4] .. '\n' .. args[10]
   if args[9] ~= '' then

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import cast
 
 import msgspec
 
 from runtime_core.bus.reply import text, texts
 from runtime_core.bus.transport import Argument, Reply
-from runtime_core.bus.values import Begun, NewTask, NotDurable, NotYet, OpenRequest, Submitted
+from runtime_core.bus.values import Begun, Misplaced, NewTask, NotDurable, NotYet, OpenRequest, Submitted
 from runtime_core.bus.verbs.partition import Partition
 from runtime_core.errors import ConfigurationError, Fenced, Rejected, ServerError
 from runtime_core.trajectory.steps import ENCODER, FORK_STEP, Fork, Step
@@ -21,28 +22,56 @@ class TaskVerbs(Partition):
     async def submit(self, new: NewTask) -> Submitted:
         """Start a task, or say what became of an equal submit.
 
-        Raises `Rejected` with the field, `NotYet` before the first manifest, `Fenced` for a replaced admitter.
+        Raises `Rejected` with the field, `NotYet` before the first manifest, `Fenced` for a replaced admitter,
+        `Misplaced` where one of its ids is claimed for another partition.
         """
         function, more = ("submit", []) if new.begun is None else ("fork", _fork_arguments(new.begun))
         reply = await self.call(
             function, new.task, new.source, new.event_id, new.digest, new.agent, new.key, new.data, new.reply,
-            new.context, new.session, new.max_steps, new.timeout_ms, new.epoch, int(new.streamed), new.limits, *more,
+            new.context, new.session, new.max_steps, new.timeout_ms, new.epoch, int(new.streamed), new.limits,
+            new.claims, *more,
         )  # fmt: skip
         answer = [text(item) for item in cast(list[Reply], reply)]
         match answer[0]:
             case "started":
                 await self._make_durable()
-                return Submitted(answer[1], "accepted", True)
+                return Submitted(answer[1], "accepted", True, self.keys.partition)
             case "known":
                 await self._make_durable()  # the first one's answer may have been lost before it was
-                return Submitted(answer[1], answer[2], False)
+                return Submitted(answer[1], answer[2], False, self.keys.partition)
             case "overloaded":
                 raise Rejected("overloaded", answer[1], retry_after_seconds=1.0, task_id=new.task)
             case "wait":
                 raise NotYet("data.agent", "no agent-handler has published its agents yet", 0.2, new.task)
             case "fenced":
                 raise Fenced("another admitter leads")
+            case "elsewhere" | "taken" | "again":
+                raise _misplaced(answer, new.task)
         raise Rejected(answer[1], answer[2], task_id=new.task)
+
+    async def claim(self, new: NewTask, partition: int, fields: Sequence[str]) -> list[str]:
+        """Claim ids (`task_id`, `id`) for a submit whose task is to start in another partition; a token for each.
+
+        Raises `Misplaced` where one is claimed already, `Rejected` where it can never be.
+        """
+        reply = await self.call("claim", new.task, new.source, new.event_id, new.digest, partition, *fields)
+        answer = texts(reply)
+        match answer[0]:
+            case "ok":
+                await self._make_durable()
+                return answer[1:]
+            case "elsewhere" | "taken":
+                raise _misplaced(answer, new.task)
+        raise Rejected(answer[1], answer[2], task_id=new.task)
+
+    async def refuse(self, new: NewTask, field: str, token: str) -> str | None:
+        """Let no submit with this claim start here from now on; the digest of one that has started, else None."""
+        answer = texts(await self.call("refuse", field, new.task, new.source, new.event_id, token))
+        return answer[1] if answer[0] == "started" else None
+
+    async def unclaim(self, new: NewTask, field: str, token: str) -> None:
+        """Free an id whose claim was refused where its task was to start."""
+        await self.call("unclaim", field, new.task, new.source, new.event_id, token)
 
     async def _make_durable(self) -> None:
         """Wait until the submit is on disk (`fsync`) or on a replica (`quorum`), as far as the server can say.
@@ -146,6 +175,11 @@ class TaskVerbs(Partition):
         """How much there is to do in this partition, and a text that changes when anything is appended."""
         open_work, mark = cast(list[Reply], await self.call("idle"))
         return cast(int, open_work), text(mark)
+
+
+def _misplaced(answer: Sequence[str], task: str) -> Misplaced:
+    kind, field, holder, token = (*answer, "-1", "")[:4]
+    return Misplaced(kind, field, int(holder), token, task)
 
 
 def _open_request(member: str, place: str) -> OpenRequest:

@@ -1,0 +1,112 @@
+"""Submits to one of several partitions so that source and id, and the task id, are used once in the whole namespace.
+
+Each of the two ids belongs to one partition. Where the task goes to another one, the id is claimed first: put if
+absent, with the submit's digest, the task's partition and a token. The submit itself then starts the task, and the
+claim's token goes with it. Any step may be repeated after a crash. A claim whose submit never started does not use up
+its id: whoever wants the id for other content has the claim refused where it would start, and only then frees the id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.places import home_of
+from runtime_core.bus.values import Misplaced, NewTask, Submitted
+from runtime_core.errors import Rejected
+
+ATTEMPTS = 20
+"""How often a submit is tried while others claim the same ids."""
+
+
+async def submit_once(
+    buses: Sequence[EventBus], target: int, id_home: int, make: Callable[[int], NewTask]
+) -> Submitted:
+    """Start a task in partition `target`, or find where an equal submit has started it.
+
+    `id_home` is the partition of source and id. `make` gives the submit for a partition. Raises as `EventBus.submit`.
+    """
+    if len(buses) == 1:
+        return await buses[0].submit(make(0))
+    for _ in range(ATTEMPTS):
+        attempt = _Attempt(buses, target, id_home, make(target))
+        try:
+            return await attempt.run()
+        except Misplaced as found:
+            target = await attempt.settle(found)
+        except Rejected as error:
+            if error.retry_after_seconds is None:
+                await attempt.give_up()
+            raise
+    raise Rejected(
+        "overloaded",
+        "others submit with the same ids at this moment",
+        retry_after_seconds=1.0,
+        task_id=attempt.new.task,
+    )
+
+
+class _Attempt:
+    """One try to submit to one partition."""
+
+    def __init__(self, buses: Sequence[EventBus], target: int, id_home: int, new: NewTask) -> None:
+        self.new = new
+        self._buses = buses
+        self._target = target
+        self._asked = target
+        """The partition that was asked last."""
+        # The task id first: it decides where the task is.
+        self._homes = {"task_id": home_of(buses, new.task).keys.partition, "id": id_home}
+        self._tokens = {"task_id": "", "id": ""}
+
+    async def run(self) -> Submitted:
+        for home in dict.fromkeys(self._homes.values()):
+            if home != self._target:
+                self._asked = home
+                fields = [field for field, of_field in self._homes.items() if of_field == home]
+                tokens = await self._buses[home].claim(self.new, self._target, fields)
+                self._tokens.update(zip(fields, tokens, strict=True))
+        self._asked = self._target
+        self.new.claims = f"{self._tokens['id']}|{self._tokens['task_id']}"
+        return await self._buses[self._target].submit(self.new)
+
+    async def settle(self, found: Misplaced) -> int:
+        """Where to try next. Raises Rejected where another submit has used the id for other content."""
+        field = found.field
+        if found.again:
+            await self._free(field, self._tokens[field])
+            return self._target
+        if found.equal and field == "task_id":
+            return found.holder
+        digest = await self._buses[found.holder].refuse(self.new, field, found.token)
+        if digest is None:
+            await self._buses[self._asked].unclaim(self.new, field, found.token)
+            return self._target
+        if digest != self.new.digest:
+            await self.give_up()
+            raise Rejected(field, _used(self.new, field), task_id=self.new.task)
+        if field == "id":
+            await self._drop("task_id")  # it was claimed for the wrong partition
+        if not found.equal:
+            await self._buses[self._asked].unclaim(self.new, field, found.token)
+        return found.holder
+
+    async def give_up(self) -> None:
+        """Free what was claimed for a submit that is refused for good."""
+        for field in self._tokens:
+            await self._drop(field)
+
+    async def _drop(self, field: str) -> None:
+        """Free an id unless an equal submit has started with the same claim meanwhile."""
+        token = self._tokens[field]
+        if token and await self._buses[self._target].refuse(self.new, field, token) is None:
+            await self._free(field, token)
+
+    async def _free(self, field: str, token: str) -> None:
+        await self._buses[self._homes[field]].unclaim(self.new, field, token)
+
+
+def _used(new: NewTask, field: str) -> str:
+    if field == "task_id":
+        return f"a task {new.task} with other content exists"
+    return f"the id {new.event_id} of source {new.source} was used before with other content"

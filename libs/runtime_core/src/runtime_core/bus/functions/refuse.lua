@@ -1,0 +1,22 @@
+-- Refuses a claim in the partition where its submit would start: from now on no submit with this token does.
+-- KEYS 1 base · ARGV 1 field (`task_id`, `id`) · 2 task · 3 source · 4 event id · 5 token
+-- RETURNS {'refused'} · {'started', digest} where a task with this id has started here: nothing was written
+local function refuse(keys, args)
+  local base, task = keys[1], args[2]
+  local line = id_field(args[1], task, args[3], args[4])
+  local found = redis.call('HGET', base .. 'seen', line)
+  local first = found and lines(found) or {}
+  if args[1] == 'task_id' then
+    local h = redis.call('HGET', base .. 'task:' .. task, 'h')
+    if h then return {'started', lines(h)[9]} end
+  elseif found and not string.match(first[3] or '', '^[@!]') then
+    return {'started', first[2]}
+  end
+  local newest = tonumber(string.match(first[3] or '', '^!(%d+)$') or '0')
+  if newest >= tonumber(args[5]) then return {'refused'} end
+  redis.call('LLEN', base .. 'seenq')
+  local t = redis.call('TIME')
+  local created = text(tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000))
+  remember(base, line, task .. '\n\n!' .. args[5], created, redis.call('HGET', base .. 'meta', 'dedupe_max'))
+  return {'refused'}
+end
