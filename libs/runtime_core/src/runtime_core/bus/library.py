@@ -63,6 +63,10 @@ FUNCTIONS = {
 }
 
 
+SHARED = ("prelude", "checks", "nodes", "claims")
+"""Files whose helpers all functions may use."""
+
+
 @dataclass(frozen=True, slots=True)
 class Library:
     """One library: its source and, by short name, the names its functions have on the server."""
@@ -76,8 +80,8 @@ class Library:
 def library() -> Library:
     """Read and assemble the source once per process."""
     folder = files("runtime_core.bus") / "functions"
-    body = [(folder / f"{name}.lua").read_text("utf-8") for name in ("prelude", "checks", "nodes")]
-    body += [(folder / f"{name}.lua").read_text("utf-8") for name in FUNCTIONS]
+    body = [(folder / f"{name}.lua").read_text("utf-8") for name in SHARED]
+    body += [_scoped(name, (folder / f"{name}.lua").read_text("utf-8")) for name in FUNCTIONS]
     digest = hashlib.sha256("\n".join(body).encode()).hexdigest()[:8]
     functions = {name: f"weft_{digest}_{name}" for name in FUNCTIONS}
     for name, allow_oom in FUNCTIONS.items():
@@ -85,3 +89,8 @@ def library() -> Library:
         body.append(f"redis.register_function{{function_name = '{functions[name]}', callback = {name}{flags}}}")
     source = f"#!lua name=weft_{digest}\n" + "\n".join(body) + "\n"
     return Library(f"weft_{digest}", source.encode(), {name: full.encode() for name, full in functions.items()})
+
+
+def _scoped(name: str, source: str) -> str:
+    """Keep a file's helpers to itself: Lua allows 200 local names at the top of a script."""
+    return f"local {name}\ndo\n{source.replace(f'local function {name}(', f'function {name}(', 1)}\nend"

@@ -21,14 +21,6 @@ local function expire_request(base, task, run, step, request, now)
     ',"error":' .. error .. '}]')
 end
 
--- The request that a run still waits for, or nil.
-local function waiting_request(base, task, run, step)
-  local status = redis.call('HGET', base .. 'task:' .. task, 'status')
-  if not status or ENDED[status] then return nil end
-  local v = redis.call('HMGET', run_key(base, task, run), 'm:' .. step, 'r:' .. step)
-  return v[1] and v[2] and cmsgpack.unpack(v[2]) or nil
-end
-
 local function look_at_request(base, member, now, due)
   local requests = base .. 'requests'
   if string.sub(member, 1, 1) == '@' then

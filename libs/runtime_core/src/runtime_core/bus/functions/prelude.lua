@@ -529,6 +529,14 @@ local function open_request(base, task, run, step, place, agent, key, data, cont
   redis.call('ZADD', base .. 'requests', text(now + math.min(REQUEST.look_ms, tonumber(limit))), back)
 end
 
+-- The request that a run still waits for, or nil.
+local function waiting_request(base, task, run, step)
+  local status = redis.call('HGET', base .. 'task:' .. task, 'status')
+  if not status or ENDED[status] then return nil end
+  local v = redis.call('HMGET', run_key(base, task, run), 'm:' .. step, 'r:' .. step)
+  return v[1] and v[2] and cmsgpack.unpack(v[2]) or nil
+end
+
 local function close_request(base, task, run, step)
   redis.call('ZREM', base .. 'requests', task .. '|' .. run .. '|' .. step)
   redis.call('HDEL', run_key(base, task, run), 'r:' .. step)

@@ -1,0 +1,49 @@
+-- A submit's source and id, and its task's id, each have one partition that says where the task is: the partition of the
+-- id. Where the task lives elsewhere, `seen` holds in that partition a claim, and in the task's own a refusal where a
+-- claim was given up:
+--   <task>\n<digest>\n@<partition>:<token>   the submit starts, or has started, in that partition
+--   <task>\n\n!<token>                       no submit with this token, or an older one, starts here
+-- under `<source>\n<id>` for a submit, and `\n<task>` for a task id. A token is the server's time in microseconds.
+
+local function id_field(field, task, source, id)
+  return field == 'task_id' and '\n' .. task or source .. '\n' .. id
+end
+
+-- Remembers a line of the dedupe window: the newest `most` of the last 24 hours (the housekeeper forgets older ones).
+local function remember(base, field, value, created, most)
+  redis.call('HSET', base .. 'seen', field, value)
+  if redis.call('RPUSH', base .. 'seenq', created .. '\n' .. field) > tonumber(most or '1000000') then
+    for _, old in ipairs(redis.call('LPOP', base .. 'seenq', 2)) do
+      redis.call('HDEL', base .. 'seen', string.match(old, '^%d+\n(.*)$'))
+    end
+  end
+end
+
+-- Partition, digest and token of what holds an id: a claim, a task of this partition (without a token), or what an older
+-- release has noted (without a digest, token 0).
+local function holder_of(base, field, line, task)
+  local here = string.match(base, '{(%d+)}:$')
+  local found = redis.call('HGET', base .. 'seen', line)
+  if found then
+    local first = lines(found)
+    local place, token = string.match(first[3] or '', '^@(%d+):(%d+)$')
+    if place then return place, first[2], token end
+    if string.sub(first[3] or '', 1, 1) ~= '!' then return here, first[2], '' end
+  end
+  if field == 'task_id' then
+    local h = redis.call('HGET', base .. 'task:' .. task, 'h')
+    if h then return here, lines(h)[9], '' end
+    local place = redis.call('HGET', base .. 'places', task)
+    if place and place ~= here then return place, nil, '0' end
+  end
+  return nil
+end
+
+-- What a claim or a refusal in `seen` says of a submit with this digest and token; nil where it may start.
+local function misplaced(field, mark, digest, wanted, token)
+  local place, of_claim = string.match(mark, '^@(%d+):(%d+)$')
+  if place then return {digest == wanted and 'elsewhere' or 'taken', field, place, of_claim} end
+  local refused = string.match(mark, '^!(%d+)$')
+  if refused and tonumber(token == '' and '0' or token) <= tonumber(refused) then return {'again', field} end
+  return nil
+end
