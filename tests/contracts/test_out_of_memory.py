@@ -44,7 +44,7 @@ async def test_new_work_is_refused_and_open_work_goes_on(broker: Broker) -> None
     adopted = {turn.task: turn for turn in (await other.adopt("agent", 10, False)).deliveries}
     await fill(broker)
 
-    for refused in (broker.submit(other, "new"), other.signal("asks", "r:1", b"1"), other.redrive("1-1", False)):
+    for refused in (broker.submit(other, "new"), other.publish("m", "news", "", b"1"), other.redrive("1-1", False)):
         with pytest.raises(ServerError, match="OOM"):
             await refused
     assert await broker.status("new") == ""
@@ -63,6 +63,8 @@ async def test_new_work_is_refused_and_open_work_goes_on(broker: Broker) -> None
     assert await other.emit(adopted["adopted"], "2", value, b'"text"')
     assert await complete(other, adopted["adopted"])
     await other.promote()
+    assert await complete(other, await broker.take(other))
+    assert await other.signal("asks", "r:1", b"1", "shop\ne1") == ["ok"], "an answer lets its task end"
     assert await complete(other, await broker.take(other))
     last = (await broker.entries("record"))[-1]["id"]
     for name in ("state-manager", "trajectory-recorder"):

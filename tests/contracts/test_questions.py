@@ -189,3 +189,57 @@ async def test_only_the_question_itself_says_that_it_expects_a_verdict(broker: B
     """Data that reads the same, somewhere inside, does not."""
     await asked(broker, bus, question("1", shown=b'{"prompt":"?","data":{"expects":"verdict","x":1}}'))
     assert await bus.signal("t", "r:1", b'"anything"') == ["ok"]
+
+
+# -- repeats of an answer ------------------------------------------------------------------------------------------
+
+
+async def test_the_answer_that_counted_may_be_repeated(broker: Broker, bus: EventBus) -> None:
+    """Whoever sent it may have died, or lost its connection, before it heard so."""
+    await asked(broker, bus, question("1", wait="0"), question("2"))
+    assert await bus.signal("t", "r:1", b'"yes"', "shop\ne1") == ["ok"]
+    before = await broker.snapshot()
+    assert await bus.signal("t", "r:1", b'"yes"', "shop\ne1") == ["ok"]
+    assert await bus.signal("t", "r:1", b'"no"', "shop\ne1") == ["answered"], "the same id with another answer"
+    assert await bus.signal("t", "r:1", b'"yes"', "shop\ne2") == ["answered"], "the same answer of somebody else"
+    assert await bus.signal("t", "r:1", b'"yes"') == ["answered"], "an answer without an id"
+    assert await bus.signal("t", "r:9", b'"yes"', "shop\ne1") == ["no_request"], "a question that was never asked"
+    assert await broker.snapshot() == before
+    assert await bus.signal("t", "r:2", b'"yes"', "shop\ne1") == ["ok"], "another question"
+
+
+async def test_an_answer_is_recognised_after_the_end(broker: Broker, bus: EventBus) -> None:
+    """Of its task, and of the child run that asked."""
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    assert await suspend(bus, await broker.take(bus), question("1"))
+    assert await bus.signal("t", "r/1:1", b"1", "shop\ne1") == ["ok"]
+    assert await complete(bus, await broker.take(bus))
+    assert await bus.signal("t", "r/1:1", b"1", "shop\ne1") == ["ok"]
+    assert await bus.signal("t", "r/1:1", b"1", "shop\ne2") == ["no_request"]
+    assert await complete(bus, await broker.take(bus))
+    assert await bus.signal("t", "r/1:1", b"1", "shop\ne1") == ["ok"]
+    assert await bus.signal("t", "r/1:1", b"1", "shop\ne2") == ["ended", "completed"]
+    assert await bus.erase("t") == "OK"
+    assert await bus.signal("t", "r/1:1", b"1", "shop\ne1") == ["ok"]
+    assert await bus.signal("t", "r/1:1", b"1", "shop\ne2") == ["unknown"]
+
+
+async def test_an_answer_that_did_not_count_is_refused_again(broker: Broker, bus: EventBus) -> None:
+    await asked(broker, bus, question("1", timeout_ms=DEADLINE_MS, default=b"0"), question("2"))
+    await broker.pass_time(DEADLINE_MS)
+    await bus.promote()
+    for _ in range(2):
+        assert await bus.signal("t", "r:1", b"1", "shop\ne1") == ["answered"]
+
+
+async def test_answers_that_are_remembered_are_bounded(broker: Broker, bus: EventBus) -> None:
+    """They share the dedupe window with submits."""
+    await broker.call("HSET", broker.keys.meta, "dedupe_max", 3)
+    await asked(broker, bus, *(question(str(step), wait="0") for step in range(1, 9)), question("9"))
+    for step in range(1, 9):
+        assert await bus.signal("t", f"r:{step}", b"1", f"shop\ne{step}") == ["ok"]
+    assert await broker.call("HLEN", broker.keys.submits) == await broker.call("LLEN", broker.keys.submits_in_order)
+    assert len(await broker.hash("seen")) <= 3
+    assert await bus.signal("t", "r:8", b"1", "shop\ne8") == ["ok"]
+    assert await bus.signal("t", "r:1", b"1", "shop\ne1") == ["answered"]

@@ -23,6 +23,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.bus.transport import Transport
 from runtime_core.bus.values import Begun, NotYet, Submitted
+from runtime_core.bus.verbs.durability import repeat_after_reconnect
 from runtime_core.embedded import find_endpoint
 from runtime_core.envelope import Envelope
 from runtime_core.errors import ConfigurationError, InvalidInput, Rejected, WeftError
@@ -76,15 +77,24 @@ class Client(ScheduleVerbs):
         await self.close()
 
     async def open(self) -> None:
-        """Connect. Raises ConfigurationError where no broker answers."""
+        """Connect. Raises ConfigurationError where no broker answers, or it cannot promise WEFT_DURABILITY."""
+        try:
+            await self._open()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _open(self) -> None:
         url = self._url or os.environ.get("WEFT_REDIS_URL") or _embedded_url()
+        durability = _durability()
         first = await self._open_transport(url)
         partitions = self._wanted_partitions or await _stored_partitions(first, self._namespace)
         buses = []
         for keys in await open_namespace(first, self._namespace, partitions):
             # One for each partition: in a Cluster each may live on another server.
             transport = first if partitions == 1 else await self._open_transport(url, like=first)
-            bus = EventBus(transport, keys, durability=os.environ.get("WEFT_DURABILITY") or "fast")
+            bus = EventBus(transport, keys, durability=durability)
+            await bus.check_durability()
             buses.append(bus)
             self._partitions.append(Replies(bus, self._name, await self._open_transport(url, like=transport)))
         self._admission = Admission(buses)
@@ -233,7 +243,9 @@ class Client(ScheduleVerbs):
             left = None if deadline is None else deadline - time.monotonic()
             try:
                 async with asyncio.timeout(left):
-                    return await admission.admit(submission, reply=reply, streamed=stream, begun=begun)
+                    return await repeat_after_reconnect(
+                        lambda: admission.admit(submission, reply=reply, streamed=stream, begun=begun)
+                    )
             except NotYet as error:
                 if left is not None and left < 0.2:
                     raise Rejected(error.field, error.message, None, submission.task_id) from None
@@ -317,10 +329,15 @@ class Client(ScheduleVerbs):
         message = message_id or secrets.token_hex(16)
         if not tracing():
             context = published(b"", topic, traceparent=traceparent)
-            return await self._topics.publish(message, topic, source, body, context=context)
+            return await self._publish(message, topic, source, body, context)
         with send_span(TOPICS, message=message, traceparent=traceparent) as span:
             context = published(b"", topic, traceparent=span.traceparent or traceparent)
-            return await self._topics.publish(message, topic, source, body, context=context)
+            return await self._publish(message, topic, source, body, context)
+
+    async def _publish(self, message: str, topic: str, source: str, body: bytes, context: bytes) -> int:
+        assert self._topics is not None
+        topics = self._topics
+        return await repeat_after_reconnect(lambda: topics.publish(message, topic, source, body, context=context))
 
     @property
     def topics(self) -> Topics:
@@ -380,6 +397,16 @@ def _embedded_url() -> str:
             f"no broker: set WEFT_REDIS_URL, or start one with `weft up` (looked for its endpoint in {folder})"
         )
     return found
+
+
+def _durability() -> str:
+    """What submits wait for. Raises ConfigurationError for an unknown word."""
+    if not os.environ.get("WEFT_DURABILITY"):
+        return "fast"
+    from runtime_core.setting_values import SettingValues  # here, since most clients set none
+    from runtime_core.settings import DURABILITIES
+
+    return SettingValues(os.environ).choice("WEFT_DURABILITY", DURABILITIES, "fast")
 
 
 async def _stored_partitions(transport: Transport, namespace: str) -> int:

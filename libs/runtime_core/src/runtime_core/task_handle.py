@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,6 +12,7 @@ import msgspec
 from runtime_core import codec
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.transport import Reply
+from runtime_core.bus.verbs.durability import repeat_after_reconnect
 from runtime_core.errors import BusError, InvalidInput
 from runtime_core.replies import Answer, Replies
 from runtime_core.streaming import StreamingMode
@@ -151,14 +153,18 @@ class TaskHandle:
 
     async def cancel(self, reason: str = "cancelled by its user") -> str:
         """Cancel it; returns the status that it has now (`unknown`: a later submit of this id is refused)."""
-        answer = await self._partition.bus.cancel(self.task_id, reason)
+        bus = self._partition.bus
+        answer = await repeat_after_reconnect(lambda: bus.cancel(self.task_id, reason))
         return answer[1] if answer[0] == "ended" else answer[0]
 
     async def signal(self, request_id: str, value: Any) -> None:  # Any: JSON
         """Answer a question. Raises InvalidInput where it is not open (any more)."""
         if not isinstance(request_id, str):
             raise InvalidInput("request_id", f"{request_id!r} is no text; see `weft task show`")
-        answer = await self._partition.bus.signal(self.task_id, request_id, codec.encode(value))
+        bus, data = self._partition.bus, codec.encode(value)
+        # One id for all tries: an answer that counted is recognised, and not refused as a second one.
+        event = f"client\n{secrets.token_hex(8)}"
+        answer = await repeat_after_reconnect(lambda: bus.signal(self.task_id, request_id, data, event))
         problems = {
             "unknown": ("task_id", f"no task {self.task_id!r} is known"),
             "ended": ("task_id", f"the task has ended ({answer[-1]})"),

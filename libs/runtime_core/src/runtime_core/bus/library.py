@@ -49,12 +49,13 @@ FUNCTIONS = {
     "retry": True,
     "schedule": True,
     "settle_call": True,
-    "signal": False,
+    "signal": True,  # an answer lets a task end that is open already
     "submit": False,
     "fork": False,  # stands on submit
     "stream": True,
     "survey": True,
     "subscribe": False,
+    "touch": True,
     "trim": True,
     "unclaim": True,
     "unsubscribe": True,

@@ -176,4 +176,7 @@ class NotYet(Rejected):
 
 
 class NotDurable(Rejected):
-    """The task runs, but its submit is not as durable yet as was asked for: the same submit waits again."""
+    """The command took effect, but the broker may still lose it: the same command, sent again, waits again.
+
+    `retry_after_seconds` is 0 where the connection broke during the wait.
+    """

@@ -84,7 +84,7 @@ async def broker(*, unchecked: bool = False) -> AsyncIterator[Broker]:
             )
         else:
             keys = await open_namespace(transport, settings.namespace, partitions)
-        buses = [EventBus(transport, one) for one in keys]
+        buses = [EventBus(transport, one, durability=settings.durability) for one in keys]
         yield Broker(settings, url, transport, buses, Admission(buses))
     finally:
         await transport.close()

@@ -25,14 +25,17 @@ class Schedules:
         """Keep a schedule, in the place of one with the same id; returns what is kept now.
 
         Setting an equal one again changes nothing. Raises Rejected for an agent that nobody has declared, InvalidInput
-        for an input that its agent refuses.
+        for an input that its agent refuses, NotDurable as a submit does.
         """
         await self._admission.check(schedule.submission(schedule.set_ms))
         while True:
+            connection = self._bus.transport.reconnects
             stored = await self._stored(schedule.schedule_id)
             if stored is not None and (there := Schedule.from_json(stored)).digest == schedule.digest:
+                await self._bus.make_durable(connection, wrote=False)
                 return there
             if await self.replace(schedule, stored or b""):
+                await self._bus.make_durable(connection, wrote=True)
                 return schedule
 
     async def get(self, schedule_id: str) -> Schedule:
@@ -49,7 +52,10 @@ class Schedules:
 
     async def delete(self, schedule_id: str) -> bool:
         """Remove a schedule; False where there is none. Tasks that it has started go on."""
-        return await self._bus.schedule(schedule_id, "*", b"", None) == 1
+        connection = self._bus.transport.reconnects
+        deleted = await self._bus.schedule(schedule_id, "*", b"", None) == 1
+        await self._bus.make_durable(connection, wrote=deleted)
+        return deleted
 
     async def run_now(self, schedule_id: str) -> Submitted:
         """Start a task of the schedule now, besides its times. Raises InvalidInput where there is none."""

@@ -1,6 +1,7 @@
 -- Answers a question: put if absent, so that of two answers (or an answer and the deadline) one counts.
 -- KEYS 1 base · ARGV 1 task · 2 request id (run ':' step) · 3 value (JSON) · 4 traceparent of the span that hands it over or ''
--- RETURNS {'ok'} · {'invalid', what is wrong} with the answer: the question stays open · {'unknown'} task · {'ended', status} · {'answered'} · {'no_request'}
+--      5 source and id of the answer's event, one line each, or ''
+-- RETURNS {'ok'} · {'ok', 'before'} where this very event has answered it before · {'invalid', what is wrong} with the answer: the question stays open · {'unknown'} task · {'ended', status} · {'answered'} · {'no_request'}
 local EXPECTS_VERDICT = '{"expects":"verdict",'
 local VERDICTS = {approve = true, deny = true, edit = true}
 local VERDICT_FIELDS = {verdict = true, value = true, reason = true}
@@ -20,20 +21,39 @@ local function no_verdict(value)
   return nil
 end
 
+-- Whoever sent an answer may not have heard that it counted. Its event is in the dedupe window of submits, which
+-- outlives the question and the task. Keys of submits begin with a source, which is never empty.
+local function key_of_answer(args) return '\n' .. args[1] .. '\n' .. args[2] .. '\n' .. args[5] end
+
+local function remember_answer(base, args, now)
+  local seen_key = key_of_answer(args)
+  redis.call('HSET', base .. 'seen', seen_key, redis.sha1hex(args[3]))
+  local most = tonumber(redis.call('HGET', base .. 'meta', 'dedupe_max') or '1000000')
+  if redis.call('RPUSH', base .. 'seenq', now .. '\n' .. seen_key) > most then
+    for _, old in ipairs(redis.call('LPOP', base .. 'seenq', 2)) do
+      redis.call('HDEL', base .. 'seen', string.match(old, '^%d+\n(.*)$'))
+    end
+  end
+end
+
+local function not_open(base, args, ...)
+  if args[5] and args[5] ~= '' and redis.call('HGET', base .. 'seen', key_of_answer(args)) == redis.sha1hex(args[3]) then
+    return {'ok', 'before'}
+  end
+  return {...}
+end
+
 local function signal(keys, args)
   local base, task = keys[1], args[1]
   local run, step = string.match(args[2], '^(.*):([^:]*)$')
   local status = redis.call('HGET', base .. 'task:' .. task, 'status')
-  if not status then return {'unknown'} end
+  if not status then return not_open(base, args, 'unknown') end
   if not run then return {'no_request'} end
   local rk = run_key(base, task, run)
   local v = redis.call('HMGET', rk, 'm:' .. step, 'q:' .. step)
-  if not v[2] then
-    if ENDED[status] then return {'ended', status} end
-    return {'no_request'}
-  end
-  if ENDED[status] then return {'ended', status} end
-  if not v[1] then return {'answered'} end
+  if ENDED[status] then return not_open(base, args, 'ended', status) end
+  if not v[2] then return not_open(base, args, 'no_request') end
+  if not v[1] then return not_open(base, args, 'answered') end
   -- After the time stands the question as its client sees it; what it expects comes first in it.
   if string.sub(v[2], 14, 13 + #EXPECTS_VERDICT) == EXPECTS_VERDICT then
     local wrong = no_verdict(args[3])
@@ -42,6 +62,8 @@ local function signal(keys, args)
   check_waiting(base, task, run)
   check_record(base, task, redis.call('HGET', base .. 'task:' .. task, 'fl'))
   check_timers(base)
+  redis.call('HLEN', base .. 'seen')
+  redis.call('LLEN', base .. 'seenq')
   local member = 's|' .. task .. '|' .. run .. '|' .. step
   if redis.call('ZREM', base .. 'timers', member) == 1 then
     redis.call('HDEL', base .. 'delayed', member)
@@ -52,5 +74,6 @@ local function signal(keys, args)
   if answer(base, task, run, step, 'K', now, args[3]) then
     record_answer(base, task, run, step, string.sub(v[2], 1, 13), now, 'K', args[3])
   end
+  if args[5] and args[5] ~= '' then remember_answer(base, args, now) end
   return {'ok'}
 end

@@ -10,21 +10,23 @@ import msgspec
 
 from runtime_core.bus.reply import text, texts
 from runtime_core.bus.transport import Argument, Reply
-from runtime_core.bus.values import Begun, Misplaced, NewTask, NotDurable, NotYet, OpenRequest, Submitted
-from runtime_core.bus.verbs.partition import Partition
-from runtime_core.errors import ConfigurationError, Fenced, Rejected, ServerError
+from runtime_core.bus.values import Begun, Misplaced, NewTask, NotYet, OpenRequest, Submitted
+from runtime_core.bus.verbs.durability import DurabilityVerbs
+from runtime_core.errors import Fenced, Rejected
 from runtime_core.trajectory.steps import ENCODER, FORK_STEP, Fork, Step
 
 
-class TaskVerbs(Partition):
+class TaskVerbs(DurabilityVerbs):
     """What clients and the services do with whole tasks."""
 
     async def submit(self, new: NewTask) -> Submitted:
         """Start a task, or say what became of an equal submit.
 
         Raises `Rejected` with the field, `NotYet` before the first manifest, `Fenced` for a replaced admitter,
-        `Misplaced` where one of its ids is claimed for another partition.
+        `Misplaced` where one of its ids is claimed for another partition, `NotDurable` where the task runs and its
+        submit may still be lost with the broker.
         """
+        connection = self.transport.reconnects
         function, more = ("submit", []) if new.begun is None else ("fork", _fork_arguments(new.begun))
         reply = await self.call(
             function, new.task, new.source, new.event_id, new.digest, new.agent, new.key, new.data, new.reply,
@@ -34,10 +36,11 @@ class TaskVerbs(Partition):
         answer = [text(item) for item in cast(list[Reply], reply)]
         match answer[0]:
             case "started":
-                await self._make_durable()
+                await self.make_durable(connection, wrote=True, task=answer[1])
                 return Submitted(answer[1], "accepted", True, self.keys.partition)
             case "known":
-                await self._make_durable()  # the first one's answer may have been lost before it was
+                # The first submit may have ended in NotDurable.
+                await self.make_durable(connection, wrote=False, task=answer[1])
                 return Submitted(answer[1], answer[2], False, self.keys.partition)
             case "overloaded":
                 raise Rejected("overloaded", answer[1], retry_after_seconds=1.0, task_id=new.task)
@@ -54,11 +57,12 @@ class TaskVerbs(Partition):
 
         Raises `Misplaced` where one is claimed already, `Rejected` where it can never be.
         """
+        connection = self.transport.reconnects
         reply = await self.call("claim", new.task, new.source, new.event_id, new.digest, partition, *fields)
         answer = texts(reply)
         match answer[0]:
             case "ok":
-                await self._make_durable()
+                await self.make_durable(connection, wrote=True, task=new.task)
                 return answer[1:]
             case "elsewhere" | "taken":
                 raise _misplaced(answer, new.task)
@@ -73,44 +77,35 @@ class TaskVerbs(Partition):
         """Free an id whose claim was refused where its task was to start."""
         await self.call("unclaim", field, new.task, new.source, new.event_id, token)
 
-    async def _make_durable(self) -> None:
-        """Wait until the submit is on disk (`fsync`) or on a replica (`quorum`), as far as the server can say.
+    async def cancel(self, task: str, reason: str, *, durable: bool = True) -> list[str]:
+        """`cancelled`, `ended` + status, or `unknown` (then a later submit of this id is refused).
 
-        Raises NotDurable where it is not within two seconds: the task runs, and the same submit may be repeated.
+        Raises `NotDurable` as `submit` does, unless it need not be `durable`.
         """
-        if self.durability != "fast" and not await self._confirmed(2000):
-            raise NotDurable("durability", f"the submit is not {self.durability}-durable yet; submit it again", 1.0)
-
-    async def check_durability(self) -> None:
-        """Raise ConfigurationError where the server can never promise what submits wait for."""
-        if self.durability != "fast":
-            await self._confirmed(1)
-
-    async def _confirmed(self, timeout_ms: int) -> bool:
-        try:
-            if self.durability == "fsync":
-                return cast(list[int], await self.transport.call("WAITAOF", 1, 0, timeout_ms))[0] >= 1
-            return cast(int, await self.transport.call("WAIT", 1, timeout_ms)) >= 1
-        except ServerError as error:
-            raise ConfigurationError(
-                f"WEFT_DURABILITY={self.durability}: the server cannot promise it ({error}); fsync needs an "
-                "append-only file and Redis 7.2 or Valkey, quorum a replica"
-            ) from error
-
-    async def cancel(self, task: str, reason: str) -> list[str]:
-        """`cancelled`, `ended` + status, or `unknown` (then a later submit of this id is refused)."""
-        return texts(await self.call("cancel", task, reason))
+        connection = self.transport.reconnects
+        answer = texts(await self.call("cancel", task, reason))
+        if durable:
+            await self.make_durable(connection, wrote=answer[0] != "ended", task=task)
+        return answer
 
     async def withdraw(self, task: str) -> bool:
         """Tell the task's handler that nobody wants its answer; nothing ends. False where the task is over."""
         return await self.call("withdraw", task) == b"OK"
 
-    async def signal(self, task: str, request: str, value: bytes, trace: str = "") -> list[str]:
+    async def signal(
+        self, task: str, request: str, value: bytes, event: str = "", *, trace: str = "", durable: bool = True
+    ) -> list[str]:
         """`ok`, `answered`, `no_request`, `unknown`, `ended` + status, or `invalid` + what the question expects.
 
-        `trace` is the traceparent of the span that hands the answer over, where it is traced.
+        `event` is the source and id of the answer, one line each: a repeat of the answer that counted gets `ok` again,
+        within the dedupe window, also after the task has ended. `trace` is the traceparent of the span that hands the
+        answer over, where it is traced. Raises `NotDurable` as `cancel` does.
         """
-        return texts(await self.call("signal", task, request, value, trace))
+        connection = self.transport.reconnects
+        answer = texts(await self.call("signal", task, request, value, trace, event))
+        if answer[0] == "ok" and durable:
+            await self.make_durable(connection, wrote=len(answer) == 1, task=task)
+        return answer[:1] if answer[0] == "ok" else answer
 
     async def answered(
         self,

@@ -7,11 +7,11 @@ from typing import cast
 from runtime_core.bus.reply import text
 from runtime_core.bus.transport import Reply
 from runtime_core.bus.values import TopicSubscription
-from runtime_core.bus.verbs.partition import Partition
+from runtime_core.bus.verbs.durability import DurabilityVerbs
 from runtime_core.errors import Rejected
 
 
-class TopicVerbs(Partition):
+class TopicVerbs(DurabilityVerbs):
     """Topics of this partition, and the agents that have subscribed to them."""
 
     async def publish(
@@ -20,11 +20,14 @@ class TopicVerbs(Partition):
         """Start a task for each agent that has subscribed to the topic; returns how many there are.
 
         `message` is its id: a repeat starts nothing again. `key` names the instance of each agent (empty: one of its
-        own), `sender` an instance that does not get it. Raises `Rejected` where the broker is full.
+        own), `sender` an instance that does not get it. Raises `Rejected` where the broker is full, `NotDurable` as
+        `submit` does.
         """
+        connection = self.transport.reconnects
         reply = cast(list[Reply], await self.call("publish", message, topic, key, data, context, sender))
         if reply[0] == b"overloaded":
             raise Rejected("overloaded", text(reply[1]), retry_after_seconds=1.0)
+        await self.make_durable(connection, wrote=False)  # whether a repeat wrote anything, the reply does not say
         return cast(int, reply[1])
 
     async def subscribe(self, wanted: TopicSubscription, *, deliver: bool = True) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -112,6 +113,7 @@ def signal(
 
 async def _signal(task_id: str, request_id: str, text: str, as_json: bool) -> None:
     from runtime_core import codec
+    from runtime_core.bus.verbs.durability import repeat_after_reconnect
     from runtime_core.command.connection import broker
     from runtime_core.command.values import typed
     from runtime_core.errors import InvalidInput
@@ -119,7 +121,8 @@ async def _signal(task_id: str, request_id: str, text: str, as_json: bool) -> No
     value = typed(text, words=True)
     async with broker() as opened:
         bus = await opened.admission.find(task_id)
-        answer = await bus.signal(task_id, request_id, codec.encode(value))
+        data, event = codec.encode(value), f"weft task signal\n{secrets.token_hex(8)}"
+        answer = await repeat_after_reconnect(lambda: bus.signal(task_id, request_id, data, event))
     problems = {
         "unknown": ("task_id", f"no task {task_id!r} is known; `weft task list` shows those that are"),
         "ended": ("task_id", f"the task {task_id!r} has ended ({answer[-1]})"),

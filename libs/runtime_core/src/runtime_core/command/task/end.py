@@ -40,6 +40,7 @@ def cancel(
 
 
 async def _cancel(task_id: str, reason: str, as_json: bool) -> None:
+    from runtime_core.bus.verbs.durability import repeat_after_reconnect
     from runtime_core.command.connection import broker
     from runtime_core.errors import InvalidInput
 
@@ -48,7 +49,7 @@ async def _cancel(task_id: str, reason: str, as_json: bool) -> None:
         # Asked first: the broker would remember the id, and refuse the first submit that uses it.
         if not await bus.transport.call("EXISTS", bus.keys.task(task_id)):
             raise InvalidInput("task_id", f"no task {task_id!r} is known; `weft task list` shows those that are")
-        answer = await bus.cancel(task_id, reason)
+        answer = await repeat_after_reconnect(lambda: bus.cancel(task_id, reason))
     if answer[0] == "unknown":
         raise InvalidInput("task_id", f"no task {task_id!r} is known (any more)")
     if answer[0] == "ended" and answer[1] != "cancelled":
