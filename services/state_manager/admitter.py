@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from contextvars import copy_context
 from typing import cast
 
 import msgspec
@@ -25,7 +27,7 @@ from runtime_core.bus.values import NotDurable, NotYet
 from runtime_core.bus.verbs.partition import make_group
 from runtime_core.command_fields import data_of
 from runtime_core.envelope import Envelope, parse, reply_address
-from runtime_core.errors import BusUnavailable, InvalidInput, Rejected, ServerError
+from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, Rejected, ServerError, is_temporary
 from runtime_core.progress import ProgressWatch
 from runtime_core.schedules import definition as schedules
 from runtime_core.schedules.store import Schedules
@@ -43,7 +45,11 @@ BLOCK_MS = 500
 BATCH = 200
 ENDED = ("completed", "failed", "cancelled")
 WAIT_SECONDS = 0.2
-"""How long an entry that cannot be admitted yet waits before the next look; those behind it wait with it."""
+"""How long a command that cannot be carried out yet waits before the next try."""
+LOOK_AHEAD = 1000
+"""How many commands may wait at once; those behind them are not read yet."""
+TRIES = 20
+"""How often a command is tried that fails for a reason of its own."""
 
 
 class Admitter:
@@ -78,30 +84,57 @@ class Admitter:
         consumer = f"admitter-{epoch}"
         # What an earlier admitter had taken comes first: the order of the stream is the order of admission.
         cursor = "0-0"
-        while True:
-            try:
-                if cursor != ">":
-                    entries = await self._left_behind(consumer, cursor)
-                    if not entries:
-                        cursor = ">"
-                        continue
-                    cursor = entries[-1][0].decode()
-                else:
-                    entries = await self._read(consumer)
-            except BusUnavailable:
-                await asyncio.sleep(0.1)
-                cursor = "0-0"
-                continue
-            self._watch.waiting(bool(entries))
-            for entry, fields in entries:
-                await self._admit_or_reject(epoch, entry, fields)
-                self._watch.progressed()
-            self._watch.waiting(False)
+        waiting: list[_Command] = []
+        try:
+            while True:
+                try:
+                    if len(waiting) >= LOOK_AHEAD:
+                        await asyncio.sleep(WAIT_SECONDS)
+                        entries = []
+                    elif cursor != ">":
+                        entries = await self._left_behind(consumer, cursor)
+                        cursor = entries[-1][0].decode() if entries else ">"
+                    else:
+                        entries = await self._read(consumer, int(WAIT_SECONDS * 1000) if waiting else BLOCK_MS)
+                except (BusUnavailable, ServerError) as error:
+                    # At its memory limit a server makes no group.
+                    if isinstance(error, ServerError) and not is_temporary(error):
+                        raise
+                    await asyncio.sleep(0.1)
+                    cursor = "0-0"
+                    _close(waiting)
+                    waiting = []
+                    continue
+                waiting += [self._command(entry, fields) for entry, fields in entries]
+                self._watch.waiting(bool(waiting))
+                waiting = await self._settle_all(epoch, waiting)
+                self._watch.waiting(False)
+        finally:
+            _close(waiting)
 
-    async def _read(self, consumer: str) -> list[tuple[bytes, list[bytes]]]:
+    async def _settle_all(self, epoch: str, commands: list[_Command]) -> list[_Command]:
+        """Carry out commands in order; returns those that must wait.
+
+        Behind one that waits everything else waits too, so that submits keep their order. Cancels and answers go on,
+        since they end tasks and so make room; but not past an earlier command for the same task.
+        """
+        waiting: list[_Command] = []
+        tasks: set[str] = set()
+        held_up = False
+        for command in commands:
+            behind = command.task in tasks if command.overtakes else held_up
+            if behind or not await self._settle(epoch, command):
+                waiting.append(command)
+                held_up = held_up or not command.overtakes
+                if command.task:
+                    tasks.add(command.task)
+            self._watch.progressed()
+        return waiting
+
+    async def _read(self, consumer: str, block_ms: int) -> list[tuple[bytes, list[bytes]]]:
         try:
             reply = await self._transport.blocking(
-                "XREADGROUP", "GROUP", STATE_MANAGER, consumer, "COUNT", BATCH, "BLOCK", BLOCK_MS,
+                "XREADGROUP", "GROUP", STATE_MANAGER, consumer, "COUNT", BATCH, "BLOCK", block_ms,
                 "STREAMS", self._key, ">",
             )  # fmt: skip
         except ServerError as error:
@@ -126,60 +159,114 @@ class Admitter:
             await call("XACK", self._key, STATE_MANAGER, *ids)
         return found
 
-    async def _admit_or_reject(self, epoch: str, entry: bytes, fields: list[bytes]) -> None:
-        """Admit one entry; whatever is wrong with it is answered and kept, and stops nothing."""
-        while True:
-            try:
-                await self._one(epoch, entry, fields)
-                break
-            except (NotYet, NotDurable):
-                await asyncio.sleep(WAIT_SECONDS)
-            except InvalidInput as error:
-                await self._reject(entry, fields, error)
-                self._metrics.tasks_refused[self._partition, _refusal(error)].inc()
-                break
+    async def _settle(self, epoch: str, command: _Command) -> bool:
+        """Carry out one command and remove its entry; False where it must wait.
+
+        Whatever is wrong with it is answered and kept, and stops nothing.
+        """
+        try:
+            if command.error is None:
+                try:
+                    await self._carry_out(epoch, command)
+                except (NotYet, NotDurable):
+                    return False
+                except InvalidInput as error:
+                    command.error = error
+            if command.error is not None:
+                await self._reject(command, command.error)
+        except (BusUnavailable, Fenced):
+            raise
+        except Exception as error:
+            if not await self._given_up(command, error):
+                return False
+        command.close()
         call = self._transport.call
-        await call("XACK", self._key, STATE_MANAGER, entry)
-        await call("XDEL", self._key, entry)
+        await call("XACK", self._key, STATE_MANAGER, command.entry)
+        await call("XDEL", self._key, command.entry)
         self._metrics.events_handled["admitted"].inc()
+        return True
 
-    async def _one(self, epoch: str, entry: bytes, fields: list[bytes]) -> None:
-        envelope = parse(entry.decode(), fields, self._namespace)
-        match envelope.type:
-            case submission.SUBMIT:
-                await self._submit(epoch, entry, submission.parse_submit(envelope))
-            case submission.CANCEL:
-                await self._cancel(submission.parse_cancel(envelope))
-            case submission.SIGNAL:
-                await self._signal(entry, submission.parse_signal(envelope), envelope)
-            case submission.PUBLISH:
-                await self._publish(entry, submission.parse_publish(envelope))
-            case schedules.SET:
+    async def _given_up(self, command: _Command, error: Exception) -> bool:
+        """Whether a command that cannot be carried out is kept as a dead letter by now; else it is tried again.
+
+        A broker without room is waited for. Anything else would come back at every try, and hold up the others.
+        """
+        if isinstance(error, ServerError) and is_temporary(error):
+            if not command.tries:
+                logger.warning("entry %s of %s waits: %s", command.entry.decode(), self._key, error)
+            command.tries += 1
+            return False
+        command.tries += 1
+        logger.error(
+            "entry %s of %s, try %d: %r", command.entry.decode(), self._key, command.tries, error, exc_info=error
+        )
+        if command.tries < TRIES:
+            return False
+        try:
+            await self._keep(command, "defect", type(error).__name__, str(error))
+        except ServerError as refused:
+            logger.warning("entry %s of %s waits: %s", command.entry.decode(), self._key, refused)
+            return False
+        return True
+
+    def _command(self, entry: bytes, fields: list[bytes]) -> _Command:
+        """An entry as it was read; what is wrong with it is in its `error`."""
+        command = _Command(entry, fields)
+        try:
+            envelope = command.envelope = parse(entry.decode(), fields, self._namespace)
+            match envelope.type:
+                case submission.SUBMIT:
+                    command.wanted = submission.parse_submit(envelope)
+                    command.task = command.wanted.task_id
+                case submission.CANCEL:
+                    command.wanted = submission.parse_cancel(envelope)
+                    command.task, command.overtakes = command.wanted.task_id, True
+                case submission.SIGNAL:
+                    command.wanted = submission.parse_signal(envelope)
+                    command.task, command.overtakes = command.wanted.task_id, True
+                case submission.PUBLISH:
+                    command.wanted = submission.parse_publish(envelope)
+                case schedules.SET | schedules.DELETE:
+                    pass
+                case other:
+                    known = (
+                        submission.SUBMIT, submission.CANCEL, submission.SIGNAL, submission.PUBLISH, schedules.SET,
+                        schedules.DELETE,
+                    )  # fmt: skip
+                    raise InvalidInput("type", f"{other!r} is no command; known are {', '.join(known)}")
+        except InvalidInput as error:
+            command.error, command.overtakes = error, True
+        return command
+
+    async def _carry_out(self, epoch: str, command: _Command) -> None:
+        assert command.envelope is not None
+        match command.wanted:
+            case Submission() as wanted:
+                await self._submit(epoch, command, wanted)
+            case submission.Cancellation() as wanted:
+                await self._cancel(wanted)
+            case submission.Signal() as wanted:
+                await self._signal(command.entry, wanted, command.envelope)
+            case submission.Publication() as wanted:
+                await self._publish(command.entry, wanted)
+            case None if command.envelope.type == schedules.SET:
                 # The entry's own time: a second look at the same entry must find the same schedule.
-                said_ms = int(entry.partition(b"-")[0])
-                await self._schedules.set(schedules.parse_set(data_of(envelope), said_ms))
-            case schedules.DELETE:
-                await self._schedules.delete(schedules.parse_delete(data_of(envelope)))
-            case other:
-                known = (
-                    submission.SUBMIT, submission.CANCEL, submission.SIGNAL, submission.PUBLISH, schedules.SET,
-                    schedules.DELETE,
-                )  # fmt: skip
-                raise InvalidInput("type", f"{other!r} is no command; known are {', '.join(known)}")
+                said_ms = int(command.entry.partition(b"-")[0])
+                await self._schedules.set(schedules.parse_set(data_of(command.envelope), said_ms))
+            case None:
+                await self._schedules.delete(schedules.parse_delete(data_of(command.envelope)))
 
-    async def _submit(self, epoch: str, entry: bytes, wanted: Submission) -> None:
+    async def _submit(self, epoch: str, command: _Command, wanted: Submission) -> None:
         if not tracing():
             await self._start(epoch, wanted)
             return
-        trace = task_traceparent(self._namespace, wanted.task_id, wanted.traceparent)
-        with self._span(entry, wanted.task_id, trace, wanted.tracestate) as span:
-            if span.recording:  # of a trace that is not kept nothing is said anew
-                wanted = replace(wanted, traceparent=span.traceparent)
-            while True:
-                try:
-                    return await self._start(epoch, wanted)
-                except (NotYet, NotDurable):  # in here, for one span
-                    await asyncio.sleep(WAIT_SECONDS)
+        if command.span is None:
+            trace = task_traceparent(self._namespace, wanted.task_id, wanted.traceparent)
+            command.open(self._span(command.entry, wanted.task_id, trace, wanted.tracestate))
+        assert command.span is not None
+        if command.span.recording:  # of a trace that is not kept nothing is said anew
+            wanted = replace(wanted, traceparent=command.span.traceparent)
+        await self._start(epoch, wanted)
 
     def _span(self, entry: bytes, task: str, traceparent: str, tracestate: str = "") -> AbstractContextManager[Span]:
         """The span of a command, which what it starts is under."""
@@ -214,7 +301,8 @@ class Admitter:
 
     async def _cancel(self, wanted: submission.Cancellation) -> None:
         bus = await self._admission.find(wanted.task_id)
-        answer = await bus.cancel(wanted.task_id, wanted.reason or "cancelled by its user")
+        # Its entry is acknowledged after it: a broker that loses the cancel gives the entry again.
+        answer = await bus.cancel(wanted.task_id, wanted.reason or "cancelled by its user", durable=False)
         if wanted.replyto and answer[0] == "unknown":
             # A repeat is answered as well, so nothing is said of a task that is not known but this.
             error = InvalidInput(
@@ -234,7 +322,10 @@ class Admitter:
 
     async def _hand_over(self, wanted: submission.Signal, trace: str = "") -> None:
         bus = await self._admission.find(wanted.task_id)
-        answer = await bus.signal(wanted.task_id, wanted.request_id, wanted.value_json, trace)
+        event = f"{wanted.source}\n{wanted.event_id}"
+        answer = await bus.signal(
+            wanted.task_id, wanted.request_id, wanted.value_json, event, trace=trace, durable=False
+        )
         match answer[0]:
             case "unknown":
                 raise InvalidInput("data.task_id", f"no task {wanted.task_id!r} is known")
@@ -260,25 +351,74 @@ class Admitter:
             message.message_id, message.topic, message.topic_source, message.data_json, context=context
         )
 
-    async def _reject(self, entry: bytes, fields: list[bytes], error: InvalidInput) -> None:
+    async def _reject(self, command: _Command, error: InvalidInput) -> None:
         """Answer where there is a `replyto`, and keep the entry as a dead letter."""
-        reply_to = reply_address(fields, self._namespace)
-        task = error.task_id if isinstance(error, Rejected) else ""
-        fact = facts.rejected(entry.decode(), error, at_ms=_now(), task_id=task, cause=entry.decode())
+        entry, task = command.entry.decode(), error.task_id if isinstance(error, Rejected) else ""
+        fact = facts.rejected(entry, error, at_ms=_now(), task_id=task, cause=entry)
+        await self._keep(command, "rejected", "Rejected", str(error), field=error.field, task=task)
+        if reply_to := reply_address(command.fields, self._namespace):
+            await self._answers.send(reply_to, fact)
+        logger.warning("an entry of %s is rejected: %s", self._key, error)
+        self._metrics.tasks_refused[self._partition, _refusal(error)].inc()
+
+    async def _keep(
+        self, command: _Command, reason: str, type: str, message: str, *, field: str = "", task: str = ""
+    ) -> None:
+        """Keep an entry as a dead letter, once, with its fields as they came: it can be read, mended and sent again."""
+        if command.kept:
+            return
         letter: list[Argument] = [
-            "reason", "rejected", "stream", "tasks", "group", STATE_MANAGER, "entry", entry, "time", _now(),
-            "field", error.field, "error", msgspec.json.encode({"type": "Rejected", "message": str(error)}),
-            "errors", msgspec.json.encode([{"type": "Rejected", "message": str(error), "at": float(_now())}]),
+            "reason", reason, "stream", "tasks", "group", STATE_MANAGER, "entry", command.entry, "time", _now(),
+            "field", field, "error", msgspec.json.encode({"type": type, "message": message}),
+            "errors", msgspec.json.encode([{"type": type, "message": message, "at": float(_now())}]),
             *([] if not task else ["taskid", task]),
         ]  # fmt: skip
-        # The fields as they came, so that the letter can be read, mended and sent again.
-        for at in range(0, len(fields) - 1, 2):
-            letter += [b"event:" + fields[at], fields[at + 1]]
+        for at in range(0, len(command.fields) - 1, 2):
+            letter += [b"event:" + command.fields[at], command.fields[at + 1]]
         await self._home.transport.call("XADD", self._home.keys.dead, "*", *letter)
-        if reply_to:
-            await self._answers.send(reply_to, fact)
-        self._metrics.dead_letters["rejected"].inc()
-        logger.warning("an entry of %s is rejected: %s", self._key, error)
+        command.kept = True
+        self._metrics.dead_letters[reason].inc()
+
+
+class _Command:
+    """An entry of the ingress that was read and is not settled."""
+
+    __slots__ = (
+        "_context", "_manager", "entry", "envelope", "error", "fields", "kept", "overtakes", "span", "task", "tries",
+        "wanted",
+    )  # fmt: skip
+
+    def __init__(self, entry: bytes, fields: list[bytes]) -> None:
+        self.entry = entry
+        self.fields = fields
+        self.envelope: Envelope | None = None
+        self.wanted: Submission | submission.Cancellation | submission.Signal | submission.Publication | None = None
+        self.error: InvalidInput | None = None
+        self.task = ""
+        self.overtakes = False
+        """Whether it may go before commands that wait."""
+        self.kept = False
+        self.tries = 0
+        self.span: Span | None = None
+        self._manager: AbstractContextManager[Span] | None = None
+        self._context = copy_context()
+
+    def open(self, span: AbstractContextManager[Span]) -> None:
+        """Open the one span of all tries. It is not current between them: other commands come in between."""
+        self._manager = span
+        self.span = self._context.run(span.__enter__)
+
+    def close(self) -> None:
+        """End the span, with what is wrong with the command."""
+        manager, self._manager, self.span = self._manager, None, None
+        if manager is not None:
+            error = self.error
+            self._context.run(manager.__exit__, type(error) if error else None, error, None)
+
+
+def _close(commands: Sequence[_Command]) -> None:
+    for command in commands:
+        command.close()
 
 
 def _refusal(error: InvalidInput) -> str:

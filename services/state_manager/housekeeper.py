@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.errors import BusUnavailable
+from runtime_core.errors import BusUnavailable, ServerError, is_temporary
 from runtime_core.keeping.clock import ClockWatch
 from runtime_core.keeping.ends import Ends
 from runtime_core.keeping.engines import EngineWatch
@@ -33,17 +34,30 @@ class Housekeeper:
 
     async def run(self) -> None:
         """Do the chores until cancelled; a broker that is away is waited for."""
+        chores: tuple[Callable[[], Awaitable[object]], ...] = (
+            self._ends.follow,
+            self._bus.trim_record,
+            lambda: watch_memory(self._bus),
+            self._clock.look,
+            self._engines.look,
+            lambda: forget_old_submits(self._bus),
+            lambda: sweep_index(self._bus, self._retention_ms),
+            lambda: sweep_quarantine(self._bus),
+            self._measures.look,
+        )
         while True:
             try:
-                await self._ends.follow()
-                await self._bus.trim_record()
-                await watch_memory(self._bus)
-                await self._clock.look()
-                await self._engines.look()
-                await forget_old_submits(self._bus)
-                await sweep_index(self._bus, self._retention_ms)
-                await sweep_quarantine(self._bus)
-                await self._measures.look()
+                for chore in chores:
+                    await self._done(chore)
             except BusUnavailable:
                 logger.info("the broker is away; chores wait")
             await asyncio.sleep(INTERVAL_SECONDS)
+
+    async def _done(self, chore: Callable[[], Awaitable[object]]) -> None:
+        """Do one chore. At `maxmemory` some are refused, and the others make room."""
+        try:
+            await chore()
+        except ServerError as error:
+            if not is_temporary(error):
+                raise
+            logger.debug("a chore waits: %s", error)

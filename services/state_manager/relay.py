@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
 import msgspec
+from msgspec.structs import replace
 
 from runtime_core import facts
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.transport import Reply, Transport
+from runtime_core.bus.transport import Transport
 from runtime_core.bus.values import NewTask, OpenRequest
-from runtime_core.errors import BusUnavailable, Rejected, ServerError
+from runtime_core.errors import BusUnavailable, Fenced, Rejected, ServerError, WeftError, is_temporary
 from runtime_core.identifiers import fingerprint
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.topics import Topics
@@ -39,6 +41,15 @@ REQUESTS = 500
 
 ENDED = ("completed", "failed", "cancelled")
 
+LOOK_AHEAD = 1000
+"""How many entries may wait at once; those behind them wait with them."""
+AGAIN_SECONDS = 0.5
+"""How soon entries that wait are looked at again."""
+BACKOFF_FIRST_SECONDS = 0.5
+BACKOFF_LAST_SECONDS = 15.0
+GIVE_UP_SECONDS = 60.0
+"""How long an answer is tried, from the first failure of its stream on."""
+
 Fields = dict[bytes, bytes]
 
 
@@ -49,6 +60,52 @@ class _Final(msgspec.Struct):
     output: msgspec.Raw = msgspec.Raw(b"null")
     error: msgspec.Raw = msgspec.Raw(b"null")
     usage: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Backoff:
+    """A place that takes nothing at the moment."""
+
+    def __init__(self) -> None:
+        self.since = time.monotonic()
+        self.due = 0.0
+        self.tries = 0
+
+    def failed(self, error: Exception, place: bytes) -> None:
+        delay = min(BACKOFF_FIRST_SECONDS * 2**self.tries, BACKOFF_LAST_SECONDS)
+        self.due = time.monotonic() + delay
+        self.tries = min(self.tries + 1, 16)
+        expected = isinstance(error, WeftError)
+        logger.log(
+            logging.WARNING if expected else logging.ERROR,
+            "%s takes nothing now, next try in %.1f s: %r", place.decode(errors="replace"), delay, error,
+            exc_info=None if expected else error,
+        )  # fmt: skip
+
+    def gives_up(self, error: Exception) -> bool:
+        """Whether it has been tried for long enough. What other tasks wait for is not given up while it may pass."""
+        waited_for = isinstance(error, Rejected) or (isinstance(error, ServerError) and is_temporary(error))
+        return not waited_for and time.monotonic() - self.since >= GIVE_UP_SECONDS
+
+
+class _Looking:
+    """Where a look at a stream is, and what it has left for later."""
+
+    __slots__ = ("again_at", "passed", "places", "start")
+
+    def __init__(self) -> None:
+        self.places: dict[bytes, _Backoff] = {}
+        self.start = "-"
+        self.passed: list[bytes] = []
+        """Places of the entries that were left where they are since the last look from the start."""
+        self.again_at = 0.0
+
+    def again(self) -> None:
+        self.start, self.passed = "-", []
+
+    def pass_by(self, place: bytes) -> None:
+        if not self.passed:
+            self.again_at = time.monotonic() + AGAIN_SECONDS
+        self.passed.append(place)
 
 
 class Relay:
@@ -70,27 +127,78 @@ class Relay:
                 group.create_task(self._watch_requests(), name="requests")
 
     async def _empty(self, stream: str, carry: Callable[[Fields], Awaitable[None]]) -> None:
+        looking = _Looking()
         while True:
             try:
-                carried = await self._carry(stream, carry)
+                looked = await self._look_at(stream, carry, looking)
             except BusUnavailable:
+                looking.again()
                 await asyncio.sleep(0.1)
                 continue
-            if not carried:
+            if not looked:
                 await asyncio.sleep(IDLE_SECONDS)
 
     async def carry(self) -> int:
         """Carry what waits now, once; how many entries there were."""
         keys = self._bus.keys
-        return await self._carry(keys.asks, self._ask) + await self._carry(keys.replies, self._reply)
+        asks = await self._look_at(keys.asks, self._ask, _Looking())
+        return asks + await self._look_at(keys.replies, self._reply, _Looking())
 
-    async def _carry(self, stream: str, carry: Callable[[Fields], Awaitable[None]]) -> int:
+    async def _look_at(self, stream: str, carry: Callable[[Fields], Awaitable[None]], looking: _Looking) -> int:
+        """Carry the next entries, oldest first; how many there were.
+
+        One that must wait holds up only those that go to the same place.
+        """
         call = self._bus.transport.call
-        entries = pairs(cast(list[Reply], await call("XRANGE", stream, "-", "+", "COUNT", BATCH)))
-        for entry, fields in entries:
-            await carry(dict(zip(fields[::2], fields[1::2], strict=True)))
-            await call("XDEL", stream, entry)
+        if looking.passed and time.monotonic() >= looking.again_at:
+            looking.again()
+        if len(looking.passed) >= LOOK_AHEAD:
+            return 0
+        entries = pairs(await call("XRANGE", stream, looking.start, "+", "COUNT", BATCH))
+        for entry, flat in entries:
+            fields = dict(zip(flat[::2], flat[1::2], strict=True))
+            place = _place_of(fields)
+            # Once one was passed by, those behind it for the same place are, too: their order is kept.
+            if place not in looking.passed and await self._carried(fields, carry, place, looking.places):
+                await call("XDEL", stream, entry)
+            else:
+                looking.pass_by(place)
+        if entries:
+            looking.start = f"({entries[-1][0].decode()}" if looking.passed else "-"
         return len(entries)
+
+    async def _carried(
+        self, fields: Fields, carry: Callable[[Fields], Awaitable[None]], place: bytes, places: dict[bytes, _Backoff]
+    ) -> bool:
+        """Whether the entry is done with; whatever is wrong with it stops nothing else."""
+        backoff = places.get(place)
+        if backoff is not None and backoff.due > time.monotonic():
+            return False
+        try:
+            await carry(fields)
+        except (BusUnavailable, Fenced):
+            raise
+        except Exception as error:
+            backoff = places.setdefault(place, _Backoff())
+            backoff.failed(error, place)
+            if not backoff.gives_up(error):
+                return False
+            try:
+                await self._give_up(fields, error)
+            except ServerError as refused:  # not even a dead letter has room: it stays where it is
+                logger.info("no dead letter can be written: %s", refused)
+                return False
+            return True
+        places.pop(place, None)
+        return True
+
+    async def _give_up(self, fields: Fields, error: Exception) -> None:
+        to = fields.get(b"to", fields.get(b"place", b"")).decode(errors="replace")
+        task = fields.get(b"t", b"").decode(errors="replace")
+        await self._answers.keep(to, task, error, fields.get(b"d", b""))
+        if back := fields.get(b"back", b"").decode():
+            there = to.partition(":")[2]
+            await self._refuse(back, fields.get(b"agent", b"").decode(), there, Rejected("agent", str(error)))
 
     async def _reply(self, fields: Fields) -> None:
         task, to = fields[b"t"].decode(), fields[b"to"].decode()
@@ -100,13 +208,14 @@ class Relay:
             return
         if fields[b"type"].decode() == facts.HUMAN_REQUESTED:
             asked = facts.question(task, fields[b"d"], at_ms=time.time_ns() // 1_000_000, trace=trace)
-            await self._answers.send(to, asked)
+            await self._answers.write(to, asked)
             return
         status = fields[b"type"].decode().rpartition(".")[2]
         cause = fields.get(b"id", b"").decode()
         fact = facts.final(task, status, fields[b"d"], at_ms=time.time_ns() // 1_000_000, cause=cause, trace=trace)
-        # A reply that cannot be written must not hold up those behind it.
-        await self._answers.send(to, fact)
+        if b"e" in fields:  # left to us by the admitter
+            fact = replace(fact, id=fields[b"e"].decode())
+        await self._answers.write(to, fact)
 
     async def _answer_step(self, to: str, there: str, final: bytes, trace: str) -> None:
         """The task that was started for a step elsewhere has ended: `@<partition>|<task>|<run>|<step>|<agent>`.
@@ -126,7 +235,7 @@ class Relay:
         partition, _, there = fields[b"place"].decode()[1:].partition(":")
         bus = self._buses[int(partition)]
         if b"cancel" in fields:
-            await bus.cancel(there, _reason(fields[b"cancel"].decode()))
+            await bus.cancel(there, _reason(fields[b"cancel"].decode()), durable=False)
             return
         back, agent = fields[b"back"].decode(), fields[b"agent"].decode()
         new = NewTask(
@@ -239,6 +348,12 @@ class Relay:
 
 def _reason(asker: str) -> str:
     return f"task {asker}, which asked for it, has ended"
+
+
+def _place_of(fields: Fields) -> bytes:
+    """Where an entry goes: a user's stream, or `@` and a partition."""
+    to = fields.get(b"to") or fields.get(b"place") or b"publish"
+    return re.split(rb"[|:]", to, maxsplit=1)[0] if to.startswith(b"@") else to
 
 
 def _asked_by(context: bytes, who: str) -> bytes:

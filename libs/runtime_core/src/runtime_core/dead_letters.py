@@ -95,7 +95,7 @@ class DeadLetter:
     @property
     def kind(self) -> str:
         """`start`, `resume` or `call`; `rejected` for an entry of the ingress; else empty."""
-        if self.reason == REJECTED:
+        if self.reason == REJECTED or self.event:
             return REJECTED
         lines = self._text("h").split("\n")
         return lines[1] if len(lines) > 2 else ""

@@ -279,6 +279,8 @@ def _check_reply_address(address: str, namespace: str) -> None:
     """Refuse an address inside the namespace: a reply there could be taken for a command."""
     if has_control(address):
         raise InvalidInput("replyto", f"{quoted(address)} holds a control character; send a plain key")
+    if address.startswith("@"):
+        raise InvalidInput("replyto", f"{quoted(address)} begins with `@`, which the runtime keeps for itself")
     if address.startswith(("weft:", f"{namespace}:")):
         raise InvalidInput("replyto", f"{quoted(address)} is inside Weft's namespace; name a key of your own")
 

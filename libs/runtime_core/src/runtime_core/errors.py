@@ -88,6 +88,16 @@ class ServerError(BusError):
     """The server answered with an error; `str(error)` is its text, as in `NOGROUP No such key …`."""
 
 
+_TEMPORARY = (
+    "OOM", "MISCONF", "BUSY", "LOADING", "READONLY", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "UNBLOCKED",
+)  # fmt: skip
+
+
+def is_temporary(error: ServerError) -> bool:
+    """Whether the server may do later what it refuses now."""
+    return str(error).startswith(_TEMPORARY)
+
+
 class StoreUnavailable(WeftError):
     """The trajectory store could not be asked, or refused. Writes are upserts: the same one may be repeated."""
 

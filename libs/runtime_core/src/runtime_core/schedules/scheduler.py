@@ -13,7 +13,7 @@ from runtime_core.admission import Admission
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER
 from runtime_core.codec import encode
-from runtime_core.errors import BusUnavailable, InvalidInput, Rejected
+from runtime_core.errors import BusUnavailable, InvalidInput, Rejected, ServerError, is_temporary
 from runtime_core.schedules.definition import Schedule
 from runtime_core.schedules.store import Schedules
 from runtime_core.submission import SUBMIT
@@ -48,11 +48,20 @@ class Scheduler:
 
     async def run(self, epoch: str = "") -> None:
         """Start what is due until cancelled. `epoch` is the leader's; raises Fenced where another leads by now."""
+        waiting = False
         while True:
             try:
                 left = await self.start_due(epoch)
             except BusUnavailable:
                 left = LOOK_SECONDS
+            except ServerError as error:
+                if not is_temporary(error):
+                    raise
+                if not waiting:
+                    logger.warning("schedules wait: %s", error)
+                waiting, left = True, LOOK_SECONDS
+            else:
+                waiting = False
             await asyncio.sleep(min(left, LOOK_SECONDS))
 
     async def start_due(self, epoch: str = "") -> float:
