@@ -19,7 +19,7 @@ from runtime_core.bus.keys import STATE_MANAGER, ingress
 from runtime_core.bus.transport import Argument, Reply, Transport
 from runtime_core.bus.values import NewTask, Submitted
 from runtime_core.bus.verbs.partition import make_group
-from runtime_core.errors import ServerError
+from runtime_core.errors import InvalidInput, ServerError
 from runtime_core.progress import ProgressWatch
 from runtime_core.schedules.definition import parse_set
 from runtime_core.schedules.store import Schedules
@@ -475,7 +475,7 @@ async def test_the_admitter_leaves_an_answer_to_the_relay(broker: Broker, bus: E
     edge.refuses[away] = "OOM command not allowed"
     async with admitting(broker, bus, edge):
         await command(broker, "task.submit", id="t", replyto=away, data={"agent": "writer", "input": 1})
-        await command(broker, "task.submit", id="u", replyto=away, data={"agent": "nobody", "input": 1})
+        entry = await command(broker, "task.submit", id="u", replyto=away, data={"agent": "nobody", "input": 1})
         await until(lambda: settled(broker))
     async with relaying(bus, Edge(bus.transport)):
         await until(lambda: empty(broker))
@@ -483,7 +483,10 @@ async def test_the_admitter_leaves_an_answer_to_the_relay(broker: Broker, bus: E
     fact = facts.accepted("t", at_ms=0)
     assert (accepted[b"type"].decode(), accepted[b"id"].decode()) == (fact.type, fact.id)
     assert rejected[b"type"] == b"weft.task.rejected"
-    assert json.loads(rejected[b"data"])["field"] == "data.agent"
+    data = json.loads(rejected[b"data"])
+    error = InvalidInput(data["field"], data["message"])
+    fact = facts.rejected(entry.decode(), error, at_ms=0, cause=entry.decode())
+    assert (data["field"], rejected[b"id"].decode()) == ("data.agent", fact.id)
     await broker.call("DEL", away)
 
 
