@@ -17,15 +17,13 @@ from runtime_core.bus.keys import (
 )
 from runtime_core.bus.library import library
 from runtime_core.bus.transport import Argument, Reply, Transport
-from runtime_core.errors import Fenced, ServerError
+from runtime_core.errors import Fenced, ServerError, is_temporary
 from runtime_core.trajectory.shortening import ToldLists
 
 logger = logging.getLogger(__name__)
 
 INSIST_SECONDS = 30.0
 """How long a process keeps the outcome of finished work while the broker cannot store it."""
-PASSING = ("MISCONF", "OOM", "LOADING", "READONLY", "NOREPLICAS", "TRYAGAIN", "CLUSTERDOWN", "BUSY")
-"""How errors begin that pass: a full disk, a failover, a script that runs long."""
 
 
 class Partition:
@@ -58,7 +56,7 @@ class Partition:
             return await self.transport.call(b"FCALL", self._functions[function], 1, self._base, *args)
 
     async def insist(self, function: str, *args: Argument) -> Reply:
-        """As `call`, for the outcome of work that was done: an error that passes is waited out for a while.
+        """As `call`, for the outcome of work that was done: a temporary error is waited out for a while.
 
         To give up at once would do the work again, since only this process knows its outcome.
         """
@@ -67,7 +65,7 @@ class Partition:
             try:
                 return await self.call(function, *args)
             except ServerError as error:
-                if left <= 0 or not str(error).startswith(PASSING):
+                if left <= 0 or not is_temporary(error):
                     raise
                 logger.warning("the broker cannot store the outcome of finished work now; trying again: %s", error)
             await asyncio.sleep(delay)
