@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from runtime_core.admission import Admission
+from runtime_core.background import Periodic
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.transport import Transport
 from runtime_core.consumer.leader import Leader
@@ -34,9 +35,18 @@ class StateManager:
         self._stop = asyncio.Event()
         self._watch = ProgressWatch(limit_seconds=max(30.0, 10 * settings.lease_seconds))
         self._leaders = [
-            Leader(bus, "admit" if number == 0 else "keep", SERVICE, settings.lease_seconds, self._work_of(bus, number))
+            Leader(
+                bus,
+                "admit" if number == 0 else "keep",
+                SERVICE,
+                settings.lease_seconds,
+                self._work_of(bus, number),
+                self._watch,
+            )
             for number, bus in enumerate(buses)
         ]
+        # In a Cluster the ingress may live on another server than any partition.
+        self._asking_ingress = Periodic("ask the ingress", settings.lease_seconds / 6, self._ask_ingress)
         metrics.show_owner(self._silent_seconds, settings.lease_seconds)
         metrics.stalled.set_function(lambda: self._watch.stalled_seconds)
         for bus, leader in zip(buses, self._leaders, strict=True):
@@ -47,12 +57,14 @@ class StateManager:
             await bus.make_groups(())
         for leader in self._leaders:
             await leader.start()
+        self._asking_ingress.start()
 
     async def run(self) -> None:
         await self._stop.wait()
 
     async def stop(self) -> None:
         self._stop.set()
+        await self._asking_ingress.stop()
         for leader in self._leaders:
             await leader.stop()
         for transport in (self._ingress, *(bus.transport for bus in self._buses)):
@@ -66,6 +78,11 @@ class StateManager:
 
     def progress(self) -> Health:
         return self._watch.health()
+
+    async def _ask_ingress(self) -> None:
+        self._watch.asks_broker("ingress")
+        await self._ingress.call("PING")
+        self._watch.broker_answered("ingress")
 
     def _work_of(self, bus: EventBus, number: int) -> Callable[[int], Awaitable[None]]:
         async def work(epoch: int) -> None:

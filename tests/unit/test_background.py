@@ -151,3 +151,39 @@ def test_only_work_that_waits_without_progress_is_unhealthy() -> None:
     assert not watch.health().ok
     watch.waiting(False)
     assert watch.health().ok
+
+
+def test_time_in_which_a_broker_owes_an_answer_does_not_count() -> None:
+    now = 100.0
+    watch = ProgressWatch(10.0, lambda: now)
+    watch.waiting(True)
+    now += 4
+    watch.asks_broker("first")
+    now += 1000
+    assert watch.stalled_seconds == 4
+    watch.asks_broker("first")  # its heartbeat is tried again
+    watch.asks_broker("second")
+    now += 1000
+    watch.broker_answered("first")
+    now += 1000
+    assert watch.stalled_seconds == 4, "the other one is away"
+    watch.broker_answered("second")
+    watch.broker_answered("second")
+    now += 6
+    assert watch.health().ok
+    now += 1
+    assert not watch.health().ok, "the brokers serve, and nothing moves"
+
+
+def test_work_that_comes_while_the_broker_is_away_waits_from_its_return() -> None:
+    now = 100.0
+    watch = ProgressWatch(10.0, lambda: now)
+    watch.asks_broker("it")
+    now += 1000
+    watch.waiting(True)
+    now += 1000
+    assert watch.stalled_seconds == 0
+    watch.broker_answered("it")
+    assert watch.stalled_seconds == 0
+    now += 3
+    assert watch.stalled_seconds == 3

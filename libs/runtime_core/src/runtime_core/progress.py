@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 
@@ -21,7 +21,8 @@ HEALTHY = Health(True)
 class ProgressWatch:
     """Unhealthy when work has waited, and nothing has progressed, for longer than `limit_seconds`.
 
-    A process without work is healthy however long it is idle. `monotonic` gives seconds.
+    A process without work is healthy however long it is idle, and so is one that waits for its broker: time in which
+    a broker owes an answer does not count. `monotonic` gives seconds.
     """
 
     def __init__(self, limit_seconds: float, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -29,7 +30,9 @@ class ProgressWatch:
         self._monotonic = monotonic
         self._waiting = False
         self._since = monotonic()
-        """The latest moment at which all was well: work began to wait, or progressed."""
+        """When work began to wait, or last progressed; later by the time that brokers owed answers since then."""
+        self._asked: set[Hashable] = set()
+        self._asked_at = 0.0
 
     def waiting(self, waits: bool) -> None:
         """Says whether there is work for this process now. Saying the same again changes nothing."""
@@ -41,10 +44,24 @@ class ProgressWatch:
         """Says that a piece of work was taken, or has ended."""
         self._since = self._monotonic()
 
+    def asks_broker(self, broker: Hashable) -> None:
+        """Says that this broker, one of several, is asked something. Asking again before its answer changes nothing."""
+        if not self._asked:
+            self._asked_at = self._monotonic()
+        self._asked.add(broker)
+
+    def broker_answered(self, broker: Hashable) -> None:
+        """Says that this broker serves: the clock goes on once all that were asked have answered."""
+        if broker in self._asked:
+            self._asked.remove(broker)
+            if not self._asked:
+                self._since += max(0.0, self._monotonic() - max(self._asked_at, self._since))
+
     @property
     def stalled_seconds(self) -> float:
-        """How long work has waited while nothing has progressed; 0 where none waits."""
-        return self._monotonic() - self._since if self._waiting else 0.0
+        """How long work has waited while nothing has progressed and the brokers served; 0 where none waits."""
+        now = self._asked_at if self._asked else self._monotonic()
+        return max(0.0, now - self._since) if self._waiting else 0.0
 
     def health(self) -> Health:
         silent = self.stalled_seconds

@@ -388,7 +388,9 @@ class Consumer:
         while True:
             try:
                 asked_from_ms = self._owner.at_ms
+                self._watch.asks_broker(self)
                 told = await self._owner.beat()
+                self._watch.broker_answered(self)
                 self._ended.heard(told, self._owner.at_ms, asked_from_ms)
                 for task in told:
                     if task.startswith(WITHDRAWN):
@@ -398,6 +400,7 @@ class Consumer:
             except Fenced:
                 self._on_fenced(self._bus.owner)
             except BusError as error:
+                # A broker that refuses heartbeats, as on a full disk, is waited for like one that is away.
                 logger.warning("heartbeat: %s", error)
             await asyncio.sleep(interval)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.owner import Owner
 from runtime_core.errors import BusError, Fenced, WeftError
+from runtime_core.progress import ProgressWatch
 
 logger = logging.getLogger(__name__)
 
@@ -24,9 +26,17 @@ class Leader:
     """
 
     def __init__(
-        self, bus: EventBus, role: str, service: str, lease_seconds: float, work: Callable[[int], Awaitable[None]]
+        self,
+        bus: EventBus,
+        role: str,
+        service: str,
+        lease_seconds: float,
+        work: Callable[[int], Awaitable[None]],
+        watch: ProgressWatch | None = None,
     ) -> None:
+        """`watch` is told while the broker owes the heartbeat an answer."""
         self._bus = bus
+        self._watch = watch or ProgressWatch(math.inf)
         self._role = role
         self._lease = lease_seconds
         self._owner = Owner(bus, service, lease_seconds)
@@ -68,8 +78,10 @@ class Leader:
     async def _keep(self) -> None:
         while True:
             try:
+                self._watch.asks_broker(self)
                 await self._owner.beat()
                 epoch = await self._bus.lead(self._role, self.floor)
+                self._watch.broker_answered(self)
             except Fenced:
                 logger.warning("declared dead after a silence; coming back under a new name")
                 await self._end_work()

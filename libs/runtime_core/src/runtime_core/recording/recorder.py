@@ -92,7 +92,7 @@ class Recorder:
             else:
                 await self._record(bus, epoch)
 
-        leader = Leader(bus, "record", TRAJECTORY_RECORDER, self._lease, work)
+        leader = Leader(bus, "record", TRAJECTORY_RECORDER, self._lease, work, self._watch)
         return leader
 
     def _in_store(self, bus: EventBus) -> int:

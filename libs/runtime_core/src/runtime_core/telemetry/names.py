@@ -81,7 +81,8 @@ HEARTBEAT_AGE = _gauge(
     look="it comes near `WEFT_LEASE_SECONDS`: others will adopt what this process holds", unit="seconds",
 )  # fmt: skip
 STALLED = _gauge(
-    "weft_stalled_seconds", "How long work has waited in this process while nothing has moved; 0 where none waits.",
+    "weft_stalled_seconds",
+    "How long work has waited in this process while nothing has moved and the broker answered; 0 where none waits.",
     ("service",), look="it grows: `/healthz` fails at 30 s or 10 leases, whichever is longer", unit="seconds",
 )  # fmt: skip
 LOOP_LAG = _gauge(
