@@ -176,8 +176,11 @@ async def test_a_lost_engine_ends_what_runs_and_is_waited_for(files: Files) -> N
         assert isinstance(away, Error)
         assert (away.cause, away.type) == ("away", "EngineUnavailable")
         assert "touch the file up" in away.message
+        lost_at = time.time()
+        assert driver.connected_since < lost_at
         files.up()
         await connected(driver)
+        assert driver.connected_since > lost_at
         assert await driver.run(work("echo")) == Value(b"{}")
 
 

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -120,6 +121,8 @@ class Driver:
         self._environ = dict(environ)
         self._name = engine.rpartition(":")[2]
         self._state = State(False, "its driver process starts", trying=True)
+        self.connected_since = 0.0
+        """When the connection was made that there is now, or was last, in seconds since 1970."""
         self._changed = asyncio.Event()
         self._process: _Process | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -343,6 +346,8 @@ class Driver:
 
     def _become(self, state: State) -> None:
         if state != self._state:
+            if state.connected and not self._state.connected:
+                self.connected_since = time.time()
             self._state = state
             self._changed.set()
             self._changed = asyncio.Event()

@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 LOST = "EngineLost"
 """The type of the error of an attempt of which nobody knows how far it came."""
+STEADY_SECONDS = 15.0
+"""An engine that was lost under a step, and is connected still after so long, has lost that step alone."""
 AWAY_SECONDS = 1.0
 """How long a step is handed back for whose engine is away."""
 TOLD_MAX = 10_000
@@ -112,6 +114,9 @@ class StepHandler:
             return await self._settle_error(delivery, function, refused, started)
         if not self._driver.state.connected:
             return await self._wait_or_fail(delivery, self._driver.state.reason, started)
+        if self._may_be_going_down(delivery):
+            await self._calls.wait(delivery, AWAY_SECONDS)
+            return "waits"
         with gen_ai.engine_span(self._engine.name, delivery.name, call=delivery.run) as span:
             if span.recording:
                 delivery.trace = span.traceparent
@@ -127,6 +132,16 @@ class StepHandler:
         await self._calls.complete(delivery, outcome.data, started)
         self._ended(delivery, work.key)
         return "completed"
+
+    def _may_be_going_down(self, delivery: Delivery) -> bool:
+        """Whether the engine lost an earlier attempt on this very connection a moment ago.
+
+        A server that goes down ends its steps before it stops listening. The one redrive would end with it.
+        """
+        if self._engine.attaches:
+            return False
+        lost_at = max((error.at / 1000 for error in _errors(delivery) if error.type == LOST), default=0.0)
+        return self._driver.connected_since <= lost_at and time.time() < lost_at + STEADY_SECONDS
 
     def _work(self, delivery: Delivery, function: EngineFunction, mapped: MapRequest | None, context: _Context) -> Work:
         """What the driver is to run. Raises InvalidInput."""
