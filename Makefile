@@ -97,7 +97,7 @@ run: setup-run ## Run the example (DOCS=folder, TOPIC="what to research"); ends 
 bench: setup ## Measure, beside other systems (ARGS for the benchmarks)
 	$(RUN) benchmarks $(ARGS)
 
-chaos: setup ## Kill processes at random, for many rounds (WEFT_CHAOS_ROUNDS, _TASKS, _CONVERSATIONS, _SEED)
+chaos: setup ## Kill, stop and replace processes at random, for many rounds (WEFT_CHAOS_ROUNDS, _TASKS, _CONVERSATIONS, _SEED)
 	WEFT_CHAOS_ROUNDS=$(WEFT_CHAOS_ROUNDS) WEFT_CHAOS_TASKS=$(WEFT_CHAOS_TASKS) \
 		WEFT_CHAOS_CONVERSATIONS=$(WEFT_CHAOS_CONVERSATIONS) $(RUN) pytest -m chaos --timeout=3600 $(ARGS)
 

@@ -58,6 +58,8 @@ class Member:
     paused: bool = False
     killed: bool = False
     """Whether the test has killed it, so that its end is no surprise."""
+    terminated: bool = False
+    """Whether it was asked to stop: it must do so with status 0, or before it had begun."""
     starts: int = 0
     ended_with: list[int] = field(default_factory=list)
     """Exit statuses so far; negative ones are signals."""
@@ -189,6 +191,15 @@ class Fleet:
             member.paused = False
             os.kill(member.pid, signal.SIGKILL)
 
+    def terminate(self, name: str) -> None:
+        """SIGTERM, with nobody in its place. The fleet starts it again once it has stopped."""
+        member = self.members[name]
+        if member.running:
+            now = time.time()
+            self.harms.append(Harm(name, member.pid, now, now))
+            member.terminated = True
+            os.kill(member.pid, signal.SIGTERM)
+
     def pause(self, name: str) -> None:
         """SIGSTOP: it holds what it holds, its connections stay open, and it is silent."""
         member = self.members[name]
@@ -296,6 +307,20 @@ class Fleet:
         """How often a process was killed or paused."""
         return len(self.harms)
 
+    @property
+    def replacements(self) -> int:
+        """How often a process was replaced by another one."""
+        return sum(len(member.replaced) for member in self.members.values())
+
+    def declared_dead(self) -> set[int]:
+        """Processes of members of which one was silent for a lease and lived: what it did then counts for nothing."""
+        return {
+            int(pid)
+            for member in self.members.values()
+            if "declared dead after a silence" in member.text()
+            for pid in READY.findall(member.text())
+        }
+
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _end_pauses(self, pid: int, at: float) -> None:
@@ -323,9 +348,10 @@ class Fleet:
                 if member.process is not None and member.process.poll() is not None:
                     status = member.process.returncode
                     member.ended_with.append(status)
-                    if not member.killed and not self._may_die:
+                    stopped = member.terminated and status in (0, -signal.SIGTERM)
+                    if not member.killed and not stopped and not self._may_die:
                         self._surprises.append(f"{member.name} ended with {status}: {member.text()[-2000:]}")
-                    member.killed = False
+                    member.killed = member.terminated = False
                     self._start(member)
             await asyncio.sleep(WATCH_SECONDS)
 
