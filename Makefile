@@ -37,7 +37,7 @@ export RUN_TOPIC := $(value TOPIC)
 unexport DOCS TOPIC
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run lock format check test test-unit test-autogen test-engines run bench chaos ci clean
+.PHONY: help setup setup-run lock format check test test-unit test-autogen test-engines run bench chaos simulate ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -100,6 +100,10 @@ bench: setup ## Measure, beside other systems (ARGS for the benchmarks)
 chaos: setup ## Kill, stop and replace processes at random, for many rounds (WEFT_CHAOS_ROUNDS, _TASKS, _CONVERSATIONS, _SEED)
 	WEFT_CHAOS_ROUNDS=$(WEFT_CHAOS_ROUNDS) WEFT_CHAOS_TASKS=$(WEFT_CHAOS_TASKS) \
 		WEFT_CHAOS_CONVERSATIONS=$(WEFT_CHAOS_CONVERSATIONS) $(RUN) pytest -m chaos --timeout=3600 $(ARGS)
+
+simulate: setup ## Simulate histories by seed (MINUTES, HISTORIES), or replay one (SEED; MINIMISE=1 makes it small)
+	$(RUN) tests.simulation $(if $(SEED),--seed $(SEED)) $(if $(HISTORIES),--histories $(HISTORIES)) \
+		$(if $(MINUTES),--minutes $(MINUTES)) $(if $(MINIMISE),--minimise) $(ARGS)
 
 ci: ## What continuous integration runs
 	./.ci/run

@@ -25,6 +25,7 @@ TARGETS = [
     "run",
     "bench",
     "chaos",
+    "simulate",
     "ci",
     "clean",
 ]

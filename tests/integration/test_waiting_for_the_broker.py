@@ -45,6 +45,9 @@ class Holds:
     def forget(self) -> None:
         """Nothing is kept."""
 
+    def drain(self) -> None:
+        """It is one step, and has begun."""
+
     def stop_task(self, task: str) -> None:
         """Nobody cancels."""
 

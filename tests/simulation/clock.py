@@ -1,0 +1,63 @@
+"""Virtual time, chance and names for the product's code, for as long as one history runs."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import runtime_core.bus.verbs.partition
+import runtime_core.consumer.consumer
+import runtime_core.consumer.owner
+import runtime_core.keeping.measures
+import runtime_core.schedules.scheduler
+import services.state_manager.housekeeper
+import services.state_manager.relay
+from runtime_core.bus.library import Library
+from tests.simulation.loop import SimLoop
+from tests.simulation.server import EPOCH_MS
+
+
+async def _measure_nothing(measures: object) -> None:
+    """In the place of what only metrics want: a server's figures differ from run to run."""
+
+
+@contextmanager
+def virtual(loop: SimLoop, library: Library, *, seed: int | str, quiet: bool = True) -> Iterator[None]:
+    """Let `time`, `random` and owner names follow the history, and polls be rarer than in production."""
+    chance = random.Random(f"names {seed}")
+    owners = itertools.count(1)
+    state = random.getstate()
+    random.seed(f"jitter {seed}")
+    real: dict[str, Any] = {name: getattr(time, name) for name in ("time", "time_ns", "monotonic", "perf_counter")}
+    epoch = EPOCH_MS / 1000
+    time.time = lambda: epoch + loop.now
+    time.time_ns = lambda: EPOCH_MS * 1_000_000 + round(loop.now * 1e9)
+    time.monotonic = time.perf_counter = lambda: 1000.0 + loop.now
+    try:
+        with (
+            patch.object(secrets, "token_hex", lambda size=8: f"{chance.getrandbits(8 * size):0{2 * size}x}"),
+            patch.object(runtime_core.consumer.owner, "incarnation", lambda service: f"{service}#{next(owners)}"),
+            patch.object(runtime_core.bus.verbs.partition, "library", lambda: library),
+            patch.object(runtime_core.consumer.consumer, "PROMOTE_SECONDS", 0.5),
+            patch.object(services.state_manager.relay, "IDLE_SECONDS", 0.4),
+            patch.object(services.state_manager.housekeeper, "INTERVAL_SECONDS", 2.0),
+            patch.object(runtime_core.schedules.scheduler, "LOOK_SECONDS", 5.0),
+            patch.object(runtime_core.keeping.measures.Measures, "look", _measure_nothing),
+        ):
+            if quiet:
+                logging.disable(logging.CRITICAL)
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+        for name, function in real.items():
+            setattr(time, name, function)
+        random.setstate(state)
+        asyncio.set_event_loop(None)

@@ -1,0 +1,165 @@
+"""What may go wrong in a history. Each fault is a function of the history; `FAULTS` gives their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from runtime_core.bus.keys import group_of
+from runtime_core.bus.transport import Argument
+from runtime_core.errors import ServerError
+from tests.simulation.chooser import pick
+from tests.simulation.scheduler import delay_reply, lose_reply, lose_request
+
+if TYPE_CHECKING:
+    from tests.simulation.history import History
+    from tests.simulation.processes import HandlerProcess
+    from tests.simulation.services import ServiceProcess
+
+
+def kill(history: History) -> None:
+    """SIGKILL of a process; another one starts soon."""
+    victim = _victim(history)
+    if victim is not None:
+        stream, seconds = victim.serves, pick(history.chooser, (0.1, 1.0, 4.0))
+        history.note(f"{victim.name} is killed; its successor starts in {seconds} s")
+        victim.kill()
+        history.loop.call_later(seconds, history.start_process, stream)
+
+
+def replace(history: History) -> None:
+    """A rolling update: a process gets SIGTERM, and its successor starts before or after."""
+    victim = _victim(history)
+    if victim is not None:
+        stream, before = victim.serves, history.chooser.choose(2)
+        history.note(f"{victim.name} leaves; its successor starts {'before' if before else 'soon'}")
+        if before:
+            history.start_process(stream)
+        victim.leave()
+        if not before:
+            history.loop.call_later(0.5, history.start_process, stream)
+
+
+def pause(history: History) -> None:
+    """SIGSTOP of a process, for less or more than its lease."""
+    victim = _victim(history)
+    if victim is not None:
+        seconds = pick(history.chooser, (1.0, 9.0))
+        history.note(f"{victim.name} is paused for {seconds} s")
+        victim.pause(seconds)
+
+
+def break_before(history: History) -> None:
+    """A connection breaks before a call is executed."""
+    history.scheduler.call_fault = partial(lose_request, scheduler=history.scheduler)
+
+
+def break_after(history: History) -> None:
+    """A connection breaks when a call was executed and its reply has not come."""
+    history.scheduler.call_fault = partial(lose_reply, scheduler=history.scheduler)
+
+
+def delay(history: History) -> None:
+    """A reply comes late, perhaps later than a lease."""
+    seconds = pick(history.chooser, (0.1, 1.0, 8.0))
+    history.scheduler.call_fault = partial(delay_reply, scheduler=history.scheduler, seconds=seconds)
+
+
+def fail_disk(history: History) -> None:
+    """The server refuses some writes, since its disk is full."""
+    history.scheduler.disk_errors = 1 + history.chooser.choose(4)
+    history.note(f"the disk fails for {history.scheduler.disk_errors} writes")
+
+
+def lose_group(history: History) -> None:
+    """The group of a work stream is gone."""
+    base, stream = pick(history.chooser, history.scheduler.bases), pick(history.chooser, ("agent", "tool"))
+    history.note(f"the group of {base}{stream} is lost")
+    try:
+        history.server.execute("XGROUP", "DESTROY", base + stream, group_of(stream))
+    except ServerError:
+        return  # no such stream yet
+    history.scheduler.forget_reads()
+
+
+def lose_library(history: History) -> None:
+    """The server has lost its functions."""
+    history.note("the function library is lost")
+    history.server.execute("FUNCTION", "FLUSH")
+
+
+def restart_broker(history: History) -> None:
+    """The broker is away for a while, with all its data."""
+    seconds = pick(history.chooser, (0.2, 8.0))
+    history.note(f"the broker is away for {seconds} s")
+    history.scheduler.lose_connections(seconds)
+
+
+def step_clock(history: History) -> None:
+    """The server's clock steps by an hour."""
+    step = pick(history.chooser, (3_600_000, -3_600_000))
+    history.note(f"the server's clock steps by {step // 1000} s")
+    history.scheduler.clock_step_ms += step
+    history.clock_stepped = True
+
+
+def lose_tail(history: History) -> None:
+    """A partition's server crashes a little later, and has lost what it wrote from now on."""
+    base = pick(history.chooser, history.scheduler.bases)
+    saved = _saved(history, base)
+    accepted = list(history.accepted)
+    history.lost_tail = True
+
+    def crash() -> None:
+        history.note(f"the server of {base} loses its last writes")
+        server = history.server
+        found = cast(list[bytes], server.execute("KEYS", _pattern(base)))
+        commands: list[tuple[Argument, ...]] = [("DEL", *found)] if found else []
+        commands += [("RESTORE", key, 0, dump) for key, dump in saved]
+        if commands:
+            server.pipeline(commands)
+        history.ledger.once.clear()
+        # What was accepted later may be lost, or not: nobody was promised anything of a server that syncs lazily.
+        history.uncertain += [task for task in history.accepted if task not in accepted]
+        history.scheduler.lose_connections(0.2)
+        history.scheduler.forget_reads()
+
+    history.scheduler.at(history.scheduler.steps + 1 + history.chooser.choose(60), crash)
+
+
+def cancel(history: History) -> None:
+    """A user cancels a task, perhaps several times at once."""
+    history.client_cancels(history.chooser.choose(len(history.tasks)), 1 + history.chooser.choose(2))
+
+
+FAULTS: tuple[tuple[int, Callable[[History], None]], ...] = (
+    (10, kill),
+    (12, replace),
+    (6, pause),
+    (3, break_before),
+    (6, break_after),
+    (6, delay),
+    (4, fail_disk),
+    (5, lose_group),
+    (1, lose_library),
+    (3, restart_broker),
+    (1, step_clock),
+    (2, lose_tail),
+    (6, cancel),
+)
+
+
+def _victim(history: History) -> HandlerProcess | ServiceProcess | None:
+    found = [process for process in history.served if process.serves and not process.paused]
+    return pick(history.chooser, found) if found else None
+
+
+def _pattern(base: str) -> str:
+    return base.replace("{", "\\{").replace("}", "\\}") + "*"
+
+
+def _saved(history: History, base: str) -> list[tuple[bytes, bytes]]:
+    found = sorted(cast(list[bytes], history.server.execute("KEYS", _pattern(base))))
+    dumps = history.server.pipeline([("DUMP", key) for key in found]) if found else []
+    return [(key, cast(bytes, dump)) for key, dump in zip(found, dumps, strict=True) if dump is not None]

@@ -1,0 +1,383 @@
+"""What must hold at the end of every history, and how a history is told."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from runtime_core.facts import REJECTED
+from runtime_core.submission import SIGNAL
+
+if TYPE_CHECKING:
+    from tests.simulation.history import History
+
+ENDED = ("completed", "failed", "cancelled")
+
+
+@dataclass(frozen=True)
+class Violation:
+    """An invariant that does not hold; `kind` is the same for the same cause, as a rule."""
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+class Broken(Exception):
+    """Ends a history whose invariants do not hold."""
+
+    def __init__(self, violations: list[Violation]) -> None:
+        super().__init__("; ".join(map(str, violations)))
+        self.violations = violations
+
+
+class Snapshot:
+    """Everything that the broker holds, by key and type."""
+
+    def __init__(self, history: History) -> None:
+        server = history.server
+        keys = sorted(cast(list[bytes], server.execute("KEYS", "*")))
+        types = [cast(bytes, found) for found in server.pipeline([("TYPE", key) for key in keys])] if keys else []
+        self.hashes: dict[str, dict[str, str]] = {}
+        self.streams: dict[str, list[tuple[str, dict[str, str]]]] = {}
+        self.other: dict[str, bytes] = {}
+        wanted: list[tuple[bytes, bytes]] = []
+        for key, kind in zip(keys, types, strict=True):
+            if kind in (b"hash", b"stream"):
+                wanted.append((key, kind))
+            else:
+                self.other[key.decode()] = kind
+        contents = server.pipeline(
+            [("HGETALL", key) if kind == b"hash" else ("XRANGE", key, "-", "+") for key, kind in wanted]
+        ) if wanted else []  # fmt: skip
+        for (key, kind), content in zip(wanted, contents, strict=True):
+            if kind == b"hash":
+                self.hashes[key.decode()] = _fields(cast(list[bytes], content))
+            else:
+                entries = cast(list[tuple[bytes, list[bytes]]], content)
+                self.streams[key.decode()] = [(entry.decode(), _fields(flat)) for entry, flat in entries]
+
+
+def look(history: History) -> list[Violation]:
+    """All that is wrong at the end of a history in which nothing is left to do."""
+    found: list[Violation] = []
+    held = Snapshot(history)
+    for base in history.scheduler.bases:
+        found += _leftovers(base, held)
+    found += _ends(history, held)
+    found += _rows(history, held)
+    found += _keys(history, held)
+    if history.whole:
+        found += _answers(history)
+    return found
+
+
+def _recorded(history: History, held: Snapshot) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each task, as the recorder has stored them; without a recorder, as the record stream has them."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    if history.whole:
+        for entry in history.store.entries.values():
+            if entry.steps:
+                rows.setdefault(entry.task, []).extend(msgspec.json.decode(entry.steps))
+        return rows
+    for name, entries in held.streams.items():
+        if name.endswith(":record"):
+            for _, fields in entries:
+                if fields.get("d"):
+                    rows.setdefault(fields["t"], []).extend(msgspec.json.decode(fields["d"]))
+    return rows
+
+
+def _answers(history: History) -> list[Violation]:
+    """Each submit is answered with `accepted` or `rejected`, each accepted one with one final event, perhaps repeated.
+
+    A signal that counted is never told that it did not.
+    """
+    found: list[Violation] = []
+    if left := cast(int, history.server.execute("XLEN", "s:tasks")):
+        found.append(Violation("left command", f"{left} commands that were handled are left in the ingress"))
+    if history.lost_tail:
+        return found
+    told: dict[str, list[str]] = {}
+    finals: dict[str, dict[str, None]] = {}
+    for answer in history.answers():
+        kind = answer["type"].rpartition(".")[2]
+        told.setdefault(answer.get("taskid", ""), []).append(kind)
+        if kind in ENDED:
+            finals.setdefault(answer["taskid"], {})[answer["id"]] = None
+    for task in history.tasks:
+        kinds = told.get(task.id, [])
+        if not kinds:
+            found.append(Violation("no answer", f"the submit of {task.id} was never answered"))
+        elif "accepted" in kinds and not finals.get(task.id):
+            found.append(Violation("no final answer", f"{task.id} was answered {kinds}"))
+        elif len(finals.get(task.id, {})) > 1 and task.id not in history.redriven:
+            found.append(Violation("two ends", f"{task.id} was answered {kinds}, with ids {list(finals[task.id])}"))
+    return found + _signals(history)
+
+
+def _signals(history: History) -> list[Violation]:
+    """A person whose answer counts is not told that it came too late, however often the command was handled."""
+    counted = {
+        (task, f"{row['run']}:{row['step']}", row.get("output"))
+        for task, rows in _recorded(history, Snapshot(history)).items()
+        for row in rows
+        if row["kind"] == "human" and row["status"] == "completed"
+    }
+    refused = {answer.get("causationid") for answer in history.answers() if answer["type"] == REJECTED}
+    found = []
+    for _, _, args, reply in history.scheduler.log:
+        if args[0] != "XADD" or not isinstance(reply, bytes) or SIGNAL not in (_text_of(arg) for arg in args):
+            continue
+        said = msgspec.json.decode(cast(bytes, args[-1]))
+        if (said["task_id"], said["request_id"], said["value"]) in counted and reply.decode() in refused:
+            found.append(Violation("signal refused", f"the answer {said} counted, and was told that it did not"))
+    return found
+
+
+def _text_of(arg: object) -> str:
+    return arg.decode("utf-8", "replace") if isinstance(arg, bytes) else str(arg)
+
+
+def _leftovers(base: str, held: Snapshot) -> list[Violation]:
+    found = []
+    for name in (*held.hashes, *held.other):
+        if not name.startswith(base):
+            continue
+        kind = name[len(base) :].partition(":")[0]
+        if kind in ("run", "mail", "nest"):
+            found.append(Violation("left", f"{name} is left: {held.hashes.get(name)}"))
+        elif kind in ("quarantine", "started"):
+            found.append(Violation(f"left {kind}", f"{kind}: {held.hashes.get(name)}"))
+        elif kind == "inst" and "busy" in held.hashes.get(name, {}):
+            found.append(Violation("left busy", f"{name} is busy with {held.hashes[name]['busy']!r}"))
+    return found
+
+
+def _ends(history: History, held: Snapshot) -> list[Violation]:
+    found = []
+    known = {}
+    for name, fields in held.hashes.items():
+        if ":task:" in name:
+            known[name.partition(":task:")[2]] = fields
+    for task in history.accepted:
+        if task not in known:
+            if task not in history.uncertain:
+                found.append(Violation("lost task", f"{task} was accepted and is not known any more"))
+        elif known[task].get("status") not in ENDED:
+            found.append(Violation("not ended", f"{task}: {known[task]}"))
+    return found
+
+
+def _rows(history: History, held: Snapshot) -> list[Violation]:
+    """The record has a row for each finished step, each once, and as many as the final event says."""
+    rows = _recorded(history, held)
+    found: list[Violation] = []
+    if history.lost_tail:
+        return found
+    for name, fields in held.hashes.items():
+        if ":task:" not in name or "out" not in fields:
+            continue
+        task = name.partition(":task:")[2]
+        final = msgspec.json.decode(fields["out"])
+        recorded = rows.get(task, [])
+        distinct = {(row["run"], row.get("step", ""), row.get("attempt", 1), row["kind"]) for row in recorded}
+        if task not in history.redriven and final["steps"] != len(recorded):
+            found.append(
+                Violation(
+                    "rows count", f"{task} ({final['status']}) says {final['steps']} steps, has {len(recorded)} rows"
+                )
+            )
+        if len(distinct) != len(recorded) and task not in history.redriven:
+            found.append(Violation("rows twice", f"{task} has {len(recorded)} rows, {len(distinct)} distinct ones"))
+        have = {(row["run"], row.get("step", "")) for row in recorded}
+        found += [
+            Violation("rows missing", f"{task} ({final['status']}): step {place[1]} of {place[0]} has no row")
+            for place in history.ledger.stored.get(task, ())
+            if place not in have
+        ]
+    return found
+
+
+def _keys(history: History, held: Snapshot) -> list[Violation]:
+    """Each instance's state has each of its completed runs once; one client's submits to it stand in order."""
+    found: list[Violation] = []
+    if history.lost_tail:
+        return found
+    completed: dict[str, dict[str, str]] = {}
+    for task, rows in _recorded(history, held).items():
+        for row in rows:
+            if row["kind"] == "agent" and row["status"] == "completed" and row.get("key") and not row.get("step"):
+                completed.setdefault(task, {})[row["run"]] = f"{row['name']}/{row['key']}"
+    expected: dict[str, list[str]] = {}
+    for task, runs in completed.items():
+        for run, instance in runs.items():
+            if _undone_with(task, run, instance, runs, history, held):
+                continue
+            expected.setdefault(instance, []).append(f"{task}/{run}")
+    for name, fields in held.hashes.items():
+        if ":inst:" not in name:
+            continue
+        instance = name.partition(":inst:")[2]
+        log = msgspec.json.decode(fields.get("state") or "{}").get("log", [])
+        wanted = expected.pop(instance, [])
+        if len(set(log)) != len(log):
+            found.append(Violation("state twice", f"{instance} has counted a run twice: {log}"))
+        if missing := [run for run in wanted if run not in log]:
+            found.append(Violation("lost update", f"{instance} lacks {missing}, its state has {log}"))
+        found += _order(history, instance, log)
+    for instance, wanted in expected.items():
+        found.append(Violation("lost update", f"{instance} has no state and lacks {wanted}"))
+    return found
+
+
+def _undone_with(task: str, run: str, instance: str, runs: dict[str, str], history: History, held: Snapshot) -> bool:
+    """Whether a run was nested in another run of its instance that did not complete: its change went with that."""
+    parent = run
+    while "/" in parent:
+        parent = parent.rpartition("/")[0]
+        if parent not in runs and _instance_of(history, task, parent) in (instance, None):
+            return True
+    return False
+
+
+def _instance_of(history: History, task: str, run: str) -> str | None:
+    """Of a run that has not completed: what it was, where that can be said."""
+    if run == "r":
+        for known in history.tasks:
+            if known.id == task:
+                return f"{known.agent}/{known.key}" if known.key else ""
+    return None
+
+
+def _order(history: History, instance: str, log: list[str]) -> list[Violation]:
+    found = []
+    for client in range(2):
+        mine = [
+            f"{task.id}/r"
+            for task in history.tasks
+            if task.client == client and f"{task.agent}/{task.key}" == instance and task.id not in history.redriven
+        ]
+        seen = [run for run in log if run in mine]
+        if seen != [run for run in mine if run in seen]:
+            found.append(Violation("order", f"{instance} handled {seen}, client {client} sent {mine}"))
+    return found
+
+
+def stuck(history: History) -> list[Violation]:
+    """Tasks that wait while nothing is left to do: for whom, and whether in a circle."""
+    held = Snapshot(history)
+    waits: dict[str, list[str]] = {}
+    told = []
+    for base in history.scheduler.bases:
+        for name, fields in held.hashes.items():
+            if not name.startswith(base) or "cur" not in fields or fields.get("status") in ENDED:
+                continue
+            kind, _, rest = name[len(base) :].partition(":")
+            if kind not in ("task", "run"):
+                continue
+            ref = f"{rest}|r" if kind == "task" else "|".join(rest.split("/", 1))
+            told.append(f"{ref} {fields['cur']} missing {[f[2:] for f in fields if f.startswith('m:')]}")
+            for f in fields:
+                if f.startswith("m:"):
+                    waits.setdefault(ref, []).append(f"{ref}/{f[2:]}")
+            agent_key = fields["h"].split("\n")[1:3] if "h" in fields else ["", ""]
+            if fields["cur"] in ("mail", "nest"):
+                busy = held.hashes.get(f"{base}inst:{agent_key[0]}/{agent_key[1]}", {}).get("busy", "")
+                waits.setdefault(ref, []).extend(line for line in busy.split("\n") if line)
+    circle = _circle(waits)
+    opened = [
+        name.partition(":task:")[2]
+        for name, f in held.hashes.items()
+        if ":task:" in name and f.get("status") not in ENDED
+    ]
+    held_by = {name: f["busy"] for name, f in held.hashes.items() if ":inst:" in name and "busy" in f}
+    if circle:
+        return [Violation("wait cycle", " -> ".join(circle) + f"; open: {opened}")]
+    return [Violation("stuck", f"open: {opened}; {'; '.join(told)}; busy: {held_by}")]
+
+
+def _circle(waits: dict[str, list[str]]) -> list[str]:
+    def walk(ref: str, path: list[str]) -> list[str]:
+        if ref in path:
+            return [*path[path.index(ref) :], ref]
+        for other in waits.get(ref, ()):
+            if found := walk(other, [*path, ref]):
+                return found
+        return []
+
+    for ref in waits:
+        if found := walk(ref, []):
+            return found
+    return []
+
+
+def unsettled(history: History) -> list[Violation]:
+    """After a long time something is still left to do."""
+    held = Snapshot(history)
+    told = []
+    for base in history.scheduler.bases:
+        for stream in ("agent", "tool", "asks", "replies"):
+            told += [f"{stream} {entry} {fields}" for entry, fields in held.streams.get(base + stream, [])]
+        told.append(f"timers {history.server.execute('ZRANGE', base + 'timers', 0, -1, 'WITHSCORES')!r}")
+        for stream in ("agent", "tool"):
+            told.append(f"pending {history.server.execute('XPENDING', base + stream, stream + '-handler')!r}")
+    return [Violation("unsettled", "; ".join(told)[:1500])]
+
+
+# -- the story ---------------------------------------------------------------------------------------------------------
+
+
+def story(history: History) -> list[str]:
+    """The history's events, a line each; the background of heartbeats and polls is left out where it did nothing."""
+    lines = []
+    for now, who, what, reply in history.scheduler.log:
+        if isinstance(what, str):
+            lines.append(f"{now:8.3f} -- {what}")
+            continue
+        told = _command(what)
+        answer = _short(reply)
+        if told.startswith(("beat", "promote", "adopt", "XPENDING", "XGROUP", "TIME")) and _nothing(told, answer):
+            continue
+        lines.append(f"{now:8.3f} {who:>10} {told} => {answer}")
+    return lines
+
+
+def _nothing(told: str, answer: str) -> bool:
+    if told.startswith("promote"):
+        return answer.startswith("[0")
+    if told.startswith("adopt"):
+        return answer in ("[OK 0]", "[OK]")
+    if told.startswith("beat"):
+        return answer.startswith("[OK") and answer.endswith(" 0]")
+    return not answer.startswith("[[")
+
+
+def _command(args: tuple[Any, ...]) -> str:
+    if args[0] == b"FCALL":
+        name = args[1].decode().partition("_")[2].partition("_")[2]
+        return f"{name} {' '.join(_short(arg) for arg in args[4:])}"[:260]
+    return " ".join(_short(arg) for arg in args)[:200]
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if isinstance(value, list | tuple):
+        return "[" + " ".join(_short(item) for item in value)[:200] + "]"
+    text = str(value).replace("\n", "·")
+    text = re.sub(r"\b1900\d{6}(\d{3})\b", r"…\1", text)
+    return text if len(text) <= 90 else text[:80] + "…"
+
+
+def _fields(flat: list[bytes]) -> dict[str, str]:
+    return {_text(flat[at]): _text(flat[at + 1]) for at in range(0, len(flat), 2)}
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")

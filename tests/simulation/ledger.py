@@ -1,0 +1,47 @@
+"""The outside world: what was really done there, whatever the broker says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Ledger:
+    """Counts effects outside of Weft. `journaled(task, run, step)` asks the broker for a step's stored result."""
+
+    journaled: Callable[[str, str, str], bool]
+    owner_lives: Callable[[], bool]
+    """Whether the process whose code runs is alive on the broker: a zombie cannot know what others have done."""
+    broken: list[tuple[str, str]] = field(default_factory=list)
+    """What must never be: the kind, and the place in words."""
+    begun: list[tuple[str, str, str]] = field(default_factory=list)
+    finished: list[tuple[str, str, str]] = field(default_factory=list)
+    stored: dict[str, dict[tuple[str, str], None]] = field(default_factory=dict)
+    """By task, (run, step) of the steps whose result the broker has acknowledged."""
+    calls: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Attempts of each tool call that began."""
+    once: dict[tuple[str, str], int] = field(default_factory=dict)
+    """The same of tools that may not be repeated; a redrive takes its call out."""
+
+    def step_begins(self, task: str, run: str, step: str) -> None:
+        self.begun.append((task, run, step))
+        if self.journaled(task, run, step) and self.owner_lives():
+            self.broken.append(("step again", f"finished step {step} of run {run} of task {task} ran again"))
+
+    def step_ends(self, task: str, run: str, step: str) -> None:
+        self.finished.append((task, run, step))
+
+    def step_is_stored(self, task: str, run: str, step: str) -> None:
+        """The agent's code goes on with the step's result, so the broker holds it."""
+        self.stored.setdefault(task, {})[run, step] = None
+
+    def call_begins(self, task: str, run: str) -> int:
+        """Count an attempt of a call: how many there were."""
+        count = self.calls[task, run] = self.calls.get((task, run), 0) + 1
+        return count
+
+    def once_begins(self, task: str, run: str) -> None:
+        count = self.once[task, run] = self.once.get((task, run), 0) + 1
+        if count > 1:
+            self.broken.append(("tool again", f"repeatable=False tool of task {task}, run {run}, started twice"))

@@ -1,0 +1,172 @@
+"""Simulated processes: what a service runs, with its own connections, and how it may end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from runtime_core.agents.turn_handler import TurnHandler
+from runtime_core.app import App
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import Keys
+from runtime_core.consumer.consumer import Consumer, Handler
+from runtime_core.errors import BusError
+from runtime_core.telemetry.metrics import Metrics
+from runtime_core.tools.call import AbandonedThreads
+from runtime_core.tools.call_handler import CallHandler
+from services.state_manager.relay import Relay
+from tests.simulation.loop import PROCESS
+from tests.simulation.transport import SimTransport
+
+if TYPE_CHECKING:
+    from tests.simulation.scheduler import Scheduler
+
+LEASE_SECONDS = 6.0
+
+
+class Process:
+    """Tasks with connections of their own. `dead`: it runs no code any more, and nothing of it reaches the broker."""
+
+    def __init__(self, scheduler: Scheduler, name: str) -> None:
+        self.scheduler = scheduler
+        self.name = name
+        self.dead = False
+        self.paused = False
+        self.frozen: list[asyncio.TimerHandle] = []
+        """Timers that were due while it was paused."""
+        self.transports: list[SimTransport] = []
+        self.tasks: list[asyncio.Task[Any]] = []  # Any: results of all types
+        self._context = scheduler.context.copy()
+        self._context.run(PROCESS.set, self)
+        scheduler.processes.append(self)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:  # Any: as `tasks`
+        """Start a task of this process."""
+        task = self.scheduler.loop.create_task(coroutine, context=self._context.copy())
+        self.tasks.append(task)
+        return task
+
+    def transport(self) -> SimTransport:
+        transport = SimTransport(self.scheduler, self, len(self.transports))
+        self.transports.append(transport)
+        return transport
+
+    def buses(self) -> list[EventBus]:
+        """One bus for each partition, each on a connection of its own."""
+        scheduler = self.scheduler
+        return [EventBus(self.transport(), Keys(scheduler.namespace, number)) for number in range(len(scheduler.bases))]
+
+    @property
+    def runs(self) -> bool:
+        return not self.dead and not self.paused
+
+    @property
+    def serves(self) -> str:
+        """The work stream that it serves, if any."""
+        return ""
+
+    def kill(self) -> None:
+        """SIGKILL: it stops where it stands."""
+        self.dead = True
+        self.scheduler.loop.take_timers(self)
+        for transport in self.transports:
+            self.scheduler.active.pop(transport, None)
+        for read in [read for read in self.scheduler.reads if read.transport.process is self]:
+            self.scheduler.reads.pop(read)
+
+    def pause(self, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT after a while."""
+        self.paused = True
+        self.scheduler.loop.call_later(seconds, self.go_on)
+
+    def go_on(self) -> None:
+        if self.paused:
+            self.paused = False
+            if not self.dead:
+                self.scheduler.note(f"{self.name} goes on")
+                self.scheduler.loop.put_timers(self.frozen)
+            self.frozen = []
+
+
+class HandlerProcess(Process):
+    """An agent-handler or a tool-handler: one consumer per partition."""
+
+    def __init__(
+        self, scheduler: Scheduler, name: str, stream: str, app: App, metrics: Metrics, finish_seconds: float
+    ) -> None:
+        super().__init__(scheduler, name)
+        self._stream = stream
+        self.consumers: list[Consumer] = []
+        self.leaving = False
+        for bus in self.buses():
+            self.consumers.append(
+                Consumer(
+                    bus,
+                    [stream],
+                    self._handler(bus, app, metrics),
+                    metrics,
+                    service=name,
+                    lease_seconds=LEASE_SECONDS,
+                    finish_seconds=finish_seconds,
+                    let_go_seconds=0.1,
+                )
+            )
+        self.owners = [consumer._bus for consumer in self.consumers]
+
+    def _handler(self, bus: EventBus, app: App, metrics: Metrics) -> Handler:
+        if self._stream == "agent":
+            return TurnHandler(bus, app, metrics, partitions=len(self.scheduler.bases))
+        return CallHandler(bus, app, _NO_THREADS, AbandonedThreads(), metrics)
+
+    @property
+    def serves(self) -> str:
+        return "" if self.dead or self.leaving else self._stream
+
+    def start(self) -> None:
+        for consumer in self.consumers:
+            self.spawn(self._run(consumer))
+
+    async def _run(self, consumer: Consumer) -> None:
+        while True:
+            try:
+                await consumer.start()
+                break
+            except BusError:
+                await asyncio.sleep(0.1)
+        await consumer.run()
+
+    def leave(self) -> None:
+        """SIGTERM: it finishes what it can, hands back the rest, and ends."""
+        self.leaving = True
+        self.spawn(self._leave())
+
+    async def _leave(self) -> None:
+        await asyncio.gather(*(consumer.stop() for consumer in self.consumers))
+        self.scheduler.note(f"{self.name} has left")
+        self.kill()
+
+
+class RelayProcess(Process):
+    """What of a state-manager carries questions and answers between partitions."""
+
+    def start(self, metrics: Metrics) -> None:
+        buses = self.buses()
+        edge = self.transport()
+        for bus in buses:
+            self.spawn(self._relay(bus, buses, edge, metrics))
+
+    async def _relay(self, bus: EventBus, buses: Sequence[EventBus], edge: SimTransport, metrics: Metrics) -> None:
+        while True:
+            try:
+                await Relay(bus, buses, edge, metrics).run()
+            except BaseExceptionGroup as group:
+                if any(not isinstance(error, BusError) for error in group.exceptions):
+                    raise
+                # As its leader does: after an error of the broker it begins again.
+                await asyncio.sleep(0.5)
+
+
+_NO_THREADS = ThreadPoolExecutor(1)
+"""Never used: all tools are async."""

@@ -1,0 +1,317 @@
+"""Decides what happens next in a history: a broker call, the passing of time, or a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from typing import TYPE_CHECKING, cast
+
+from runtime_core.bus.transport import Argument, Reply
+from runtime_core.errors import BusUnavailable, ServerError
+from tests.simulation.chooser import Chooser
+from tests.simulation.loop import PROCESS, SimLoop
+from tests.simulation.server import CLOCK, EPOCH_MS, SimServer
+from tests.simulation.transport import Call, Read, SimTransport
+
+if TYPE_CHECKING:
+    from tests.simulation.processes import Process
+
+INFO = b"# Memory\r\nused_memory:1000000\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n"
+DISK_ERROR = "MISCONF Errors writing to the AOF file: No space left on device"
+BACKGROUND = ("beat", "promote", "adopt", "lead")
+"""Functions that every process calls again and again; faults of calls choose others."""
+TIME_PASSES = 24
+"""One in so many steps lets time pass while calls wait."""
+
+
+class Scheduler:
+    """Holds what may happen next, and lets one thing happen whenever nothing runs."""
+
+    def __init__(self, loop: SimLoop, server: SimServer, chooser: Chooser, namespace: str, partitions: int) -> None:
+        self.loop = loop
+        self.server = server
+        self.chooser = chooser
+        self.namespace = namespace
+        self.bases = [f"{namespace}:{{{number}}}:" for number in range(partitions)]
+        self.active: dict[SimTransport, None] = {}
+        """Transports with calls that wait, the longest first."""
+        self.reads: dict[Read, None] = {}
+        self.processes: list[Process] = []
+        self.context = Context()
+        """What the code of all processes runs in."""
+        self.steps = 0
+        self.log: list[tuple[float, str, tuple[Argument, ...] | str, object]] = []
+        self.actions: list[tuple[int, Callable[[], None]]] = []
+        """What happens at which step, the last one first."""
+        self.call_fault: Callable[[SimTransport, Call], bool] | None = None
+        """What goes wrong with the next call that work makes; True where it has."""
+        self.disk_errors = 0
+        """So many writes are still refused."""
+        self.clock_step_ms = 0
+        """How far the server's clock stands from true time."""
+        self._delivered: dict[str, tuple[int, int]] = {}
+        self._newest: dict[str, tuple[int, int]] = {}
+        self._clock = -1
+        loop.quiescent = self.step
+
+    # -- steps -------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Let one thing happen. Called where no code runs."""
+        self.steps += 1
+        while self.actions and self.actions[-1][0] <= self.steps:
+            self.actions.pop()[1]()
+            if self.loop._ready:
+                return
+        now = self.loop.now
+        heads: list[SimTransport | Read] = []
+        for transport in self.active:
+            if transport.held_until <= now and not transport.process.paused:
+                heads.append(transport)
+                if len(heads) == 15:
+                    break
+        if len(heads) < 15:
+            for read in self.reads:
+                if not read.held and not read.transport.process.paused and self._readable(read):
+                    heads.append(read)
+                    if len(heads) == 15:
+                        break
+        if not heads:
+            self._pass_time()
+            return
+        chosen = self.chooser.choose(len(heads) * 8 + 1)
+        if chosen == len(heads) * 8:
+            self._pass_time()
+            return
+        head = heads[chosen % len(heads)]
+        if isinstance(head, Read):
+            self._read(head)
+        else:
+            self._call(head)
+
+    def at(self, step: int, action: Callable[[], None]) -> None:
+        """Let something happen at a step."""
+        self.actions.append((step, action))
+        self.actions.sort(key=lambda each: -each[0])
+
+    def note(self, what: str) -> None:
+        """Write an event of the history into its log."""
+        self.log.append((self.loop.now, "", what, None))
+
+    def _pass_time(self) -> None:
+        loop = self.loop
+        while True:
+            due = loop.next_timer()
+            assert due is not None, "nothing can happen any more"
+            loop.now = max(loop.now, due)
+            handle = loop._scheduled[0]
+            process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
+            if process is None or not process.paused:
+                break
+            process.frozen += loop.take_timers(process)
+        for transport in list(self.active):
+            transport.answer_executed()
+
+    # -- calls -------------------------------------------------------------------------------------------------
+
+    def _call(self, transport: SimTransport) -> None:
+        call = next((call for call in transport.waiting if not call.executed), None)
+        if call is None or transport.closed:
+            transport.answer_executed()
+            if not transport.waiting:
+                self.active.pop(transport, None)
+            return
+        if self.call_fault is not None and not self._background(call) and self.call_fault(transport, call):
+            self.call_fault = None
+            return
+        self.execute(transport, call)
+        transport.answer_executed()
+        # To the end of the line: the plainest choice serves the processes in turn.
+        self.active.pop(transport, None)
+        if transport.waiting:
+            self.active[transport] = None
+
+    def execute(self, transport: SimTransport, call: Call) -> None:
+        """Run a command on the server; its reply stays with the call."""
+        call.executed = True
+        if self.disk_errors and call.args[0] in (b"FCALL", "XADD", "XACK", "HSET", "XGROUP", "XDEL"):
+            self.disk_errors -= 1
+            call.reply, call.error = None, ServerError(DISK_ERROR)
+        else:
+            call.reply, call.error = self.run(call.args)
+        self.log.append((self.loop.now, repr(transport), call.args, call.error or call.reply))
+
+    def run(self, args: tuple[Argument, ...], also: Sequence[str] = ()) -> tuple[Reply, ServerError | None]:
+        """Run one command now; also look at what is new on streams that are waited for, and on those in `also`."""
+        if args[0] == "TIME":
+            ms = self.server_ms()
+            return [b"%d" % (ms // 1000), b"%d" % (ms % 1000 * 1000)], None
+        if args[0] == "INFO":
+            return INFO, None  # what a real server says differs from run to run
+        if args[0] == "FUNCTION" and args[1] == "LOAD":
+            args = ("FUNCTION", "LOAD", self.server.library.source)
+        commands: list[tuple[Argument, ...]] = [args]
+        ms = self.server_ms()
+        if ms != self._clock:
+            self._clock = ms
+            commands.insert(0, ("SET", CLOCK, ms))
+        function = ""
+        if args[0] == b"FCALL":
+            function = cast(bytes, args[1]).decode().partition("_")[2].partition("_")[2]
+        elif args[0] == "XADD" and "*" in args:
+            at = args.index("*")
+            commands[-1] = (*args[:at], f"{ms}-*", *args[at + 1 :])
+        looks = [] if function in BACKGROUND or function == "load" else list(dict.fromkeys((*self._watched(), *also)))
+        commands += [_newest(key) for key in looks]
+        replies = self.server.pipeline(commands)
+        reply = replies[len(commands) - len(looks) - 1]
+        for key, found in zip(looks, replies[len(replies) - len(looks) :], strict=True):
+            self._see(key, found)
+        if isinstance(reply, ServerError):
+            if args[0] == "XADD" and args != commands[-1] and "equal or smaller" in str(reply):
+                # The clock has stepped back: a server goes on from the stream's last id.
+                return self.server.execute(*args), None
+            return None, reply
+        if args[0] == "XPENDING":
+            for item in cast(list[Reply], reply):
+                if isinstance(item, list) and len(item) == 4:
+                    item[2] = 0  # the idle time, which is not virtual
+        if function == "promote" and cast(list[int], reply)[0]:
+            self.look_anew()
+        return reply, None
+
+    def look_anew(self) -> None:
+        """Look at the newest entries of all streams that are waited for."""
+        keys = list(self._watched())
+        for key, found in zip(keys, self.server.pipeline([_newest(key) for key in keys]) if keys else (), strict=True):
+            self._see(key, found)
+
+    def _see(self, key: str, found: Reply | ServerError) -> None:
+        if isinstance(found, list) and found:
+            self._newest[key] = _position(cast(list[bytes], found[0])[0])
+        else:
+            self._newest.pop(key, None)
+
+    def server_ms(self) -> int:
+        """The server's clock."""
+        return EPOCH_MS + round(self.loop.now * 1000) + self.clock_step_ms
+
+    @staticmethod
+    def _background(call: Call) -> bool:
+        return call.args[0] == b"FCALL" and cast(bytes, call.args[1]).decode().endswith(BACKGROUND)
+
+    # -- reads -------------------------------------------------------------------------------------------------
+
+    def _watched(self) -> dict[str, None]:
+        return {key: None for read in self.reads for key in read.keys}
+
+    def _readable(self, read: Read) -> bool:
+        for key in read.keys:
+            newest = self._newest.get(key)
+            if newest is None:
+                continue
+            after = self._delivered.get(key, (0, 0)) if read.after == ">" else _position(str(read.after).encode())
+            if newest > after:
+                return True
+        return False
+
+    def _read(self, read: Read) -> None:
+        if self.call_fault is not None and self.call_fault(read.transport, read):
+            self.call_fault = None
+            return
+        self.execute_read(read)
+        read.answer()
+
+    def execute_read(self, read: Read) -> None:
+        """Run a blocking read as one that does not block."""
+        read.executed = True
+        self.reads.pop(read, None)
+        if self.disk_errors and read.args[0] == "XREADGROUP":
+            self.disk_errors -= 1
+            read.error = ServerError(DISK_ERROR)
+            return
+        read.reply, read.error = self.run(read.plain, read.keys)
+        self.log.append((self.loop.now, repr(read.transport), read.plain, read.error or read.reply))
+        if read.after == ">" and read.error is None:
+            for key in read.keys:
+                self._delivered[key] = max(self._delivered.get(key, (0, 0)), self._newest.get(key, (0, 0)))
+            for name, entries in cast(list[tuple[bytes, list[tuple[bytes, object]]]], read.reply or []):
+                self._delivered[name.decode()] = _position(entries[-1][0])
+        if read.reply is None and read.error is None:
+            # Nothing for it after all: it goes on waiting.
+            read.executed = False
+            self.reads[read] = None
+
+    def cancelled_read(self, read: Read) -> None:
+        """The reader has stopped waiting; the server may have served it just before."""
+        self.reads.pop(read, None)
+        if not read.executed and not read.transport.process.dead and self._readable(read) and self.chooser.choose(2):
+            self.note(f"{read.transport!r}: the read is cancelled when its reply is on the way")
+            self.execute_read(read)
+            self.reads.pop(read, None)
+
+    def forget_reads(self) -> None:
+        """Streams or groups are not what they were: look at them anew, and let all reads find out."""
+        self._delivered.clear()
+        self._newest = dict.fromkeys(self._watched(), (1 << 60, 0))
+
+    def lose_connections(self, seconds: float) -> None:
+        """All connections break at once, as when the server restarts."""
+        for process in self.processes:
+            for transport in process.transports:
+                transport.break_off(seconds)
+        if seconds:
+            self.loop.call_later(seconds, lambda: None)
+
+
+def lose_request(transport: SimTransport, call: Call, scheduler: Scheduler) -> bool:
+    """The connection breaks before the server has read the call."""
+    scheduler.note(f"{transport!r}: the connection breaks before {_told(call)} is executed")
+    transport.break_off(0.05)
+    scheduler.loop.call_later(0.05, lambda: None)
+    return True
+
+
+def lose_reply(transport: SimTransport, call: Call, scheduler: Scheduler) -> bool:
+    """The server executes the call, and the connection breaks before the reply comes."""
+    if isinstance(call, Read):
+        scheduler.execute_read(call)
+        if not call.future.done():
+            call.future.set_exception(BusUnavailable("the connection broke during a read"))
+    else:
+        scheduler.execute(transport, call)
+    scheduler.note(f"{transport!r}: the connection breaks before the reply of {_told(call)} comes")
+    transport.break_off(0.05)
+    scheduler.loop.call_later(0.05, lambda: None)
+    return True
+
+
+def delay_reply(transport: SimTransport, call: Call, scheduler: Scheduler, seconds: float) -> bool:
+    """The server executes the call, and its reply comes late."""
+    loop = scheduler.loop
+    scheduler.note(f"{transport!r}: the reply of {_told(call)} comes {seconds} s late")
+    if isinstance(call, Read):
+        scheduler.execute_read(call)
+        if not call.executed:
+            return True
+        call.held = True
+        loop.call_later(seconds, call.answer)
+        return True
+    scheduler.execute(transport, call)
+    transport.held_until = loop.now + seconds
+    loop.call_later(seconds, transport.answer_executed)
+    return True
+
+
+def _newest(key: str) -> tuple[Argument, ...]:
+    return "XREVRANGE", key, "+", "-", "COUNT", 1
+
+
+def _told(call: Call) -> str:
+    name = call.args[1] if call.args[0] == b"FCALL" else call.args[0]
+    return name.decode().rpartition("_")[2] if isinstance(name, bytes) else str(name)
+
+
+def _position(entry: bytes) -> tuple[int, int]:
+    ms, _, number = entry.partition(b"-")
+    return int(ms), int(number or 0)

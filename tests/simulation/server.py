@@ -1,0 +1,152 @@
+"""One real Valkey on a unix socket, asked one command at a time, with the bus's functions on a virtual clock."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self, cast
+
+import hiredis
+
+from runtime_core.bus.library import Library
+from runtime_core.bus.library import library as real_library
+from runtime_core.bus.transport import Argument, Reply
+from runtime_core.errors import ServerError
+from tests.servers.valkey import valkey_command
+
+EPOCH_MS = 1_900_000_000_000
+"""When each history begins. Later than today, so that an id that the server makes continues the stream's last one."""
+CLOCK = "sim:clock"
+
+# What stands before the functions: their `redis.call` reads the virtual clock, also for the ids of new entries.
+_CLOCK_SOURCE = b"""
+local function sim_now() return redis.call('GET', 'sim:clock') or '1900000000000' end
+local function sim_translated(run, command, ...)
+  if command == 'TIME' then
+    local ms = tonumber(sim_now())
+    return {string.format('%.0f', math.floor(ms / 1000)), string.format('%.0f', (ms % 1000) * 1000)}
+  end
+  if command == 'XADD' then
+    local args = {...}
+    for i = 2, #args do
+      if args[i] == '*' then
+        args[i] = sim_now() .. '-*'
+        local reply = redis.pcall('XADD', unpack(args))
+        if type(reply) ~= 'table' or not reply.err or not string.find(reply.err, 'equal or smaller', 1, true) then
+          if type(reply) == 'table' and reply.err and run == redis.call then error(reply) end
+          return reply
+        end
+        args[i] = '*'
+        return run('XADD', unpack(args))
+      end
+    end
+  end
+  return run(command, ...)
+end
+local function sim_call(...) return sim_translated(redis.call, ...) end
+local function sim_pcall(...) return sim_translated(redis.pcall, ...) end
+local function sim_register(...) return redis.register_function(...) end
+local function sim_error(...) return redis.error_reply(...) end
+local function sim_status(...) return redis.status_reply(...) end
+local function sim_sha1hex(...) return redis.sha1hex(...) end
+local redis = {call = sim_call, pcall = sim_pcall, register_function = sim_register, error_reply = sim_error,
+  status_reply = sim_status, sha1hex = sim_sha1hex}
+"""
+
+
+def simulated_library() -> Library:
+    """The bus's functions with the virtual clock in the place of the server's."""
+    real = real_library()
+    head, _, body = real.source.partition(b"\n")
+    return replace(real, source=head + b"\n" + _CLOCK_SOURCE + body)
+
+
+class SimServer:
+    """A server of this process's own, with nothing on disk, and one blocking connection to it."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="weft-sim-"))
+        self._path = str(self._folder / "s")
+        launcher = Path(__file__).parent.parent / "servers" / "tied.py"
+        self._process = subprocess.Popen(
+            [
+                sys.executable, "-I", "-S", str(launcher), str(_pid()), *valkey_command(), "--port", "0",
+                "--unixsocket", self._path, "--save", "", "--appendonly", "no", "--dir", str(self._folder),
+                "--maxmemory-policy", "noeviction", "--hz", "1",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        self._socket = self._connected()
+        self._reader = hiredis.Reader(replyError=ServerError)
+        self.library = simulated_library()
+        self.load_library()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def load_library(self) -> None:
+        self.execute("FUNCTION", "FLUSH")
+        self.execute("FUNCTION", "LOAD", self.library.source)
+
+    def execute(self, *args: Argument) -> Reply:
+        """Run one command. Raises ServerError for an error reply."""
+        reply = self.pipeline([args])[0]
+        if isinstance(reply, ServerError):
+            raise reply
+        return reply
+
+    def pipeline(self, commands: Sequence[tuple[Argument, ...]]) -> list[Reply | ServerError]:
+        """Run several commands in one round trip; error replies are values here."""
+        self._socket.sendall(b"".join([hiredis.pack_command(command) for command in commands]))  # type: ignore[arg-type]  # its stub wants one-element tuples
+        reader, replies = self._reader, cast(list[Reply | ServerError], [])
+        while len(replies) < len(commands):
+            reply = reader.gets()
+            if reply is False:
+                data = self._socket.recv(65536)
+                if not data:
+                    raise RuntimeError("the simulation's server has ended")
+                reader.feed(data)
+                continue
+            replies.append(cast(Reply | ServerError, reply))
+        return replies
+
+    def _connected(self) -> socket.socket:
+        deadline = time.monotonic() + 60
+        while True:
+            client = socket.socket(socket.AF_UNIX)
+            try:
+                client.connect(self._path)
+            except OSError:
+                client.close()
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+            else:
+                return client
+
+
+def _pid() -> int:
+    import os
+
+    return os.getpid()

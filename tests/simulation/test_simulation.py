@@ -1,0 +1,27 @@
+"""Ten thousand histories, the same ones in every run: no invariant breaks in any of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+HISTORIES = int(os.environ.get("WEFT_SIMULATION_HISTORIES") or 10_000)
+FIRST_SEED = 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_no_history_breaks_an_invariant() -> None:
+    # In processes of its own: histories have their own clock, and take logging away.
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.simulation", "--seed", str(FIRST_SEED), "--histories", str(HISTORIES)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(ran.stdout)
+    assert ran.returncode == 0, f"{ran.stdout[-6000:]}\n{ran.stderr[-2000:]}"
+    assert f"{HISTORIES} histories in " in ran.stdout
