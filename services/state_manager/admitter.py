@@ -149,15 +149,16 @@ class Admitter:
         await make_group(self._transport, self._key, STATE_MANAGER)
         start = "-" if after == "0-0" else f"({after}"
         call = self._transport.call
-        listed = cast(list[list[Reply]], await call("XPENDING", self._key, STATE_MANAGER, start, "+", BATCH))
-        if not listed:
-            return []
-        ids = [cast(bytes, item[0]) for item in listed]
-        claimed = await call("XCLAIM", self._key, STATE_MANAGER, consumer, 0, *ids)
-        found = pairs(claimed)
-        if not found:
+        while True:
+            listed = cast(list[list[Reply]], await call("XPENDING", self._key, STATE_MANAGER, start, "+", BATCH))
+            if not listed:
+                return []
+            ids = [cast(bytes, item[0]) for item in listed]
+            found = pairs(await call("XCLAIM", self._key, STATE_MANAGER, consumer, 0, *ids))
+            if found:
+                return found
+            # All of them were deleted, and only their acknowledgement is missing.
             await call("XACK", self._key, STATE_MANAGER, *ids)
-        return found
 
     async def _settle(self, epoch: str, command: _Command) -> bool:
         """Carry out one command and remove its entry; False where it must wait.
@@ -180,11 +181,23 @@ class Admitter:
             if not await self._given_up(command, error):
                 return False
         command.close()
-        call = self._transport.call
-        await call("XACK", self._key, STATE_MANAGER, command.entry)
-        await call("XDEL", self._key, command.entry)
+        await self._remove(command.entry)
         self._metrics.events_handled["admitted"].inc()
         return True
+
+    async def _remove(self, entry: bytes) -> None:
+        """Take an entry out of the stream; a server that cannot write just now is waited for."""
+        while True:
+            try:
+                # Delete first: a command that is only acknowledged would stay in the stream for ever.
+                await self._transport.call("XDEL", self._key, entry)
+                await self._transport.call("XACK", self._key, STATE_MANAGER, entry)
+                return
+            except ServerError as error:
+                if not is_temporary(error):
+                    raise
+                logger.warning("%s: a command cannot be removed now: %s", self._key, error)
+            await asyncio.sleep(WAIT_SECONDS)
 
     async def _given_up(self, command: _Command, error: Exception) -> bool:
         """Whether a command that cannot be carried out is kept as a dead letter by now; else it is tried again.

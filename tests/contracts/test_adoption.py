@@ -133,12 +133,22 @@ async def test_a_call_that_may_not_be_repeated_and_never_began_runs(
 
 
 async def test_a_call_that_had_begun_does_not_run_again(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Hole 30: nobody knows whether it took effect. Its own owner, whose reply was lost, may ask again."""
+    """Hole 30: nobody knows whether it took effect, not even its own owner, which may have lost the result."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1"))
     call = await broker.take(other, "tool")
     assert await other.mark_started(call)
-    assert await other.mark_started(call)
+    assert await other.mark_started(call) is False
     await broker.silence(other)
     (adopted,) = (await bus.adopt("tool", 10, False)).deliveries
     assert not await bus.mark_started(adopted)
+
+
+async def test_a_mark_whose_reply_was_lost_is_made_again(broker: Broker, bus: EventBus) -> None:
+    """The connection repeats the same call, with the same word."""
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1"))
+    call = await broker.take(bus, "tool")
+    for word, reply in (("one", 1), ("one", 1), ("two", 0)):
+        found = await bus.call("mark_started", bus.owner, call.task, call.run, call.stream, call.entry, word)
+        assert found == reply

@@ -98,18 +98,58 @@ async def test_requests_in_mid_turn(broker: Broker, bus: EventBus) -> None:
     await broker.idle()
 
 
-async def test_a_call_back_that_waits_for_another_one(broker: Broker, bus: EventBus) -> None:
-    """An instance is called back twice; the first call waits for an instance that waits for the second."""
+async def two_call_backs(broker: Broker, bus: EventBus) -> tuple[Delivery, Delivery]:
+    """A run of writer/k asks editor/e and a desk, which calls back into writer/k: that turn, and the editor's."""
     one = await start(broker, bus, "one", "writer", "k")
     await suspend(bus, one, ask_agent("1", "editor", "e", "g0"), ask("2", "desk", stream="agent", wait="g0"))
     editor, desk = await broker.take(bus), await broker.take(bus)
     await suspend(bus, desk, ask_agent("1", "writer", "k"))
     back = await broker.take(bus)
     assert back.run == "r/2/1", "called back at once, since its caller waits"
+    return back, editor
+
+
+async def finish(broker: Broker, bus: EventBus, *runs: str) -> None:
+    for run in runs:
+        turn = await broker.take(bus)
+        assert turn.run == run
+        assert await complete(bus, turn)
+    await broker.idle()
+
+
+async def test_a_second_call_back_starts_when_the_first_one_waits(broker: Broker, bus: EventBus) -> None:
+    """The first call back waits for an instance whose holder makes the second one: no circle."""
+    back, editor = await two_call_backs(broker, bus)
     await suspend(bus, editor, ask_agent("1", "writer", "k"))
-    assert (await broker.hash("run:one/r/1/1"))["cur"] == "nest", "the second call back waits for the first"
+    assert (await broker.hash("run:one/r/1/1"))["cur"] == "nest", "the first one is in a turn"
     await suspend(bus, back, ask_agent("1", "editor", "e"))
-    assert await refusal(broker, bus, "one", run="r/2/1")
+    assert await refusal(broker, bus, "one", run="r/2/1") == ""
+    await finish(broker, bus, "r/1/1", "r/1", "r/2/1/1", "r/2/1", "r/2", "r")
+
+
+async def test_a_second_call_back_starts_when_the_first_one_asks_in_mid_turn(broker: Broker, bus: EventBus) -> None:
+    """The first call back keeps its turn while it waits."""
+    back, editor = await two_call_backs(broker, bus)
+    await suspend(bus, editor, ask_agent("1", "writer", "k"))
+    assert await bus.ask(back, now(), "client", b"", ask_agent("1", "editor", "e"), 1) == {}
+    for run in ("r/1/1", "r/1", "r/2/1/1"):
+        turn = await broker.take(bus)
+        assert turn.run == run
+        assert await complete(bus, turn)
+    assert await complete(bus, back)
+    await finish(broker, bus, "r/2", "r")
+
+
+async def test_call_backs_into_an_instance_close_no_circle(broker: Broker, bus: EventBus) -> None:
+    """The first call back waits in the mailbox of an instance whose holder calls back, too."""
+    one = await start(broker, bus, "one", "writer", "k")
+    await suspend(bus, one, ask_agent("1", "editor", "b", "g0"), ask_agent("2", "desk", "c", "g0"))
+    editor, desk = await broker.take(bus), await broker.take(bus)
+    await suspend(bus, editor, ask_agent("1", "writer", "k"))
+    await suspend(bus, await broker.take(bus), ask_agent("1", "desk", "c"))
+    await suspend(bus, desk, ask_agent("1", "writer", "k", "g0"), ask_agent("2", "writer", "k", "g0"))
+    assert await refusal(broker, bus, "one", "2", "r/2") == ""
+    await finish(broker, bus, "r/2/1", "r/2/2", "r/2", "r/1/1/1", "r/1/1", "r/1", "r")
 
 
 async def test_nobody_is_refused_without_a_circle(broker: Broker, bus: EventBus) -> None:

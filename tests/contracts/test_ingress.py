@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from runtime_core import facts
 from runtime_core.admission import Admission
+from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, ingress
 from runtime_core.bus.transport import Argument, Reply, Transport
@@ -572,3 +573,49 @@ async def test_a_slot_that_nobody_serves_costs_its_answer_only(
 
 async def cluster_is_up(admin: Transport) -> bool:
     return b"cluster_state:ok" in cast(bytes, await admin.call("CLUSTER", "INFO"))
+
+
+class Undeletable(Edge):
+    """A connection on which the first deletion of a command fails, as with a full disk."""
+
+    failed = False
+
+    async def call(self, *args: Argument) -> Reply:
+        if args[0] == "XDEL" and not self.failed:
+            self.failed = True
+            raise ServerError("MISCONF Errors writing to the AOF file: No space left on device")
+        return await super().call(*args)
+
+
+async def test_a_command_whose_deletion_fails_does_not_stay_in_the_ingress(broker: Broker, bus: EventBus) -> None:
+    """Acknowledged first, it would be in the stream for ever, and in nobody's hands."""
+    key = ingress(broker.keys.namespace)
+    await make_group(bus.transport, key, STATE_MANAGER)
+    data = '{"agent":"writer","input":1}'
+    await bus.transport.call("XADD", key, "*", "type", "weft.task.submit", "id", "t-1", "data", data)
+    edge = Undeletable(await connected(broker))
+    async with admitting(broker, bus, edge):
+        await until(lambda: emptied(bus, key))
+    assert edge.failed
+    assert await broker.status("t-1") == "accepted"
+
+
+async def emptied(bus: EventBus, key: str) -> bool:
+    pending = cast(list[Reply], await bus.transport.call("XPENDING", key, STATE_MANAGER))
+    return await bus.transport.call("XLEN", key) == 0 and pending[0] == 0
+
+
+async def test_commands_behind_deleted_ones_are_admitted(broker: Broker, bus: EventBus) -> None:
+    """An admitter died between the deletion of many commands and their acknowledgement."""
+    key = ingress(broker.keys.namespace)
+    await make_group(bus.transport, key, STATE_MANAGER)
+    for number in range(admitter.BATCH + 1):
+        data = '{"agent":"writer","input":1}'
+        await bus.transport.call("XADD", key, "*", "type", "weft.task.submit", "id", f"t-{number}", "data", data)
+    dead = ("XREADGROUP", "GROUP", STATE_MANAGER, "dead", "COUNT", 1000, "STREAMS", key, ">")
+    taken = cast(list[tuple[bytes, Reply]], await bus.transport.call(*dead))
+    entries = [entry for entry, _ in pairs(taken[0][1])]
+    await bus.transport.call("XDEL", key, *entries[:-1])
+    async with admitting(broker, bus):
+        await until(lambda: emptied(bus, key))
+    assert await broker.status(f"t-{admitter.BATCH}") == "accepted"

@@ -85,6 +85,17 @@ async def test_a_reopened_run_of_an_instance_joins_its_mailbox(broker: Broker, b
     await broker.idle()
 
 
+async def test_the_completed_run_of_an_instance_is_not_reopened(broker: Broker, bus: EventBus) -> None:
+    """It has caught the error of its call and has written its state, which a second run would write again."""
+    await broker.submit(bus, "t", key="k")
+    assert await suspend(bus, await broker.take(bus), ask("1"))
+    assert await bury(bus, await broker.take(bus, "tool"))
+    assert await complete(bus, await broker.take(bus), state=b'{"n":1}')
+    before = await broker.snapshot()
+    assert await bus.redrive(await letter(broker), reopen=True) == ["gone", "t"]
+    assert await broker.snapshot() == before
+
+
 async def test_a_reopened_run_waits_for_the_call_that_is_driven_again(broker: Broker, bus: EventBus) -> None:
     """Its turn comes before the result does: it waits for the same call, and asks nothing twice."""
     found = await dead_call_of_an_instance(broker, bus)

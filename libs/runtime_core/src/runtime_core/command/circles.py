@@ -37,10 +37,10 @@ async def _look(buses: Sequence[EventBus]) -> list[str]:
     waits: dict[Place, list[Place]] = {}
     for place, fields in runs.items():
         waits[place] = _children(place, fields, runs)
-        if fields.get(b"cur", b"") in (b"mail", b"nest"):
+        if fields.get(b"cur", b"") == b"mail":
             _, agent, key = fields[b"h"].decode().split("\n")[:3]
             lines[place] = f"{agent}/{key}"
-            waits[place] += await _holders(buses[place[0]], place, lines[place])
+            waits[place] += await _holders(buses[place[0]], lines[place])
     found = []
     for circle in _circles(waits):
         links = [f"{lines[place]} (task {place[1]})" for place in circle if place in lines]
@@ -66,15 +66,14 @@ def _children(place: Place, fields: Fields, runs: dict[Place, Fields]) -> list[P
     return found
 
 
-async def _holders(bus: EventBus, place: Place, instance: str) -> list[Place]:
-    """The runs that hold an instance, without those that a call back into it descends from."""
-    partition, task, run = place
+async def _holders(bus: EventBus, instance: str) -> list[Place]:
+    """The runs that hold an instance."""
     busy = cast(bytes | None, await bus.transport.call("HGET", bus.keys.base + f"inst:{instance}", "busy"))
     found = []
     for holder in (busy or b"").decode().split("\n"):
-        holding_task, _, holding_run = holder.rpartition("|")
-        if holding_task and not (holding_task == task and run.startswith(f"{holding_run}/")):
-            found.append((partition, holding_task, holding_run))
+        task, _, run = holder.rpartition("|")
+        if task:
+            found.append((bus.keys.partition, task, run))
     return found
 
 

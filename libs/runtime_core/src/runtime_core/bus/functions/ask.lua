@@ -21,7 +21,7 @@ local function ask(keys, args)
     asked = asked + 1
     at = at + size
   end
-  if inst ~= '' then check_instance(base, inst) end
+  if inst ~= '' then check_instance(base, inst, (target_of(redis.call('HGET', rk, 'h')))) end
   check_record(base, task, v[4] or '')
   local limit = tonumber(string.match(v[2], '^[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n(%d*)') or '0') or 0
   if limit > 0 and tonumber(v[3] or '0') + asked > limit then return {'LIMIT', text(limit)} end
@@ -66,5 +66,10 @@ local function ask(keys, args)
     at = at + size
   end
   if flags ~= (v[4] or '') then redis.call('HSET', key, 'fl', flags) end
+  -- This turn may wait now: a call back that came in before goes on top of it.
+  if inst ~= '' and redis.call('LLEN', base .. 'nest:' .. inst) > 0 then
+    local busy = redis.call('HGET', base .. 'inst:' .. inst, 'busy')
+    if busy and top_of(busy) == task .. '|' .. run then start_nested(base, inst, busy) end
+  end
   return answers
 end

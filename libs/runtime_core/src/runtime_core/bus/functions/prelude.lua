@@ -124,7 +124,7 @@ end
 
 local function top_of(busy) return string.match(busy, '([^\n]*)$') end
 
--- Child runs that wait for an instance are listed by task in `line:<task>` (run to instance), so that `circle` can
+-- Child runs that wait in a mailbox are listed by task in `line:<task>` (run to instance), so that `circle` can
 -- follow who waits for whom. pcall: where another program has put something else there, only that is lost.
 local function enter_line(base, task, run, inst)
   if run ~= 'r' then redis.pcall('HSET', base .. 'line:' .. task, run, inst) end
@@ -134,10 +134,9 @@ local function leave_line(base, task, run)
   if run ~= 'r' then redis.pcall('HDEL', base .. 'line:' .. task, run) end
 end
 
--- Does `run` wait for its descendant `child`, step by step, and does that one wait for an instance?
+-- Does `run` wait for its descendant `child`, step by step, and does that one wait in a mailbox?
 local function waits_in_line(base, task, run, child)
-  local cur = redis.pcall('HGET', run_key(base, task, child), 'cur')
-  if cur ~= 'mail' and cur ~= 'nest' then return false end
+  if redis.pcall('HGET', run_key(base, task, child), 'cur') ~= 'mail' then return false end
   local at = child
   while at ~= run do
     local parent, step = parent_of(at)
@@ -150,21 +149,21 @@ end
 -- Most holders that one request is followed through, and most waiting runs that are looked at for each.
 local CIRCLE_LOOKS, CIRCLE_RUNS = 200, 500
 
--- Would a request that has to wait for `inst`, as the child `run`, wait for its own asker? Follows the holders of the
--- instance to the instances that they wait for, and so on. Returns nil, or the circle as text. A circle closes with
--- the last request to enter it, so that nobody else has to look.
+-- Would a request that has to wait in the mailbox of `inst`, as the child `run`, wait for its own asker? Follows the
+-- holders of the instance to the mailboxes in which their child runs wait, and so on. Returns nil, or the circle as
+-- text. A circle closes with the last request to enter it, so that nobody else has to look. A call back into its own
+-- instance waits for no more than the next commit or request of the holder.
 local function circle(base, task, run, inst, busy)
   local asker = parent_of(run)
   local queue, seen, at, looks = {}, {}, 1, 0
-  local function follow(holders, waiting_task, waiting_run, name, path)
+  local function follow(holders, name, path)
     for _, holder in ipairs(lines(holders)) do
-      -- A run that was called back into its instance waits only for holders above its own callers.
-      if holder ~= '|' and not waits_for(holder, waiting_task, waiting_run) then
+      if holder ~= '|' then
         queue[#queue + 1] = {holder, path .. name .. ' (task ' .. string.match(holder, '^(.*)|') .. ')'}
       end
     end
   end
-  follow(busy, task, run, inst, '')
+  follow(busy, inst, '')
   while queue[at] and looks < CIRCLE_LOOKS do
     local holder, path = queue[at][1], queue[at][2]
     at = at + 1
@@ -179,7 +178,7 @@ local function circle(base, task, run, inst, busy)
         local child, name = waiting[2][i], waiting[2][i + 1]
         if string.sub(child, 1, #held_run + 1) == held_run .. '/' and waits_in_line(base, held_task, held_run, child) then
           local holders = redis.pcall('HGET', base .. 'inst:' .. name, 'busy')
-          if type(holders) == 'string' then follow(holders, held_task, child, name, path .. ', which waits for ') end
+          if type(holders) == 'string' then follow(holders, name, path .. ', which waits for ') end
         end
       end
     end
@@ -328,10 +327,7 @@ local function deliver(base, task, run, stream, agent, key, data, context, bound
         keep_snapshot(base, inst, task, run)
         return append_start(base, task, run, stream, agent, key, data, context)
       end
-      local chain = bounded and run ~= 'r' and circle(base, task, run, inst, busy)
-      if chain then return nil, deadlock(chain) end
       redis.call('RPUSH', base .. 'nest:' .. inst, ref)
-      enter_line(base, task, run, inst)
       return 'nest'
     end
   end

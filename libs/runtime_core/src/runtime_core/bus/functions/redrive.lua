@@ -52,6 +52,9 @@ local function redrive(keys, args)
   local r = redis.call('HMGET', rk, 'cur', 'h', 'd')
   -- Without `cur` the journal went with the task's end: there is nothing to go on from.
   if not r[1] or not r[2] then return {'gone', task} end
+  local own_stream, agent, instance_key = target_of(r[2])
+  -- The completed run of an instance has written its state: run again, it would write it twice.
+  if v[1] == 'completed' and instance_key ~= '' then return {'gone', task} end
   -- A run that goes on has its error and may have acted on it: it cannot be taken back.
   if not ended and r[1] ~= 'park' then return {'gone', task} end
   head[7] = '1'
@@ -75,7 +78,6 @@ local function redrive(keys, args)
   check_stream(base, stream)
   redis.call('ZCARD', base .. 'stopped')
   redis.call('HLEN', base .. 'meta')
-  local own_stream, agent, instance_key = target_of(r[2])
   if ended then
     check_stream(base, own_stream)
     if instance_key ~= '' then check_instance(base, agent .. '/' .. instance_key) end

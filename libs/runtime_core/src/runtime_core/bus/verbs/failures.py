@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.reply import texts
 from runtime_core.bus.verbs.partition import Partition
@@ -65,12 +67,13 @@ class FailureVerbs(Partition):
     async def mark_started(self, delivery: Delivery) -> bool | None:
         """Mark a call that may not be repeated, before it runs.
 
-        False where an earlier owner has begun it. None where it must not run: it has its result, this is a late copy
+        False where it was begun before. None where it must not run: it has its result, this is a late copy
         of its entry, or its task has ended.
         """
         reply = await self.call(
-            "mark_started", self.owner, delivery.task, delivery.run, delivery.stream, delivery.entry
-        )
+            "mark_started", self.owner, delivery.task, delivery.run, delivery.stream, delivery.entry,
+            secrets.token_hex(8),
+        )  # fmt: skip
         self._fence(reply)
         delivery.marked = reply != b"DONE"
         return reply == 1 if delivery.marked else None
