@@ -5,6 +5,8 @@ ARGS ?=
 WEFT_CHAOS_ROUNDS ?= 25
 WEFT_CHAOS_TASKS ?= 3000
 WEFT_CHAOS_CONVERSATIONS ?= 500
+DEPTH ?= 2
+ONLY ?=
 
 VENV := .venv
 RUN = $(VENV)/bin/python -m
@@ -37,7 +39,7 @@ export RUN_TOPIC := $(value TOPIC)
 unexport DOCS TOPIC
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run lock format check test test-unit test-autogen test-engines run bench chaos simulate ci clean
+.PHONY: help setup setup-run lock format check test test-unit test-autogen test-engines run bench chaos simulate model mutants ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +106,12 @@ chaos: setup ## Kill, stop and replace processes at random, for many rounds (WEF
 simulate: setup ## Simulate histories by seed (MINUTES, HISTORIES), or replay one (SEED; MINIMISE=1 makes it small)
 	$(RUN) tests.simulation $(if $(SEED),--seed $(SEED)) $(if $(HISTORIES),--histories $(HISTORIES)) \
 		$(if $(MINUTES),--minutes $(MINUTES)) $(if $(MINIMISE),--minimise) $(ARGS)
+
+model: setup ## Search the explicit-state model, with up to DEPTH faults in each history (2)
+	$(RUN) tests.model --depth $(DEPTH) $(ARGS)
+
+mutants: setup ## Remove guards one at a time and run the tests that must notice (ONLY=id,… for some)
+	$(RUN) tests.mutants --only "$(ONLY)" $(ARGS)
 
 ci: ## What continuous integration runs
 	./.ci/run

@@ -26,6 +26,8 @@ TARGETS = [
     "bench",
     "chaos",
     "simulate",
+    "model",
+    "mutants",
     "ci",
     "clean",
 ]

@@ -15,7 +15,7 @@ import pytest
 from runtime_core.bus.delivery import Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.transport import Argument
-from runtime_core.bus.values import Begun, NewTask, OpenRequest
+from runtime_core.bus.values import Begun, NewTask, OpenRequest, TopicSubscription
 from runtime_core.errors import ServerError
 from tests.contracts.broker import (
     DIGEST,
@@ -135,6 +135,15 @@ async def submit_over_the_dedupe_limit(stage: Stage) -> Act:
 async def submit_of_an_admitter(stage: Stage) -> Act:
     epoch = await stage.bus.lead("admit")
     return lambda: stage.broker.submit(stage.bus, "t", epoch=str(epoch))
+
+
+@case
+async def a_message_to_several_subscribers(stage: Stage) -> Act:
+    for agent in ("writer", "editor"):
+        await stage.bus.subscribe(TopicSubscription("news", agent))
+    await stage.broker.submit(stage.bus, "t", key="k")
+    await stage.broker.submit(stage.bus, "u", agent="editor", key="k")
+    return lambda: stage.bus.publish("m", "news", "k", b'"hello"', b'{"topic":"news"}')
 
 
 @case

@@ -52,6 +52,18 @@ async def test_one_that_waits_goes_on_while_another_runs(broker: Broker, bus: Ev
     await broker.idle()
 
 
+@pytest.mark.parametrize("first", [0, 1])
+async def test_an_event_frees_its_own_place(broker: Broker, bus: EventBus, first: int) -> None:
+    await broker.submit(bus, "a", key="k")
+    await broker.submit(bus, "b", key="k")
+    turns = [await broker.take(bus), await broker.take(bus)]
+    assert await complete(bus, turns[first])
+    left = turns[1 - first]
+    assert (await broker.hash("inst:writer/k"))["busy"] == f"{left.task}|r"
+    assert await complete(bus, left)
+    await broker.idle()
+
+
 async def test_other_agents_keep_their_mailboxes(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "a", "editor", key="k")
     await broker.submit(bus, "b", "editor", key="k")

@@ -119,6 +119,31 @@ async def test_mail_of_ended_tasks_is_passed_over(broker: Broker, bus: EventBus)
     await broker.idle()
 
 
+async def test_mail_of_an_ended_task_that_keeps_its_fields_is_passed_over(broker: Broker, bus: EventBus) -> None:
+    """A task with a dead letter keeps its fields when it ends, `cur` too."""
+    for task in ("first", "second", "third"):
+        await broker.submit(bus, task, key="k")
+    await broker.call("HSET", broker.keys.task("second"), "fl", "l", "lt", 1)
+    assert await bus.cancel("second", "no more") == ["cancelled"]
+    assert (await broker.task("second"))["cur"] == "mail"
+    await complete(bus, await broker.take(bus))
+    assert (await broker.take(bus)).task == "third"
+
+
+async def test_a_run_that_is_in_the_mailbox_twice_starts_once(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "first", key="k")
+    await broker.submit(bus, "asker", "desk")
+    held = await broker.take(bus)
+    assert await suspend(bus, await broker.take(bus), ask("1", "writer", stream="agent", key="k"), ask("2"))
+    await broker.call("RPUSH", f"{broker.keys.base}mail:writer/k", "asker|r/1")
+    assert await complete(bus, held)
+    assert await complete(bus, await broker.take(bus)), "the child run"
+    resumed = await broker.take(bus)
+    assert (resumed.task, resumed.run) == ("asker", "r")
+    await broker.nothing(bus)
+    assert "busy" not in await broker.hash("inst:writer/k")
+
+
 async def test_a_long_line_of_ended_tasks_does_not_stop_the_mailbox(broker: Broker, bus: EventBus) -> None:
     """Releasing looks at 50 of them at a time; the next look goes on from there (hole 41)."""
     await broker.submit(bus, "first", key="k")

@@ -367,3 +367,13 @@ async def test_the_heartbeat_does_not_stop_a_reopened_task(broker: Broker, bus: 
     await broker.pass_time(1000)
     assert await bus.redrive(await dead_call(broker, bus), reopen=True) == ["ok", "t"]
     assert (await bus.beat(LEASE_MS, False, str(int(since) - 1000)))[1] == []
+
+
+async def test_a_call_of_a_run_that_goes_on_is_not_driven_again(broker: Broker, bus: EventBus) -> None:
+    """Its error is in the journal, and the run may act on it as soon as the other call has its result."""
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1", wait="g1"), ask("2", wait="g1"))
+    assert await bury(bus, await broker.take(bus, "tool"))
+    before = await broker.snapshot()
+    assert await bus.redrive(await letter(broker), True) == ["gone", "t"]
+    assert await broker.snapshot() == before

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from runtime_core.bus.event_bus import EventBus
-from tests.contracts.broker import Broker, ask, bury, complete, suspend
+from tests.contracts.broker import Broker, ask, bury, complete, now, suspend
 
 VALUE = b"d1a2b3c4K1700000000000" + json.dumps("a secret").encode()
 FAILED = b"d1a2b3c4E1700000000001" + json.dumps({"type": "ValueError", "message": "a secret"}).encode()
@@ -96,3 +96,14 @@ async def test_a_buried_child_run_keeps_the_rows_of_its_steps(broker: Broker, bu
     assert await bury(bus, turn, "poison")
     assert [(row["run"], row["step"]) for row in await rows_of(broker, "t")] == [("r/1", "1")]
     assert (await broker.task("t"))["steps"] == "1"
+
+
+async def test_a_child_that_ends_its_task_has_its_rows_once(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    child = await broker.take(bus)
+    assert await bus.record(child, "1", VALUE, "step", "charge") == VALUE
+    error = b'{"type":"LimitExceeded","message":"over"}'
+    record = b'[{"run":"r/1","kind":"step","name":"charge","step":"1"}]'
+    assert await bus.commit_turn(child, "x", now(), record, 1, error, b"", [], 0)
+    assert [row["step"] for row in await rows_of(broker, "t") if row.get("name") == "charge"] == ["1"]

@@ -183,3 +183,14 @@ async def test_names_of_runs_are_derived(broker: Broker, bus: EventBus, other: E
     assert await suspend(bus, turn, ask("2.0.1"))
     call = await broker.take(bus, "tool")
     assert (call.task, call.run) == ("t", "r/2.0.1")
+
+
+async def test_a_resume_says_which_turn_it_begins(broker: Broker, bus: EventBus) -> None:
+    """A handler that kept the run in memory goes on with it only if it has had all turns before."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    for number in (1, 2, 3):
+        assert await suspend(bus, turn, ask(str(number)))
+        assert await answer(bus, await broker.take(bus, "tool"))
+        turn = await broker.take(bus)
+        assert turn.turn == number

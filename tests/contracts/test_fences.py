@@ -1,0 +1,177 @@
+"""Writes that acknowledge nothing are fenced too: by their owner, or by the end of a task that keeps its journal."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.errors import Fenced
+from tests.contracts.broker import DIGEST, Broker, ask, complete, now, question, suspend
+
+VALUE = DIGEST.encode() + b"K1700000000000null"
+
+
+async def test_a_dead_owner_emits_nothing(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    await broker.silence(bus)
+    before = await broker.snapshot()
+    with pytest.raises(Fenced):
+        await bus.emit(turn, "1", VALUE, b'"text"')
+    assert await broker.snapshot() == before
+
+
+async def test_a_dead_owner_reports_no_progress(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1"))
+    call = await broker.take(bus, "tool")
+    await broker.silence(bus)
+    before = await broker.snapshot()
+    with pytest.raises(Fenced):
+        await bus.progress(call, b"0.5")
+    assert await broker.snapshot() == before
+
+
+async def test_a_dead_owner_starts_no_call(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """Its mark would make the adopter report an unknown outcome of a call that nobody began."""
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1"))
+    call = await broker.take(bus, "tool")
+    await broker.silence(bus)
+    before = await broker.snapshot()
+    with pytest.raises(Fenced):
+        await bus.mark_started(call)
+    assert await broker.snapshot() == before
+    [adopted] = (await other.adopt("tool", 10, False)).deliveries
+    assert await other.mark_started(adopted)
+
+
+async def test_a_mark_whose_reply_was_lost_is_repeated(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1"))
+    call = await broker.take(bus, "tool")
+    assert await bus.mark_started(call)
+    assert await bus.mark_started(call), "the same owner may ask again"
+    assert await other.mark_started(call) is False
+
+
+async def test_a_partition_refuses_epochs_below_the_newest_it_has_seen(broker: Broker, bus: EventBus) -> None:
+    """Admission leads in one partition and writes in all: the others know its epoch from submits alone."""
+    assert (await broker.submit(bus, "first", epoch="5")).started
+    with pytest.raises(Fenced):
+        await broker.submit(bus, "second", epoch="4")
+    assert await broker.task("second") == {}
+
+
+async def test_a_new_epoch_is_above_the_one_in_the_store(broker: Broker, bus: EventBus) -> None:
+    """After a flush the broker has forgotten the epochs that the recorder's store remembers."""
+    assert await bus.lead("record", floor=7) == 8
+    assert await bus.lead("record", floor=7) == 8
+
+
+async def test_the_state_of_a_busy_instance_is_not_replaced(broker: Broker, bus: EventBus) -> None:
+    assert await bus.put_state("writer/k", b'{"n":1}')
+    await broker.submit(bus, "t", key="k")
+    assert not await bus.put_state("writer/k", b'{"n":2}')
+    assert await complete(bus, await broker.take(bus))
+    assert (await broker.hash("inst:writer/k"))["state"] == '{"n":1}'
+
+
+async def pin(broker: Broker, task: str) -> None:
+    """Give the task a dead letter, so that its end keeps its journal and its missing steps."""
+    await broker.call("HSET", broker.keys.task(task), "fl", "l", "lt", 1)
+
+
+async def test_an_answer_for_an_ended_task_that_keeps_its_journal_writes_nothing(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1", "editor", stream="@1:there", key="e"))
+    await pin(broker, "t")
+    assert await bus.cancel("t", "no more") == ["cancelled"]
+    before = await broker.snapshot()
+    await bus.answered("t", "r", "1", b"K", b"1", "editor", "there", b"")
+    assert await broker.snapshot() == before
+
+
+async def test_a_question_of_an_ended_task_that_keeps_its_journal_cannot_be_answered(
+    broker: Broker, bus: EventBus
+) -> None:
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), question("1"))
+    await pin(broker, "t")
+    assert await bus.cancel("t", "no more") == ["cancelled"]
+    before = await broker.snapshot()
+    assert await bus.signal("t", "r:1", b"true") == ["ended", "cancelled"]
+    assert await broker.snapshot() == before
+
+
+async def ask_in_mid_turn(bus: EventBus, turn: Delivery) -> dict[str, bytes] | None:
+    return await bus.ask(turn, now(), "asker", b"", ask("9"), 1)
+
+
+async def test_a_turn_that_is_anothers_asks_nothing(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    await broker.submit(bus, "t")
+    first = await broker.take(bus)
+    await broker.lose_group()
+    second = await broker.take(other)
+    assert await suspend(bus, first, ask("1"))
+    before = await broker.snapshot()
+    assert await ask_in_mid_turn(other, second) is None
+    assert await broker.snapshot() == before
+
+
+async def test_an_ended_task_that_keeps_its_journal_asks_nothing(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    await pin(broker, "t")
+    assert await bus.cancel("t", "no more") == ["cancelled"]
+    before = await broker.snapshot()
+    assert await ask_in_mid_turn(bus, turn) is None
+    assert await broker.snapshot() == before
+
+
+async def test_a_turn_whose_run_is_elsewhere_is_not_tried_again(broker: Broker, bus: EventBus) -> None:
+    """A task that was cancelled and reopened has another entry; the old one is still in somebody's hands."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    await broker.call("HSET", broker.keys.task("t"), "cur", "99-1")
+    assert not await bus.retry(turn, 0, b"")
+    assert await broker.call("ZCARD", broker.keys.timers) == 0
+    assert (await broker.task("t"))["cur"] == "99-1"
+
+
+async def test_a_call_that_was_answered_is_not_tried_again(broker: Broker, bus: EventBus) -> None:
+    """A repair has answered the step while its entry was in somebody's hands."""
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1"))
+    call = await broker.take(bus, "tool")
+    error = b'{"type":"Lost","message":"lost"}'
+    assert await bus.call("repair", "call", "t", "r/1", "", now(), error) == b"OK"
+    assert not await bus.retry(call, 0, b"")
+    assert await broker.call("ZCARD", broker.keys.timers) == 0
+    assert await broker.entries("tool") == []
+
+
+async def test_an_ended_task_that_keeps_its_journal_is_not_tried_again(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    await pin(broker, "t")
+    assert await bus.cancel("t", "no more") == ["cancelled"]
+    assert not await bus.retry(turn, 0, b"")
+    assert await broker.call("ZCARD", broker.keys.timers) == 0
+    assert await broker.entries("agent") == []
+
+
+async def test_a_running_task_is_not_erased(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    before = await broker.snapshot()
+    assert await bus.erase("t") == "accepted"
+    assert await broker.snapshot() == before
+
+
+async def test_nothing_is_withdrawn_from_an_ended_task(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    assert await complete(bus, await broker.take(bus))
+    before = await broker.snapshot()
+    assert not await bus.withdraw("t")
+    assert await broker.snapshot() == before

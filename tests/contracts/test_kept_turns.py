@@ -1,0 +1,177 @@
+"""What a process has of a turn in memory counts only while the broker agrees: steps, kept runs and deltas."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from runtime_core import AgentContext, App
+from runtime_core.agents.turn_handler import TurnHandler
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.errors import ServerError
+from runtime_core.telemetry.metrics import Metrics
+from tests.contracts.broker import Broker, answer, bury
+
+WAIT_SECONDS = 60.0
+
+
+def handler(bus: EventBus, app: App) -> TurnHandler:
+    return TurnHandler(bus, app, Metrics(CollectorRegistry(), "agent-handler"))
+
+
+@pytest.mark.parametrize("key", ["", "k"])
+async def test_a_turn_that_another_process_finished_does_no_step(
+    broker: Broker, bus: EventBus, other: EventBus, key: str
+) -> None:
+    """A lost group delivers the entry to a second living owner, which begins only after the first has committed."""
+    app, done = App("once"), []
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> None:
+        await ctx.step(lambda: done.append("paid"), name="pay")
+
+    await broker.submit(bus, "t", key=key)
+    first = await broker.take(bus)
+    await broker.lose_group()
+    second = await broker.take(other)
+    await handler(bus, app).handle(first)
+    await handler(other, app).handle(second)
+    assert done == ["paid"]
+
+
+async def test_a_kept_run_that_had_done_a_step_sees_the_steps_of_another_process(
+    broker: Broker, bus: EventBus, other: EventBus
+) -> None:
+    """It had looked at the journal in its last turn; another process was in this turn since."""
+    app, done = App("kept"), []
+    stays, go_on = asyncio.Event(), asyncio.Event()
+
+    @app.tool
+    def search() -> str:
+        return "found"
+
+    async def stay() -> None:
+        stays.set()
+        await go_on.wait()
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> None:
+        await ctx.step(lambda: done.append("first"), name="first")
+        await ctx.tool(search)
+        await ctx.step(lambda: done.append("second"), name="second")
+        await ctx.step(stay)
+
+    keeps = handler(bus, app)
+    await broker.submit(bus, "t")
+    await keeps.handle(await broker.take(bus))
+    assert await answer(bus, await broker.take(bus, "tool"))
+    turn = await broker.take(other)
+    handling = asyncio.create_task(handler(other, app).handle(turn))
+    async with asyncio.timeout(WAIT_SECONDS):
+        await stays.wait()
+    handling.cancel()
+    await asyncio.wait((handling,))
+    await other.leave([turn])
+    (adopted,) = (await bus.adopt("agent", 10, False)).deliveries
+    go_on.set()
+    await keeps.handle(adopted)
+    assert done == ["first", "second"]
+    assert await broker.status("t") == "completed"
+
+
+async def test_a_turn_whose_delta_could_not_be_written_is_not_committed(
+    broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = App("deltas")
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> str:
+        await ctx.emit("working")
+        return "done"
+
+    async def broken(delivery: Delivery, step: str, value: bytes, data: bytes) -> bool:
+        raise ServerError("ERR no such luck")
+
+    monkeypatch.setattr(bus, "emit", broken)
+    await broker.submit(bus, "t")
+    with pytest.raises(ServerError):
+        await handler(bus, app).handle(await broker.take(bus))
+    assert await broker.status("t") == "accepted"
+
+
+async def test_a_reopened_run_does_not_repeat_its_finished_steps(broker: Broker, bus: EventBus) -> None:
+    app, done = App("reopened"), []
+
+    @app.tool
+    def search() -> str:
+        return "found"
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> None:
+        await ctx.step(lambda: done.append("paid"), name="pay")
+        await ctx.tool(search)
+
+    await broker.submit(bus, "t")
+    await handler(bus, app).handle(await broker.take(bus))
+    assert await bury(bus, await broker.take(bus, "tool"))
+    await handler(bus, app).handle(await broker.take(bus))
+    assert await broker.status("t") == "failed"
+    [letter] = await broker.entries("dead")
+    assert await bus.redrive(letter["id"], True) == ["ok", "t"]
+    await handler(bus, app).handle(await broker.take(bus))
+    assert await answer(bus, await broker.take(bus, "tool"))
+    await handler(bus, app).handle(await broker.take(bus))
+    assert await broker.status("t") == "completed"
+    assert done == ["paid"]
+
+
+async def test_a_kept_run_that_missed_a_turn_is_replayed(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    app = App("missed")
+
+    @app.tool
+    def search(number: int) -> int:
+        return number
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> int:
+        found = [await ctx.tool(search, number=number) for number in (1, 2)]
+        return len(found)
+
+    keeps = handler(bus, app)
+    await broker.submit(bus, "t")
+    for owner in (keeps, handler(other, app), keeps):
+        await owner.handle(await broker.take(bus if owner is keeps else other))
+        for _ in await broker.entries("tool"):
+            assert await answer(bus, await broker.take(bus, "tool"), b"1")
+    assert (await broker.final("t"))["output"] == 2
+
+
+@pytest.mark.parametrize("key", ["", "k"])
+async def test_a_copy_of_an_earlier_turn_does_no_later_step(
+    broker: Broker, bus: EventBus, other: EventBus, key: str
+) -> None:
+    """The run has gone on: its journal would take the copy further than its own entry."""
+    app, done = App("copies"), []
+
+    @app.tool
+    def search() -> str:
+        return "found"
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> None:
+        await ctx.tool(search)
+        await ctx.step(lambda: done.append("paid"), name="pay")
+
+    await broker.submit(bus, "t", key=key)
+    first = await broker.take(bus)
+    await broker.lose_group()
+    copy = await broker.take(other)
+    await handler(bus, app).handle(first)
+    assert await answer(bus, await broker.take(bus, "tool"))
+    await handler(other, app).handle(copy)
+    assert done == []
+    await handler(bus, app).handle(await broker.take(bus))
+    assert done == ["paid"]

@@ -1,0 +1,35 @@
+"""The commands that kill mutants, by name, from the narrowest to the widest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PYTEST = ("-q", "-x", "-p", "no:cacheprovider", "--no-header")
+MEMORY = "memory and not valkey and not redis"
+"""The broker in this process, and not each server for a file whose name has the word."""
+SECONDS = 400.0
+"""How long a command may take. One that takes longer hangs, which kills the mutant."""
+SIMULATION = ("-m", "tests.simulation", "--histories", "300")
+"""Arguments of Python; those of the other commands are pytest's."""
+WIDE = ("contracts", "simulation")
+"""What every mutant meets that its own tests have not killed."""
+
+
+def command(name: str, root: Path) -> tuple[str, ...] | None:
+    """Return the arguments for a name, or None if the tree does not have these tests.
+
+    `contracts:commit_fence` is one file of contract tests, on the broker in memory; `contracts` is all of them.
+    `valkey:out_of_memory` is one on a server. `unit:journal` and `integration:order` are one file each. `simulation`
+    is a number of seeded histories.
+    """
+    if name == "simulation":
+        return SIMULATION if (root / "tests" / "simulation" / "__main__.py").exists() else None
+    suite, _, test = name.partition(":")
+    folder = "contracts" if suite == "valkey" else suite
+    target = f"tests/{folder}/test_{test}.py" if test else f"tests/{folder}"
+    if not (root / target).exists():
+        return None
+    chosen = {"contracts": ("-k", MEMORY), "valkey": ("-k", "valkey-9")}
+    # A guard that is gone often shows as a wait that never ends.
+    timeout = "--timeout=30" if folder == "contracts" else "--timeout=120"
+    return (*PYTEST, target, timeout, *chosen.get(suite, ()))

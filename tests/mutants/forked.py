@@ -1,0 +1,73 @@
+"""Runs pytest in a fork of this process, which has imported what is slow to import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import hypothesis
+import msgspec
+import prometheus_client
+import pydantic
+import pytest
+import pytest_asyncio
+import sqlalchemy
+import uvloop
+
+PRELOADED = (hypothesis, msgspec, prometheus_client, pydantic, pytest_asyncio, sqlalchemy, uvloop)
+OURS = ("runtime_core", "services", "tests", "docs", "examples", "deploy", "benchmarks")
+"""Packages that the fork must import from the copy."""
+
+
+class Hangs(Exception):
+    """The tests took longer than they may."""
+
+
+def run_pytest(arguments: tuple[str, ...], root: Path, here: Path, seconds: float) -> tuple[int, str]:
+    """Run pytest on the copy at `root` instead of the tree at `here`. Return its exit status and output.
+
+    Raises:
+        Hangs: it took longer than `seconds`; everything that it started is killed.
+    """
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        child = os.fork()
+        if child == 0:
+            _become_pytest(arguments, root, here, output.fileno())
+        status = _wait(child, seconds)
+        output.seek(0)
+        return os.waitstatus_to_exitcode(status), output.read()
+
+
+def _become_pytest(arguments: tuple[str, ...], root: Path, here: Path, output: int) -> None:
+    status = 3
+    try:
+        os.setsid()
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.chdir(root)
+        paths = [str(root / "libs" / "runtime_core" / "src"), str(root)]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        replaced = {"", str(here), str(here / "libs" / "runtime_core" / "src")}
+        sys.path[:] = paths + [path for path in sys.path if path not in replaced]
+        for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+            del sys.modules[name]
+        status = int(pytest.main(["-W", "ignore::pytest.PytestAssertRewriteWarning", *arguments]))
+        sys.stdout.flush()
+    finally:
+        os._exit(status)
+
+
+def _wait(child: int, seconds: float) -> int:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return status
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    raise Hangs(f"longer than {seconds:.0f} seconds")

@@ -1,0 +1,18 @@
+"""The list of guards, by what they guard."""
+
+from __future__ import annotations
+
+from tests.mutants.guards import admission, ends, handlers, mailboxes, owners, results, services, steps, timers
+from tests.mutants.mutant import Mutant
+
+MUTANTS: tuple[Mutant, ...] = (
+    *admission.MUTANTS,
+    *owners.MUTANTS,
+    *mailboxes.MUTANTS,
+    *results.MUTANTS,
+    *steps.MUTANTS,
+    *ends.MUTANTS,
+    *timers.MUTANTS,
+    *handlers.MUTANTS,
+    *services.MUTANTS,
+)

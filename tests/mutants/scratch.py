@@ -1,0 +1,113 @@
+"""A copy of the tree to break things in. The working tree is never changed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import cache_from_source
+from pathlib import Path
+
+from tests.mutants.commands import SECONDS
+from tests.mutants.forked import Hangs, run_pytest
+from tests.mutants.mutant import Mutant
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("libs", "services", "tests", "examples", "docs", "deploy", "pyproject.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """The copy's folder. Commands import the copy, beside the packages of this environment."""
+
+    root: Path
+    forks: bool
+    """Whether pytest runs in forks of this process, which is faster. A process with threads must not fork."""
+
+    @contextmanager
+    def without(self, mutant: Mutant) -> Iterator[None]:
+        """Remove the mutant's guard for a while."""
+        path = self.root / mutant.file
+        text = path.read_text(encoding="utf-8")
+        self._write(path, mutant.apply(text))
+        try:
+            yield
+        finally:
+            self._write(path, text)
+
+    def _write(self, path: Path, text: str) -> None:
+        path.write_text(text, encoding="utf-8")
+        # Bytecode is recognised by the second and the size of its source, which a mutant may not change.
+        Path(cache_from_source(str(path))).unlink(missing_ok=True)
+
+    def passes(self, arguments: tuple[str, ...]) -> bool:
+        """Run a command on the copy; whether it succeeded. One that hangs has failed.
+
+        Raises:
+            RuntimeError: the tests could not run at all.
+        """
+        try:
+            if arguments[0] == "-m":
+                status, output = self._run_python(arguments)
+            elif not self.forks:
+                status, output = self._run_python(("-m", "pytest", *arguments))
+            else:
+                status, output = run_pytest(arguments, self.root, ROOT, SECONDS)
+        except (Hangs, subprocess.TimeoutExpired):
+            return False
+        if status not in (0, 1):
+            raise RuntimeError(f"{' '.join(arguments)} ended with {status}:\n{output}")
+        return status == 0
+
+    def _run_python(self, arguments: tuple[str, ...]) -> tuple[int, str]:
+        paths = [str(self.root / "libs" / "runtime_core" / "src"), str(self.root)]
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self.root,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+
+@contextmanager
+def scratch(*, forks: bool) -> Iterator[Scratch]:
+    """Copy the tree into a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="weft-mutants-") as folder:
+        copy = Scratch(Path(folder), forks)
+        for path in tree():
+            target = copy.root / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / path, target)
+        yield copy
+
+
+def tree() -> list[str]:
+    """Files of the working tree that git knows or would add."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", *COPIED],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return sorted({path for path in listed.stdout.split("\0") if path and (ROOT / path).is_file()})
+
+
+def digest() -> str:
+    """A digest of the tree: results of another one do not count."""
+    found = hashlib.sha256()
+    for path in tree():
+        if path.startswith("tests/mutants/"):
+            continue
+        found.update(path.encode() + b"\0" + (ROOT / path).read_bytes() + b"\0")
+    return found.hexdigest()[:16]
