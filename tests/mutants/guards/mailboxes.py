@@ -231,15 +231,6 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     lua(
         "prelude",
-        "circle_nested",
-        "local chain = bounded and run ~= 'r' and circle(base, task, run, inst, busy)",
-        "local chain = nil",
-        "nested requests in a circle are answered with Deadlock",
-        "contracts:deadlocks",
-        survives="the run on top has a turn in flight, and its own requests are looked at when they are made",
-    ),
-    lua(
-        "prelude",
         "circle_line",
         "if run ~= 'r' then redis.pcall('HSET', base .. 'line:' .. task, run, inst) end",
         "",
@@ -258,7 +249,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "prelude",
         "circle_real",
-        "if cur ~= 'mail' and cur ~= 'nest' then return false end",
+        "if redis.pcall('HGET', run_key(base, task, child), 'cur') ~= 'mail' then return false end",
         "",
         "no request is refused without a circle",
         "contracts:deadlocks",

@@ -242,7 +242,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "signal",
         "answered",
-        "if not v[1] then return {'answered'} end",
+        "if not v[1] then return not_open(base, args, 'answered') end",
         "",
         "a question is answered once",
         "contracts:questions",
@@ -250,8 +250,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "signal",
         "ended",
-        "if ENDED[status] then return {'ended', status} end\n  if not v[1]",
-        "if not v[1]",
+        "if ENDED[status] then return not_open(base, args, 'ended', status) end",
+        "",
         "a question of an ended task cannot be answered",
         "contracts:fences",
         "contracts:cancel",

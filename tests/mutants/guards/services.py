@@ -11,17 +11,17 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         ADMITTER,
         "left_behind",
-        '        cursor = "0-0"\n        while True:',
-        '        cursor = ">"\n        while True:',
+        '        cursor = "0-0"\n        waiting',
+        '        cursor = ">"\n        waiting',
         "a new admitter admits what the last one had read",
         "integration:admission_order",
     ),
     python(
         ADMITTER,
-        "reject_stops_nothing",
-        "await self._reject(entry, fields, error)\n",
-        "raise\n",
-        "a bad command holds up nothing",
+        "rejects",
+        "            if command.error is not None:\n",
+        "            if False:\n",
+        "a bad command is answered and kept",
         "integration:bad_input",
     ),
     python(
@@ -35,7 +35,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         ADMITTER,
         "not_yet_waits",
-        "except (NotYet, NotDurable):\n                await asyncio.sleep(WAIT_SECONDS)\n            except InvalidInput",
+        "except (NotYet, NotDurable):\n                    return False\n                except InvalidInput",
         "except InvalidInput",
         "a command that cannot be admitted yet is admitted later",
         "integration:admission_order",
@@ -44,8 +44,9 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         RELAY,
         "deletes_after",
-        '            await carry(dict(zip(fields[::2], fields[1::2], strict=True)))\n            await call("XDEL", stream, entry)',
-        '            await call("XDEL", stream, entry)\n            await carry(dict(zip(fields[::2], fields[1::2], strict=True)))',
+        "            if place not in looking.passed and await self._carried(",
+        '            await call("XDEL", stream, entry)\n'
+        "            if place not in looking.passed and await self._carried(",
         "an answer that could not be carried is carried later",
         "contracts:open_requests",
         "integration:partitions",
