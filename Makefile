@@ -3,6 +3,7 @@
 PYTHON ?=
 ARGS ?=
 WEFT_CHAOS_ROUNDS ?= 25
+WEFT_SIMULATION_HISTORIES ?= 10000
 WEFT_CHAOS_TASKS ?= 3000
 WEFT_CHAOS_CONVERSATIONS ?= 500
 DEPTH ?= 2
@@ -78,6 +79,7 @@ check: setup ## Check format, lint, types and the import rule
 	$(VENV)/bin/lint-imports --no-logo
 
 test: check test-autogen test-engines ## Run the checks and all tests (ARGS for pytest)
+	$(RUN) tests.simulation --seed 0 --histories $(WEFT_SIMULATION_HISTORIES)
 	$(RUN) tests.second_look $(TOGETHER) $(ARGS)
 
 test-unit: setup ## Run the tests that need no server (ARGS for pytest)

@@ -126,6 +126,21 @@ async def test_a_reopened_run_asks_again_for_what_its_end_took_away(broker: Brok
     assert list(loaded.pending) == ["1"]
 
 
+async def test_a_result_that_came_after_the_end_is_not_computed_again(broker: Broker, bus: EventBus) -> None:
+    """The call was running when its task ended. It may be one that must not be repeated."""
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1"), ask("2"))
+    running = await broker.take(bus, "tool")
+    assert await bury(bus, await broker.take(bus, "tool"))
+    assert await fail(bus, await broker.take(bus))
+    assert not await answer(bus, running, b'"late"')
+    assert await bus.redrive(await letter(broker), reopen=True) == ["ok", "t"]
+    loaded = await bus.load(await broker.take(bus))
+    assert loaded is not None
+    assert loaded.journal["1"].endswith(b'"late"')
+    assert list(loaded.pending) == ["2"]
+
+
 async def test_a_reopened_task_counts_each_row_once(broker: Broker, bus: EventBus) -> None:
     """A task that was cancelled had no row of its own run; a call that was only buried had none either."""
     await broker.submit(bus, "t")

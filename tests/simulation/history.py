@@ -180,6 +180,7 @@ class History:
             commands += [
                 ("HSET", base + "agents", *[item for name in self.app.agents for item in (name, "agent")]),
                 ("HSET", base + "tools", *[item for name in self.app.tools for item in (name, "tool")]),
+                ("HSET", base + "meta", "request_timeout_ms", 15_000),
                 ("XGROUP", "CREATE", base + "agent", "agent-handler", "0", "MKSTREAM"),
                 ("XGROUP", "CREATE", base + "tool", "tool-handler", "0", "MKSTREAM"),
                 ("XGROUP", "CREATE", base + "record", "state-manager", "0", "MKSTREAM"),
@@ -248,13 +249,13 @@ class History:
                 ("XLEN", base + "agent"), ("XLEN", base + "tool"), ("ZCARD", base + "timers"),
                 ("HLEN", base + "delayed"), ("XLEN", base + "asks"), ("XLEN", base + "replies"),
                 ("XPENDING", base + "agent", "agent-handler"), ("XPENDING", base + "tool", "tool-handler"),
-                ("ZCARD", base + "open"),
+                ("ZCARD", base + "requests"), ("ZCARD", base + "open"),
             ]  # fmt: skip
         replies = self.server.pipeline(commands)
-        opened = sum(cast(int, reply) for reply in replies[8::9])
+        opened = sum(cast(int, reply) for reply in replies[9::10])
         work = 0
         for at, reply in enumerate(replies):
-            if at % 9 == 8 or isinstance(reply, ServerError):
+            if at % 10 == 9 or isinstance(reply, ServerError):
                 continue
             work += cast(int, reply[0]) if isinstance(reply, list) else cast(int, reply)
         if self.whole:

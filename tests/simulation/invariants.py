@@ -215,9 +215,11 @@ def _keys(history: History, held: Snapshot) -> list[Violation]:
             if row["kind"] == "agent" and row["status"] == "completed" and row.get("key") and not row.get("step"):
                 completed.setdefault(task, {})[row["run"]] = f"{row['name']}/{row['key']}"
     expected: dict[str, list[str]] = {}
+    chains = _chains(history)
     for task, runs in completed.items():
+        failed_caller = any(run not in completed.get(other, {}) for other, run in chains.get(task, ()))
         for run, instance in runs.items():
-            if _undone_with(task, run, instance, runs, history, held):
+            if failed_caller or _undone_with(task, run, instance, runs, history, held):
                 continue
             expected.setdefault(instance, []).append(f"{task}/{run}")
     for name, fields in held.hashes.items():
@@ -233,6 +235,23 @@ def _keys(history: History, held: Snapshot) -> list[Violation]:
         found += _order(history, instance, log)
     for instance, wanted in expected.items():
         found.append(Violation("lost update", f"{instance} has no state and lacks {wanted}"))
+    return found
+
+
+def _chains(history: History) -> dict[str, list[tuple[str, str]]]:
+    """For tasks that answer a step in another partition: the runs that wait for them, as (task, run).
+
+    Such a task may be a call back into an instance that one of those runs holds: its change goes with that run.
+    """
+    found: dict[str, list[tuple[str, str]]] = {}
+    for _, _, args, _ in history.scheduler.log:
+        if args[0] != b"FCALL" or not args[1].endswith(b"_submit"):
+            continue
+        context = _text_of(args[12])
+        if '"~chain"' in context:
+            chain = msgspec.json.decode(context)["~chain"]
+            links = [link.partition(":")[2].rpartition("|") for link in chain.split()]
+            found[_text_of(args[4])] = [(task, run) for task, _, run in links]
     return found
 
 

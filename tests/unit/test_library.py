@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 
-from runtime_core.bus.library import FUNCTIONS, library
+from runtime_core.bus.library import FUNCTIONS, SHARED, library
 
-NOT_FUNCTIONS = {"prelude.lua", "checks.lua", "nodes.lua"}
+NOT_FUNCTIONS = {f"{name}.lua" for name in SHARED}
 
 
 def test_each_file_is_a_function_and_each_function_a_file() -> None:

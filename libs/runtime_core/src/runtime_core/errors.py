@@ -10,6 +10,7 @@ WeftError                     anything that Weft raises on purpose: one line tha
 │   └── ServerError           the server answered with an error text
 ├── StoreUnavailable          the trajectory store could not be asked; the same call may be repeated
 ├── Fenced                    this owner was declared dead: it must drop what it holds and take a new name
+├── TurnTaken                 another living process works on the same turn: leave it to that one
 ├── JournalMoved              another process has journaled steps of this run: replay it from the broker
 ├── LimitExceeded             a task, run or journal went over a limit that is named
 ├── NotReady                  what an attempt needs is away or not there yet: made again without counting
@@ -104,6 +105,10 @@ class StoreUnavailable(WeftError):
 
 class Fenced(WeftError):
     """This owner was declared dead by others: what it holds belongs to them now."""
+
+
+class TurnTaken(WeftError):
+    """Another living process works on the same turn, since its consumer group was lost: leave the turn to that one."""
 
 
 class JournalMoved(WeftError):

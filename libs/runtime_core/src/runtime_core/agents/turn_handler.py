@@ -26,7 +26,7 @@ from runtime_core.consumer.attempt import give_up, log_retry
 from runtime_core.consumer.decision import RetryAt, decide, reason_of
 from runtime_core.consumer.effects import Completed, Failed, Suspended, TurnResult
 from runtime_core.engines.results import Results
-from runtime_core.errors import InvalidInput, JournalMoved, LimitExceeded
+from runtime_core.errors import InvalidInput, JournalMoved, LimitExceeded, TurnTaken
 from runtime_core.hooks.around import RunHooks
 from runtime_core.hooks.ended import HooksOfEnd, TaskEnded, ended_task
 from runtime_core.replies import Replies
@@ -140,8 +140,9 @@ class TurnHandler:
             except JournalMoved as moved:
                 logger.info("%s: replaying it", moved)
                 replayed = await self._replayed(delivery, definition)
-            except HandedBack as stopping:
-                raise asyncio.CancelledError(str(stopping)) from None
+            except (HandedBack, TurnTaken) as left:
+                # The delivery stays as it is: the broker hands it to another process, or this one finds it again.
+                raise asyncio.CancelledError(str(left)) from None
             except TurnGone:
                 replayed = None
             if replayed is None:

@@ -62,7 +62,7 @@ class TurnPort:
         loaded: bool = False,
         draining: asyncio.Event | None = None,
     ) -> None:
-        """`loaded`: the run was made from the broker's journal, so that nothing in it is news.
+        """`loaded`: the run was made from the broker's journal, what it asked in mid-turn included.
 
         `draining`: set when this process begins no further step.
         """
@@ -75,7 +75,8 @@ class TurnPort:
         self.delivery = delivery
         self._writes: list[asyncio.Task[object]] = []
         self._storing: set[asyncio.Task[Any]] = set()  # Any: results of several functions
-        self._confirmed = self._asked = loaded
+        self._confirmed = False
+        self._asked = loaded
 
     def resume(self, delivery: Delivery) -> None:
         """Serve the next turn of a run that was kept in memory. Other processes may have had this turn before."""
@@ -83,16 +84,16 @@ class TurnPort:
         self._confirmed = False
 
     async def confirm(self, known: Container[str]) -> None:
-        """Make sure that the broker's journal holds no step beyond `known`, and that the turn is this delivery's.
+        """Make sure that the broker's journal holds no step beyond `known`, and that nobody else is in this turn.
 
-        One read in each turn of a run that was not loaded for it, and again whenever the last heartbeat is so old that
-        others may have declared this owner dead. Delivery counts say nothing: a graceful stop resets them.
+        One call in each turn that does a step by itself, and again whenever the last heartbeat is so old that others
+        may have declared this owner dead. Delivery counts say nothing: a graceful stop resets them.
         """
         if self._draining is not None and self._draining.is_set():
             raise HandedBack(f"{self.delivery!r} is handed back")
         if self._confirmed and time.monotonic() < self._bus.alive_until:
             return
-        found = await self._bus.journaled(self.delivery)
+        found = await self._bus.begin_turn(self.delivery)
         if found is None:
             raise TurnGone(f"{self.delivery!r} is handled by another owner")
         if (found.asked and not self._asked) or any(step not in known for step in found.steps):

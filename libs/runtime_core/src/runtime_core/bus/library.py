@@ -19,6 +19,7 @@ FUNCTIONS = {
     "ask": True,
     "beat": True,
     "begin_call": True,
+    "begin_turn": True,
     "cancel": True,
     "claim": False,
     "commit_call": True,

@@ -249,7 +249,7 @@ local function commit_turn(keys, args)
   end
   -- In pieces: Lua hands over no more than 8,000 values at once.
   for i = 1, #set, 4000 do redis.call('HSET', rk, unpack(set, i, math.min(i + 3999, #set))) end
-  if unwritten then redis.call('HDEL', rk, 'w') end
+  if unwritten then redis.call('HDEL', rk, 'w', 'by') end
   if usage then redis.call('HSET', key, 'us', usage) end
   if args[9] ~= '' then record_rows(base, task, flags, args[9]) end
   if inst ~= '' then

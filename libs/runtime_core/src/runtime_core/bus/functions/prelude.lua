@@ -13,6 +13,7 @@
 --   b:<step>   how often a model call that has no result was begun
 --   rs         what model calls under way have reserved: JSON, `<run>|<step>` to names and amounts
 --   w          journaled steps whose rows no commit has written to the record yet: step, kind and name, with tabs between
+--   by         entry and owner of the turn in which a process does steps by itself
 --   q:<step>   a question: when it was asked (ms) and its event's data
 --   s0         the instance's state as it was when this (nested) run began
 --   l:<step>   traceparent of the span that gave the step its result

@@ -2,7 +2,7 @@
 -- serve others by now. It replays from its journal. Whatever it still waited for went with the end: it asks again.
 local function reopen(base, task, v, context)
   local key = base .. 'task:' .. task
-  local gone = {'out', 'ended', 'row', 'a', 'ov'}
+  local gone = {'out', 'ended', 'row', 'a', 'ov', 'by'}
   local fields = redis.call('HGETALL', key)
   for i = 1, #fields, 2 do
     local prefix = string.sub(fields[i], 1, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import cast
 
@@ -11,7 +10,7 @@ from runtime_core.bus.keys import group_of
 from runtime_core.bus.transport import Reply
 from runtime_core.bus.values import Adopted, Journaled, RunFields
 from runtime_core.bus.verbs.partition import Partition
-from runtime_core.errors import Fenced, InvalidInput, ServerError
+from runtime_core.errors import InvalidInput, ServerError, TurnTaken
 
 QUARANTINE_AFTER = 3
 """Deliveries after which an entry is run alone."""
@@ -188,23 +187,20 @@ class TakingVerbs(Partition):
                 fields.pending[name[2:]] = value[:8].decode()
         return fields
 
-    async def journaled(self, delivery: Delivery) -> Journaled | None:
-        """What the run has journaled since its last committed turn; None where the turn is no longer this delivery's.
+    async def begin_turn(self, delivery: Delivery) -> Journaled | None:
+        """Begin to do steps of a turn by itself: what the run has journaled since its last committed turn.
 
-        One read without a function. Raises Fenced where this owner was declared dead.
+        None where the turn is no longer this delivery's. Raises Fenced, and TurnTaken where another living owner does
+        steps of this turn.
         """
-        keys, call = self.keys, self.transport.call
-        alive, run, status = await asyncio.gather(
-            call("ZSCORE", keys.alive, self.owner),
-            call("HMGET", keys.run(delivery.task, delivery.run), "cur", "w", "a"),
-            call("HGET", keys.task(delivery.task), "status"),
-        )
-        if alive is None:
-            raise Fenced(f"{self.owner} was declared dead")
-        cur, steps, asked = cast(list[bytes | None], run)
-        if cur != delivery.entry or status not in LIVE:
+        reply = await self.call("begin_turn", self.owner, delivery.entry, delivery.task, delivery.run)
+        self._fence(reply)
+        if reply == b"BUSY":
+            raise TurnTaken(f"another process is in the turn of {delivery!r}")
+        if reply == b"DONE":
             return None
-        return Journaled(steps_of(steps or b""), asked is not None)
+        steps, asked = cast(list[bytes], reply)
+        return Journaled(steps_of(steps), asked == b"1")
 
     async def is_live(self, task: str) -> bool:
         """Whether the broker knows the task, and it has not ended."""
