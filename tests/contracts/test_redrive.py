@@ -141,6 +141,22 @@ async def test_a_result_that_came_after_the_end_is_not_computed_again(broker: Br
     assert list(loaded.pending) == ["2"]
 
 
+async def test_a_reopened_run_does_not_bring_back_an_older_state(broker: Broker, bus: EventBus) -> None:
+    """A call back had changed the state before the run failed; others have written it since."""
+    await broker.submit(bus, "t", key="k")
+    assert await suspend(bus, await broker.take(bus), ask("1", "writer", stream="agent", key="k"))
+    assert await complete(bus, await broker.take(bus), state=b'{"n":1}')
+    assert await suspend(bus, await broker.take(bus), ask("2"))
+    assert await bury(bus, await broker.take(bus, "tool"))
+    assert await fail(bus, await broker.take(bus))
+    await broker.submit(bus, "other", key="k")
+    assert await complete(bus, await broker.take(bus), state=b'{"n":7}')
+    assert await bus.redrive(await letter(broker), reopen=True) == ["ok", "t"]
+    loaded = await bus.load(await broker.take(bus))
+    assert loaded is not None
+    assert (loaded.state, loaded.overrides) == (b'{"n":7}', {})
+
+
 async def test_a_reopened_task_counts_each_row_once(broker: Broker, bus: EventBus) -> None:
     """A task that was cancelled had no row of its own run; a call that was only buried had none either."""
     await broker.submit(bus, "t")

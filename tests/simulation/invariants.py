@@ -245,7 +245,7 @@ def _chains(history: History) -> dict[str, list[tuple[str, str]]]:
     """
     found: dict[str, list[tuple[str, str]]] = {}
     for _, _, args, _ in history.scheduler.log:
-        if args[0] != b"FCALL" or not args[1].endswith(b"_submit"):
+        if args[0] != b"FCALL" or not _text_of(args[1]).endswith("_submit"):
             continue
         context = _text_of(args[12])
         if '"~chain"' in context:
@@ -257,6 +257,8 @@ def _chains(history: History) -> dict[str, list[tuple[str, str]]]:
 
 def _undone_with(task: str, run: str, instance: str, runs: dict[str, str], history: History, held: Snapshot) -> bool:
     """Whether a run was nested in another run of its instance that did not complete: its change went with that."""
+    if "/" in run and task in history.redriven:
+        return True  # a reopened run begins with the instance's state of that moment
     parent = run
     while "/" in parent:
         parent = parent.rpartition("/")[0]

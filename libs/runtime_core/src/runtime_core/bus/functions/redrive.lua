@@ -1,5 +1,6 @@
 -- An ended task goes on. Its first run is queued like any event, through the mailbox of its instance, since that may
 -- serve others by now. It replays from its journal. Whatever it still waited for went with the end: it asks again.
+-- So did the state that calls back into the instance had left for it: others may have written the state since.
 local function reopen(base, task, v, context)
   local key = base .. 'task:' .. task
   local gone = {'out', 'ended', 'row', 'a', 'ov', 'by'}
@@ -7,7 +8,7 @@ local function reopen(base, task, v, context)
   for i = 1, #fields, 2 do
     local prefix = string.sub(fields[i], 1, 2)
     if prefix == 'm:' or prefix == 'k:' or prefix == 'z:' or prefix == 'b:' or prefix == 'r:' or
-      string.find(fields[i], '^g%d+$') then
+      prefix == 'o:' or string.find(fields[i], '^g%d+$') then
       gone[#gone + 1] = fields[i]
     end
   end
