@@ -9,9 +9,9 @@ MEMORY = "memory and not valkey and not redis"
 """The broker in this process, and not each server for a file whose name has the word."""
 SECONDS = 400.0
 """How long a command may take. One that takes longer hangs, which kills the mutant."""
-SIMULATION = ("-m", "tests.simulation", "--histories", "300")
-"""Arguments of Python; those of the other commands are pytest's."""
-WIDE = ("contracts", "simulation")
+SIMULATION = ("-m", "tests.simulation", "--seed", "0", "--histories", "600", "--processes", "2")
+"""Arguments of Python; those of the other commands are pytest's. The same histories for each mutant."""
+WIDE = ("simulation", "contracts")
 """What every mutant meets that its own tests have not killed."""
 
 

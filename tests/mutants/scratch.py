@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -67,16 +68,22 @@ class Scratch:
 
     def _run_python(self, arguments: tuple[str, ...]) -> tuple[int, str]:
         paths = [str(self.root / "libs" / "runtime_core" / "src"), str(self.root)]
-        done = subprocess.run(
+        with subprocess.Popen(
             [sys.executable, *arguments],
             cwd=self.root,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-        return done.returncode, done.stdout + done.stderr
+            start_new_session=True,
+        ) as process:
+            try:
+                output, _ = process.communicate(timeout=SECONDS)
+            except BaseException:
+                # Its workers and servers, too.
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        return process.returncode, output
 
 
 @contextmanager
