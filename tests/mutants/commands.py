@@ -19,13 +19,13 @@ def command(name: str, root: Path) -> tuple[str, ...] | None:
     """Return the arguments for a name, or None if the tree does not have these tests.
 
     `contracts:commit_fence` is one file of contract tests, on the broker in memory; `contracts` is all of them.
-    `valkey:out_of_memory` is one on a server. `unit:journal` and `integration:order` are one file each. `simulation`
-    is a number of seeded histories.
+    `valkey:out_of_memory` is one on a server, `servers:durability` one on each server. `unit:journal` and
+    `integration:order` are one file each. `simulation` is a number of seeded histories.
     """
     if name == "simulation":
         return SIMULATION if (root / "tests" / "simulation" / "__main__.py").exists() else None
     suite, _, test = name.partition(":")
-    folder = "contracts" if suite == "valkey" else suite
+    folder = "contracts" if suite in ("valkey", "servers") else suite
     target = f"tests/{folder}/test_{test}.py" if test else f"tests/{folder}"
     if not (root / target).exists():
         return None
