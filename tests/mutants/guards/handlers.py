@@ -239,7 +239,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         TURNS,
         "handed_back",
-        "raise asyncio.CancelledError(str(stopping)) from None",
+        "raise asyncio.CancelledError(str(left)) from None",
         "replayed = None",
         "a turn that is handed back is not counted as failed",
         "contracts:finished_steps",

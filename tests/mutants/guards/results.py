@@ -83,7 +83,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "commit_turn",
         "rows_written",
-        "\n  if unwritten then redis.call('HDEL', rk, 'w') end",
+        "\n  if unwritten then redis.call('HDEL', rk, 'w', 'by') end",
         "",
         "a step's row is written once",
         "contracts:mid_turn_record",
@@ -159,8 +159,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "commit_call",
         "removes_missing",
-        "redis.call('HDEL', rk, field)",
-        "",
+        "  redis.call('HDEL', rk, field)\n  turn = ",
+        "  turn = ",
         "the result of a call counts once",
         "contracts:commit_fence",
     ),

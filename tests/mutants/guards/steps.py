@@ -6,6 +6,30 @@ from tests.mutants.mutant import Mutant, lua, python
 
 MUTANTS: tuple[Mutant, ...] = (
     lua(
+        "begin_turn",
+        "current",
+        "if v[1] ~= entry or not status or ENDED[status] then return redis.status_reply('DONE') end",
+        "",
+        "a process does no step of a turn that is no longer its own",
+        "contracts:finished_steps",
+    ),
+    lua(
+        "begin_turn",
+        "one_process",
+        "if begun == entry and other ~= owner and redis.call('ZSCORE', alive, other) then return redis.status_reply('BUSY') end",
+        "",
+        "two living processes are never in one turn",
+        "contracts:finished_steps",
+    ),
+    lua(
+        "begin_turn",
+        "this_entry",
+        "if begun == entry and other ~= owner",
+        "if other and other ~= owner",
+        "a turn that was put back is another process's to begin",
+        "contracts:finished_steps",
+    ),
+    lua(
         "record",
         "absent",
         "if stored then return stored end",
