@@ -25,17 +25,6 @@ end
 -- outlives the question and the task. Keys of submits begin with a source, which is never empty.
 local function key_of_answer(args) return '\n' .. args[1] .. '\n' .. args[2] .. '\n' .. args[5] end
 
-local function remember_answer(base, args, now)
-  local seen_key = key_of_answer(args)
-  redis.call('HSET', base .. 'seen', seen_key, redis.sha1hex(args[3]))
-  local most = tonumber(redis.call('HGET', base .. 'meta', 'dedupe_max') or '1000000')
-  if redis.call('RPUSH', base .. 'seenq', now .. '\n' .. seen_key) > most then
-    for _, old in ipairs(redis.call('LPOP', base .. 'seenq', 2)) do
-      redis.call('HDEL', base .. 'seen', string.match(old, '^%d+\n(.*)$'))
-    end
-  end
-end
-
 local function not_open(base, args, ...)
   if args[5] and args[5] ~= '' and redis.call('HGET', base .. 'seen', key_of_answer(args)) == redis.sha1hex(args[3]) then
     return {'ok', 'before'}
@@ -64,6 +53,7 @@ local function signal(keys, args)
   check_timers(base)
   redis.call('HLEN', base .. 'seen')
   redis.call('LLEN', base .. 'seenq')
+  redis.call('HLEN', base .. 'meta')
   local member = 's|' .. task .. '|' .. run .. '|' .. step
   if redis.call('ZREM', base .. 'timers', member) == 1 then
     redis.call('HDEL', base .. 'delayed', member)
@@ -74,6 +64,8 @@ local function signal(keys, args)
   if answer(base, task, run, step, 'K', now, args[3]) then
     record_answer(base, task, run, step, string.sub(v[2], 1, 13), now, 'K', args[3])
   end
-  if args[5] and args[5] ~= '' then remember_answer(base, args, now) end
+  if args[5] and args[5] ~= '' then
+    remember(base, key_of_answer(args), redis.sha1hex(args[3]), now, redis.call('HGET', base .. 'meta', 'dedupe_max'))
+  end
   return {'ok'}
 end
