@@ -14,7 +14,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.tools.call import AbandonedThreads, ToolContext
 from runtime_core.tools.call_handler import CallHandler
-from tests.contracts.broker import Broker, answer, ask, bury, fail, suspend
+from tests.contracts.broker import Broker, answer, ask, bury, fail, now, suspend
 
 app = App("calls")
 
@@ -192,4 +192,30 @@ async def test_a_buried_call_removes_its_mark(broker: Broker, bus: EventBus) -> 
     call = await broker.take(bus, "tool")
     assert await bus.mark_started(call)
     assert await bury(bus, call)
+    assert await broker.hash("started") == {}
+
+
+async def test_a_copy_of_a_settled_entry_leaves_the_mark_of_the_call_that_runs(broker: Broker, bus: EventBus) -> None:
+    """Only the entry under which the call runs ends with it."""
+    await ask_to_charge(broker, bus, b'{"fails":false}')
+    copy = await broker.take(bus, "tool")
+    assert await bus.retry(copy, 0, b"{}")
+    await broker.pass_time(1)
+    await bus.promote()
+    call = await broker.take(bus, "tool")
+    assert await bus.mark_started(call)
+    await bus.cancel("t", "no more")
+    assert not await answer(bus, copy)
+    assert list(await broker.hash("started")) == ["t/r/1"]
+    assert not await answer(bus, call)
+    assert await broker.hash("started") == {}
+
+
+async def test_a_call_that_ends_its_task_by_a_limit_removes_its_mark(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", limits=b'{"tokens":1}')
+    assert await suspend(bus, await broker.take(bus), ask("1", "charge"))
+    call = await broker.take(bus, "tool")
+    assert await bus.mark_started(call)
+    assert await bus.commit_call(call, b"K", now(), b"1", b"[]", 1, b'{"tokens":2}')
+    assert await broker.status("t") == "failed"
     assert await broker.hash("started") == {}

@@ -193,7 +193,8 @@ async def test_a_claim_that_never_started_does_not_use_up_its_id(
         second.task = task_at(1 - task_home, "other")
     else:
         second.event_id = "e2"
-    assert (await second.send(pair.buses)).started
+    sent = await second.send(pair.buses)
+    assert (sent.started, sent.partition) == (True, second.target)
     with pytest.raises(Rejected) as error:
         await first.send(pair.buses)
     assert error.value.field == same

@@ -17,7 +17,7 @@ from runtime_core.bus.transport import Argument, Reply
 from runtime_core.consumer.consumer import Consumer
 from runtime_core.errors import Fenced, ServerError
 from runtime_core.telemetry.metrics import Metrics
-from tests.contracts.broker import Broker, answer, ask, suspend
+from tests.contracts.broker import Broker, answer, ask, bury, suspend
 
 WAIT_SECONDS = 60.0
 
@@ -348,3 +348,33 @@ async def test_another_process_may_go_on_with_a_turn_that_its_owner_put_back(
     shop.go_on.set()
     await shop.handler(bus).handle(again)
     assert (await broker.final("t"))["output"] == 1
+
+
+async def a_model_has_answered(bus: EventBus, turn: Delivery) -> object:
+    await bus.begin_call(turn, "1")
+    return await bus.settle_call(turn, "1", b"d1a2b3c4K1700000000000null", b'{"tokens":1}')
+
+
+async def it_is_tried_again(bus: EventBus, turn: Delivery) -> object:
+    return await bus.retry(turn, 0, b"{}")
+
+
+async def it_is_given_up(bus: EventBus, turn: Delivery) -> object:
+    return await bury(bus, turn)
+
+
+@pytest.mark.parametrize(
+    ("function", "outcome"),
+    [("settle_call", a_model_has_answered), ("retry", it_is_tried_again), ("dead_letter", it_is_given_up)],
+)
+async def test_each_outcome_waits_for_a_broker_that_cannot_write(
+    broker: Broker,
+    bus: EventBus,
+    monkeypatch: pytest.MonkeyPatch,
+    function: str,
+    outcome: Callable[[EventBus, Delivery], Awaitable[object]],
+) -> None:
+    disk = FullDisk(bus, function, monkeypatch)
+    await broker.submit(bus, "t")
+    assert await outcome(bus, await broker.take(bus))
+    assert disk.refused == 1

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from runtime_core import AgentContext, App
 from runtime_core.agents.turn_handler import TurnHandler
+from runtime_core.agents.turn_port import TurnPort
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.errors import ServerError
+from runtime_core.errors import JournalMoved, ServerError
 from runtime_core.telemetry.metrics import Metrics
-from tests.contracts.broker import Broker, answer, bury
+from tests.contracts.broker import Broker, answer, ask, bury, now
 
 WAIT_SECONDS = 60.0
 
@@ -175,3 +177,33 @@ async def test_a_copy_of_an_earlier_turn_does_no_later_step(
     assert done == []
     await handler(bus, app).handle(await broker.take(bus))
     assert done == ["paid"]
+
+
+async def test_a_turn_in_which_another_process_has_asked_is_replayed(
+    broker: Broker, bus: EventBus, other: EventBus
+) -> None:
+    """What it asked is no journaled step yet, and must not be asked again."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    port = TurnPort(bus, turn, App("asked"))
+    assert await other.ask(turn, now(), "client", b"", ask("1"), 1) == {}
+    with pytest.raises(JournalMoved):
+        await port.confirm(())
+    await TurnPort(bus, turn, App("asked"), loaded=True).confirm(())
+
+
+async def test_a_turn_that_two_processes_are_in_looks_at_the_journal_again(
+    broker: Broker, bus: EventBus, other: EventBus
+) -> None:
+    """A step that another process has stored first tells of it; the next one may be done already."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    bus.alive_until = math.inf
+    port = TurnPort(bus, turn, App("two"))
+    await port.confirm(())
+    theirs = b"d1a2b3c4K1700000000000" + b'"theirs"'
+    assert await other.record(turn, "1", theirs) == theirs
+    assert await port.record("1", "d1a2b3c4", b"K", b'"ours"') == theirs
+    assert await other.record(turn, "2", theirs) == theirs
+    with pytest.raises(JournalMoved):
+        await port.confirm(("1",))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime_core.bus.event_bus import EventBus
-from tests.contracts.broker import LEASE_MS, Broker, answer, ask, bury, complete, fail, nap, suspend
+from tests.contracts.broker import LEASE_MS, Broker, answer, ask, bury, complete, fail, nap, now, suspend
 
 
 async def letter(broker: Broker) -> str:
@@ -407,4 +407,84 @@ async def test_a_call_of_a_run_that_goes_on_is_not_driven_again(broker: Broker, 
     assert await bury(bus, await broker.take(bus, "tool"))
     before = await broker.snapshot()
     assert await bus.redrive(await letter(broker), True) == ["gone", "t"]
+    assert await broker.snapshot() == before
+
+
+async def test_a_reopened_task_forgets_what_its_first_life_waited_for(broker: Broker, bus: EventBus) -> None:
+    """Child runs, groups, a question in mid-turn, and the state that a nested run had left."""
+    await broker.submit(bus, "t", key="k")
+    first = await broker.take(bus)
+    assert await bus.ask(first, now(), "client", b"", ask("9"), 1) == {}
+    editor = ask("1", "editor", stream="agent")
+    assert await suspend(bus, first, editor, ask("2", wait="g1"), ask("3", wait="g1"))
+    assert await suspend(bus, await broker.take(bus), ask("1", "writer", stream="agent", key="k"))
+    assert await complete(bus, await broker.take(bus), state=b'{"n":5}')
+    assert await bury(bus, await broker.take(bus, "tool"))
+    fields = await broker.task("t")
+    assert {"a", "ov", "g1", "k:r/1", "m:1", "m:2", "m:3"} <= fields.keys()
+    assert await bus.cancel("t", "no more") == ["cancelled"]
+    assert await bus.redrive(await letter(broker), reopen=True) == ["ok", "t"]
+    left = {name for name in await broker.task("t") if name in ("a", "ov", "out", "ended", "row") or name[:1] in "gkm"}
+    assert left == {"m:9"}, "only the call that is driven again"
+
+
+async def test_a_result_that_a_reopened_run_does_not_wait_for_wakes_nobody(broker: Broker, bus: EventBus) -> None:
+    """The call is driven again before the reopened run has asked for it."""
+    found = await dead_call_of_an_instance(broker, bus)
+    assert await bus.redrive(found, reopen=True) == ["ok", "t"]
+    assert await suspend(bus, await broker.take(bus), nap("5", 60_000))
+    assert await answer(bus, await broker.take(bus, "tool"))
+    await broker.nothing(bus)
+    assert "j:1" in await broker.task("t")
+
+
+async def test_a_parked_run_is_woken_by_the_call_that_is_driven_again(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1"))
+    assert await bury(bus, await broker.take(bus, "tool"))
+    found = await letter(broker)
+    assert await bury(bus, await broker.take(bus), reason="diverged")
+    assert await bus.redrive(found, reopen=False) == ["ok", "t"]
+    assert await answer(bus, await broker.take(bus, "tool"))
+    turn = await broker.take(bus)
+    assert (turn.kind, turn.step) == ("resume", "1")
+    assert await complete(bus, turn)
+
+
+async def test_a_reopened_task_does_not_count_the_row_of_its_failed_run_twice(broker: Broker, bus: EventBus) -> None:
+    found = await dead_call(broker, bus)
+    assert (await broker.final("t"))["steps"] == 1
+    assert await bus.redrive(found, reopen=True) == ["ok", "t"]
+    assert await answer(bus, await broker.take(bus, "tool"))
+    turn = [await broker.take(bus), await broker.take(bus)][-1]
+    assert await complete(bus, turn)
+    assert (await broker.final("t"))["steps"] == 2
+
+
+async def test_a_run_that_is_driven_with_other_data_keeps_it(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    assert await bury(bus, await broker.take(bus))
+    assert await bus.redrive(await letter(broker), reopen=True, data=b'"new"') == ["ok", "t"]
+    turn = await broker.take(bus)
+    loaded = await bus.load(turn)
+    assert loaded is not None
+    assert (turn.data, loaded.data) == (b'"new"', b'"new"')
+
+
+async def test_a_call_that_has_its_result_by_another_letter_is_not_driven(broker: Broker, bus: EventBus) -> None:
+    """The task has ended, so that nothing else refuses it."""
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", wait="0"), ask("2", wait="0"))
+    assert await bury(bus, await broker.take(bus, "tool"))
+    fields = (await broker.entries("dead"))[0]
+    assert await bury(bus, await broker.take(bus, "tool"))
+    await bus.cancel("t", "no more")
+    assert await bus.redrive(fields["id"], reopen=True) == ["ok", "t"]
+    assert await answer(bus, await broker.take(bus, "tool"))
+    await bus.cancel("t", "no more")
+    flat = [item for name, value in fields.items() if name != "id" for item in (name, value)]
+    copy = await broker.call("XADD", broker.keys.dead, "*", *flat)
+    assert isinstance(copy, bytes)
+    before = await broker.snapshot()
+    assert await bus.redrive(copy.decode(), reopen=True) == ["gone", "t"]
     assert await broker.snapshot() == before

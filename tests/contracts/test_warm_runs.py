@@ -87,3 +87,31 @@ async def test_a_run_kept_in_memory_sees_what_a_call_back_has_changed(broker: Br
         await handles.handle(turn)
     assert await broker.status("t") == "completed"
     assert (await broker.hash("inst:writer/k"))["state"] == '{"n":2}'
+
+
+async def test_a_run_kept_in_memory_sees_what_a_call_back_through_another_agent_has_changed(
+    broker: Broker, bus: EventBus
+) -> None:
+    """The other agent's answer lets the run go on, when the nested run has ended long since."""
+    app = App("nested")
+
+    @app.agent("editor")
+    async def editor(ctx: AgentContext, value: object) -> None:
+        await ctx.agent("writer", "nested", key="k")
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> None:
+        if value == "nested":
+            ctx.state["n"] = 1
+            return
+        await ctx.agent("editor", None)
+        ctx.state["n"] += 1
+
+    handles = handler(bus, app)
+    await broker.submit(bus, "t", key="k")
+    for run in ("r", "r/1", "r/1/1", "r/1", "r"):
+        turn = await broker.take(bus)
+        assert turn.run == run
+        await handles.handle(turn)
+    assert await broker.status("t") == "completed"
+    assert (await broker.hash("inst:writer/k"))["state"] == '{"n":2}'

@@ -16,6 +16,7 @@ from tests.simulation import history
 from tests.simulation.chooser import Seeded
 from tests.simulation.server import SimServer
 
+PROGRESS_SECONDS = 30.0
 SHOWN = 8
 """Seeds that the summary names for each broken invariant."""
 
@@ -70,7 +71,11 @@ def run_many(first: int, histories: int | None, minutes: float | None, processes
     for worker in workers:
         worker.start()
     found, running, died = Found(), processes, False
+    told = began
     while running:
+        if time.monotonic() - told >= PROGRESS_SECONDS:
+            told = time.monotonic()
+            print(f"{found.histories} histories after {told - began:.0f} s", flush=True)
         try:
             report = reports.get(timeout=1.0)
         except KeyboardInterrupt:
