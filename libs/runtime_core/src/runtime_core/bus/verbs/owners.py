@@ -51,4 +51,6 @@ class OwnerVerbs(Partition):
         handed: list[Argument] = []
         for delivery in unstarted:
             handed += [delivery.stream, delivery.entry]
+        # From here on others may have what this owner held: code that has not ended yet must ask before its next step.
+        self.alive_until = 0.0
         await self.call("leave", self.owner, *handed)
