@@ -319,37 +319,6 @@ async def test_a_process_that_stops_finishes_its_step_and_begins_no_other(
     assert await broker.status("t") == "completed"
 
 
-async def test_two_living_processes_are_never_in_one_turn(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """A group that was made again hands out what another process is still working on."""
-    shop = Shop()
-    await broker.submit(bus, "t")
-    first = await shop.begin(other, await broker.take(other))
-    await broker.call("XGROUP", "DESTROY", broker.keys.stream("agent"), group_of("agent"))
-    await bus.make_groups(["agent"])
-    again = await broker.take(bus)
-    with pytest.raises(asyncio.CancelledError):
-        await shop.handler(bus).handle(again)
-    assert shop.charged == ["card"]
-    shop.go_on.set()
-    await first
-    assert (await broker.final("t"))["output"] == 1
-    assert shop.charged == ["card"]
-
-
-async def test_another_process_may_go_on_with_a_turn_that_its_owner_put_back(
-    broker: Broker, bus: EventBus, other: EventBus
-) -> None:
-    """The entry is a new one: that its first owner lives keeps nobody out."""
-    shop = Shop()
-    await broker.submit(bus, "t")
-    turn = await broker.take(other)
-    await cut(await shop.begin(other, turn))
-    again = await uncounted_retry(broker, bus, other, turn)
-    shop.go_on.set()
-    await shop.handler(bus).handle(again)
-    assert (await broker.final("t"))["output"] == 1
-
-
 async def a_model_has_answered(bus: EventBus, turn: Delivery) -> object:
     await bus.begin_call(turn, "1")
     return await bus.settle_call(turn, "1", b"d1a2b3c4K1700000000000null", b'{"tokens":1}')

@@ -8,13 +8,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from runtime_core.bus.delivery import Delivery
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from tests.contracts.broker import Broker, ask, bury, complete, now, suspend
 
 VALUE = b"d1a2b3c4K1700000000000" + json.dumps("a secret").encode()
 FAILED = b"d1a2b3c4E1700000000001" + json.dumps({"type": "ValueError", "message": "a secret"}).encode()
-ERROR = b'{"type":"Broken","message":"broken"}'
 ERROR = b'{"type":"Broken","message":"broken"}'
 
 
@@ -157,53 +155,5 @@ async def test_a_run_that_a_repair_ends_keeps_the_rows_of_its_steps(broker: Brok
     turn = await broker.take(bus)
     await bus.record(turn, "1", VALUE, "step", "charge")
     await broker.call("XDEL", broker.keys.stream("agent"), turn.entry)
-    REPAIR
-    assert [(row["run"], row["step"]) for row in await rows_of(broker, "t")] == [("r/1", "1")]
-
-
-async def fails(bus: EventBus, turn: Delivery, record: bytes) -> bool:
-    return await bus.commit_turn(turn, "f", now(), record, 2, ERROR, b"", [], 0)
-
-
-async def is_given_up(bus: EventBus, turn: Delivery, record: bytes) -> bool:
-    return await bus.dead_letter(turn.stream, turn.entry, "attempts", b"[]", now(), ERROR, record, 2)
-
-
-@pytest.mark.parametrize("run", ["r", "r/1"])
-@pytest.mark.parametrize("end", [fails, is_given_up])
-async def test_a_failed_run_has_its_rows_once(
-    broker: Broker, bus: EventBus, end: Callable[[EventBus, Delivery, bytes], Awaitable[bool]], run: str
-) -> None:
-    """The process that ran the turn writes them with its failure."""
-    await broker.submit(bus, "t")
-    turn = await broker.take(bus)
-    if run != "r":
-        await suspend(bus, turn, ask("1", "editor", stream="agent"))
-        turn = await broker.take(bus)
-    await bus.record(turn, "1", VALUE, "step", "charge")
-    rows = [{"run": run, "kind": "run", "name": "writer"}, {"run": run, "kind": "step", "name": "charge", "step": "1"}]
-    assert await end(bus, turn, json.dumps(rows).encode())
-    assert await rows_of(broker, "t") == rows
-
-
-async def test_rows_are_not_written_again_after_a_reopened_end(broker: Broker, bus: EventBus) -> None:
-    await broker.submit(bus, "t")
-    assert await suspend(bus, await broker.take(bus), ask("1"), ask("2"))
-    assert await bury(bus, await broker.take(bus, "tool"))
-    turn = await broker.take(bus)
-    await bus.record(turn, "3", VALUE, "step", "charge")
-    await bus.cancel("t", "no more")
-    (letter,) = await broker.entries("dead")
-    assert await bus.redrive(letter["id"], True) == ["ok", "t"]
-    await bus.cancel("t", "no more")
-    assert [row["step"] for row in await rows_of(broker, "t")] == ["3"]
-
-
-async def test_a_run_that_a_repair_ends_keeps_the_rows_of_its_steps(broker: Broker, bus: EventBus) -> None:
-    await broker.submit(bus, "t")
-    await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
-    turn = await broker.take(bus)
-    await bus.record(turn, "1", VALUE, "step", "charge")
-    await broker.call("XDEL", broker.keys.stream("agent"), turn.entry)
-    REPAIR
+    assert await bus.call("repair", "run", "t", "r/1", turn.entry.decode(), now(), ERROR) == b"OK"
     assert [(row["run"], row["step"]) for row in await rows_of(broker, "t")] == [("r/1", "1")]
