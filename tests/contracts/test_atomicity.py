@@ -586,6 +586,16 @@ async def redrive_of_a_call(stage: Stage) -> Act:
 
 
 @case
+async def redrive_of_a_call_of_a_run_without_a_key(stage: Stage) -> Act:
+    await stage.broker.submit(stage.bus, "alone")
+    await suspend(stage.bus, await stage.broker.take(stage.bus), ask("1"))
+    await bury(stage.bus, await stage.broker.take(stage.bus, "tool"))
+    letter = (await stage.broker.entries("dead"))[0]["id"]
+    await bury(stage.bus, await stage.broker.take(stage.bus))
+    return lambda: stage.bus.redrive(letter, True)
+
+
+@case
 async def redrive_of_an_ended_task(stage: Stage) -> Act:
     await busy(stage)
     await bury(stage.bus, await stage.broker.take(stage.bus))

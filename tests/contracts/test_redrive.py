@@ -176,6 +176,7 @@ async def test_redrive_takes_the_letter(broker: Broker, bus: EventBus) -> None:
     found = await dead_call(broker, bus)
     assert await bus.redrive(found, reopen=True) == ["ok", "t"]
     assert await broker.entries("dead") == []
+    assert await broker.call("ZCARD", broker.keys.base + "letters") == 0
     before = await broker.snapshot()
     assert await bus.redrive(found, reopen=True) == ["missing"]
     assert await broker.snapshot() == before

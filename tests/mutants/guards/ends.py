@@ -344,6 +344,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a redriven turn replays its journal",
         "contracts:kept_turns",
         "contracts:redrive",
+        survives="a first turn looks at the journal before its first step, and nobody keeps a parked run in memory",
     ),
     lua(
         "redrive",
@@ -376,6 +377,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         "a reopened task does not expire",
         "contracts:redrive",
+        survives="a task that can be reopened has a dead letter, and its end has taken the expiry away",
     ),
     lua(
         "redrive",

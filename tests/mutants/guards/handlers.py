@@ -300,6 +300,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if False:",
         "old work of a task that goes on starts",
         "contracts:queued_work",
+        survives="work of a task that goes on is put back, under a newer entry",
     ),
     python(
         CONSUMER,
@@ -326,6 +327,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:cancel",
         "contracts:queued_work",
         "contracts:heartbeats",
+        survives="a heartbeat leaves out the tasks that the one before has told of",
     ),
     python(
         ENDED,

@@ -287,6 +287,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "  redis.call('HDEL', rk, 'ov')\n  return '-1'",
         "  redis.call('HDEL', rk, 'ov')\n  return turn",
         "a run in memory sees the state that a nested run left",
-        "contracts:nested_calls",
+        "contracts:warm_runs",
     ),
 )
