@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from runtime_core.app import App
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.errors import NotReady
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.tools.call import AbandonedThreads, ToolContext
 from runtime_core.tools.call_handler import CallHandler
@@ -28,6 +29,14 @@ async def charge(fails: bool, ctx: ToolContext) -> str:
     if fails:
         raise ValueError("the card was refused")
     return "charged"
+
+
+@app.tool(repeatable=False)
+async def refund(ctx: ToolContext) -> str:
+    if not charged:
+        charged.append(ctx.idempotency_key)
+        raise NotReady("the terminal is offline")
+    return "refunded"
 
 
 @pytest.fixture(autouse=True)
@@ -219,3 +228,16 @@ async def test_a_call_that_ends_its_task_by_a_limit_removes_its_mark(broker: Bro
     assert await bus.commit_call(call, b"K", now(), b"1", b"[]", 1, b'{"tokens":2}')
     assert await broker.status("t") == "failed"
     assert await broker.hash("started") == {}
+
+
+async def test_a_call_that_was_not_ready_may_be_made_later(
+    broker: Broker, bus: EventBus, threads: ThreadPoolExecutor
+) -> None:
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", "refund"))
+    await handler(bus, threads).handle(await broker.take(bus, "tool"))
+    assert await broker.hash("started") == {}
+    await broker.pass_time(60_000)
+    await bus.promote()
+    await handler(bus, threads).handle(await broker.take(bus, "tool"))
+    assert "refunded" in (await broker.task("t"))["j:1"]

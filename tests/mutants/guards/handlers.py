@@ -368,6 +368,5 @@ MUTANTS: tuple[Mutant, ...] = (
         "                pass\n",
         "a call that was not ready may be made later",
         "contracts:calls_once",
-        "integration:mcp",
     ),
 )
