@@ -20,7 +20,7 @@ from runtime_core.bus.keys import STATE_MANAGER, ingress
 from runtime_core.bus.transport import Argument, Reply, Transport
 from runtime_core.bus.values import NewTask, Submitted
 from runtime_core.bus.verbs.partition import make_group
-from runtime_core.errors import InvalidInput, ServerError
+from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, ServerError
 from runtime_core.progress import ProgressWatch
 from runtime_core.schedules.definition import parse_set
 from runtime_core.schedules.store import Schedules
@@ -88,15 +88,15 @@ async def running(work: Coroutine[object, object, None]) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
+def make_admitter(bus: EventBus, transport: Transport) -> Admitter:
+    metrics, watch = Metrics(CollectorRegistry(), "test"), ProgressWatch(limit_seconds=60.0)
+    return Admitter(transport, Admission([bus]), bus, Topics([bus]), bus.keys.namespace, metrics, watch)
+
+
 @asynccontextmanager
 async def admitting(broker: Broker, bus: EventBus, edge: Edge | None = None) -> AsyncIterator[None]:
     epoch = await bus.lead("admit")
-    metrics = Metrics(CollectorRegistry(), "test")
-    one = Admitter(
-        edge or await connected(broker), Admission([bus]), bus, Topics([bus]), broker.keys.namespace, metrics,
-        ProgressWatch(limit_seconds=60.0),
-    )  # fmt: skip
-    async with running(one.run(str(epoch))):
+    async with running(make_admitter(bus, edge or await connected(broker)).run(str(epoch))):
         yield
 
 
@@ -208,6 +208,7 @@ async def test_submits_keep_their_order_behind_one_that_waits(
 ) -> None:
     """The second could start at once, and would get the instance before the first."""
     monkeypatch.setattr(admitter, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(admitter, "TRIES", 2)  # a full broker is waited for however long it takes
     for task in ("first", "second"):
         await command(broker, "task.submit", id=task, data={"agent": "writer", "input": task, "key": "k"})
     tried, submit = [], bus.submit
@@ -223,6 +224,36 @@ async def test_submits_keep_their_order_behind_one_that_waits(
         await until(lambda: settled(broker))
     assert tried == ["first"] * 4 + ["second"]
     assert await broker.mailbox("writer/k") == ["second|r"]
+
+
+class Breaks(Edge):
+    """A connection whose next read fails with `error`."""
+
+    error: Exception | None = None
+
+    async def blocking(self, *args: Argument) -> Reply:
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        return await super().blocking(*args)
+
+    async def broken(self) -> bool:
+        return self.error is None
+
+
+@pytest.mark.parametrize("error", [BusUnavailable("the connection broke"), ServerError("OOM command not allowed")])
+async def test_commands_that_wait_outlive_a_read_that_fails(broker: Broker, bus: EventBus, error: Exception) -> None:
+    agents = await broker.hash("agents")
+    await broker.call("DEL", broker.keys.agents)
+    await command(broker, "task.submit", id="t", data={"agent": "writer", "input": 1})
+    edge = Breaks(await connected(broker))
+    async with admitting(broker, bus, edge):
+        await until(lambda: read(broker, 1))
+        edge.error = error
+        await until(edge.broken)
+        await broker.call("HSET", broker.keys.agents, *[part for pair in agents.items() for part in pair])
+        await until(lambda: settled(broker))
+    assert await broker.status("t") == "accepted"
 
 
 async def test_a_rejected_command_leaves_one_letter(
@@ -579,11 +610,12 @@ class Undeletable(Edge):
     """A connection on which the first deletion of a command fails, as with a full disk."""
 
     failed = False
+    error: Exception = ServerError("MISCONF Errors writing to the AOF file: No space left on device")
 
     async def call(self, *args: Argument) -> Reply:
         if args[0] == "XDEL" and not self.failed:
             self.failed = True
-            raise ServerError("MISCONF Errors writing to the AOF file: No space left on device")
+            raise self.error
         return await super().call(*args)
 
 
@@ -598,6 +630,32 @@ async def test_a_command_whose_deletion_fails_does_not_stay_in_the_ingress(broke
         await until(lambda: emptied(bus, key))
     assert edge.failed
     assert await broker.status("t-1") == "accepted"
+
+
+async def test_a_command_whose_deletion_was_cut_off_is_removed_by_the_next_admitter(
+    broker: Broker, bus: EventBus
+) -> None:
+    """The first admitter loses its connection, and perhaps its process, right before the deletion."""
+    await command(broker, "task.submit", id="t", data={"agent": "writer", "input": 1})
+    edge = Undeletable(await connected(broker))
+    edge.error = BusUnavailable("the connection broke")
+    epoch = await bus.lead("admit")
+    with pytest.raises(BusUnavailable):
+        async with asyncio.timeout(SECONDS):
+            await make_admitter(bus, edge).run(str(epoch))
+    async with admitting(broker, bus):
+        await until(lambda: emptied(bus, ingress(broker.keys.namespace)))
+    assert await broker.status("t") == "accepted"
+
+
+async def test_an_admitter_that_has_lost_the_lead_starts_nothing(broker: Broker, bus: EventBus) -> None:
+    epoch = await bus.lead("admit")
+    assert epoch
+    await command(broker, "task.submit", id="t", data={"agent": "writer", "input": 1})
+    with pytest.raises(Fenced):
+        async with asyncio.timeout(SECONDS):
+            await make_admitter(bus, await connected(broker)).run(str(epoch - 1))
+    assert await broker.status("t") == ""
 
 
 async def emptied(bus: EventBus, key: str) -> bool:

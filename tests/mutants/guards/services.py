@@ -15,6 +15,7 @@ MUTANTS: tuple[Mutant, ...] = (
         '        cursor = "0-0"\n        waiting',
         '        cursor = ">"\n        waiting',
         "a new admitter admits what the last one had read",
+        "contracts:ingress",
         "integration:admission_order",
     ),
     python(
@@ -23,6 +24,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if command.error is not None:\n",
         "            if False:\n",
         "a bad command is answered and kept",
+        "contracts:ingress",
         "integration:bad_input",
     ),
     python(
@@ -31,6 +33,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "reply=wanted.replyto, epoch=epoch)",
         'reply=wanted.replyto, epoch="")',
         "an admitter that has lost the lead admits nothing",
+        "contracts:ingress",
         "integration:admission_order",
     ),
     python(
@@ -39,6 +42,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "except (NotYet, NotDurable):\n                    return False\n                except InvalidInput",
         "except InvalidInput",
         "a command that cannot be admitted yet is admitted later",
+        "contracts:ingress",
         "integration:admission_order",
         "integration:services",
     ),
@@ -49,6 +53,7 @@ MUTANTS: tuple[Mutant, ...] = (
         '            await call("XDEL", stream, entry)\n'
         "            if place not in looking.passed and await self._carried(",
         "an answer that could not be carried is carried later",
+        "contracts:ingress",
         "contracts:open_requests",
         "integration:partitions",
     ),
@@ -90,6 +95,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "if error.retry_after_seconds is None:",
         "if True:",
         "a question to a full partition waits",
+        "contracts:asked_elsewhere",
+        "contracts:open_requests",
         "integration:partitions",
     ),
     python(
@@ -98,6 +105,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if back:\n            task, run, step",
         "        if False:\n            task, run, step",
         "a question that is refused is answered with an error",
+        "contracts:asked_elsewhere",
+        "contracts:open_requests",
         "integration:partitions",
     ),
     python(
@@ -106,8 +115,9 @@ MUTANTS: tuple[Mutant, ...] = (
         "event_id=there,",
         "event_id=there + str(time.time_ns()),",
         "a question that is carried twice starts one task",
-        "integration:partitions",
         "contracts:asked_elsewhere",
+        "contracts:open_requests",
+        "integration:partitions",
     ),
     python(
         ADMITTER,
@@ -148,7 +158,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "                    _close(waiting)",
         "commands that waited when the broker went away are admitted",
         "contracts:ingress",
-        "integration:bad_days",
     ),
     python(
         ADMITTER,
@@ -285,8 +294,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if not is_temporary(error):",
         "if True:",
         "a full broker does not end the housekeeper",
-        "contracts:ingress",
-        "integration:full_broker",
+        "servers:ingress",
     ),
     python(
         "schedules/scheduler.py",
@@ -294,7 +302,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "if not is_temporary(error):",
         "if True:",
         "a full broker does not end the scheduler",
-        "contracts:ingress",
-        "contracts:schedules",
+        "servers:ingress",
     ),
 )
