@@ -459,6 +459,55 @@ async def more_than(tried: list[str], stream: str, count: int) -> bool:
     return tried.count(stream) > count
 
 
+async def test_a_stream_that_takes_nothing_is_left_alone_for_a_while(
+    broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its entry is looked at again and again, and not tried."""
+    monkeypatch.setattr(relay, "AGAIN_SECONDS", 0.02)
+    monkeypatch.setattr(relay, "BACKOFF_FIRST_SECONDS", 3600.0)
+    monkeypatch.setattr(relay, "BACKOFF_LAST_SECONDS", 3600.0)
+    looks, again = [], relay._Looking.again
+
+    def counted(looking: relay._Looking) -> None:
+        looks.append("from the start")
+        again(looking)
+
+    async def looked(times: int) -> bool:
+        return len(looks) >= times
+
+    monkeypatch.setattr(relay._Looking, "again", counted)
+    away = f"{broker.keys.namespace}-away"
+    edge = Edge(bus.transport)
+    edge.refuses[away] = "OOM command not allowed"
+    async with relaying(bus, edge):
+        await ended(broker, bus, ("a", away))
+        await until(lambda: looked(4))
+    assert edge.tried.count(away) == 1
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_step_elsewhere_is_answered_however_long_the_broker_is_full(
+    broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its task waits for the answer, so that it is never given up."""
+    monkeypatch.setattr(relay, "GIVE_UP_SECONDS", 0.0)
+    tried = []
+
+    async def full_at_first(task: str, *_: object) -> bool:
+        tried.append(task)
+        if len(tried) < 4:
+            raise ServerError("OOM command not allowed")
+        return True
+
+    monkeypatch.setattr(bus, "answered", full_at_first)
+    final = '{"status":"completed","output":1}'
+    await broker.call("XADD", broker.keys.replies, "*", "to", "@0|t|r|1|writer", "type", "x", "t", "there", "d", final)
+    async with relaying(bus, Edge(bus.transport)):
+        await until(lambda: empty(broker))
+    assert tried == ["t"] * 4
+    assert await broker.entries("dead") == []
+
+
 @pytest.mark.usefixtures("quick")
 async def test_an_answer_that_never_passes_becomes_a_dead_letter(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.values import NewTask, Submitted
+from services.state_manager import relay
 from tests.contracts.broker import Broker, ask, complete, suspend
 from tests.contracts.two_partitions import Pair, Side, two_partitions
 
@@ -352,4 +354,35 @@ async def test_a_circle_of_waits_across_partitions_ends(pair: Pair) -> None:
         assert json.loads(turn.data[22:])["type"] == "RequestTimeout"
         assert await complete(side.bus, turn)
     await pair.carry()
+    await assert_nothing_left(pair)
+
+
+async def test_a_request_that_is_refused_is_answered_with_an_error(pair: Pair) -> None:
+    await submit(pair)
+    part = ask("1", "nobody", stream=f"@1:{THERE}", key="e")
+    assert await suspend(pair.here.bus, await pair.here.broker.take(pair.here.bus), part)
+    await pair.carry()
+    turn = await pair.here.broker.take(pair.here.bus)
+    assert b"no agent is named nobody" in turn.data
+    assert await complete(pair.here.bus, turn)
+    await assert_nothing_left(pair)
+
+
+async def test_a_request_to_a_full_partition_waits(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "OVERLOADED_SECONDS", 0.01)
+    broker, start, tried = pair.there.broker, pair.there.bus.submit, []
+
+    async def full_at_first(new: NewTask) -> Submitted:
+        tried.append(new.task)
+        if len(tried) == 3:
+            await broker.call("HDEL", broker.keys.meta, "overload")
+        return await start(new)
+
+    monkeypatch.setattr(pair.there.bus, "submit", full_at_first)
+    await broker.call("HSET", broker.keys.meta, "overload", "full")
+    await running(pair)
+    assert tried == [THERE] * 3
+    await work(pair)
+    await pair.carry()
+    await go_on(pair)
     await assert_nothing_left(pair)
