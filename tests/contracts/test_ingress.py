@@ -485,6 +485,18 @@ async def test_a_stream_that_takes_nothing_is_left_alone_for_a_while(
     assert edge.tried.count(away) == 1
 
 
+async def test_answers_that_wait_are_bounded(broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "AGAIN_SECONDS", 3600.0)
+    monkeypatch.setattr(relay, "LOOK_AHEAD", 2)
+    monkeypatch.setattr(relay, "BATCH", 1)
+    away = f"{broker.keys.namespace}-away"
+    edge = Edge(bus.transport)
+    edge.refuses[away] = "OOM command not allowed"
+    await ended(broker, bus, *[(f"t{number}", away) for number in range(4)])
+    one, looking = Relay(bus, [bus], edge, Metrics(CollectorRegistry(), "test")), relay._Looking()
+    assert [await one._look_at(bus.keys.replies, one._reply, looking) for _ in range(4)] == [1, 1, 0, 0]
+
+
 @pytest.mark.usefixtures("quick")
 async def test_a_step_elsewhere_is_answered_however_long_the_broker_is_full(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch

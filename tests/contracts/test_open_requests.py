@@ -11,6 +11,7 @@ import pytest
 
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.values import NewTask, Submitted
+from runtime_core.errors import ServerError
 from services.state_manager import relay
 from tests.contracts.broker import Broker, ask, complete, suspend
 from tests.contracts.two_partitions import Pair, Side, two_partitions
@@ -385,4 +386,19 @@ async def test_a_request_to_a_full_partition_waits(pair: Pair, monkeypatch: pyte
     await work(pair)
     await pair.carry()
     await go_on(pair)
+    await assert_nothing_left(pair)
+
+
+async def test_a_request_that_can_never_be_carried_is_answered_with_an_error(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(_: NewTask) -> Submitted:
+        raise ServerError("WRONGTYPE Operation against a key holding the wrong kind of value")
+
+    monkeypatch.setattr(relay, "GIVE_UP_SECONDS", 0.0)
+    monkeypatch.setattr(pair.there.bus, "submit", broken)
+    await running(pair)
+    turn = await pair.here.broker.take(pair.here.bus)
+    assert b"WRONGTYPE" in turn.data
+    assert await complete(pair.here.bus, turn)
     await assert_nothing_left(pair)

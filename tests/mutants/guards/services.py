@@ -270,7 +270,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "                return False\n            return True\n",
         "                return True\n            return True\n",
         "an answer that no dead letter has room for stays",
-        "contracts:ingress",
+        "servers:ingress",
     ),
     python(
         ANSWERS,
