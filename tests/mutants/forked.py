@@ -51,6 +51,8 @@ def _become_pytest(arguments: tuple[str, ...], root: Path, here: Path, output: i
         os.chdir(root)
         paths = [str(root / "libs" / "runtime_core" / "src"), str(root)]
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        # The servers of this tree, so that nothing is downloaded for the copy.
+        os.environ.setdefault("WEFT_TEST_CACHE", str(here / ".cache"))
         replaced = {"", str(here), str(here / "libs" / "runtime_core" / "src")}
         sys.path[:] = paths + [path for path in sys.path if path not in replaced]
         for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:

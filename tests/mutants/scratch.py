@@ -71,7 +71,7 @@ class Scratch:
         with subprocess.Popen(
             [sys.executable, *arguments],
             cwd=self.root,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={"WEFT_TEST_CACHE": str(ROOT / ".cache"), **os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
