@@ -347,3 +347,34 @@ async def test_each_outcome_waits_for_a_broker_that_cannot_write(
     await broker.submit(bus, "t")
     assert await outcome(bus, await broker.take(bus))
     assert disk.refused == 1
+
+
+async def test_two_living_processes_are_never_in_one_turn(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """A group that was made again hands out what another process is still working on."""
+    shop = Shop()
+    await broker.submit(bus, "t")
+    first = await shop.begin(other, await broker.take(other))
+    await broker.call("XGROUP", "DESTROY", broker.keys.stream("agent"), group_of("agent"))
+    await bus.make_groups(["agent"])
+    again = await broker.take(bus)
+    with pytest.raises(asyncio.CancelledError):
+        await shop.handler(bus).handle(again)
+    assert shop.charged == ["card"]
+    shop.go_on.set()
+    await first
+    assert (await broker.final("t"))["output"] == 1
+    assert shop.charged == ["card"]
+
+
+async def test_another_process_may_go_on_with_a_turn_that_its_owner_put_back(
+    broker: Broker, bus: EventBus, other: EventBus
+) -> None:
+    """The entry is a new one: that its first owner lives keeps nobody out."""
+    shop = Shop()
+    await broker.submit(bus, "t")
+    turn = await broker.take(other)
+    await cut(await shop.begin(other, turn))
+    again = await uncounted_retry(broker, bus, other, turn)
+    shop.go_on.set()
+    await shop.handler(bus).handle(again)
+    assert (await broker.final("t"))["output"] == 1

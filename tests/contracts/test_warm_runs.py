@@ -115,3 +115,29 @@ async def test_a_run_kept_in_memory_sees_what_a_call_back_through_another_agent_
         await handles.handle(turn)
     assert await broker.status("t") == "completed"
     assert (await broker.hash("inst:writer/k"))["state"] == '{"n":2}'
+
+
+async def test_a_call_back_in_a_gather_that_ends_first_is_seen_too(broker: Broker, bus: EventBus) -> None:
+    """Its end wakes nobody. The tool's result wakes the run, which must not go on with its old state."""
+    app = App("gathered")
+
+    @app.tool
+    def look() -> str:
+        return "found"
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> None:
+        if value == "nested":
+            ctx.state["n"] = 1
+            return
+        await ctx.gather(ctx.agent("writer", "nested", key="k"), ctx.tool(look))
+        ctx.state["n"] = ctx.state.get("n", 0) + 1
+
+    handles = handler(bus, app)
+    await broker.submit(bus, "t", key="k")
+    await handles.handle(await broker.take(bus))
+    await handles.handle(await broker.take(bus))
+    assert await answer(bus, await broker.take(bus, "tool"))
+    await handles.handle(await broker.take(bus))
+    assert await broker.status("t") == "completed"
+    assert (await broker.hash("inst:writer/k"))["state"] == '{"n":2}'

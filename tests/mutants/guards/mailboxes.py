@@ -284,8 +284,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "prelude",
         "override_replays",
-        "  redis.call('HDEL', rk, 'ov')\n  return '-1'",
-        "  redis.call('HDEL', rk, 'ov')\n  return turn",
+        "return text(redis.call('HINCRBY', rk, 'u', 1)), true",
+        "return turn, true",
         "a run in memory sees the state that a nested run left",
         "contracts:warm_runs",
     ),

@@ -159,8 +159,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "commit_call",
         "removes_missing",
-        "  redis.call('HDEL', rk, field)\n  turn = ",
-        "  turn = ",
+        "  redis.call('HDEL', rk, field)\n  local changed\n",
+        "  local changed\n",
         "the result of a call counts once",
         "contracts:commit_fence",
     ),

@@ -57,7 +57,8 @@ local function commit_call(keys, args)
   if usage then redis.call('HSET', key, 'us', usage, 'fl', flags) end
   if args[12] and args[12] ~= '' then note_answer(base, task, args[5], args[12]) end
   redis.call('HDEL', rk, field)
-  turn = keep_override(rk, key_of_run, turn or '0', step)
+  local changed
+  turn, changed = keep_override(rk, key_of_run, turn or '0', step)
   local ready = false
   local asked = string.sub(wait, 1, 1) == '>'
   if cur == 'held' and not asked then
@@ -78,7 +79,7 @@ local function commit_call(keys, args)
     redis.call('HSET', rk, 'j:' .. step, value)
     redis.call('HSET', key, 'steps', steps)
   end
-  if asked then tell_asker(base, rk, task, parent, step, wait, value, turn) end
+  if asked then tell_asker(base, rk, task, parent, step, wait, value, changed) end
   record_rows(base, task, flags, args[9])
   return 'OK'
 end

@@ -4,7 +4,7 @@
 -- A run's fields live in one hash (the task's own hash for its first run `r`):
 --   cur        entry id in flight · `held` (waits for steps) · `mail` (in a mailbox) · `retry` · `nest` · `pend` · `park`
 --   h          stream, agent, key, reply, created ms, max steps, event id, source, digest, session: one line each
---   d          the input        u   number of turns committed        fl  flags: o out stream, c child runs, z timers, l dead letters,
+--   d          the input        u   number of turns committed, and of changes of its state by nested runs        fl  flags: o out stream, c child runs, z timers, l dead letters,
 --                                                                     r steps on the out stream, u usage or limits, n somebody waits for its runs,
 --                                                                     v model calls have reserved, t the context names a trace, e it has ended before
 --   m:<step>   a step without a result: digest (8), kind (1), wait      j:<step>  its result: digest (8), status (1), ms (13), payload
@@ -355,21 +355,22 @@ local function resume(base, task, run, stream, agent, key, turn, step, value)
 end
 
 -- A nested run has changed the instance's state: the run below sees the change from the step on whose result came
--- after it, live and replayed. Returns the turn for the resume: one that no warm run has, so that it is replayed.
+-- after it, live and replayed. Its turn is counted on, whether it is resumed now or later, so that no run kept in memory
+-- has it: it is replayed. Returns the turn, and whether the state has changed.
 local function keep_override(rk, key, turn, step)
-  if key == '' then return turn end
+  if key == '' then return turn, false end
   local override = redis.call('HGET', rk, 'ov')
-  if not override then return turn end
+  if not override then return turn, false end
   redis.call('HSET', rk, 'o:' .. step, override)
   redis.call('HDEL', rk, 'ov')
-  return '-1'
+  return text(redis.call('HINCRBY', rk, 'u', 1)), true
 end
 
 -- A run that asked in mid-turn is still in a process: its result goes to that process's reply stream. After a nested
 -- run has changed the instance's state, the changed state goes with it.
-local function tell_asker(base, rk, task, run, step, wait, value, turn)
+local function tell_asker(base, rk, task, run, step, wait, value, changed)
   local fields = {'t', task .. '|' .. run .. '|' .. step, 'd', value}
-  if turn == '-1' then
+  if changed then
     fields[5], fields[6] = 's', redis.call('HGET', rk, 'o:' .. step)
   end
   redis.call('XADD', base .. 'reply:' .. string.sub(wait, 2), 'NOMKSTREAM', 'MAXLEN', '~', REPLY_MAX, '*', unpack(fields))
@@ -386,10 +387,10 @@ local function answer(base, task, run, step, status, ms, payload)
   local value = string.sub(v[1], 1, 8) .. status .. ms .. payload
   redis.call('HDEL', rk, field)
   local stream, agent, key = target_of(v[3])
-  local turn = keep_override(rk, key, v[4] or '0', step)
+  local turn, changed = keep_override(rk, key, v[4] or '0', step)
   if string.sub(wait, 1, 1) == '>' then
     redis.call('HSET', rk, 'j:' .. step, value)
-    tell_asker(base, rk, task, run, step, wait, value, turn)
+    tell_asker(base, rk, task, run, step, wait, value, changed)
     return true
   end
   if v[2] == 'held' then
