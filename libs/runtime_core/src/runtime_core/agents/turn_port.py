@@ -173,7 +173,7 @@ class TurnPort:
         """Ask for results, and send messages, while the turn goes on: a future of the answer for each call's step.
 
         A repeat asks for nothing twice and sends nothing twice. `state` (JSON; empty: unchanged) is what a call back
-        into this instance sees. Who gives up waiting cancels the future. Raises `Fenced`, `BusError`, and
+        into this instance sees. A caller that gives up cancels its future. Raises `Fenced`, `BusError`, and
         `LimitExceeded` where the task would go over its `max_steps`.
         """
         if self._replies is None:
@@ -200,8 +200,8 @@ class TurnPort:
         for step, value in known.items():
             replies.hand_out(names[step], Answer(value))
         if delivery.quarantined and not all(future.done() for future in futures.values()):
-            # Whom it asked may need this very process. It has lived until here, and once it has its answer on record
-            # it comes to whatever follows without a wait: what kills its process then is convicted by that.
+            # The agent that it asked may need this very process. This turn has lived until here. Once its answers are
+            # recorded, a replay comes to whatever follows without a wait, so a death there still counts against it.
             delivery.quarantined = False
             await self._bus.leave_quarantine(delivery)
         return futures
