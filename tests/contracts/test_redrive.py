@@ -127,10 +127,11 @@ async def test_a_reopened_run_asks_again_for_what_its_end_took_away(broker: Brok
 
 
 async def test_a_result_that_came_after_the_end_is_not_computed_again(broker: Broker, bus: EventBus) -> None:
-    """The call was running when its task ended. It may be one that must not be repeated."""
+    """The call may not be repeated, and was running when its task ended."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1"), ask("2"))
     running = await broker.take(bus, "tool")
+    assert await bus.mark_started(running)
     assert await bury(bus, await broker.take(bus, "tool"))
     assert await fail(bus, await broker.take(bus))
     assert not await answer(bus, running, b'"late"')

@@ -167,7 +167,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "mark_started",
         "once",
-        "if redis.call('HSETNX', base .. 'started', field, args[6]) == 1 then return 1 end",
+        "if redis.call('HSETNX', base .. 'started', field, mark) == 1 then return 1 end",
         "redis.call('HSETNX', base .. 'started', field, args[6])\n  if true then return 1 end",
         "a call that may not be repeated starts once",
         "contracts:calls_once",
@@ -175,7 +175,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "mark_started",
         "same_attempt",
-        "return redis.call('HGET', base .. 'started', field) == args[6] and 1 or 0",
+        "return redis.call('HGET', base .. 'started', field) == mark and 1 or 0",
         "return 0",
         "the reply of a mark may be lost",
         "contracts:fences",

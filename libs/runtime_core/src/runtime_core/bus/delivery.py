@@ -18,7 +18,7 @@ class Delivery:
     """
 
     __slots__ = (
-        "attempt", "context", "data", "deliveries", "entry", "errors", "key", "kind", "marked", "name", "partition",
+        "attempt", "context", "data", "deliveries", "entry", "errors", "key", "kind", "mark", "name", "partition",
         "quarantined", "run", "span", "step", "stream", "task", "trace", "turn", "waits",
     )  # fmt: skip
 
@@ -35,8 +35,8 @@ class Delivery:
         self.errors = b""
         self.deliveries = 1
         self.quarantined = False
-        self.marked = False
-        """Whether the broker holds a mark that this call, which may not be repeated, has begun."""
+        self.mark = ""
+        """The word with which this call, which may not be repeated, was marked as begun; empty: it was not."""
         self.waits = 0
         """How many answers of others its turn waits for at this moment."""
         # `span` is that of its handling, `trace` the traceparent of what it causes: empty where nothing is traced.

@@ -20,8 +20,8 @@ local function commit_call(keys, args)
     missing, cur, h, turn = w[1], w[2], w[3], w[4]
   end
   if not missing or not v[1] or ENDED[v[1]] then
-    -- Of an ended task that a dead letter pins: should it be reopened, what was done is not done again.
-    if missing and v[1] then
+    -- Of an ended task that a dead letter pins: should it be reopened, a call that may not be repeated is not.
+    if missing and v[1] and args[13] == '1' then
       redis.call('HDEL', rk, field)
       redis.call('HSET', rk, 'j:' .. step, string.sub(missing, 1, 8) .. args[6] .. args[7] .. args[8])
     end

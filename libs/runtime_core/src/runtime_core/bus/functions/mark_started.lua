@@ -11,8 +11,8 @@ local function mark_started(keys, args)
   local parent, step = parent_of(args[3])
   if redis.call('HEXISTS', run_key(base, task, parent), 'm:' .. step) == 0 then return redis.status_reply('DONE') end
   if #redis.call('XRANGE', base .. args[4], args[5], args[5]) == 0 then return redis.status_reply('DONE') end
-  local field = task .. '/' .. args[3]
-  if redis.call('HSETNX', base .. 'started', field, args[6]) == 1 then return 1 end
+  local field, mark = task .. '/' .. args[3], args[1] .. ' ' .. args[6]
+  if redis.call('HSETNX', base .. 'started', field, mark) == 1 then return 1 end
   -- The same attempt again: the reply of its first call was lost. Another attempt of the same owner is not that.
-  return redis.call('HGET', base .. 'started', field) == args[6] and 1 or 0
+  return redis.call('HGET', base .. 'started', field) == mark and 1 or 0
 end

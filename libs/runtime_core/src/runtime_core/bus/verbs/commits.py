@@ -87,7 +87,7 @@ class CommitVerbs(Partition):
             payload = secrets.data(payload)
         reply = await self.insist(
             "commit_call", self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run, status, now_ms,
-            payload, record, steps, usage, delivery.trace, "1" if delivery.marked else "",
+            payload, record, steps, usage, delivery.trace, "1" if delivery.mark else "",
         )  # fmt: skip
         self._fence(reply)
         return reply == b"OK"

@@ -70,13 +70,15 @@ class FailureVerbs(Partition):
         False where it was begun before. None where it must not run: it has its result, this is a late copy
         of its entry, or its task has ended.
         """
+        # The same for a repeat by this handling of the delivery, and no other's: this owner may have it twice.
+        word = delivery.mark or secrets.token_hex(8)
         reply = await self.call(
             "mark_started", self.owner, delivery.task, delivery.run, delivery.stream, delivery.entry,
-            secrets.token_hex(8),
+            word,
         )  # fmt: skip
         self._fence(reply)
-        delivery.marked = reply != b"DONE"
-        return reply == 1 if delivery.marked else None
+        delivery.mark = "" if reply == b"DONE" else word
+        return None if reply == b"DONE" else reply == 1
 
     async def forget_started(self, delivery: Delivery) -> None:
         await self.transport.call("HDEL", self.keys.started, f"{delivery.task}/{delivery.run}")
