@@ -18,6 +18,8 @@ from runtime_core import (
     StreamingMode,
     ToolContext,
 )
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.transport import Argument, Reply, Transport
 from runtime_core.client import TaskHandle
 from runtime_core.local import LocalApp
 from runtime_core.policy import RetryPolicy
@@ -58,6 +60,12 @@ async def worker(ctx: AgentContext, texts: list[str]) -> dict[str, float]:
 @app.agent("waits")
 async def waits(ctx: AgentContext) -> None:
     await ctx.human("go on?")
+
+
+@app.agent("speaks-last")
+async def speaks_last(ctx: AgentContext) -> None:
+    await ctx.human("go on?")
+    await ctx.emit("last words")
 
 
 @pytest.fixture
@@ -183,3 +191,35 @@ async def test_a_stream_ends_however_the_task_does(
     last = (await reading)[-1].type
     assert last == ("weft.task.cancelled" if end == "cancel" else "weft.task.failed")
     assert (await events_of(task, StreamingMode.OUTPUT))[-1].type == last
+
+
+async def test_what_is_said_after_a_read_in_vain_is_read_before_the_end(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task goes on and ends between a read that found nothing and the reader's look at how the task stands."""
+    task = await client.submit("speaks-last", streaming_mode=StreamingMode.CHUNK)
+    reader = await client.open_reader(client.buses[0])
+    read = reader.blocking
+    reads = 0
+
+    async def too_early(*arguments: Argument) -> Reply:
+        nonlocal reads
+        reads += 1
+        if reads != 2:
+            return await read(*arguments)
+        (question,) = (await task.show())["questions"]
+        await task.signal(question["request_id"], "yes")
+        await task.result(timeout=60)
+        return None
+
+    async def opened(_bus: EventBus) -> Transport:
+        return reader
+
+    monkeypatch.setattr(reader, "blocking", too_early)
+    monkeypatch.setattr(client, "open_reader", opened)
+    events = await events_of(task)
+    assert [event.text or event.type for event in events] == [
+        "weft.human.requested",
+        "last words",
+        "weft.task.completed",
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import Mutant, lua
+from tests.mutants.mutant import Mutant, lua, python
 
 MUTANTS: tuple[Mutant, ...] = (
     lua(
@@ -510,5 +510,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "steps of a run that a repair ends have rows",
         "contracts:rows_of_ends",
         "contracts:repair",
+    ),
+    python(
+        "task_handle.py",
+        "ended_between_reads",
+        'if await bus.transport.call("XRANGE", bus.keys.out(self.task_id), f"({cursor}", "+", "COUNT", 1):',
+        "if False:",
+        "a reader sees what a task said before its end",
+        "integration:usage_and_streams",
     ),
 )

@@ -133,12 +133,17 @@ class TaskHandle:
         return "0-0" if ahead else cursor
 
     async def _ended_without_stream(self, cursor: str) -> StreamEvent | None:
-        """The final event of a task whose stream is not there: nobody asked for it before the end, or it expired."""
+        """The final event of a task whose stream does not have it: it began after the end, or it expired.
+
+        None where the stream goes on behind the cursor: the task may have ended after the read that found nothing.
+        """
         bus = self._partition.bus
         found = cast(list[Reply], await bus.transport.call("HMGET", bus.keys.task(self.task_id), "status", "out"))
         if found[0] is None:
             raise InvalidInput("task_id", f"no task {self.task_id!r} is known; it may be past its retention time")
         if found[1] is None:
+            return None
+        if await bus.transport.call("XRANGE", bus.keys.out(self.task_id), f"({cursor}", "+", "COUNT", 1):
             return None
         data = msgspec.json.decode(cast(bytes, found[1]))
         return StreamEvent(cursor, f"weft.task.{data['status']}", data)
