@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from runtime_core.bus.event_bus import EventBus
 from tests.contracts.broker import LEASE_MS, Broker, answer, ask, bury, complete, fail, nap, now, suspend
 
@@ -139,6 +141,27 @@ async def test_a_result_that_came_after_the_end_is_not_computed_again(broker: Br
     loaded = await bus.load(await broker.take(bus))
     assert loaded is not None
     assert loaded.journal["1"].endswith(b'"late"')
+    assert list(loaded.pending) == ["2"]
+
+
+@pytest.mark.parametrize("end", ["stopped", "failed"])
+async def test_a_call_that_was_cut_by_the_end_is_not_begun_again(broker: Broker, bus: EventBus, end: str) -> None:
+    """The call may not be repeated, and its process stopped it, or it failed, when its task had ended."""
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1"), ask("2"))
+    running = await broker.take(bus, "tool")
+    assert await bus.mark_started(running)
+    assert await bury(bus, await broker.take(bus, "tool"))
+    assert await fail(bus, await broker.take(bus))
+    if end == "stopped":
+        assert not await bus.retry(running, 0, b"", counts=False)
+    else:
+        assert not await bury(bus, running)
+    assert await broker.call("EXISTS", broker.keys.started) == 0
+    assert await bus.redrive(await letter(broker), reopen=True) == ["ok", "t"]
+    loaded = await bus.load(await broker.take(bus))
+    assert loaded is not None
+    assert (b"UnknownOutcome" if end == "stopped" else b"E") in loaded.journal["1"]
     assert list(loaded.pending) == ["2"]
 
 

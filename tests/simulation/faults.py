@@ -133,6 +133,16 @@ def cancel(history: History) -> None:
     history.client_cancels(history.chooser.choose(len(history.tasks)), 1 + history.chooser.choose(2))
 
 
+def fork(history: History) -> None:
+    """A user forks a task, whatever it is doing."""
+    history.client_forks(history.chooser.choose(len(history.tasks)), pick(history.chooser, (None, "1", "2", "3")))
+
+
+def redrive(history: History) -> None:
+    """Dead letters are driven again while other tasks go on."""
+    history.redrive_letters()
+
+
 FAULTS: tuple[tuple[int, Callable[[History], None]], ...] = (
     (10, kill),
     (12, replace),
@@ -147,6 +157,8 @@ FAULTS: tuple[tuple[int, Callable[[History], None]], ...] = (
     (1, step_clock),
     (2, lose_tail),
     (6, cancel),
+    (3, fork),
+    (2, redrive),
 )
 
 

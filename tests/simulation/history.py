@@ -13,8 +13,9 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -23,9 +24,11 @@ from prometheus_client import CollectorRegistry
 from runtime_core.admission import Admission
 from runtime_core.bus.keys import ingress
 from runtime_core.bus.transport import Argument, Reply
-from runtime_core.bus.values import NotDurable
+from runtime_core.bus.values import Begun, NotDurable
+from runtime_core.client import Client
 from runtime_core.envelope import Envelope, to_fields
-from runtime_core.errors import BusError, Rejected, ServerError
+from runtime_core.errors import BusError, InvalidInput, Rejected, ServerError
+from runtime_core.events.fork import plan_fork
 from runtime_core.keeping.clock import ClockWatch
 from runtime_core.submission import CANCEL, SIGNAL, SUBMIT, Conf, Submission, digest
 from runtime_core.telemetry.metrics import Metrics
@@ -110,6 +113,9 @@ class History:
         self.uncertain: list[str] = []
         """Tasks that a broker may have lost with its last writes."""
         self.redriven: dict[str, None] = {}
+        self.forks: list[Task] = []
+        self.carried: dict[str, frozenset[str]] = {}
+        """By fork, the steps whose results it took over from its origin."""
         self.lost_tail = False
         self.clock_stepped = False
         self.open_calls = 0
@@ -221,7 +227,7 @@ class History:
             if work == 0 and not self.open_calls:
                 if not opened and not redriven:
                     redriven = True
-                    if self._redrive_letters():
+                    if self.redrive_letters():
                         await asyncio.sleep(0.25)
                         continue
                 if not opened:
@@ -286,6 +292,7 @@ class History:
         for base in self.scheduler.bases:
             late += cast(int, self.server.execute("ZCOUNT", base + "timers", self._broker_ms(base) + 60_000, "+inf"))
             late += cast(int, self.server.execute("HLEN", base + "delayed"))
+            late += cast(int, self.server.execute("ZCARD", base + "requests"))  # what such a timer keeps waiting
         return late >= work
 
     def _broker_ms(self, base: str) -> int:
@@ -378,21 +385,25 @@ class History:
             partition_key=task.id,
             conf=Conf(timeout_seconds=task.timeout_seconds) if task.timeout_seconds else Conf(),
         )
+        await self._admit(admission, submission)
+
+    async def _admit(self, admission: Admission, submission: Submission, begun: Begun | None = None) -> None:
+        task = submission.task_id
         while True:
             try:
-                await admission.admit(submission)
+                await admission.admit(submission, begun=begun)
             except NotDurable:
                 continue
             except Rejected as error:
                 if error.retry_after_seconds is None:
-                    self.note(f"{task.id} is rejected: {error}")
+                    self.note(f"{task} is rejected: {error}")
                     return
                 await asyncio.sleep(error.retry_after_seconds)
             except BusError:
                 await asyncio.sleep(0.2)  # the disk: a client tries again
             else:
-                if task.id not in self.accepted:
-                    self.accepted.append(task.id)
+                if task not in self.accepted:
+                    self.accepted.append(task)
                 return
 
     async def _command(self, transport: SimTransport, kind: str, id: str, body: dict[str, Any]) -> None:
@@ -415,7 +426,7 @@ class History:
 
     def _answer_questions(self) -> None:
         """Let people answer the questions that are open, each differently, all at once."""
-        for task in self.tasks:
+        for task in (*self.tasks, *self.forks):
             base = self._base_of(task.id)
             names = cast(list[bytes], self.server.execute("HKEYS", f"{base}task:{task.id}"))
             asked = [name.decode()[2:] for name in names if name.startswith(b"q:") and b"m:" + name[2:] in names]
@@ -455,8 +466,29 @@ class History:
         with suppress(BusError):
             await bus.cancel(task, "the user's wish")
 
-    def _redrive_letters(self) -> bool:
-        """Once all has ended: drive dead letters again, each twice at once; whether there was anything."""
+    def client_forks(self, number: int, at: str | None) -> None:
+        """Fork a task as it stands now, from step `at` on, or with all that it has done."""
+        origin = self.tasks[number]
+        fork = replace(origin, id=f"{origin.id}-fork{len(self.forks)}", copies=1, timeout_seconds=None)
+        self.forks.append(fork)
+        self.note(f"{origin.id} is forked as {fork.id}, {f'at step {at}' if at else 'at its end'}")
+        self._ask(self._fork(origin.id, fork.id, at))
+
+    async def _fork(self, origin: str, fork: str, at: str | None) -> None:
+        admission = Admission(self._client.buses())
+        # A fork wants of its client only where a task is.
+        client = cast(Client, _Finder(admission))
+        try:
+            plan = await plan_fork(client, origin, at=at, input=..., store=None)
+        except (InvalidInput, BusError) as error:
+            self.note(f"{fork} is not made: {error}")
+            return
+        submission = plan.submission(task_id=fork, session_id=None, max_steps=None, timeout_seconds=None, metadata=None)
+        self.carried[fork] = frozenset(plan.begun.journal)
+        await self._admit(admission, submission, plan.begun)
+
+    def redrive_letters(self) -> bool:
+        """Drive dead letters again, perhaps each twice at once; whether there was anything."""
         if not self._reopen:
             return False
         found = False
@@ -513,6 +545,18 @@ def run(server: SimServer, chooser: Chooser, *, seed: int | str = 0, story: bool
         outcome.lines += told
         outcome.fingerprint = hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
     return outcome
+
+
+class _Finder:
+    """Finds tasks, as a client does."""
+
+    namespace = NAMESPACE
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+
+    async def task(self, task: str) -> SimpleNamespace:
+        return SimpleNamespace(bus=await self._admission.find(task))
 
 
 @cache

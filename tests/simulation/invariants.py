@@ -199,7 +199,7 @@ def _rows(history: History, held: Snapshot) -> list[Violation]:
         found += [
             Violation("rows missing", f"{task} ({final['status']}): step {place[1]} of {place[0]} has no row")
             for place in history.ledger.stored.get(task, ())
-            if place not in have
+            if place not in have and not (place[0] == "r" and place[1] in history.carried.get(task, ()))
         ]
     return found
 
@@ -270,7 +270,7 @@ def _undone_with(task: str, run: str, instance: str, runs: dict[str, str], histo
 def _instance_of(history: History, task: str, run: str) -> str | None:
     """Of a run that has not completed: what it was, where that can be said."""
     if run == "r":
-        for known in history.tasks:
+        for known in (*history.tasks, *history.forks):
             if known.id == task:
                 return f"{known.agent}/{known.key}" if known.key else ""
     return None

@@ -20,11 +20,7 @@ local function commit_call(keys, args)
     missing, cur, h, turn = w[1], w[2], w[3], w[4]
   end
   if not missing or not v[1] or ENDED[v[1]] then
-    -- Of an ended task that a dead letter pins: should it be reopened, a call that may not be repeated is not.
-    if missing and v[1] and args[13] == '1' then
-      redis.call('HDEL', rk, field)
-      redis.call('HSET', rk, 'j:' .. step, string.sub(missing, 1, 8) .. args[6] .. args[7] .. args[8])
-    end
+    if args[13] == '1' then keep_late(base, task, args[5], args[6], args[7], args[8]) end
     -- The mark of a call that may not be repeated goes with the call, unless this is a copy of an entry that was settled.
     if settle(base, args[2], args[3]) == 1 then redis.pcall('HDEL', base .. 'started', task .. '/' .. args[5]) end
     return 'DONE'

@@ -57,6 +57,9 @@ local function dead_letter(keys, args)
   if not live then
     if inst ~= '' then check_instance(base, inst, stream) end
     settle_late(base, stream, entry, inst, task, run)
+    if not is_turn and redis.pcall('HDEL', base .. 'started', task .. '/' .. run) == 1 then
+      keep_late(base, task, run, 'E', args[6], args[7])
+    end
     if reason ~= 'malformed' then return 'DONE' end
     -- The bus never sent it, so no commit can have handled it before.
     redis.call('XADD', base .. 'dead', '*', unpack(letter))

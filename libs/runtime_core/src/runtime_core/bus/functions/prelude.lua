@@ -836,6 +836,17 @@ local function settle_late(base, stream, entry, inst, task, run)
   end
 end
 
+-- How a call that may not be repeated came out after its task had ended. A dead letter may pin the task: the journal has
+-- it, so that a reopened run does not begin the call again. The run's own key is checked by the read.
+local function keep_late(base, task, run, status, ms, value)
+  local parent, step = parent_of(run)
+  local rk = run_key(base, task, parent)
+  local missing = redis.call('HGET', rk, 'm:' .. step)
+  if not missing or not ENDED[redis.call('HGET', base .. 'task:' .. task, 'status') or ''] then return end
+  redis.call('HDEL', rk, 'm:' .. step)
+  redis.call('HSET', rk, 'j:' .. step, string.sub(missing, 1, 8) .. status .. ms .. value)
+end
+
 -- A dead letter of a task is gone. Returns whether another one pins the task still.
 local function unpin(key, flags)
   if redis.call('HINCRBY', key, 'lt', -1) > 0 then return true end

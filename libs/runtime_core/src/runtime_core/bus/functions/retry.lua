@@ -29,7 +29,10 @@ local function retry(keys, args)
     settle_late(base, stream, entry, inst, task, run)
     -- The mark goes with the call, unless this is a late copy whose call goes on under another entry. pcall: a key of
     -- another type must not stop the acknowledgement.
-    if found and not is_turn then redis.pcall('HDEL', base .. 'started', task .. '/' .. run) end
+    if found and not is_turn and redis.pcall('HDEL', base .. 'started', task .. '/' .. run) == 1 then
+      keep_late(base, task, run, 'E', text(now_ms(base)), error_json('UnknownOutcome',
+        'the task ended while this call was running: find out whether it took effect'))
+    end
     return 'DONE'
   end
   local fields, errors = found[2], nil
