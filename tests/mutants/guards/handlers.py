@@ -183,6 +183,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "work of a cancelled task is settled",
         "contracts:queued_work",
         "integration:stopping",
+        survives="within a lease its consumer finds it among its pending entries, and settles it then",
     ),
     python(
         CONSUMER,
