@@ -377,7 +377,7 @@ class Admitter:
     async def _keep(
         self, command: _Command, reason: str, type: str, message: str, *, field: str = "", task: str = ""
     ) -> None:
-        """Keep an entry as a dead letter, once, with its fields as they came: it can be read, mended and sent again."""
+        """Keep an entry as a dead letter, once. Its fields stay as they came, unless they are over the size limit."""
         if command.kept:
             return
         letter: list[Argument] = [
@@ -388,7 +388,7 @@ class Admitter:
         ]  # fmt: skip
         for at in range(0, len(command.fields) - 1, 2):
             letter += [b"event:" + command.fields[at], command.fields[at + 1]]
-        await self._home.transport.call("XADD", self._home.keys.dead, "*", *letter)
+        await self._home.keep_letter(letter)
         command.kept = True
         self._metrics.dead_letters[reason].inc()
 

@@ -65,9 +65,9 @@ class Answers:
     async def keep(self, reply_to: str, task: str, error: Exception, data: bytes) -> None:
         """Keep an answer that is not written as a dead letter."""
         reason = msgspec.json.encode({"type": type(error).__name__, "message": str(error)})
-        await self._bus.transport.call(
-            "XADD", self._bus.keys.dead, "*", "reason", UNDELIVERABLE,
+        await self._bus.keep_letter((
+            "reason", UNDELIVERABLE,
             "stream", reply_to.encode(errors="replace"), "group", STATE_MANAGER,
             "time", time.time_ns() // 1_000_000, "taskid", task, "error", reason, "errors", "[]", "d", data,
-        )  # fmt: skip
+        ))  # fmt: skip
         self._metrics.dead_letters[UNDELIVERABLE].inc()

@@ -11,6 +11,7 @@ from runtime_core.errors import BusUnavailable, ServerError, is_temporary
 from runtime_core.keeping.clock import ClockWatch
 from runtime_core.keeping.ends import Ends
 from runtime_core.keeping.engines import EngineWatch
+from runtime_core.keeping.letters import LetterKeeper
 from runtime_core.keeping.measures import Measures
 from runtime_core.keeping.memory import watch_memory
 from runtime_core.keeping.sweeps import forget_old_submits, sweep_index, sweep_quarantine
@@ -24,9 +25,12 @@ INTERVAL_SECONDS = 0.5
 class Housekeeper:
     """One partition's chores; run by the leader only."""
 
-    def __init__(self, bus: EventBus, metrics: Metrics, retention_seconds: float, measures: Measures) -> None:
+    def __init__(
+        self, bus: EventBus, metrics: Metrics, retention_seconds: float, measures: Measures, letters: LetterKeeper
+    ) -> None:
         self._bus = bus
         self._measures = measures
+        self._letters = letters
         self._retention_ms = int(retention_seconds * 1000)
         self._ends = Ends(bus, metrics)
         self._clock = ClockWatch(bus)
@@ -43,6 +47,7 @@ class Housekeeper:
             lambda: forget_old_submits(self._bus),
             lambda: sweep_index(self._bus, self._retention_ms),
             lambda: sweep_quarantine(self._bus),
+            self._letters.look,
             self._measures.look,
         )
         while True:

@@ -10,6 +10,7 @@ from runtime_core.background import Periodic
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.transport import Transport
 from runtime_core.consumer.leader import Leader
+from runtime_core.keeping.letters import LetterKeeper
 from runtime_core.keeping.measures import Measures
 from runtime_core.progress import Health, ProgressWatch
 from runtime_core.schedules.scheduler import Scheduler
@@ -89,7 +90,11 @@ class StateManager:
             relay = Relay(bus, self._buses, self._ingress, self._metrics)
             leader = self._leaders[number]
             measures = Measures(bus, self._metrics.measured, lambda: leader.leads, self._ingress)
-            keeper = Housekeeper(bus, self._metrics, self._settings.retention_seconds, measures)
+            settings = self._settings
+            letters = LetterKeeper(
+                bus, settings.dead_max_bytes, settings.dead_retention_seconds, partitions=len(self._buses)
+            )
+            keeper = Housekeeper(bus, self._metrics, settings.retention_seconds, measures, letters)
             async with asyncio.TaskGroup() as group:
                 group.create_task(relay.run(), name="relay")
                 group.create_task(keeper.run(), name="housekeeper")

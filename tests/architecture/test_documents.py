@@ -103,7 +103,7 @@ def test_the_defaults_of_numbers_are_right() -> None:
         for field in dataclasses.fields(Settings)
         if isinstance(field.default, int | float | str)
         and shown[f"WEFT_{field.name.upper()}"]
-        != (f"{field.default:g}" if isinstance(field.default, float) else str(field.default).replace("False", "0"))
+        != (f"{field.default:.15g}" if isinstance(field.default, float) else str(field.default).replace("False", "0"))
     }
     assert wrong == {}, "docs/operations.md shows other defaults than settings.py has"
 

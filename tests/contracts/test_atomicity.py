@@ -743,8 +743,31 @@ async def add_a_sub_group(stage: Stage) -> Act:
     return lambda: stage.bus.call("node", "sub", "inner", 60, "m")
 
 
+@case
+async def keep_a_letter_that_needs_room(stage: Stage) -> Act:
+    await stage.broker.submit(stage.bus, "t")
+    assert await bury(stage.bus, await stage.broker.take(stage.bus))
+    await stage.broker.call("HSET", stage.broker.keys.meta, "dead_max", 1)
+    return lambda: stage.bus.keep_letter(["reason", "rejected", "stream", "tasks"])
+
+
+@case
+async def trim_old_letters(stage: Stage) -> Act:
+    for task, reason in (("t", "attempts"), ("parked", "diverged")):
+        await stage.broker.submit(stage.bus, task)
+        assert await bury(stage.bus, await stage.broker.take(stage.bus), reason)
+    return lambda: stage.bus.trim_letters(10**9, -60_000)
+
+
+@case
+async def count_letters_anew(stage: Stage) -> Act:
+    await stage.broker.call("XADD", stage.broker.keys.dead, "*", "reason", "rejected", "stream", "tasks")
+    return lambda: stage.bus.recount_letters()
+
+
 FIXED = (
-    "asks", "agent", "agents", "alive", "dead", "delayed", "index", "letters", "meta", "quarantine", "record",
+    "asks", "agent", "agents", "alive", "dead", "delayed", "index", "letters", "letters:bytes", "letters:of:agent",
+    "letters:trimmed", "meta", "quarantine", "record",
     "replies", "requests", "seen", "seenq", "started", "stopped", "timers", "tool", "tools", "leader:admit",
     "mail:writer/k", "nest:writer/k",
     "mail:editor/e", "nest:editor/e", "inst:writer/k", "inst:editor/e", "out:t", "task:t", "reply:c", "run:t/r/1",

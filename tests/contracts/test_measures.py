@@ -273,3 +273,16 @@ async def test_where_info_is_not_allowed_the_rest_is_measured(
     assert names.BROKER_APPEND_ONLY_OK not in kinds
     assert names.TASKS_OPEN in kinds
     assert json.dumps([sample.value for sample in taken])
+
+
+async def test_dead_letters_are_measured_by_stream(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    assert await bury(bus, await broker.take(bus))
+    seen = await look(bus)
+    assert seen.value(names.DEAD_LETTER_BYTES, "agent") > 100
+    for cause in names.TRIM_CAUSES:
+        assert seen.value(names.DEAD_LETTERS_TRIMMED, "agent", cause) == 0, "the first one trimmed is an increase"
+    assert (await bus.trim_letters(10**9, -60_000)).old == 1
+    seen = await look(bus)
+    assert seen.value(names.DEAD_LETTERS_TRIMMED, "agent", "age") == 1
+    assert seen.value(names.DEAD_LETTER_BYTES, "agent") == 0

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from runtime_core.errors import ServerError
+from runtime_core.keeping.letters import LetterKeeper
 from tests.conftest import OwnServer
 from tests.contracts.broker import DIGEST, LEASE_MS, Broker, answer, ask, bury, complete, fail, nap, question, suspend
 from tests.contracts.conftest import close_broker, open_broker, server_clients
@@ -71,9 +72,27 @@ async def test_new_work_is_refused_and_open_work_goes_on(broker: Broker) -> None
         await other.publish_cursor(name, last)
     assert (await other.trim_record())[0] > 0
     letter = (await broker.entries("dead"))[0]["id"]
+    refused_command = await other.keep_letter(["reason", "rejected", "stream", "tasks", "event:data", b"x" * 100_000])
+    assert [entry["id"] for entry in await broker.entries("dead")] == [letter, refused_command]
+    assert (await other.trim_letters(10_000, 10**12)).large == 1
+    await other.recount_letters()
     assert await other.drop_letter(letter)
     assert await other.erase("dies") == "OK"
     await other.leave([])
 
     await broker.call("CONFIG", "SET", "maxmemory", "0")
     assert (await broker.submit(bus, "new")).started
+
+
+async def test_dead_letters_take_a_small_part_of_a_small_server(broker: Broker) -> None:
+    bus = await broker.owner()
+    mib = 1024**2
+    for memory, partitions, bound in (
+        ("0", 1, 64 * mib),
+        ("100mb", 1, 10 * mib),
+        ("100mb", 2, 5 * mib),
+        ("1mb", 1, 4 * mib),
+    ):
+        await broker.call("CONFIG", "SET", "maxmemory", memory)
+        await LetterKeeper(bus, partitions=partitions).trim()
+        assert await broker.call("HGET", broker.keys.meta, "dead_max") == str(bound).encode()

@@ -65,6 +65,8 @@ BAD_VALUES = [
     Case("WEFT_MAILBOX_MAX", "many", "whole number from 1"),
     Case("WEFT_STREAM_MAX", "1.5", "whole number from 1"),
     Case("WEFT_RECORD_MAX", "-5", "whole number from 1"),
+    Case("WEFT_DEAD_MAX_BYTES", "1000000", "whole number from 4194304"),
+    Case("WEFT_DEAD_RETENTION_SECONDS", "5", "seconds from 60"),
     Case("WEFT_POOLS", "a,,b", "different names"),
     Case("WEFT_DURABILITY", "best", "fast or fsync or quorum"),
     Case("WEFT_INSTANCE", "a b", "letters, digits"),

@@ -257,6 +257,21 @@ TASKS = (
         {of("dead_letters_total", service="a", reason="x"): "0+9x3 200x60"}, "20m 25m",
     ),
     fires(
+        "WeftDeadLettersTrimmed", "12m",
+        {
+            of("dead_letters_trimmed_total", partition="0", stream="tasks:shop", cause="bytes"): "0x10 2x60",
+            of("dead_letters_trimmed_total", "b", partition="0", stream="tasks:shop", cause="bytes"): "0x10 2x60",
+            of("dead_letters_trimmed_total", partition="1", stream="tasks:shop", cause="bytes"): "0x10 2x60",
+            of("dead_letters_trimmed_total", partition="0", stream="agent", cause="bytes"): "5x60",
+        },
+        {"stream": "tasks:shop", "cause": "bytes"},
+        "About 4 dead letters of tasks:shop were trimmed in ten minutes, by bytes.",
+    ),
+    silent(
+        "WeftDeadLettersTrimmed", "none",
+        {of("dead_letters_trimmed_total", partition="0", stream="agent", cause="age"): "7x60"},
+    ),
+    fires(
         "WeftSubmitsOverloaded", "14m", {of("tasks_refused_total", partition="0", reason="overloaded"): "0x10 4x60"},
         FIRST, "About 4 commands were refused in ten minutes for partition 0.",
     ),

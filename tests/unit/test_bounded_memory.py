@@ -14,6 +14,7 @@ from runtime_core import AgentContext, App
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.client import Client
+from runtime_core.keeping.letters import LetterKeeper
 from runtime_core.keeping.measures import Measures
 from runtime_core.keeping.sweeps import SWEEP
 from runtime_core.local import LocalApp
@@ -37,7 +38,7 @@ async def test_one_round_of_chores_forgets_all_expired_tasks_of_the_index() -> N
 
     metrics = Metrics(CollectorRegistry(), "state-manager")
     measures = Measures(bus, metrics.measured, lambda: True, transport)
-    chores = asyncio.create_task(Housekeeper(bus, metrics, 0.0, measures).run())
+    chores = asyncio.create_task(Housekeeper(bus, metrics, 0.0, measures, LetterKeeper(bus)).run())
     try:
         deadline = time.monotonic() + DEADLINE_SECONDS
         first_look = cast(int, await transport.call("ZCARD", keys.index))

@@ -43,6 +43,18 @@ def page() -> Page:
             width=8,
         ),
         graph(
+            "Bytes, by stream",
+            "Near `WEFT_DEAD_MAX_BYTES` the oldest letters of the largest stream are trimmed.",
+            Query(promql.worst(names.DEAD_LETTER_BYTES, HERE, "partition, stream"), "{{stream}} ({{partition}})"),
+            unit="bytes",
+        ),
+        graph(
+            "Trimmed, by stream and cause",
+            "In each minute: letters that were deleted before anybody decided about them.",
+            Query(promql.increase(names.DEAD_LETTERS_TRIMMED, HERE, "stream, cause", "1m"), "{{stream}}: {{cause}}"),
+            stacked=True,
+        ),
+        graph(
             "Kept, by partition",
             "It rises: something goes wrong now. It does not fall: nobody decides.",
             Query(promql.worst(names.DEAD_LETTERS_KEPT, HERE, "partition"), "partition {{partition}}"),

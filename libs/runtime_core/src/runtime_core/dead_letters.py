@@ -1,4 +1,4 @@
-"""Dead letters: what will not be tried again, kept whole; listed, grouped, driven again, dropped."""
+"""Dead letters: what will not be tried again; listed, grouped, driven again, dropped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ PAGE = 200
 REJECTED = "rejected"
 _EVENT = "event:"
 
-By = Literal["error", "name", "reason"]
+By = Literal["error", "name", "reason", "stream"]
+OVERHEAD_BYTES = 128
+"""What a letter costs the server besides its fields, as `letters.lua` counts it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,21 @@ class DeadLetter:
         }
 
     @property
+    def size(self) -> int:
+        """The bytes that it counts for on the broker."""
+        return OVERHEAD_BYTES + sum(len(name.encode()) + len(value) for name, value in self.fields.items())
+
+    @property
+    def cut(self) -> dict[str, Any]:  # Any: JSON
+        """What was too large to keep; empty for a letter that is whole.
+
+        `bytes` of all fields as they came; `fields` of which only a head is kept, each with its `bytes` and `sha256`
+        (or `sha1`); `left_out`: how many fields were dropped.
+        """
+        found = readable(self.fields.get("cut", b""))
+        return found if isinstance(found, dict) else {}
+
+    @property
     def data(self) -> object:
         """What the delivery carried: an input, arguments, or the data of a rejected event."""
         return readable(self.fields.get(_EVENT + "data", self.fields.get("d", b"")))
@@ -131,7 +148,7 @@ class DeadLetter:
         if by == "error":
             message = str(self.error.get("message", "")).partition("\n")[0]
             return ": ".join(part for part in (str(self.error.get("type", "")), message) if part)
-        return self.name if by == "name" else self.reason
+        return {"name": self.name, "reason": self.reason, "stream": self.stream}[by]
 
     def summary(self) -> dict[str, Any]:  # Any: JSON
         """A line of a list."""
@@ -144,6 +161,7 @@ class DeadLetter:
             "task_id": self.task,
             "run_id": self.run,
             "attempt": self.attempt,
+            "bytes": self.size,
             "error": {"type": self.error.get("type", ""), "message": self.error.get("message", "")},
         }
 
@@ -159,6 +177,7 @@ class DeadLetter:
             "data": self.data,
             "context": readable(self.fields.get("x", b"")),
             "event": self.event,
+            "cut": self.cut,
         }
 
 
@@ -178,6 +197,33 @@ class Selection:
 EVERY = Selection()
 
 
+@dataclass(frozen=True, slots=True)
+class LetterGroup:
+    """Letters that have something in common."""
+
+    key: str
+    count: int
+    size: int
+    """Their bytes."""
+    newest: DeadLetter
+
+
+@dataclass(frozen=True, slots=True)
+class LetterSizes:
+    """How many bytes dead letters take."""
+
+    shares: dict[str, int]
+    """By share, the largest first: a stream, `replyto` for answers, `parked` for runs that wait for their letter."""
+    bound: int
+    """What all shares but `parked` may have together; 0 where no state-manager has said so yet."""
+    trimmed: int
+    """How many letters were trimmed so far."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.shares.values())
+
+
 class DeadLetters:
     """The dead letters of a namespace, over all its partitions."""
 
@@ -187,6 +233,18 @@ class DeadLetters:
     async def count(self) -> int:
         """How many there are."""
         return sum([cast(int, await bus.transport.call("XLEN", bus.keys.dead)) for bus in self._buses])
+
+    async def sizes(self) -> LetterSizes:
+        """How many bytes letters take, by share and over all partitions."""
+        shares: Counter[str] = Counter()
+        bound = trimmed = 0
+        for bus in self._buses:
+            stored = await letter_bytes(bus)
+            shares.update({share: size for share, size in stored.items() if share})
+            most = await bus.transport.call("HGET", bus.keys.meta, "dead_max")
+            bound += int(cast(bytes, most)) if most is not None else 0
+            trimmed += sum((await trimmed_letters(bus)).values())
+        return LetterSizes(dict(shares.most_common()), bound, trimmed)
 
     async def newest(self, limit: int, selection: Selection = EVERY) -> list[DeadLetter]:
         """Up to `limit` letters, the newest first."""
@@ -201,16 +259,18 @@ class DeadLetters:
             found += of_partition
         return sorted(found, key=lambda letter: position(letter.entry), reverse=True)[:limit]
 
-    async def counted(self, by: By, selection: Selection = EVERY) -> list[tuple[str, int, DeadLetter]]:
-        """Letters counted by what they have in common, the most frequent first, each with its newest letter."""
+    async def counted(self, by: By, selection: Selection = EVERY) -> list[LetterGroup]:
+        """Letters counted by what they have in common, the most frequent first."""
         counts: Counter[str] = Counter()
+        sizes: Counter[str] = Counter()
         newest: dict[str, DeadLetter] = {}
         async for letter in self.all(selection):
             key = letter.group_key(by)
             counts[key] += 1
+            sizes[key] += letter.size
             if key not in newest or position(letter.entry) >= position(newest[key].entry):
                 newest[key] = letter
-        return [(key, count, newest[key]) for key, count in counts.most_common()]
+        return [LetterGroup(key, count, sizes[key], newest[key]) for key, count in counts.most_common()]
 
     async def all(self, selection: Selection = EVERY) -> AsyncIterator[DeadLetter]:
         """Every letter that is there now, the oldest of each partition first; what comes in meanwhile is left out."""
@@ -236,6 +296,8 @@ class DeadLetters:
         """
         letter = await self.get(letter_id)
         bus, entry = self._place(letter_id)
+        if letter.cut:
+            raise _was_cut(letter_id)
         if letter.kind == REJECTED:
             return await self._submit_again(bus, letter, data)
         if not letter.kind:
@@ -250,6 +312,8 @@ class DeadLetters:
                 return answer[1]
             case "missing":
                 raise _missing(letter_id)
+            case "cut":
+                raise _was_cut(letter_id)
             case "ended":
                 raise InvalidInput(
                     "letter_id",
@@ -321,6 +385,30 @@ class DeadLetters:
             example = "1731240000000-0" if len(self._buses) == 1 else "0/1731240000000-0"
             raise InvalidInput("letter_id", f"{letter_id!r} is no id of a dead letter, as in {example}")
         return self._buses[int(number)], entry
+
+
+async def letter_bytes(bus: EventBus) -> dict[str, int]:
+    """Bytes of a partition's dead letters by share; under an empty name the sum that is bounded."""
+    flat = cast(list[bytes], await bus.transport.call("HGETALL", bus.keys.letters("bytes")))
+    return {flat[at].decode("utf-8", "replace"): int(flat[at + 1]) for at in range(0, len(flat), 2)}
+
+
+async def trimmed_letters(bus: EventBus) -> dict[tuple[str, str], int]:
+    """How many dead letters a partition has trimmed so far, by cause (`bytes`, `age`) and share."""
+    flat = cast(list[bytes], await bus.transport.call("HGETALL", bus.keys.letters("trimmed")))
+    found = {}
+    for at in range(0, len(flat), 2):
+        cause, _, share = flat[at].decode("utf-8", "replace").partition(" ")
+        found[cause, share] = int(flat[at + 1])
+    return found
+
+
+def _was_cut(letter_id: str) -> InvalidInput:
+    return InvalidInput(
+        "letter_id",
+        f"the dead letter {letter_id} was cut because it was too large, so it cannot be redriven: "
+        f"send the original again in a smaller form, then run `weft dead drop {letter_id}`",
+    )
 
 
 def _missing(letter_id: str) -> InvalidInput:

@@ -24,6 +24,8 @@ RAY_JOBS_URL = re.compile(rf"https?://([^\s/@]+@)?{HOST}(:{PORT})?(/\S*)?", re.A
 SPARK_REMOTE = re.compile(rf"sc://{HOST}(:{PORT})?(/\S*)?", re.ASCII)
 SPARK_LOCAL_MASTER = re.compile(r"local(\[(\*|[1-9]\d{0,3})(, ?[1-9]\d{0,3})?\])?", re.ASCII)
 
+LEAST_DEAD_BYTES = 4 * 1024**2
+"""The largest dead letter fits."""
 LEAST_RAY_STORE_BYTES = 80 * 1024**2
 """Ray refuses less."""
 LEAST_SPARK_MEMORY_BYTES = 512 * 1024**2
@@ -64,6 +66,10 @@ class Settings:
     """How much open work a work stream may hold before submits are answered with `overloaded`."""
     record_max: int = 200_000
     """How many entries of the record may wait for the recorder before submits are answered so."""
+    dead_max_bytes: int = 67_108_864
+    """How many bytes the dead letters of a partition may have before the oldest of the largest share are trimmed."""
+    dead_retention_seconds: float = 2_592_000.0
+    """How long a dead letter is kept."""
     request_timeout_seconds: float = 3600.0
     """How long a request to an agent in another partition may take, unless it has a limit of its own."""
     pools: tuple[str, ...] = ()
@@ -141,6 +147,10 @@ class Settings:
             mailbox_max=read.whole("WEFT_MAILBOX_MAX", 1, 10_000_000, cls.mailbox_max),
             stream_max=read.whole("WEFT_STREAM_MAX", 1, 1_000_000_000, cls.stream_max),
             record_max=read.whole("WEFT_RECORD_MAX", 1, 1_000_000_000, cls.record_max),
+            dead_max_bytes=read.whole("WEFT_DEAD_MAX_BYTES", LEAST_DEAD_BYTES, 1_099_511_627_776, cls.dead_max_bytes),
+            dead_retention_seconds=read.seconds(
+                "WEFT_DEAD_RETENTION_SECONDS", 60.0, 3_153_600_000.0, cls.dead_retention_seconds
+            ),
             request_timeout_seconds=read.seconds(
                 "WEFT_REQUEST_TIMEOUT_SECONDS", 0.001, 31_536_000.0, cls.request_timeout_seconds
             ),

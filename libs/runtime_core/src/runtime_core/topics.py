@@ -134,11 +134,11 @@ class Topics:
             if error.retry_after_seconds is not None:
                 raise
             # As within one partition: one recipient that cannot be reached does not keep the message from the others.
-            await bus.transport.call(
-                "XADD", bus.keys.dead, "*", "reason", "unknown_name", "stream", "agent", "group", group_of("agent"),
+            await bus.keep_letter((
+                "reason", "unknown_name", "stream", "agent", "group", group_of("agent"),
                 "time", time.time_ns() // 1_000_000, "taskid", message, "name", agent,
                 "error", msgspec.json.encode({"type": "UnknownName", "message": str(error)}), "errors", "[]", "d", data,
-            )  # fmt: skip
+            ))  # fmt: skip
 
     async def _deliver_unheard(self, wanted: TopicSubscription) -> None:
         """What was published before the agent was first heard of, and that nobody had subscribed to."""

@@ -202,6 +202,10 @@ class Keys:
     def out(self, task: str) -> str:
         return f"{self.base}out:{task}"
 
+    def letters(self, counts: str) -> str:
+        """Counts of dead letters: `bytes` by share, `trimmed` by cause and share. Hashes; `letters.lua` has more."""
+        return f"{self.base}letters:{counts}"
+
     def reply(self, client: str) -> str:
         return f"{self.base}reply:{client}"
 

@@ -36,6 +36,7 @@ FUNCTIONS = {
     "lead": True,
     "leave": True,
     "load": True,
+    "keep_letter": True,  # it takes the place of an entry that is larger, within the bound
     "mark_started": True,
     "node": True,
     "progress": True,
@@ -43,6 +44,7 @@ FUNCTIONS = {
     "publish": False,
     "put_state": False,
     "record": True,
+    "recount_letters": True,
     "redrive": False,
     "refuse": True,
     "repair": True,
@@ -58,6 +60,7 @@ FUNCTIONS = {
     "subscribe": False,
     "touch": True,
     "trim": True,
+    "trim_letters": True,
     "unclaim": True,
     "unsubscribe": True,
     "watch": True,
@@ -65,7 +68,7 @@ FUNCTIONS = {
 }
 
 
-SHARED = ("prelude", "checks", "nodes", "claims")
+SHARED = ("prelude", "letters", "checks", "nodes", "claims")
 """Files whose helpers all functions may use."""
 
 

@@ -34,6 +34,20 @@ class CallBegun:
 
 
 @dataclass(frozen=True, slots=True)
+class TrimmedLetters:
+    """What one look after dead letters did and found."""
+
+    old: int
+    """Trimmed, since they were past the retention."""
+    large: int
+    """Trimmed, since all letters had more bytes than they may have."""
+    stored: int
+    """Letters on the stream."""
+    counted: int
+    """Letters whose bytes are counted; as many, unless somebody changed the stream past Weft."""
+
+
+@dataclass(frozen=True, slots=True)
 class Gateways:
     """Who serves a stream of an engine."""
 

@@ -24,7 +24,9 @@ from runtime_core.bus.transport import Argument, Reply
 from runtime_core.command.backlog import engine_streams, groups_of, work_streams
 from runtime_core.command.circles import find_circles
 from runtime_core.command.connection import Broker, has_trajectories, trajectories
+from runtime_core.command.output import in_bytes
 from runtime_core.command.stuck import find_stuck, free
+from runtime_core.dead_letters import DeadLetters
 from runtime_core.errors import InvalidInput, ServerError, WeftError
 from runtime_core.manifest import Manifest
 from runtime_core.setting_values import without_password
@@ -332,8 +334,16 @@ async def dedupe(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
 
 
 async def letters(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
-    count = sum([cast(int, await bus.transport.call("XLEN", bus.keys.dead)) for bus in opened.buses])
-    yield Finding("dead letters", True, f"{count}; look: weft dead list --group-by error" if count else "none")
+    found = DeadLetters(opened.buses)
+    count, sizes = await found.count(), await found.sizes()
+    said = "none"
+    if count:
+        bound = f" of {in_bytes(sizes.bound)}" if sizes.bound else ""
+        shares = ", ".join(f"{share} {in_bytes(size)}" for share, size in list(sizes.shares.items())[:5])
+        said = f"{count} ({in_bytes(sizes.total)}{bound}: {shares}); look: weft dead list --group-by error"
+    if sizes.trimmed:
+        said += f"; {sizes.trimmed} were trimmed so far, since they were too many bytes or too old"
+    yield Finding("dead letters", True, said)
 
 
 async def store(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:

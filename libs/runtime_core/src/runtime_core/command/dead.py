@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from runtime_core.command.options import Json
-from runtime_core.command.output import error_line, moment, preview, print_json, print_table, shown
+from runtime_core.command.output import error_line, in_bytes, moment, preview, print_json, print_table, shown
 
 if TYPE_CHECKING:
     from runtime_core.dead_letters import By, DeadLetter, DeadLetters, Selection
@@ -20,6 +20,7 @@ class GroupBy(enum.StrEnum):
     ERROR = "error"
     NAME = "name"
     REASON = "reason"
+    STREAM = "stream"
 
 
 Reason = Annotated[str, typer.Option("--reason", metavar="REASON", help="Only letters with this reason.")]
@@ -53,7 +54,7 @@ def list_letters(
 ) -> None:
     """List dead letters, the newest first.
 
-    Or count them by error, name or reason.
+    Or count them by error, name, reason or the stream that they came from, with the bytes that they take.
 
     \b
     Examples:
@@ -159,9 +160,17 @@ async def _list(selection: Selection, limit: int, as_json: bool) -> None:
         print("no dead letters")
     else:
         print_table(
-            ("ID", "TIME", "REASON", "NAME", "TASK", "ERROR"),
+            ("ID", "TIME", "REASON", "NAME", "TASK", "SIZE", "ERROR"),
             [
-                (one.letter_id, moment(one.at_ms), one.reason, one.name, one.task or "-", error_line(one.error))
+                (
+                    one.letter_id,
+                    moment(one.at_ms),
+                    one.reason,
+                    one.name,
+                    one.task or "-",
+                    in_bytes(one.size),
+                    error_line(one.error),
+                )
                 for one in letters
             ],
         )
@@ -174,13 +183,21 @@ async def _counted(by: By, selection: Selection, limit: int, as_json: bool) -> N
     async with broker() as opened:
         groups = (await DeadLetters(opened.buses).counted(by, selection))[:limit]
     if as_json:
-        print_json([{by: key, "count": count, "newest": letter.letter_id} for key, count, letter in groups])
+        print_json(
+            [
+                {by: group.key, "count": group.count, "bytes": group.size, "newest": group.newest.letter_id}
+                for group in groups
+            ]
+        )
     elif not groups:
         print("no dead letters")
     else:
         print_table(
-            ("COUNT", "NEWEST", by.upper()),
-            [(str(count), letter.letter_id, preview(key, 200)) for key, count, letter in groups],
+            ("COUNT", "SIZE", "NEWEST", by.upper()),
+            [
+                (str(group.count), in_bytes(group.size), group.newest.letter_id, preview(group.key, 200))
+                for group in groups
+            ],
         )
 
 
@@ -207,6 +224,7 @@ def _print_letter(letter: DeadLetter) -> None:
         ("attempt", str(letter.attempt or "")),
         ("data", preview(letter.data, 2000) if letter.data is not None else ""),
         *((f"  {name}", preview(value, 2000)) for name, value in letter.event.items() if name != "data"),
+        ("cut", _said_of_cut(letter)),
         ("error", error_line(letter.error)),
     ]
     for name, value in facts:
@@ -216,7 +234,24 @@ def _print_letter(letter: DeadLetter) -> None:
         print(f"\nerror {number} of {len(letter.errors)}, {moment(error.get('at'))}: {error_line(error)}")
         if error.get("traceback"):
             print(shown(str(error["traceback"]).rstrip()))
+    if letter.cut:
+        print(
+            f"\nit was too large to be kept whole and cannot be redriven; forget it: weft dead drop {letter.letter_id}"
+        )
+        return
     print(f"\ngive it again: weft dead redrive {letter.letter_id}    forget it: weft dead drop {letter.letter_id}")
+
+
+def _said_of_cut(letter: DeadLetter) -> str:
+    """What was too large to keep, with digests that identify the original; empty for a whole letter."""
+    parts = []
+    fields = letter.cut.get("fields")
+    for name, about in (fields if isinstance(fields, dict) else {}).items():
+        digests = [f"{kind.upper()} {about[kind]}" for kind in ("sha256", "sha1") if kind in about]
+        parts.append(f"only the head of {name} is kept ({about.get('bytes', '?')} bytes, {', '.join(digests)})")
+    if left_out := letter.cut.get("left_out"):
+        parts.append(f"{left_out} fields are left out")
+    return "; ".join(parts)
 
 
 async def _redrive(ids: list[str], selection: Selection, reopen: bool, data: bytes, as_json: bool) -> None:

@@ -46,6 +46,13 @@ def moment(milliseconds: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(milliseconds / 1000))
 
 
+def in_bytes(size: int) -> str:
+    """A size in the unit that suits it, as in `1.5 MiB`."""
+    if size < 1024:
+        return f"{size} B"
+    return f"{size / 1024:.1f} KiB" if size < 1024**2 else f"{size / 1024**2:.1f} MiB"
+
+
 def preview(value: object, limit: int = PREVIEW) -> str:
     """A value on one line."""
     text = plain(value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode())

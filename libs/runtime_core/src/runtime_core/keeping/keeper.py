@@ -14,6 +14,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, TRAJECTORY_RECORDER
 from runtime_core.consumer.leader import Leader
 from runtime_core.keeping.engines import EngineWatch
+from runtime_core.keeping.letters import LetterKeeper
 from runtime_core.keeping.sweeps import forget_old_submits, sweep_index, sweep_quarantine
 
 INTERVAL_SECONDS = 1.0
@@ -25,6 +26,7 @@ class Keeper:
     def __init__(self, bus: EventBus, lease_seconds: float) -> None:
         self._bus = bus
         self._engines = EngineWatch(bus)
+        self._letters = LetterKeeper(bus)
         self._leader = Leader(bus, "admit", "state-manager", lease_seconds, self._work)
 
     async def start(self) -> None:
@@ -54,3 +56,4 @@ class Keeper:
         await sweep_index(self._bus, int(cast(bytes, retention or b"3600")) * 1000)
         await forget_old_submits(self._bus)
         await sweep_quarantine(self._bus)
+        await self._letters.look()

@@ -15,6 +15,7 @@ from runtime_core.bus.keys import GROUPS, STATE_MANAGER, TRAJECTORY_RECORDER, gr
 from runtime_core.bus.namespace import server_info
 from runtime_core.bus.transport import Reply, Transport
 from runtime_core.bus.verbs.survey import Survey
+from runtime_core.dead_letters import letter_bytes, trimmed_letters
 from runtime_core.errors import ServerError
 from runtime_core.keeping.lag import Lag, lag_of_work, lags_of_cursors
 from runtime_core.telemetry import names
@@ -118,12 +119,21 @@ class Measures:
     async def _work(self) -> Iterable[Sample]:
         survey = self._survey = await self._bus.survey(self._survey)
         letters = cast(int, await self._bus.transport.call("XLEN", self._bus.keys.dead))
+        sizes, trimmed = await letter_bytes(self._bus), await trimmed_letters(self._bus)
+        streams = sorted({share for _, share in trimmed} | (sizes.keys() - {""}))
         return (
             Sample(names.TASKS_ADMITTED, survey.started),
             Sample(names.TASKS_OPEN, survey.open),
             Sample(names.MAILBOX_WAITING, survey.mail),
             Sample(names.MAILBOX_DEEPEST, survey.deepest),
             Sample(names.DEAD_LETTERS_KEPT, letters),
+            *(Sample(names.DEAD_LETTER_BYTES, sizes.get(share, 0), (share,)) for share in streams),
+            # With 0 for each stream that has letters, so that the first one trimmed is an increase.
+            *(
+                Sample(names.DEAD_LETTERS_TRIMMED, trimmed.get((cause, share), 0), (share, cause))
+                for share in streams
+                for cause in names.TRIM_CAUSES
+            ),
         )
 
     async def _timers(self, now_ms: int) -> list[Sample]:

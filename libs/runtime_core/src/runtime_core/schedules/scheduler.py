@@ -126,10 +126,10 @@ class Scheduler:
         logger.warning("schedule %s: %s is rejected: %s", schedule.schedule_id, task, error)
         now = await self._clock()
         reason = {"type": "Rejected", "message": str(error)}
-        await self._bus.transport.call(
-            "XADD", self._bus.keys.dead, "*", "reason", "rejected", "stream", "tasks", "group", STATE_MANAGER,
+        await self._bus.keep_letter((
+            "reason", "rejected", "stream", "tasks", "group", STATE_MANAGER,
             "entry", f"{time_ms}-0", "time", now, "field", error.field, "error", msgspec.json.encode(reason),
             "errors", msgspec.json.encode([{**reason, "at": float(now)}]), "taskid", task,
             "event:type", SUBMIT, "event:id", task, "event:source", f"schedule/{schedule.schedule_id}",
             "event:data", encode({**schedule.task, "task_id": task}),
-        )  # fmt: skip
+        ))  # fmt: skip

@@ -327,6 +327,17 @@ DEAD_LETTERS_KEPT = _gauge(
     "weft_dead_letters_kept", "Dead letters that are on the broker.", ("partition",), LEADER,
     "above 0: see [dead letters](operations.md#dead-letters)",
 )  # fmt: skip
+DEAD_LETTER_BYTES = _gauge(
+    "weft_dead_letters_bytes", "Bytes of dead letters, by the stream that their deliveries came from.",
+    ("partition", "stream"), LEADER, "the sum comes near `WEFT_DEAD_MAX_BYTES`: the oldest will be trimmed", "bytes",
+)  # fmt: skip
+DEAD_LETTERS_TRIMMED = _counter(
+    "weft_dead_letters_trimmed_total",
+    "Dead letters that were deleted before anybody decided about them. `bytes`: all letters had more bytes than"
+    " `WEFT_DEAD_MAX_BYTES`, and this stream's the most; `age`: they were past `WEFT_DEAD_RETENTION_SECONDS`. The"
+    " broker counts them: a new leader goes on from there.",
+    ("partition", "stream", "cause"), LEADER, "any rise: see [dead letters](operations.md#dead-letters)",
+)  # fmt: skip
 BROKER_MEMORY = _gauge(
     "weft_broker_memory_bytes", "Memory that the broker uses.", ("partition",), LEADER,
     "above 80 % of the limit submits are refused", "bytes",
@@ -379,6 +390,8 @@ REASONS = {
     "state-manager": ("rejected", "undeliverable"),
 }
 """Reasons of `weft_dead_letters_total` by service."""
+TRIM_CAUSES = ("bytes", "age")
+"""Causes of `weft_dead_letters_trimmed_total`."""
 STATUSES = ("completed", "failed", "cancelled")
 """How a task may end."""
 REFUSALS = ("unknown_agent", "overloaded", "duplicate_id", "invalid")

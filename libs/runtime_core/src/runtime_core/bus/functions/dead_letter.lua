@@ -1,4 +1,4 @@
--- Ends a delivery that will not be tried again: keeps it whole with its reason, answers the waiting step or ends the
+-- Ends a delivery that will not be tried again: keeps it with its reason, answers the waiting step or ends the
 -- task, and releases the instance, in one step, since whoever calls it may never have run the handler.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 stream · 3 entry · 4 reason (`attempts`, `not_retryable`, `poison`, `diverged`, `malformed`, …)
@@ -34,7 +34,7 @@ local function dead_letter(keys, args)
   local is_turn = string.sub(stream, 1, 5) == 'agent'
   if head[1] ~= '1' or not head[7] or head[3] == '' or not (is_turn or parent_of(head[4])) then
     settle(base, stream, entry)
-    redis.call('XADD', base .. 'dead', '*', unpack(letter))
+    dead.keep(base, letter)
     return 'OK'
   end
   local task, run, name, instance_key = head[3], head[4], head[5], head[6]
@@ -62,7 +62,7 @@ local function dead_letter(keys, args)
     end
     if reason ~= 'malformed' then return 'DONE' end
     -- The bus never sent it, so no commit can have handled it before.
-    redis.call('XADD', base .. 'dead', '*', unpack(letter))
+    dead.keep(base, letter)
     return 'OK'
   end
   local ending, usage
@@ -88,7 +88,7 @@ local function dead_letter(keys, args)
     redis.call('HDEL', run_key(base, task, run), 'w')
     if ending then ending.unwritten = nil end
   end
-  local letter_id = redis.call('XADD', base .. 'dead', '*', unpack(letter))
+  local letter_id = dead.keep(base, letter)
   redis.call('ZADD', base .. 'letters', letter_id and ms_of(letter_id) or 0, task .. '|' .. letter_id)
   redis.call('HINCRBY', key, 'lt', 1)
   if usage then redis.call('HSET', key, 'us', usage, 'fl', flags) end

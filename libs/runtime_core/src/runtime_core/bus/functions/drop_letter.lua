@@ -12,7 +12,7 @@ local function drop_letter(keys, args)
   local v = task and redis.call('HMGET', key, 'status', 'fl') or {}
   local retention = redis.call('HGET', base .. 'meta', 'retention') or '3600'
   redis.call('ZCARD', base .. 'letters')
-  redis.call('XDEL', base .. 'dead', args[1])
+  dead.forget(base, args[1], found[2])
   if task then redis.call('ZREM', base .. 'letters', task .. '|' .. args[1]) end
   if v[1] and not unpin(key, v[2] or '') and ENDED[v[1]] then redis.call('EXPIRE', key, retention) end
   return 1

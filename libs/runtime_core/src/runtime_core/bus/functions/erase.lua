@@ -15,7 +15,8 @@ local function erase(keys, args)
   for _, member in ipairs(letters) do
     local owner, letter = string.match(member, '^(.*)|([^|]*)$')
     if owner == task then
-      redis.call('XDEL', base .. 'dead', letter)
+      local kept = redis.call('XRANGE', base .. 'dead', letter, letter)[1]
+      if kept then dead.forget(base, letter, kept[2]) end
       redis.call('ZREM', base .. 'letters', member)
       found = 'OK'
     end

@@ -26,6 +26,8 @@ local GROUPS = {agent = 'agent-handler', tool = 'tool-handler', ray = 'ray-gatew
 local REPLY_MAX = '100000'
 local UNHEARD_MAX = '1000'
 local ENDED = {completed = true, failed = true, cancelled = true}
+-- Its functions are in `letters.lua`.
+local dead = {}
 
 
 local function group_of(stream)
@@ -885,9 +887,9 @@ local function send_detached(base, task, agent, key, data, context, from_task, f
   end
   local stream = redis.call('HGET', base .. 'agents', agent)
   if not stream then
-    redis.call('XADD', base .. 'dead', '*', 'reason', 'unknown_name', 'stream', 'agent', 'group', GROUPS.agent,
+    dead.keep(base, {'reason', 'unknown_name', 'stream', 'agent', 'group', GROUPS.agent,
       'time', text(now_ms(base)), 'taskid', from_task, 'runid', from_run, 'name', agent,
-      'error', error_json('UnknownName', 'no agent is named ' .. agent), 'errors', '[]', 'd', data)
+      'error', error_json('UnknownName', 'no agent is named ' .. agent), 'errors', '[]', 'd', data})
     return
   end
   local tk = base .. 'task:' .. task

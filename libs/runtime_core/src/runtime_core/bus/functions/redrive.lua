@@ -32,12 +32,14 @@ end
 -- KEYS 1 base
 -- ARGV 1 letter id · 2 '1' to reopen an ended task · 3 new data (JSON) or '' to send what was there
 -- RETURNS {'ok', task} · {'missing'} · {'ended', task, status} · {'gone', task} where what waited for it is no more
+--         {'cut', task} where parts of it were too large to keep
 local function redrive(keys, args)
   local base = keys[1]
   local found = redis.call('XRANGE', base .. 'dead', args[1], args[1])[1]
   if not found then return {'missing'} end
   local named = {}
   for i = 1, #found[2], 2 do named[found[2][i]] = found[2][i + 1] end
+  if named.cut then return {'cut', named.taskid or ''} end
   if not named.h or not named.stream then return {'gone', ''} end
   local head = lines(named.h)
   local task, run, stream = head[3], head[4], named.stream
@@ -90,7 +92,7 @@ local function redrive(keys, args)
   local counted = tonumber(redis.call('HGET', key, 'steps') or '0')
   if again > 0 and counted >= again then redis.call('HSET', key, 'steps', text(counted - again)) end
   if not unpin(key, flags) then flags = redis.call('HGET', key, 'fl') or '' end
-  redis.call('XDEL', base .. 'dead', args[1])
+  dead.forget(base, args[1], found[2])
   redis.call('ZREM', base .. 'letters', task .. '|' .. args[1])
   if is_turn and args[3] ~= '' and head[2] == 'start' then
     redis.call('HSET', rk, 'd', args[3])

@@ -36,7 +36,7 @@ local function repair(keys, args)
       letter[#letter + 1] = pair[1]
       letter[#letter + 1] = pair[2]
     end
-    local id = redis.call('XADD', base .. 'dead', '*', unpack(letter))
+    local id = dead.keep(base, letter)
     redis.call('ZADD', base .. 'letters', ms_of(id), task .. '|' .. id)
   end
 

@@ -50,7 +50,7 @@ local function retry(keys, args)
   end
   if errors then
     kept[#kept + 1] = 'e'
-    kept[#kept + 1] = errors
+    kept[#kept + 1] = dead.errors(errors)
   end
   local usage
   if args[9] and args[9] ~= '' then usage = cjson.encode(usage_with(redis.call('HGET', key, 'us'), {args[9]})) end

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
+from typing import cast
 
 from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.letters import bounded
 from runtime_core.bus.reply import texts
+from runtime_core.bus.transport import Argument
+from runtime_core.bus.values import TrimmedLetters
 from runtime_core.bus.verbs.partition import Partition
 from runtime_core.telemetry.redaction import redactor
 
@@ -45,7 +50,7 @@ class FailureVerbs(Partition):
         steps: int = 0,
         usage: bytes = b"",
     ) -> bool:
-        """End a delivery that will not be tried again, answer who waits for it, and keep it whole.
+        """End a delivery that will not be tried again, answer who waits for it, and keep it.
 
         What it was sent stays as it was, to be sent again; secrets are taken out of its errors and rows.
         """
@@ -57,8 +62,23 @@ class FailureVerbs(Partition):
         self._fence(reply)
         return reply == b"OK"
 
+    async def keep_letter(self, fields: Sequence[Argument]) -> str:
+        """Keep a dead letter that no delivery of a handler goes with; oversized fields are cut. Returns its id."""
+        return cast(bytes, await self.call("keep_letter", *bounded(fields))).decode()
+
+    async def trim_letters(self, most_bytes: int, retention_ms: int) -> TrimmedLetters:
+        """Trim dead letters by age and bytes; from now on `most_bytes` holds for all that write letters."""
+        reply = cast(list[int], await self.call("trim_letters", most_bytes, retention_ms))
+        return TrimmedLetters(*reply)
+
+    async def recount_letters(self) -> None:
+        """Count the bytes of all dead letters anew."""
+        cursor: Argument = "-"
+        while cursor:
+            cursor = cast(bytes, await self.call("recount_letters", cursor))
+
     async def redrive(self, letter: str, reopen: bool, data: bytes = b"") -> list[str]:
-        """`ok` + task, `missing`, `ended` + task + status, or `gone` + task."""
+        """`ok` + task, `missing`, `cut` + task, `ended` + task + status, or `gone` + task."""
         return texts(await self.call("redrive", letter, "1" if reopen else "0", data))
 
     async def drop_letter(self, letter: str) -> bool:

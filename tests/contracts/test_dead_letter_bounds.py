@@ -1,0 +1,336 @@
+"""Dead letters are bounded: each by its size, all of them by bytes and age, and no stream's at the cost of others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import cast
+
+import pytest
+
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.letters import (
+    HEAD_BYTES,
+    MAX_FIELDS,
+    MAX_LETTER_BYTES,
+    MAX_STRUCTURED_BYTES,
+    MAX_VALUE_BYTES,
+    bounded,
+)
+from runtime_core.codec import MAX_DATA_BYTES
+from runtime_core.dead_letters import OVERHEAD_BYTES, DeadLetters, letter_bytes, trimmed_letters
+from runtime_core.envelope import MAX_STRUCTURED_BYTES as MAX_EVENT_BYTES
+from runtime_core.errors import InvalidInput
+from runtime_core.keeping.letters import LetterKeeper
+from tests.contracts.broker import Broker, bury, complete
+
+FOREVER_MS = 10**12
+ENOUGH = 10**9
+"""A bound that nothing here comes near."""
+
+
+def event(stream: str = "tasks", data: bytes = b"{}", more: Mapping[str, bytes] | None = None) -> list[str | bytes]:
+    """A refused command."""
+    fields: list[str | bytes] = ["reason", "rejected", "stream", stream, "error", "{}", "errors", "[]"]
+    for name, value in (("type", b"weft.task.submit"), ("data", data), *(more or {}).items()):
+        fields += [f"event:{name}", value]
+    return fields
+
+
+def weight(letter: dict[str, str]) -> int:
+    return OVERHEAD_BYTES + sum(len(name.encode() + value.encode()) for name, value in letter.items() if name != "id")
+
+
+async def limit(broker: Broker, most: int) -> None:
+    await broker.call("HSET", broker.keys.meta, "dead_max", most)
+
+
+async def ids(broker: Broker, stream: str = "") -> list[str]:
+    return [letter["id"] for letter in await broker.entries("dead") if stream in ("", letter["stream"])]
+
+
+async def counts_agree(broker: Broker, bus: EventBus) -> dict[str, int]:
+    """Assert that the counted bytes are those of the letters; returns them."""
+    real: dict[str, int] = {}
+    for letter in await broker.entries("dead"):
+        share = {"diverged": "parked", "undeliverable": "replyto"}.get(letter["reason"], letter["stream"])
+        real[share] = real.get(share, 0) + weight(letter)
+        if share != "parked":
+            real[""] = real.get("", 0) + weight(letter)
+    assert await letter_bytes(bus) == real
+    return real
+
+
+# -- one letter ------------------------------------------------------------------------------------------------------
+
+
+async def test_an_oversized_event_keeps_a_head_and_a_digest(broker: Broker, bus: EventBus) -> None:
+    data = b'{"task_id":"t","input":"' + b"x" * (8 * 1024 * 1024) + b'"}'
+    letter_id = await bus.keep_letter(event(data=data))
+    [letter] = await broker.entries("dead")
+    assert letter["event:data"].encode() == data[:HEAD_BYTES]
+    cut = json.loads(letter["cut"])
+    assert cut["fields"] == {"event:data": {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
+    assert cut["bytes"] > len(data)
+    assert weight(letter) < 2 * HEAD_BYTES
+    letters = DeadLetters([bus])
+    assert (await letters.get(letter_id)).cut == cut
+    with pytest.raises(InvalidInput, match="was cut because it was too large, so it cannot be redriven"):
+        await letters.redrive(letter_id)
+    assert await bus.redrive(letter_id, True) == ["cut", ""]
+    await letters.drop(letter_id)
+    assert await letter_bytes(bus) == {}
+
+
+@pytest.mark.parametrize(("size", "whole"), [(MAX_DATA_BYTES, True), (MAX_DATA_BYTES + 1, False)])
+async def test_the_limit_of_an_event_is_the_limit_of_its_letter(
+    broker: Broker, bus: EventBus, size: int, whole: bool
+) -> None:
+    await bus.keep_letter(event(data=b"x" * size))
+    [letter] = await broker.entries("dead")
+    assert ("cut" not in letter, len(letter["event:data"]) == size) == (whole, whole)
+
+
+async def test_a_structured_event_has_a_limit_of_its_own(broker: Broker, bus: EventBus) -> None:
+    assert MAX_STRUCTURED_BYTES == MAX_EVENT_BYTES
+    for size in (MAX_STRUCTURED_BYTES, MAX_STRUCTURED_BYTES + 1):
+        await bus.keep_letter(["reason", "rejected", "stream", "tasks", "event:data", b"x" * size])
+    whole, cut = await broker.entries("dead")
+    assert (len(whole["event:data"]), "cut" in whole) == (MAX_STRUCTURED_BYTES, False)
+    assert (len(cut["event:data"]), "cut" in cut) == (HEAD_BYTES, True)
+
+
+async def test_many_fields_and_long_names_are_left_out(broker: Broker, bus: EventBus) -> None:
+    many = {f"x{number}": b"1" for number in range(5000)}
+    await bus.keep_letter([*event(more=many), "event:" + "n" * 5000, "1"])
+    [letter] = await broker.entries("dead")
+    assert len(letter) == MAX_FIELDS + 2  # its id and `cut`
+    assert json.loads(letter["cut"])["left_out"] == 5000 + 6 + 1 - MAX_FIELDS
+
+
+async def test_all_fields_together_are_bounded(broker: Broker, bus: EventBus) -> None:
+    values = {f"x{number}": bytes([97 + number]) * (MAX_DATA_BYTES - number) for number in range(8)}
+    await bus.keep_letter(event(more=values))
+    [letter] = await broker.entries("dead")
+    cut = json.loads(letter["cut"])["fields"]
+    assert sorted(cut) == [f"event:x{number}" for number in range(6)], "the largest are cut"
+    assert cut["event:x1"]["sha256"] == hashlib.sha256(values["x1"]).hexdigest()
+    assert weight(letter) <= MAX_LETTER_BYTES
+
+
+async def test_an_entry_that_is_cut_on_the_broker_keeps_a_digest_too(broker: Broker, bus: EventBus) -> None:
+    """Entries of work streams become letters on the broker, which has SHA-1 only."""
+    data = b"x" * (MAX_VALUE_BYTES + 1)
+    fields: list[str | bytes] = []
+    for number in range(5000):
+        fields += [f"x{number}", "1"]
+    await broker.call("XADD", broker.keys.stream("agent"), "*", "d", data, "n" * 5000, "1", *fields)
+    _, malformed = await bus.read(["agent"], 1, 5)
+    [(stream, entry, _)] = malformed
+    assert await bus.dead_letter(stream, entry, "malformed", b"[]", 1, b"{}")
+    [letter] = await broker.entries("dead")
+    assert letter["d"].encode() == data[:HEAD_BYTES]
+    cut = json.loads(letter["cut"])
+    assert cut["fields"] == {"d": {"bytes": len(data), "sha1": hashlib.sha1(data).hexdigest()}}
+    assert cut["left_out"] > 4000
+    assert len(letter) == MAX_FIELDS + 2
+    await broker.idle()
+
+
+async def test_all_fields_of_an_entry_are_bounded_on_the_broker(broker: Broker, bus: EventBus) -> None:
+    values = [item for number in range(8) for item in (f"x{number}", "y" * (MAX_DATA_BYTES - number))]
+    await broker.call("XADD", broker.keys.stream("agent"), "*", *values)
+    _, [(stream, entry, _)] = await bus.read(["agent"], 1, 5)
+    assert await bus.dead_letter(stream, entry, "malformed", b"[]", 1, b"{}")
+    [letter] = await broker.entries("dead")
+    assert weight(letter) <= MAX_LETTER_BYTES
+    assert sorted(json.loads(letter["cut"])["fields"]) == [f"x{number}" for number in range(6)]
+
+
+async def test_the_largest_work_of_the_bus_is_kept_whole(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(
+        bus, "t", data=b'"' + b"x" * (MAX_DATA_BYTES - 2) + b'"', context=b'{"a":"' + b"y" * 900_000 + b'"}'
+    )
+    assert await bury(bus, await broker.take(bus))
+    [letter] = await broker.entries("dead")
+    assert "cut" not in letter
+    assert await bus.redrive(letter["id"], True) == ["ok", "t"]
+    assert await letter_bytes(bus) == {}
+    await complete(bus, await broker.take(bus))
+    await broker.idle()
+
+
+async def test_errors_of_many_attempts_are_bounded(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    for number in range(60):
+        turn = await broker.take(bus)
+        error = json.dumps({"type": f"E{number}", "traceback": "x" * 16_000}).encode()
+        if number == 59:
+            assert await bus.dead_letter(turn.stream, turn.entry, "attempts", b"[" + error + b"]", 1, b"{}")
+            break
+        assert await bus.retry(turn, 0, error)
+        await broker.pass_time(1)
+        await bus.promote()
+        [entry] = await broker.entries("agent")
+        assert len(entry["e"]) < 400_000
+    [letter] = await broker.entries("dead")
+    errors = json.loads(letter["errors"])
+    assert len(letter["errors"]) < 400_000
+    assert errors[-1]["type"] == "E59"
+    assert errors[0]["type"] == "LeftOut"
+    assert "cut" not in letter, "it can be redriven"
+
+
+def test_a_letter_within_its_bounds_stays_as_it_is() -> None:
+    fields = event(data=b"{}")
+    assert bounded(fields) == [item.encode() if isinstance(item, str) else item for item in fields]
+
+
+# -- all letters -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_flood_trims_its_own_letters(broker: Broker, bus: EventBus) -> None:
+    """The oldest of the largest share go, and they are counted."""
+    quiet = [await bus.keep_letter(event("tasks:quiet", b"q" * 1000)) for _ in range(5)]
+    await limit(broker, 60_000)
+    flood = [await bus.keep_letter(event("tasks:loud", b"f" * 1000)) for _ in range(200)]
+    sizes = await counts_agree(broker, bus)
+    assert sizes[""] <= 60_000
+    assert await ids(broker, "tasks:quiet") == quiet
+    left = await ids(broker, "tasks:loud")
+    assert left == flood[-len(left) :]
+    assert await trimmed_letters(bus) == {("bytes", "tasks:loud"): 200 - len(left)}
+    sizes_now = await DeadLetters([bus]).sizes()
+    assert (sizes_now.bound, sizes_now.trimmed) == (60_000, 200 - len(left))
+    assert list(sizes_now.shares) == ["tasks:loud", "tasks:quiet"]
+
+
+async def test_a_letter_is_not_trimmed_by_its_own_write(broker: Broker, bus: EventBus) -> None:
+    await limit(broker, 1)
+    first = await bus.keep_letter(event("a"))
+    assert await ids(broker) == [first]
+    second = await bus.keep_letter(event("b"))
+    assert await ids(broker) == [second]
+    await counts_agree(broker, bus)
+
+
+async def test_letters_of_handlers_share_the_bound(broker: Broker, bus: EventBus) -> None:
+    await limit(broker, 20_000)
+    for number in range(40):
+        await broker.submit(bus, f"t{number}", data=b'"' + b"x" * 1000 + b'"')
+        assert await bury(bus, await broker.take(bus))
+    assert (await counts_agree(broker, bus))["agent"] <= 20_000
+    assert (await broker.entries("dead"))[-1]["taskid"] == "t39"
+
+
+async def test_a_trimmed_letter_lets_its_task_expire(broker: Broker, bus: EventBus) -> None:
+    for task in ("t", "u"):
+        await broker.submit(bus, task)
+        assert await bury(bus, await broker.take(bus))
+    assert await broker.call("TTL", broker.keys.task("t")) == -1
+    await limit(broker, weight((await broker.entries("dead"))[0]) + 100)
+    assert (await bus.trim_letters(700, FOREVER_MS)).large == 1
+    assert cast(int, await broker.call("TTL", broker.keys.task("t"))) > 0
+    assert await broker.call("TTL", broker.keys.task("u")) == -1, "its letter is still there"
+    assert [letter["taskid"] for letter in await broker.entries("dead")] == ["u"]
+    assert await broker.call("ZCARD", broker.keys.base + "letters") == 1
+
+
+async def test_old_letters_are_trimmed(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    assert await bury(bus, await broker.take(bus))
+    await bus.keep_letter(event("tasks:a"))
+    done = await bus.trim_letters(ENOUGH, FOREVER_MS)
+    assert (done.old, done.large, done.stored, done.counted) == (0, 0, 2, 2)
+    done = await bus.trim_letters(ENOUGH, -60_000)
+    assert (done.old, done.large, done.stored, done.counted) == (2, 0, 0, 0)
+    assert await letter_bytes(bus) == {}
+    assert await trimmed_letters(bus) == {("age", "agent"): 1, ("age", "tasks:a"): 1}
+    assert cast(int, await broker.call("TTL", broker.keys.task("t"))) > 0
+
+
+async def test_a_parked_run_keeps_its_letter(broker: Broker, bus: EventBus) -> None:
+    """Only a redrive of its letter lets it go on. Once its task has ended, nothing waits for the letter."""
+    await broker.submit(bus, "t", data=b'"' + b"x" * 5000 + b'"')
+    assert await bury(bus, await broker.take(bus), "diverged")
+    await limit(broker, 1)
+    await bus.keep_letter(event("a"))
+    await bus.keep_letter(event("b"))
+    assert (await bus.trim_letters(1, -60_000)).stored == 1
+    [letter] = await broker.entries("dead")
+    assert letter["reason"] == "diverged"
+    await counts_agree(broker, bus)
+    assert await bus.redrive(letter["id"], False) == ["ok", "t"]
+    assert await bury(bus, await broker.take(bus), "diverged")
+    await bus.cancel("t", "no more")
+    assert (await bus.trim_letters(ENOUGH, -60_000)).stored == 0
+    assert await letter_bytes(bus) == {}
+
+
+async def test_letters_that_leave_are_not_counted(broker: Broker, bus: EventBus) -> None:
+    for task in ("dropped", "redriven", "erased"):
+        await broker.submit(bus, task)
+        assert await bury(bus, await broker.take(bus))
+    await counts_agree(broker, bus)
+    dropped, redriven, _ = await ids(broker)
+    assert await bus.drop_letter(dropped)
+    await counts_agree(broker, bus)
+    assert await bus.redrive(redriven, True) == ["ok", "redriven"]
+    await counts_agree(broker, bus)
+    assert await bus.erase("erased") == "OK"
+    assert await letter_bytes(bus) == {}
+    assert await broker.call("KEYS", broker.keys.base + "letters:*") == []
+
+
+async def test_an_address_that_a_publisher_chose_is_no_share(broker: Broker, bus: EventBus) -> None:
+    for number in range(3):
+        await bus.keep_letter(["reason", "undeliverable", "stream", f"shop:answers:{number}", "d", b"{}"])
+    assert set(await counts_agree(broker, bus)) == {"", "replyto"}
+
+
+async def test_letters_written_past_weft_are_counted_by_the_keeper(broker: Broker, bus: EventBus) -> None:
+    """An older release appends them itself, and people delete entries by hand."""
+    for _ in range(45):
+        await broker.call("XADD", broker.keys.dead, "*", *event("tasks:a", b"x" * 100))
+    gone = await bus.keep_letter(event("tasks:b"))
+    await broker.call("XDEL", broker.keys.dead, gone)
+    await bus.keep_letter(event("tasks:b"))
+    await LetterKeeper(bus).trim()
+    assert set(await counts_agree(broker, bus)) == {"", "tasks:a", "tasks:b"}
+    await LetterKeeper(bus, most_bytes=2000).trim()
+    assert (await counts_agree(broker, bus))[""] <= 2000
+
+
+async def test_an_entry_deleted_by_hand_counts_as_nothing_trimmed(broker: Broker, bus: EventBus) -> None:
+    gone = await bus.keep_letter(event("a", b"x" * 500))
+    kept = await bus.keep_letter(event("a", b"x" * 500))
+    await broker.call("XDEL", broker.keys.dead, gone)
+    assert (await bus.trim_letters(700, FOREVER_MS)).large == 0
+    assert await ids(broker) == [kept]
+    assert await trimmed_letters(bus) == {}
+    await counts_agree(broker, bus)
+
+
+async def test_letters_are_kept_where_their_counts_are_damaged(broker: Broker, bus: EventBus) -> None:
+    for name in ("letters:bytes", "letters:of:a", "letters:trimmed"):
+        await broker.call("SET", broker.keys.base + name, "of the wrong type")
+    letter = await bus.keep_letter(event("a"))
+    assert await ids(broker) == [letter]
+    assert await bus.drop_letter(letter)
+
+
+async def test_the_keeper_logs_what_was_trimmed(
+    broker: Broker, bus: EventBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = LetterKeeper(bus, most_bytes=2000)
+    await keeper.trim()
+    for _ in range(10):
+        await bus.keep_letter(event("tasks:loud", b"x" * 500))
+    await keeper.trim()
+    [said] = [record.getMessage() for record in caplog.records if "trimmed" in record.getMessage()]
+    assert "trimmed 8 dead letters: dead letters may have 2000 bytes (WEFT_DEAD_MAX_BYTES)" in said
+    assert "tasks:loud had the most" in said
+    caplog.clear()
+    await keeper.trim()
+    assert not caplog.records
