@@ -20,6 +20,7 @@ async def build(settings: Settings, metrics: Metrics) -> Role:
         "mailbox_max": settings.mailbox_max,
         "stream_max": settings.stream_max,
         "record_max": settings.record_max,
+        "output_max": settings.output_max_bytes,
         "request_timeout_ms": max(1, int(settings.request_timeout_seconds * 1000)),
     }
     transports = [await connect(settings.redis_url) for _ in range(settings.partitions)]

@@ -71,8 +71,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         TURNS,
         "flush",
-        "            await warm.port.flush()\n",
-        "",
+        "await warm.port.flush()",
+        "pass",
         "a commit does not overtake its deltas",
         "contracts:kept_turns",
         "integration:local_app",
@@ -369,5 +369,21 @@ MUTANTS: tuple[Mutant, ...] = (
         "                pass\n",
         "a call that was not ready may be made later",
         "contracts:calls_once",
+    ),
+    python(
+        "encoding.py",
+        "room",
+        "if left is not None and left < 0:",
+        "if False:",
+        "a huge value is not written",
+        "unit:huge_results",
+    ),
+    python(
+        "encoding.py",
+        "plainer_room",
+        "if self._left < 0:",
+        "if False:",
+        "a huge object is not written",
+        "unit:huge_results",
     ),
 )

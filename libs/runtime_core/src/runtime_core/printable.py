@@ -5,6 +5,7 @@ from __future__ import annotations
 # Of errors: longer texts say no more, and every one of them is kept with its delivery.
 LONGEST_TRACEBACK = 8_000
 LONGEST_MESSAGE = 2_000
+LONGEST_TYPE = 200
 
 
 def plain(text: str) -> str:
@@ -12,6 +13,14 @@ def plain(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else " " if char.isspace() else "�" for char in text)
+
+
+def text_of_error(error: BaseException) -> str:
+    """The error's own text; where that cannot be read, why not."""
+    try:
+        return str(error)
+    except Exception as unreadable:
+        return f"(its text cannot be read: {type(unreadable).__name__})"
 
 
 def shortened(text: str, limit: int) -> str:

@@ -64,6 +64,8 @@ class Settings:
     """How many events may wait for one agent instance."""
     stream_max: int = 100_000
     """How much open work a work stream may hold before submits are answered with `overloaded`."""
+    output_max_bytes: int = 16_777_216
+    """How much one task may write to its output: deltas, pieces of answers and progress."""
     record_max: int = 200_000
     """How many entries of the record may wait for the recorder before submits are answered so."""
     dead_max_bytes: int = 67_108_864
@@ -146,6 +148,9 @@ class Settings:
             dedupe_max=read.whole("WEFT_DEDUPE_MAX", 1, 1_000_000_000, cls.dedupe_max),
             mailbox_max=read.whole("WEFT_MAILBOX_MAX", 1, 10_000_000, cls.mailbox_max),
             stream_max=read.whole("WEFT_STREAM_MAX", 1, 1_000_000_000, cls.stream_max),
+            output_max_bytes=read.whole(
+                "WEFT_OUTPUT_MAX_BYTES", MAX_DATA_BYTES, 1_099_511_627_776, cls.output_max_bytes
+            ),
             record_max=read.whole("WEFT_RECORD_MAX", 1, 1_000_000_000, cls.record_max),
             dead_max_bytes=read.whole("WEFT_DEAD_MAX_BYTES", LEAST_DEAD_BYTES, 1_099_511_627_776, cls.dead_max_bytes),
             dead_retention_seconds=read.seconds(

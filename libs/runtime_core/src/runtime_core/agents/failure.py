@@ -21,6 +21,7 @@ from runtime_core.errors import (
     ToolError,
     WeftError,
 )
+from runtime_core.printable import LONGEST_TYPE, text_of_error
 
 MAX_TEXT = 16_000
 """The most characters of a message or a traceback that are kept; of a traceback the end."""
@@ -35,23 +36,30 @@ def failure_of(error: BaseException) -> Failed:
         case Retry():
             return Failed("Retry", clean(error.reason), retry_after_seconds=error.after_seconds)
         case NotReady():
-            return Failed("NotReady", clean(str(error)), counts=False)
+            return Failed("NotReady", clean(text_of_error(error)), counts=False)
         case Reject():
-            return Failed(error.type, clean(error.reason), retryable=False, rejected=True)
+            return Failed(clean(error.type[:LONGEST_TYPE]), clean(error.reason), retryable=False, rejected=True)
         case TaskCancelled():
-            return Failed(error.type, clean(error.message), retryable=False, rejected=True, cancelled=True)
+            return Failed(
+                clean(error.type[:LONGEST_TYPE]), clean(error.message), retryable=False, rejected=True, cancelled=True
+            )
         case StepError():
-            kind = error.type or type(error).__name__
+            kind = clean(error.type[:LONGEST_TYPE]) or type_of(error)
             # The step's own delivery is the dead letter: a second one of the run that waited says no more.
             # And what was denied is an answer, not a defect.
             kept = isinstance(error, ToolError | AgentError | Denied)
             return Failed(kind, clean(error.message), text_of(error), retryable=False, rejected=kept)
         case Divergence():
-            return Failed("Divergence", clean(str(error)), retryable=False, parked=True)
+            return Failed("Divergence", clean(text_of_error(error)), retryable=False, parked=True)
         case InvalidInput() | LimitExceeded() | ConfigurationError() | JobCancelled():
-            return Failed(type(error).__name__, clean(str(error)), text_of(error), retryable=False)
+            return Failed(type_of(error), clean(text_of_error(error)), text_of(error), retryable=False)
     # WeftError itself is raised for wrong use of the context: the same code would do the same again.
-    return Failed(type(error).__name__, clean(str(error)), text_of(error), retryable=type(error) is not WeftError)
+    return Failed(type_of(error), clean(text_of_error(error)), text_of(error), retryable=type(error) is not WeftError)
+
+
+def type_of(error: BaseException) -> str:
+    """The name of the error's class: code may make a class of any name."""
+    return clean(type(error).__name__[:LONGEST_TYPE])
 
 
 def text_of(error: BaseException) -> str:

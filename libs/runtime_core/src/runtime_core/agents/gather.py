@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from runtime_core.agents.asked import Asked
 from runtime_core.agents.branch import Branch, Wait
 from runtime_core.agents.local import LocalStep
-from runtime_core.agents.outgoing import Outgoing
+from runtime_core.agents.outgoing import Outgoing, room
 from runtime_core.agents.run_context import join
 from runtime_core.agents.step import Step, result_of
 from runtime_core.errors import Outcome
@@ -75,6 +75,7 @@ class Gather:
         assert wait is not None
         if not wait.over():
             yield from run.flow.wait(wait)
+        yield from room(run)
         return self._results(branch)
 
     def _start(self, wait: Wait, branch: Branch) -> None:

@@ -12,12 +12,13 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, cast
 
 from runtime_core import codec
-from runtime_core.agents.failure import clean, text_of
+from runtime_core.agents.failure import clean, text_of, type_of
 from runtime_core.agents.journal import DIGEST_BYTES, payload_of, status_of, time_of
 from runtime_core.agents.step import Step, result_of
 from runtime_core.consumer.effects import COMPLETED, FAILED
 from runtime_core.encoding import encode
-from runtime_core.errors import EngineError, InvalidInput, Outcome
+from runtime_core.errors import EngineError, InvalidInput, LimitExceeded, Outcome
+from runtime_core.printable import text_of_error
 from runtime_core.trajectory.steps import StepError as RowError
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
                 raise run.flow.abort(error) from error
         else:
             status = FAILED
-            kind, message = type(failure).__name__, clean(str(failure))
+            kind, message = type_of(failure), clean(text_of_error(failure))
             if self.kind == "engine" and isinstance(failure, EngineError):
                 # The engine's word for what has failed in its call: that is the step's error.
                 kind, message = failure.type, clean(failure.message)
@@ -117,6 +118,8 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
             value = await self.journal(status, payload)
         except asyncio.CancelledError:
             raise
+        except LimitExceeded as error:
+            raise run.flow.abort(error) from error
         except Exception as error:
             raise run.flow.abandon(error) from error
         run.journal.add(self.id, value)

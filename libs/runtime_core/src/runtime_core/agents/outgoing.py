@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from runtime_core.agents.step import Step, T
 from runtime_core.consumer.effects import Publish, Send, Spend
+from runtime_core.errors import LimitExceeded
 from runtime_core.identifiers import task_of_message
 from runtime_core.usage import Usage
 
@@ -20,10 +21,10 @@ class Outgoing(Step[T]):
 
     __slots__ = ()
 
-    def __await__(self) -> Generator[Any, None, T]:  # Any: asyncio's protocol; this one yields nothing
+    def __await__(self) -> Generator[Any, None, T]:  # Any: asyncio's protocol
         self.run.flow.branch_here(self)
         self.perform()
-        yield from ()
+        yield from room(self.run)
         return self.result()
 
     def result(self) -> T:
@@ -38,6 +39,18 @@ class Outgoing(Step[T]):
 
     def go(self) -> None:
         raise NotImplementedError
+
+
+def room(run: Run) -> Generator[Any, None, None]:  # Any: asyncio's protocol
+    """Wait until the broker has taken enough of what the run has emitted; mostly it has, and nothing is awaited."""
+    waiting = run.port.room()
+    if waiting is None:
+        return
+    try:
+        yield from waiting.__await__()
+    except LimitExceeded as error:
+        raise run.flow.abort(error) from error
+    run.flow.check_going()
 
 
 class Emit(Outgoing[None]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Container, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Required, TypedDict
 
 if TYPE_CHECKING:
@@ -73,6 +73,13 @@ class RunPort(Protocol):
 
     def emit(self, step: str, digest: str, data: bytes) -> None:
         """Send a delta (JSON) to the client. Does not wait; a step that is journaled is sent once."""
+        ...
+
+    def room(self) -> Awaitable[None] | None:
+        """What to await before more is emitted: the broker still has much to take. None: go on.
+
+        Raises, when awaited, LimitExceeded where the task's output is over its limit.
+        """
         ...
 
     def note(self, step: str, digest: str, name: str = "") -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from runtime_core.agents.definition import AgentDefinition
 from runtime_core.agents.offers import Offers
+from runtime_core.agents.outflow import PROCESS_BYTES, Outflow
 from runtime_core.agents.ports import Compute, Meta, TurnRun
 from runtime_core.agents.run import Run
 from runtime_core.agents.turn_commit import answer_parts, parts_of, row_of_run, spend_parts
@@ -81,8 +82,11 @@ class TurnHandler:
         replies: Replies | None = None,
         compute: Compute | None = None,
         results: Results | None = None,
+        outflow: Outflow | None = None,
     ) -> None:
+        """`outflow` counts what all handlers of this process have on its way; None: those of this one."""
         self._bus = bus
+        self._outflow = outflow or Outflow(PROCESS_BYTES)
         self._replies = replies
         self._compute = compute
         self._results = results or Results()
@@ -167,7 +171,10 @@ class TurnHandler:
             result = await (self._advance_traced(delivery, warm) if delivery.span.recording else warm.run.advance())
             # Counted here: the calls were made, whatever becomes of this turn.
             count_model_calls(self._metrics, result.steps)
-            await warm.port.flush()
+            try:
+                await warm.port.flush()
+            except LimitExceeded as error:
+                return _over_output(error, result)
             return result
         except BaseException:
             warm.run.drop()
@@ -330,7 +337,7 @@ class TurnHandler:
     def _port(self, delivery: Delivery, *, loaded: bool = False) -> TurnPort:
         return TurnPort(
             self._bus, delivery, self._app, self._partitions, self._replies, self._offers,
-            loaded=loaded, draining=self._draining,
+            loaded=loaded, draining=self._draining, process=self._outflow,
         )  # fmt: skip
 
     async def _hand_on(self, delivery: Delivery) -> None:
@@ -437,6 +444,11 @@ def _over_limit(error: LimitExceeded, result: Suspended | Completed) -> Failed:
         "LimitExceeded", str(error), retryable=False, rejected=True, ends_task=True, spends=result.spends,
         steps=result.steps,
     )  # fmt: skip
+
+
+def _over_output(error: LimitExceeded, result: TurnResult) -> Failed:
+    """The end of the run, with what this turn has done and used."""
+    return Failed("LimitExceeded", str(error), retryable=False, spends=result.spends, steps=result.steps)
 
 
 _LIVE = ("accepted", "running", "waiting")

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Container, Coroutine, Sequence
+from collections.abc import Awaitable, Container, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from runtime_core.agents.offers import Offers
+from runtime_core.agents.outflow import PIECE_BYTES, PROCESS_BYTES, RUN_BYTES, RUN_MAX_BYTES, Outflow
 from runtime_core.agents.turn_commit import parts_of_calls, parts_of_sends
 from runtime_core.app import App
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.values import CallBegun
 from runtime_core.consumer.effects import Call, Publish, Send
-from runtime_core.errors import BusError, Fenced, JournalMoved, WeftError
+from runtime_core.errors import BusError, Fenced, JournalMoved, LimitExceeded, WeftError
 from runtime_core.manifest import Manifest
 from runtime_core.replies import Answer, Replies, name_of_step
 
@@ -42,8 +43,12 @@ class TurnPort:
         "_bus",
         "_confirmed",
         "_draining",
+        "_failed",
         "_offers",
+        "_outflow",
+        "_over",
         "_partitions",
+        "_process",
         "_replies",
         "_storing",
         "_writes",
@@ -61,10 +66,13 @@ class TurnPort:
         *,
         loaded: bool = False,
         draining: asyncio.Event | None = None,
+        process: Outflow | None = None,
     ) -> None:
         """`loaded`: the run was made from the broker's journal, what it asked in mid-turn included.
 
         `draining`: set when this process begins no further step.
+
+        `process`: counts what all runs of this process have on its way; None: nobody counts.
         """
         self._draining = draining
         self._bus = bus
@@ -73,7 +81,11 @@ class TurnPort:
         self._partitions = partitions
         self._replies = replies
         self.delivery = delivery
-        self._writes: list[asyncio.Task[object]] = []
+        self._writes: set[asyncio.Task[object]] = set()
+        self._outflow = Outflow(RUN_BYTES)
+        self._process = process or Outflow(PROCESS_BYTES)
+        self._over: LimitExceeded | None = None
+        self._failed: BusError | Fenced | None = None
         self._storing: set[asyncio.Task[Any]] = set()  # Any: results of several functions
         self._confirmed = False
         self._asked = loaded
@@ -142,7 +154,14 @@ class TurnPort:
         return settled
 
     def stream(self, step: str, attempt: int, data: bytes) -> None:
-        self._write(self._bus.stream(self.delivery, step, attempt, data))
+        if self._over is not None:
+            raise self._over
+        if self._outflow.bytes > RUN_MAX_BYTES:
+            raise LimitExceeded(
+                f"the model's answer comes faster than the broker takes it: {self._outflow.bytes:,} bytes are on their "
+                f"way, over the limit of {RUN_MAX_BYTES:,}"
+            )
+        self._write(self._bus.stream(self.delivery, step, attempt, data), len(data))
 
     async def usage(self) -> bytes:
         return await self._bus.usage(self.delivery.task)
@@ -151,21 +170,47 @@ class TurnPort:
         return await self._offers.manifests()
 
     def progress(self, step: str, data: bytes) -> None:
-        self._write(self._bus.stream(self.delivery, step, self.delivery.attempt, data, progress=True))
+        if not self._outflow.full:  # else dropped: a later one says more
+            self._write(self._bus.stream(self.delivery, step, self.delivery.attempt, data, progress=True), len(data))
 
     def emit(self, step: str, digest: str, data: bytes) -> None:
         value = b"%bK%013dnull" % (digest.encode(), _now())
-        self._write(self._bus.emit(self.delivery, step, value, data))
+        self._write(self._bus.emit(self.delivery, step, value, data), len(data))
+
+    def room(self) -> Awaitable[None] | None:
+        if self._over is None and not self._outflow.full and not self._process.full:
+            return None
+        return self._room()
+
+    async def _room(self) -> None:
+        await self._outflow.room()
+        await self._process.room()
+        if self._over is not None:
+            raise self._over
 
     def note(self, step: str, digest: str, name: str = "") -> None:
         value = b"%bK%013dnull" % (digest.encode(), _now())
-        self._write(self._bus.record(self.delivery, step, value, "message", name))
+        self._write(self._bus.record(self.delivery, step, value, "message", name), 0)
 
-    def _write(self, writing: Coroutine[None, None, object]) -> None:
+    def _write(self, writing: Coroutine[None, None, object], size: int) -> None:
         task = asyncio.get_running_loop().create_task(writing)
-        # A turn that is dropped does not wait for them: it is lost, and whoever dropped it knows why.
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._writes.append(task)
+        size += PIECE_BYTES
+        self._outflow.begin(size)
+        self._process.begin(size)
+        task.add_done_callback(partial(self._written, size))
+        self._writes.add(task)
+
+    def _written(self, size: int, task: asyncio.Task[object]) -> None:
+        self._outflow.end(size)
+        self._process.end(size)
+        self._writes.discard(task)
+        # A turn that is dropped does not wait for its writes: it is lost, and whoever dropped it knows why.
+        if not task.cancelled():
+            match task.exception():
+                case LimitExceeded() as over:
+                    self._over = self._over or over
+                case Fenced() | BusError() as failed:
+                    self._failed = self._failed or failed
 
     async def ask(
         self, calls: Sequence[Call], sends: Sequence[Send | Publish] = (), state: bytes = b""
@@ -214,10 +259,12 @@ class TurnPort:
     async def flush(self) -> None:
         """Wait for the deltas and notes on their way: the commit must not overtake them. Raises what they raised."""
         if self._writes:
-            writes, self._writes = self._writes, []
-            for result in await asyncio.gather(*writes, return_exceptions=True):
-                if isinstance(result, Fenced | BusError):
-                    raise result
+            await asyncio.gather(*self._writes, return_exceptions=True)
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+        if self._over is not None:
+            raise self._over
 
 
 def _now() -> int:

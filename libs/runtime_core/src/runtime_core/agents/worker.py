@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from runtime_core.agents.outflow import PROCESS_BYTES, Outflow
 from runtime_core.agents.turn_handler import TurnHandler
 from runtime_core.app import App
 from runtime_core.bus.event_bus import EventBus
@@ -31,8 +32,18 @@ async def agent_worker(
     if compute is not None:
         worker.at_stop(compute.close)
 
+    outflow = Outflow(PROCESS_BYTES)
+
     def handler(bus: EventBus) -> Handler:
-        return TurnHandler(bus, found, metrics, partitions=settings.partitions, compute=compute, results=results)
+        return TurnHandler(
+            bus,
+            found,
+            metrics,
+            partitions=settings.partitions,
+            compute=compute,
+            results=results,
+            outflow=outflow,
+        )
 
     worker.consume(
         handler,

@@ -161,7 +161,15 @@ async def namespace(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
     limits = await _hash(opened, opened.buses[0].keys.meta)
     shown = [
         f"{one} {limits[one]}"
-        for one in ("retention", "dedupe_max", "mailbox_max", "stream_max", "record_max", "request_timeout_ms")
+        for one in (
+            "retention",
+            "dedupe_max",
+            "mailbox_max",
+            "stream_max",
+            "record_max",
+            "output_max",
+            "request_timeout_ms",
+        )
         if one in limits
     ]
     overload = limits.get("overload", "")

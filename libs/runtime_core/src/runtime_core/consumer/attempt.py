@@ -11,7 +11,7 @@ from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.effects import Failed
 from runtime_core.errors import InvalidInput, LimitExceeded, Reject, Retry, StepError
-from runtime_core.printable import LONGEST_MESSAGE, LONGEST_TRACEBACK
+from runtime_core.printable import LONGEST_MESSAGE, LONGEST_TRACEBACK, LONGEST_TYPE, text_of_error
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory import steps
 from runtime_core.trajectory.steps import ENCODER, Step
@@ -24,17 +24,26 @@ NOTHING_USED = Usage()
 
 def failed_from(error: Exception, *, repeatable: bool = True) -> Failed:
     """Say how an attempt ended that raised `error`. What may not be repeated is not tried again."""
-    kind, message = type(error).__name__, str(error)[:LONGEST_MESSAGE]
+    kind, message = _kept(type(error).__name__, LONGEST_TYPE), _kept(text_of_error(error), LONGEST_MESSAGE)
     if isinstance(error, Retry):
-        return Failed("Retry", error.reason, retryable=repeatable, retry_after_seconds=error.after_seconds)
+        reason = _kept(error.reason, LONGEST_MESSAGE)
+        return Failed("Retry", reason, retryable=repeatable, retry_after_seconds=error.after_seconds)
     if isinstance(error, Reject):
-        return Failed(error.type, error.reason, retryable=False, rejected=True)
+        name, reason = _kept(error.type, LONGEST_TYPE), _kept(error.reason, LONGEST_MESSAGE)
+        return Failed(name, reason, retryable=False, rejected=True)
     if isinstance(error, InvalidInput | LimitExceeded):
         return Failed(kind, message, retryable=False)
     if isinstance(error, StepError):
-        return Failed(error.type or kind, error.message, retryable=False)
-    text = "".join(traceback.format_exception(error))[-LONGEST_TRACEBACK:]
+        name = _kept(error.type, LONGEST_TYPE) or kind
+        return Failed(name, _kept(error.message, LONGEST_MESSAGE), retryable=False)
+    # The end, where the error itself is named.
+    text = _kept("".join(traceback.format_exception(error))[-LONGEST_TRACEBACK:], LONGEST_TRACEBACK)
     return Failed(kind, message, text, retryable=repeatable)
+
+
+def _kept(text: str, longest: int) -> str:
+    """Text that JSON can hold, and no more of it than anyone reads."""
+    return text[:longest].encode(errors="replace").decode()
 
 
 async def give_up(

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import time
+from functools import partial
 
 import msgspec
 
@@ -26,6 +27,26 @@ logger = logging.getLogger(__name__)
 LACKING_SECONDS = 1.0
 
 
+PIECE_BYTES = 1024
+"""What a report costs besides its data: a task, its command and its reply."""
+REPORTED_BYTES = 256 * 1024
+"""How much progress of one call may be on its way to the broker."""
+
+Place = tuple[str, bytes]
+
+
+class _Reports:
+    """Progress of one call on its way."""
+
+    __slots__ = ("bytes", "latest", "sending")
+
+    def __init__(self) -> None:
+        self.sending: set[asyncio.Task[bool]] = set()
+        self.bytes = 0
+        self.latest: bytes | None = None
+        """What is sent once there is room."""
+
+
 class Calls:
     """Settles calls of one kind (`tool`, `ray`, …) for the deliveries of one consumer. Times are epoch milliseconds."""
 
@@ -33,7 +54,7 @@ class Calls:
         self._bus = bus
         self._metrics = metrics
         self._kind = kind
-        self._reports: set[asyncio.Task[bool]] = set()
+        self._reports: dict[Place, _Reports] = {}
 
     async def complete(self, delivery: Delivery, output: bytes, started: float, used: Usage = NOTHING_USED) -> bool:
         """Commit a result (JSON); False where the call has been answered already, or its task is over."""
@@ -94,15 +115,33 @@ class Calls:
         await give_up(self._bus, self._metrics, delivery, "unknown_name", error, row)
 
     def report(self, delivery: Delivery, value: bytes) -> None:
-        """Send progress (JSON) without holding up the call; what cannot be sent is not worth failing for."""
-        sending = asyncio.get_running_loop().create_task(self._bus.progress(delivery, value))
-        self._reports.add(sending)
-        sending.add_done_callback(self._reported)
+        """Send progress (JSON) without holding up the call; what cannot be sent is not worth failing for.
 
-    def _reported(self, sending: asyncio.Task[bool]) -> None:
-        self._reports.discard(sending)
-        if not sending.cancelled() and sending.exception() is not None:
-            logger.info("progress was not sent: %s", sending.exception())
+        Where the call reports faster than the broker takes it, only its latest report is sent.
+        """
+        reports = self._reports.setdefault((delivery.stream, delivery.entry), _Reports())
+        if reports.bytes > REPORTED_BYTES:
+            reports.latest = value
+            return
+        reports.bytes += len(value) + PIECE_BYTES
+        sending = asyncio.get_running_loop().create_task(self._bus.progress(delivery, value))
+        reports.sending.add(sending)
+        sending.add_done_callback(partial(self._reported, delivery, len(value) + PIECE_BYTES))
+
+    def _reported(self, delivery: Delivery, size: int, sending: asyncio.Task[bool]) -> None:
+        place = (delivery.stream, delivery.entry)
+        reports = self._reports[place]
+        reports.sending.discard(sending)
+        reports.bytes -= size
+        if sending.cancelled():
+            reports.latest = None
+        elif (error := sending.exception()) is not None:
+            logger.info("progress was not sent: %s", error)
+        if reports.latest is not None and reports.bytes <= REPORTED_BYTES:
+            latest, reports.latest = reports.latest, None
+            self.report(delivery, latest)
+        if not reports.sending:
+            del self._reports[place]
 
     def _row(self, delivery: Delivery, status: str, started: float, ended: float, used: Usage) -> Step:
         row = Step(delivery.run, self._kind, delivery.name, status, started, ended)

@@ -74,6 +74,9 @@ class _NoBroker:
     def emit(self, step: str, digest: str, data: bytes) -> None:
         raise AssertionError(f"a replay has emitted step {step}")
 
+    def room(self) -> None:
+        return None
+
     def note(self, step: str, digest: str, name: str = "") -> None:
         raise AssertionError(f"a replay has kept step {step}")
 

@@ -12,6 +12,11 @@ from concurrent.futures import Executor, Future
 from runtime_core.encoding import encode
 from runtime_core.usage import Usage, total
 
+PROGRESS_AT_ONCE = 16
+"""Reports that a thread may have handed to the loop before it waits."""
+PROGRESS_WAIT_SECONDS = 1.0
+"""How long it waits for a loop that takes none; then the report is dropped."""
+
 
 class ToolContext:
     """What a tool is told of the call that it serves. May be used from the tool's thread."""
@@ -20,6 +25,7 @@ class ToolContext:
         "_cancelled",
         "_loop",
         "_on_progress",
+        "_reports",
         "_spent",
         "attempt",
         "deadline",
@@ -55,6 +61,7 @@ class ToolContext:
         """The trace that the task belongs to (W3C Trace Context); empty where it has none."""
         self.tracestate = tracestate
         self._on_progress = on_progress
+        self._reports = threading.Semaphore(PROGRESS_AT_ONCE)
         self._cancelled = False
         self._spent: list[Usage] = []
         try:
@@ -72,15 +79,23 @@ class ToolContext:
         self._cancelled = True  # one assignment: safe to read from any thread
 
     def progress(self, value: object) -> None:
-        """Show the client how far the call is: any value that JSON can hold. Not kept in the record."""
+        """Show the client how far the call is: any value that JSON can hold. Not kept in the record.
+
+        A call that reports faster than the broker takes it is slowed down in its thread, and only its latest report is
+        sent.
+        """
         report = self._on_progress
         if report is None:
             return
         data = encode(value, "progress")
         if self._loop is None or _running_loop() is self._loop:
             report(data)
-        else:
-            self._loop.call_soon_threadsafe(report, data)
+        elif self._reports.acquire(timeout=PROGRESS_WAIT_SECONDS):
+            self._loop.call_soon_threadsafe(self._report, report, data)
+
+    def _report(self, report: Callable[[bytes], None], data: bytes) -> None:
+        self._reports.release()
+        report(data)
 
     def spend(self, *, model: str = "", **amounts: float) -> None:
         """Report what the call has used, as in `spend(tokens=812, cost=0.004, model="…")`; several reports add up.

@@ -13,6 +13,7 @@
 --   b:<step>   how often a model call that has no result was begun
 --   rs         what model calls under way have reserved: JSON, `<run>|<step>` to names and amounts
 --   w          journaled steps whose rows no commit has written to the record yet: step, kind and name, with tabs between
+--   ob         how many bytes the task has written to its output (the task's own hash)
 --   by         entry and owner of the turn in which a process does steps by itself
 --   q:<step>   a question: when it was asked (ms) and its event's data
 --   s0         the instance's state as it was when this (nested) run began
@@ -584,6 +585,17 @@ local function publish_delta(base, task, run, attempt, seq, value, progress)
   local name = string.sub(value, 1, 1) == '"' and 'text' or 'value'
   publish_out(base, task, 'weft.output.delta', '{"task_id":' .. quote(task) .. ',"run_id":' .. quote(run) ..
     ',"attempt":' .. attempt .. ',"seq":' .. seq .. (progress and ',"progress":true,"' or ',"') .. name .. '":' .. value .. '}')
+end
+
+-- What the task has written to its output so far, and this value with it. Returns nil and the limit where that is over
+-- it; `share` is the part of the limit that may be used. Small outputs never ask for the limit.
+local OUTPUT_PIECE, OUTPUT_SMALL, OUTPUT_MAX = 128, 1048576, 16777216
+local function output_with(base, written, value, share)
+  local size = (tonumber(written) or 0) + #value + OUTPUT_PIECE
+  if size <= OUTPUT_SMALL then return text(size) end
+  local most = tonumber(redis.call('HGET', base .. 'meta', 'output_max')) or OUTPUT_MAX
+  if size > most * (share or 1) then return nil, text(most) end
+  return text(size)
 end
 
 local HEADER = '^([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)'

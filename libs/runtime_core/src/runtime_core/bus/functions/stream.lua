@@ -3,16 +3,19 @@
 -- With `p` it says how far a step of the turn is, which was not begun as a model call.
 -- KEYS 1 base · ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 attempt · 7 value (JSON) · 8 `p` or empty
 -- RETURNS 'OK' · 'DONE' where the call is over, was begun anew, or the turn is no longer this entry's · 'FENCED'
+--         · 'LIMIT <bytes>' where the task's output would be over its limit; progress may fill half of it
 local function stream(keys, args)
   local base, task, run = keys[1], args[3], args[4]
   if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
   local key = base .. 'task:' .. task
   local progress = args[8] == 'p'
   local r = redis.call('HMGET', run_key(base, task, run), 'cur', 'b:' .. args[5])
-  local v = redis.call('HMGET', key, 'status', 'fl')
+  local v = redis.call('HMGET', key, 'status', 'fl', 'ob')
   if r[1] ~= args[2] or (not progress and r[2] ~= args[6]) or ENDED[v[1]] then return 'DONE' end
   redis.call('XLEN', base .. 'out:' .. task)
-  redis.call('HSET', key, 'fl', flag(v[2] or '', 'o'))
+  local size, most = output_with(base, v[3], args[7], progress and 0.5)
+  if not size then return 'LIMIT ' .. most end
+  redis.call('HSET', key, 'ob', size, 'fl', flag(v[2] or '', 'o'))
   publish_delta(base, task, run .. '/' .. args[5], args[6], redis.call('HINCRBY', key, 'seq', 1), args[7], progress)
   return 'OK'
 end

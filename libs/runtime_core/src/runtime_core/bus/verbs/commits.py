@@ -8,7 +8,7 @@ from typing import cast
 import msgspec
 
 from runtime_core.bus.delivery import Delivery
-from runtime_core.bus.transport import Argument
+from runtime_core.bus.transport import Argument, Reply
 from runtime_core.bus.values import CallBegun
 from runtime_core.bus.verbs.partition import Partition
 from runtime_core.errors import LimitExceeded, Reserved
@@ -169,6 +169,8 @@ class CommitVerbs(Partition):
     async def stream(self, delivery: Delivery, step: str, attempt: int, data: bytes, *, progress: bool = False) -> bool:
         """Append a piece of a model's answer (JSON) to the task's output; False where nobody wants it any more.
 
+        Raises `LimitExceeded` over the limit of the output; progress is dropped there.
+
         With `progress`, say how far a step of the turn is: that is no model call, and need not have begun as one.
         """
         reply = await self.call(
@@ -183,10 +185,12 @@ class CommitVerbs(Partition):
             "p" if progress else "",
         )
         self._fence(reply)
+        if not progress:
+            _within_output(reply)
         return reply == b"OK"
 
     async def emit(self, delivery: Delivery, step: str, value: bytes, data: bytes) -> bool:
-        """Append a delta to the task's output, once per step."""
+        """Append a delta to the task's output, once per step. Raises `LimitExceeded` over the limit of the output."""
         reply = await self.call(
             "emit",
             self.owner,
@@ -199,6 +203,7 @@ class CommitVerbs(Partition):
             data,
         )
         self._fence(reply)
+        _within_output(reply)
         return reply == b"OK"
 
     async def progress(self, delivery: Delivery, data: bytes) -> bool:
@@ -210,6 +215,14 @@ class CommitVerbs(Partition):
 
 def _journal_is_full() -> LimitExceeded:
     return LimitExceeded(f"the run's journal holds its limit of {JOURNAL_LIMIT} steps")
+
+
+def _within_output(reply: Reply) -> None:
+    if isinstance(reply, bytes) and reply.startswith(b"LIMIT "):
+        raise LimitExceeded(
+            f"the task's output would be over its limit of {int(reply[6:]):,} bytes (WEFT_OUTPUT_MAX_BYTES): "
+            "emit less, or store it elsewhere and emit a reference"
+        )
 
 
 def _labelled(kind: str, name: str) -> str:

@@ -1,0 +1,163 @@
+"""Agents and tools that emit, report or return without end: each ends itself, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tracemalloc
+
+import pytest
+
+from runtime_core.agents.context import AgentContext
+from runtime_core.agents.model_step import ModelCall
+from runtime_core.app import App
+from runtime_core.policy import RetryPolicy
+from runtime_core.testing.local import LocalApp
+from runtime_core.tools.call import ToolContext
+
+pytestmark = [pytest.mark.timeout(120)]
+
+MIB = 1024 * 1024
+LARGE = "x" * (MIB // 4)
+
+
+async def failed(app: App, agent: str) -> tuple[str, str]:
+    async with LocalApp(app) as client:
+        result = await (await client.submit(agent)).result(timeout=60)
+    assert result.status == "failed"
+    assert result.error is not None
+    return result.error["type"], result.error["message"]
+
+
+async def test_an_endless_emit_ends_its_run_and_lets_others_work() -> None:
+    app = App("emits")
+    emitted = 0
+
+    @app.agent("endless")
+    async def endless(ctx: AgentContext) -> None:
+        nonlocal emitted
+        while True:
+            await ctx.emit(LARGE)
+            emitted += 1
+
+    @app.agent("quick")
+    async def quick(ctx: AgentContext) -> str:
+        await ctx.emit("short")
+        return "done"
+
+    tracemalloc.start()
+    try:
+        async with LocalApp(app) as client:
+            runaway = await client.submit("endless")
+            assert (await (await client.submit("quick")).result(timeout=60)).output == "done"
+            result = await runaway.result(timeout=60)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert result.error is not None
+    assert result.error["type"] == "LimitExceeded"
+    assert "16,777,216 bytes (WEFT_OUTPUT_MAX_BYTES)" in result.error["message"]
+    assert emitted <= 16 * 4 + 8, "it went on after the limit"
+    assert peak < 256 * MIB
+
+
+async def test_an_endless_gather_of_emits_is_bounded_too() -> None:
+    app = App("gathers")
+
+    @app.agent("endless")
+    async def endless(ctx: AgentContext) -> None:
+        while True:
+            await ctx.gather(*(ctx.emit(LARGE) for _ in range(4)))
+
+    kind, message = await failed(app, "endless")
+    assert kind == "LimitExceeded"
+    assert "WEFT_OUTPUT_MAX_BYTES" in message
+
+
+async def test_an_endless_answer_of_a_model_ends_its_run() -> None:
+    app = App("streams")
+
+    @app.agent("endless")
+    async def endless(ctx: AgentContext) -> None:
+        async def model(request: object, call: ModelCall) -> str:
+            while True:
+                call.stream(LARGE)
+                await asyncio.sleep(0)
+
+        await ctx.model("m", "hello", model)
+
+    kind, message = await failed(app, "endless")
+    assert kind == "LimitExceeded"
+    assert "bytes" in message
+
+
+async def test_progress_without_end_costs_the_call_nothing() -> None:
+    app = App("reports")
+
+    @app.tool
+    def chatty(ctx: ToolContext) -> str:
+        for _ in range(400):
+            ctx.progress(LARGE)
+        return "done"
+
+    @app.agent("calls")
+    async def calls(ctx: AgentContext) -> str:
+        answer: str = await ctx.tool("chatty")
+        await ctx.emit("the output has room left")
+        return answer
+
+    async with LocalApp(app) as client:
+        task = await client.submit("calls")
+        deltas = [event async for event in task.stream() if event.type == "weft.output.delta"]
+        assert (await task.result(timeout=60)).output == "done"
+    progress = [delta for delta in deltas if delta.data.get("progress")]
+    assert sum(len(json.dumps(delta.data)) for delta in progress) <= 8 * MIB
+    assert deltas[-1].data["text"] == "the output has room left"
+
+
+@pytest.mark.parametrize("where", ["tool", "step", "model", "agent", "output", "send", "state", "error"])
+async def test_what_returns_64_mib_ends_itself(where: str) -> None:
+    app = App("returns")
+    huge = "x" * (64 * MIB)
+
+    @app.tool(retry=RetryPolicy(attempts=1))
+    async def tool() -> str:
+        return huge
+
+    @app.agent("agent")
+    async def agent(ctx: AgentContext) -> str:
+        return huge
+
+    @app.agent("quick")
+    async def quick(ctx: AgentContext) -> str:
+        return "done"
+
+    @app.agent("runaway", retry=RetryPolicy(attempts=1))
+    async def runaway(ctx: AgentContext) -> object:
+        match where:
+            case "tool":
+                await ctx.tool("tool")
+            case "agent":
+                await ctx.agent("agent")
+            case "step":
+                await ctx.step(lambda: huge)
+            case "model":
+                await ctx.model("m", "hello", lambda request: huge)
+            case "send":
+                await ctx.send("quick", huge)
+            case "state":
+                ctx.state["huge"] = huge
+            case "error":
+                raise ValueError(huge)
+        return huge
+
+    async with LocalApp(app) as client:
+        task = await client.submit("runaway", key="k")
+        result = await task.result(timeout=60)
+        assert (await (await client.submit("quick")).result(timeout=60)).output == "done"
+    assert result.error is not None
+    if where == "error":
+        assert result.error["type"] == "ValueError"
+    else:
+        assert "over the limit of 1,048,576" in result.error["message"]
+    assert len(json.dumps(result.error)) < 100_000
