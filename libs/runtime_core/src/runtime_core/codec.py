@@ -7,6 +7,7 @@ recurse and input is hostile.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from array import array
@@ -96,7 +97,7 @@ def decode_object(data: bytes, depth: int = MAX_DEPTH) -> dict[str, msgspec.Raw]
     try:
         return _raw_object_decoder.decode(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidInput("data", f"is not a JSON object: {error}") from error
+        raise InvalidInput("data", f"is not a JSON object: {_reason(data, error)}") from error
 
 
 def encode(value: object) -> bytes:
@@ -155,11 +156,22 @@ def _decode_json(data: bytes) -> object:
     except UnicodeDecodeError as error:
         raise InvalidInput("data", f"is not UTF-8: {error.reason} (byte {error.start} of a text)") from error
     except (ValueError, RecursionError) as error:
-        raise InvalidInput("data", f"is not JSON: {error}") from error
+        raise InvalidInput("data", f"is not JSON: {_reason(data, error)}") from error
     # Only a long run of digits can be an integer outside 64 bits.
     if _LONG_NUMBER.search(data):
         _refuse_foreign(value)
     return value
+
+
+def _reason(data: bytes, error: Exception) -> str:
+    """Why JSON was refused. msgspec calls data truncated that ends soon after half of a surrogate pair."""
+    if b"\\u" in data and isinstance(error, msgspec.DecodeError):
+        try:
+            json.loads(data)  # reads such halves
+        except (ValueError, RecursionError):
+            return str(error)
+        return "a text holds half of a surrogate pair"
+    return str(error)
 
 
 def _decode_msgpack(data: bytes) -> object:
