@@ -1,4 +1,7 @@
-"""Admits what any language has appended to the ingress stream, in stream order.
+"""Admits what any language has appended to the ingress streams, in the order of each stream.
+
+`<namespace>:tasks` is for programs that are trusted. Publishers that are not have streams of their own, whose commands
+are bound to their publisher and its tenant (`runtime_core.publishers`).
 
 One admitter at a time: it carries its epoch, and a newer one fences it. An entry is acknowledged and deleted only
 after its task was started, or its rejection was kept; each step may be repeated.
@@ -9,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import copy_context
 from typing import cast
@@ -21,6 +24,7 @@ from runtime_core import facts, submission
 from runtime_core.admission import Admission
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.ingress_stream import IngressEntry, IngressStream
 from runtime_core.bus.keys import STATE_MANAGER, ingress
 from runtime_core.bus.transport import Argument, Reply, Transport
 from runtime_core.bus.values import NotDurable, NotYet
@@ -29,6 +33,7 @@ from runtime_core.command_fields import data_of
 from runtime_core.envelope import Envelope, parse, reply_address
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, Rejected, ServerError, is_temporary
 from runtime_core.progress import ProgressWatch
+from runtime_core.publishers import Publisher
 from runtime_core.schedules import definition as schedules
 from runtime_core.schedules.store import Schedules
 from runtime_core.submission import Submission
@@ -38,9 +43,11 @@ from runtime_core.telemetry.names import REFUSALS
 from runtime_core.telemetry.spans import Span, task_traceparent, tracing
 from runtime_core.topics import Topics, published
 from services.state_manager.answers import Answers
+from services.state_manager.publisher_streams import PublisherStreams
 
 logger = logging.getLogger(__name__)
 
+TASKS = "tasks"
 BLOCK_MS = 500
 BATCH = 200
 ENDED = ("completed", "failed", "cancelled")
@@ -53,7 +60,7 @@ TRIES = 20
 
 
 class Admitter:
-    """Reads `<namespace>:tasks` for one epoch."""
+    """Reads `<namespace>:tasks` and the streams of publishers for one epoch."""
 
     def __init__(
         self,
@@ -64,7 +71,9 @@ class Admitter:
         namespace: str,
         metrics: Metrics,
         watch: ProgressWatch,
+        connect: Callable[[], Awaitable[Transport]] | None = None,
     ) -> None:
+        """`connect` opens a connection for one publisher's stream, where those may live on other servers."""
         self._transport = transport
         self._admission = admission
         self._home = home
@@ -78,9 +87,31 @@ class Admitter:
         self._answers = Answers(transport, home, metrics)
         self._schedules = Schedules(home, admission)
         self._topics = topics
+        self._connect = connect
 
     async def run(self, epoch: str) -> None:
         """Admit until cancelled. Raises Fenced where another leads by now."""
+        streams = PublisherStreams(
+            self._home,
+            self._transport,
+            self._bound_command,
+            lambda commands: self._settle_all(epoch, commands),
+            _close,
+            self._connect,
+        )
+        publishers = asyncio.create_task(streams.run(), name="publishers")
+        shared = asyncio.create_task(self._read_shared(epoch), name="tasks")
+        try:
+            done, _ = await asyncio.wait((publishers, shared), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (publishers, shared):
+                task.cancel()
+            await asyncio.wait((publishers, shared))
+
+    async def _read_shared(self, epoch: str) -> None:
+        """Admit what trusted programs append to the stream that they share."""
         consumer = f"admitter-{epoch}"
         # What an earlier admitter had taken comes first: the order of the stream is the order of admission.
         cursor = "0-0"
@@ -172,7 +203,7 @@ class Admitter:
                 except (NotYet, NotDurable):
                     return False
                 except InvalidInput as error:
-                    command.error = error
+                    command.error = _without_names(command, error)
             if command.error is not None:
                 await self._reject(command, command.error)
         except (BusUnavailable, Fenced):
@@ -181,22 +212,25 @@ class Admitter:
             if not await self._given_up(command, error):
                 return False
         command.close()
-        await self._remove(command.entry)
+        await self._remove(command)
         self._metrics.events_handled["admitted"].inc()
         return True
 
-    async def _remove(self, entry: bytes) -> None:
+    async def _remove(self, command: _Command) -> None:
         """Take an entry out of the stream; a server that cannot write just now is waited for."""
         while True:
             try:
                 # Delete first: a command that is only acknowledged would stay in the stream for ever.
-                await self._transport.call("XDEL", self._key, entry)
-                await self._transport.call("XACK", self._key, STATE_MANAGER, entry)
+                if command.stream is not None:
+                    await command.stream.remove(command.entry)
+                    return
+                await self._transport.call("XDEL", self._key, command.entry)
+                await self._transport.call("XACK", self._key, STATE_MANAGER, command.entry)
                 return
             except ServerError as error:
                 if not is_temporary(error):
                     raise
-                logger.warning("%s: a command cannot be removed now: %s", self._key, error)
+                logger.warning("%s: a command cannot be removed now: %s", command.place, error)
             await asyncio.sleep(WAIT_SECONDS)
 
     async def _given_up(self, command: _Command, error: Exception) -> bool:
@@ -206,39 +240,64 @@ class Admitter:
         """
         if isinstance(error, ServerError) and is_temporary(error):
             if not command.tries:
-                logger.warning("entry %s of %s waits: %s", command.entry.decode(), self._key, error)
+                logger.warning("entry %s of %s waits: %s", command.entry.decode(), command.place, error)
             command.tries += 1
             return False
         command.tries += 1
         logger.error(
-            "entry %s of %s, try %d: %r", command.entry.decode(), self._key, command.tries, error, exc_info=error
+            "entry %s of %s, try %d: %r", command.entry.decode(), command.place, command.tries, error, exc_info=error
         )
         if command.tries < TRIES:
             return False
         try:
             await self._keep(command, "defect", type(error).__name__, str(error))
         except ServerError as refused:
-            logger.warning("entry %s of %s waits: %s", command.entry.decode(), self._key, refused)
+            logger.warning("entry %s of %s waits: %s", command.entry.decode(), command.place, refused)
             return False
         return True
 
     def _command(self, entry: bytes, fields: list[bytes]) -> _Command:
         """An entry as it was read; what is wrong with it is in its `error`."""
-        command = _Command(entry, fields)
+        return self._parsed(_Command(entry, fields))
+
+    def _bound_command(
+        self, publisher: Publisher, stream: IngressStream, entry: IngressEntry, refused: InvalidInput | None
+    ) -> _Command:
+        """An entry of a publisher's stream, bound to the publisher and its tenant."""
+        command = _Command(entry.id, entry.fields, publisher, stream)
+        if refused is not None:
+            command.error, command.overtakes = refused, True
+            return command
+        return self._parsed(command)
+
+    def _parsed(self, command: _Command) -> _Command:
+        publisher = command.publisher
         try:
-            envelope = command.envelope = parse(entry.decode(), fields, self._namespace)
+            envelope = parse(command.entry.decode(), command.fields, self._namespace)
+            if publisher is not None:
+                envelope = publisher.bind(envelope)
+            command.envelope = envelope
             match envelope.type:
                 case submission.SUBMIT:
-                    command.wanted = submission.parse_submit(envelope)
-                    command.task = command.wanted.task_id
+                    submit = submission.parse_submit(envelope)
+                    if publisher is not None:
+                        publisher.check_agent(submit.agent)
+                        submit = publisher.scope(submit)
+                    command.wanted, command.task = submit, submit.task_id
                 case submission.CANCEL:
-                    command.wanted = submission.parse_cancel(envelope)
+                    cancel = submission.parse_cancel(envelope)
+                    command.wanted = cancel if publisher is None else publisher.scope(cancel)
                     command.task, command.overtakes = command.wanted.task_id, True
                 case submission.SIGNAL:
-                    command.wanted = submission.parse_signal(envelope)
+                    signal = submission.parse_signal(envelope)
+                    command.wanted = signal if publisher is None else publisher.scope(signal)
                     command.task, command.overtakes = command.wanted.task_id, True
                 case submission.PUBLISH:
-                    command.wanted = submission.parse_publish(envelope)
+                    message = submission.parse_publish(envelope)
+                    if publisher is not None:
+                        publisher.check_topic(message.topic)
+                        message = publisher.scope(message)
+                    command.wanted = message
                 case schedules.SET | schedules.DELETE:
                     pass
                 case other:
@@ -263,11 +322,22 @@ class Admitter:
             case submission.Publication() as wanted:
                 await self._publish(command.entry, wanted)
             case None if command.envelope.type == schedules.SET:
-                # The entry's own time: a second look at the same entry must find the same schedule.
-                said_ms = int(command.entry.partition(b"-")[0])
-                await self._schedules.set(schedules.parse_set(data_of(command.envelope), said_ms))
+                await self._set_schedule(command, command.envelope)
             case None:
-                await self._schedules.delete(schedules.parse_delete(data_of(command.envelope)))
+                schedule_id = schedules.parse_delete(data_of(command.envelope))
+                if command.publisher is not None:
+                    schedule_id = command.publisher.schedule_id(schedule_id)
+                await self._schedules.delete(schedule_id)
+
+    async def _set_schedule(self, command: _Command, envelope: Envelope) -> None:
+        # The entry's own time: a second look at the same entry must find the same schedule.
+        said_ms = int(command.entry.partition(b"-")[0])
+        data = data_of(envelope)
+        schedule = schedules.parse_set(data, said_ms, envelope.tenant)
+        if command.publisher is not None:
+            command.publisher.check_agent(schedule.agent)
+            schedule = schedules.parse_set(command.publisher.schedule(data), said_ms, envelope.tenant)
+        await self._schedules.set(schedule)
 
     async def _submit(self, epoch: str, command: _Command, wanted: Submission) -> None:
         if not tracing():
@@ -359,7 +429,8 @@ class Admitter:
             await self._send(message, span.traceparent or message.traceparent)
 
     async def _send(self, message: submission.Publication, traceparent: str) -> None:
-        context = published(b"", message.topic, traceparent=traceparent)
+        tenant = msgspec.json.encode({"tenant": message.tenant}) if message.tenant else b""
+        context = published(tenant, message.topic, traceparent=traceparent)
         await self._topics.publish(
             message.message_id, message.topic, message.topic_source, message.data_json, context=context
         )
@@ -369,9 +440,10 @@ class Admitter:
         entry, task = command.entry.decode(), error.task_id if isinstance(error, Rejected) else ""
         fact = facts.rejected(entry, error, at_ms=_now(), task_id=task, cause=entry)
         await self._keep(command, "rejected", "Rejected", str(error), field=error.field, task=task)
-        if reply_to := reply_address(command.fields, self._namespace):
+        reply_to = reply_address(command.fields, self._namespace)
+        if reply_to and (command.publisher is None or command.publisher.owns(reply_to)):
             await self._answers.send(reply_to, fact)
-        logger.warning("an entry of %s is rejected: %s", self._key, error)
+        logger.warning("an entry of %s is rejected: %s", command.place, error)
         self._metrics.tasks_refused[self._partition, _refusal(error)].inc()
 
     async def _keep(
@@ -381,7 +453,7 @@ class Admitter:
         if command.kept:
             return
         letter: list[Argument] = [
-            "reason", reason, "stream", "tasks", "group", STATE_MANAGER, "entry", command.entry, "time", _now(),
+            "reason", reason, "stream", command.place, "group", STATE_MANAGER, "entry", command.entry, "time", _now(),
             "field", field, "error", msgspec.json.encode({"type": type, "message": message}),
             "errors", msgspec.json.encode([{"type": type, "message": message, "at": float(_now())}]),
             *([] if not task else ["taskid", task]),
@@ -394,16 +466,25 @@ class Admitter:
 
 
 class _Command:
-    """An entry of the ingress that was read and is not settled."""
+    """An entry of an ingress stream that was read and is not settled."""
 
     __slots__ = (
-        "_context", "_manager", "entry", "envelope", "error", "fields", "kept", "overtakes", "span", "task", "tries",
-        "wanted",
+        "_context", "_manager", "entry", "envelope", "error", "fields", "kept", "overtakes", "publisher", "span",
+        "stream", "task", "tries", "wanted",
     )  # fmt: skip
 
-    def __init__(self, entry: bytes, fields: list[bytes]) -> None:
+    def __init__(
+        self,
+        entry: bytes,
+        fields: list[bytes],
+        publisher: Publisher | None = None,
+        stream: IngressStream | None = None,
+    ) -> None:
         self.entry = entry
         self.fields = fields
+        self.publisher = publisher
+        """Whom it is bound to; None on the stream that trusted programs share."""
+        self.stream = stream
         self.envelope: Envelope | None = None
         self.wanted: Submission | submission.Cancellation | submission.Signal | submission.Publication | None = None
         self.error: InvalidInput | None = None
@@ -415,6 +496,11 @@ class _Command:
         self.span: Span | None = None
         self._manager: AbstractContextManager[Span] | None = None
         self._context = copy_context()
+
+    @property
+    def place(self) -> str:
+        """Its stream, as dead letters and the log name it."""
+        return TASKS if self.publisher is None else f"{TASKS}:{self.publisher.name}"
 
     def open(self, span: AbstractContextManager[Span]) -> None:
         """Open the one span of all tries. It is not current between them: other commands come in between."""
@@ -432,6 +518,13 @@ class _Command:
 def _close(commands: Sequence[_Command]) -> None:
     for command in commands:
         command.close()
+
+
+def _without_names(command: _Command, error: InvalidInput) -> InvalidInput:
+    """The refusal as its publisher may see it: it must not learn which agents other tenants use."""
+    if command.publisher is None or error.field != "data.agent" or command.envelope is None:
+        return error
+    return command.publisher.unknown_agent(str(data_of(command.envelope)["agent"]))
 
 
 def _refusal(error: InvalidInput) -> str:

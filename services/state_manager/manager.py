@@ -28,9 +28,18 @@ SERVICE = "state-manager"
 class StateManager:
     """One replica of the state-manager. `ingress` is a connection of its own for the blocking read."""
 
-    def __init__(self, buses: Sequence[EventBus], ingress: Transport, settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        buses: Sequence[EventBus],
+        ingress: Transport,
+        settings: Settings,
+        metrics: Metrics,
+        connect: Callable[[], Awaitable[Transport]] | None = None,
+    ) -> None:
+        """`connect` opens a connection for one publisher's stream, where those may live on other servers."""
         self._buses = buses
         self._ingress = ingress
+        self._connect = connect
         self._settings = settings
         self._metrics = metrics
         self._stop = asyncio.Event()
@@ -109,6 +118,7 @@ class StateManager:
                         self._settings.namespace,
                         self._metrics,
                         self._watch,
+                        self._connect,
                     )
                     group.create_task(admitter.run(str(epoch)), name="admitter")
                     group.create_task(Scheduler(bus, admission).run(str(epoch)), name="scheduler")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.namespace import connect, open_namespace
+from runtime_core.bus.namespace import connect, open_namespace, server_info
 from runtime_core.errors import ConfigurationError
 from runtime_core.service import Role
 from runtime_core.settings import Settings
@@ -30,4 +30,8 @@ async def build(settings: Settings, metrics: Metrics) -> Role:
         bus = EventBus(transport, keys[number], durability=settings.durability)
         await bus.check_durability()
         buses.append(bus)
-    return StateManager(buses, await connect(settings.redis_url), settings, metrics)
+    ingress = await connect(settings.redis_url)
+    url = settings.redis_url
+    # A connection follows one key's server at a time: in a Cluster each publisher's stream may live on another one.
+    clustered = (await server_info(ingress)).get("redis_mode") == "cluster"
+    return StateManager(buses, ingress, settings, metrics, (lambda: connect(url)) if clustered else None)

@@ -31,6 +31,8 @@ class Admission:
         self._checks: dict[str, InputCheck] = {}
         self._apps: dict[str, Manifest] = {}
         """The app of each agent."""
+        self._internal: set[str] = set()
+        """Agents that only other agents may ask."""
         self._read_at = -MANIFEST_SECONDS
 
     async def admit(
@@ -51,6 +53,8 @@ class Admission:
         refuses, `Fenced` where `epoch` is not the newest admitter's.
         """
         await self._check_input(submission)
+        if begun is None:  # a fork repeats a task that another agent has started
+            self._check_outside(submission.agent)
         hooks = await self._hooks_of(submission) if submission.hooks else {}
         if submission.deadline is not None and submission.deadline <= time.time() * 1000:
             raise Rejected("deadline", "has passed before the task was admitted", task_id=submission.task_id)
@@ -89,6 +93,7 @@ class Admission:
             names = ", ".join(sorted(name.decode() for name in known))
             raise Rejected("data.agent", f"no agent is named {submission.agent}; known are {names}")
         await self._check_input(submission)
+        self._check_outside(submission.agent)
 
     def partition_for(self, submission: Submission) -> int:
         """A task lives with the instance that it asks, where the user gave that a key; else by its own id."""
@@ -107,6 +112,10 @@ class Admission:
             check = self._checks.get(submission.agent)
         if check is not None:
             check.json(submission.input_json)
+
+    def _check_outside(self, agent: str) -> None:
+        if agent in self._internal:
+            raise Rejected("data.agent", f"{agent} is internal: other agents may ask it, a submit may not")
 
     async def _hooks_of(self, submission: Submission) -> dict[str, list[str]]:
         """The hooks that the submit names, as its context carries them: the agent's own app must declare them.
@@ -127,6 +136,7 @@ class Admission:
         stored = cast(list[bytes], await bus.transport.call("HVALS", bus.keys.manifests))
         checks: dict[str, InputCheck] = {}
         apps: dict[str, Manifest] = {}
+        internal: set[str] = set()
         for data in stored:
             try:
                 manifest = Manifest.from_json(data)
@@ -135,7 +145,9 @@ class Admission:
             for name, entry in manifest.agents.items():
                 checks[name] = InputCheck(name, entry)
                 apps[name] = manifest
-        self._checks, self._apps = checks, apps
+                if entry.internal:
+                    internal.add(name)
+        self._checks, self._apps, self._internal = checks, apps, internal
         self._read_at = time.monotonic()
 
 

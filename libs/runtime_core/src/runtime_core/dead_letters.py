@@ -16,6 +16,7 @@ from runtime_core.bus.reply import position
 from runtime_core.bus.transport import Argument, Reply
 from runtime_core.codec import readable
 from runtime_core.errors import InvalidInput
+from runtime_core.publishers import Publishers
 from runtime_core.telemetry.redaction import redactor
 
 PAGE = 200
@@ -342,7 +343,15 @@ class DeadLetters:
         arguments: list[Argument] = [item for pair in fields.items() for item in pair]
         if not arguments:
             raise InvalidInput("letter_id", f"{letter.letter_id} holds no event; look and drop it")
-        await bus.transport.call("XADD", ingress(bus.keys.namespace), "*", *arguments)
+        publisher = letter.stream.partition(":")[2]
+        if publisher and await Publishers(self._buses[0]).get(publisher) is None:
+            # On another stream it would be bound to nobody.
+            raise InvalidInput(
+                "letter_id",
+                f"{letter.letter_id} came from publisher {publisher!r}, which is not registered any more: register it "
+                f"with `weft publisher set {publisher} --tenant …`, or drop the letter",
+            )
+        await bus.transport.call("XADD", ingress(bus.keys.namespace, publisher), "*", *arguments)
         await bus.drop_letter(letter.entry)
         return letter.task
 

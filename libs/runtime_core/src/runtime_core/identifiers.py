@@ -78,6 +78,12 @@ def own_key(run: str) -> str:
     return RESERVED_KEY_PREFIX + run
 
 
+def scoped_name(scope: str, name: str) -> str:
+    """The name inside a scope, as in `acme/<name>`; one that is inside already stays as it is."""
+    prefix = f"{scope}/"
+    return name if name.startswith(prefix) else prefix + name
+
+
 def task_id_of(source: str, event_id: str) -> str:
     """The task id of a submit that names none: 32 hexadecimal digits over source and id."""
     return fingerprint(source, event_id, digits=32)

@@ -28,6 +28,8 @@ class AgentEntry(msgspec.Struct, omit_defaults=True):
     """True: events of one instance are handled beside each other, not one at a time."""
     topics: list[str] = []
     """Topics that the agent has subscribed to; `…*` is a prefix."""
+    internal: bool = False
+    """True: only other agents may ask it, and no submit or schedule starts it."""
 
 
 class ToolEntry(msgspec.Struct, omit_defaults=True):

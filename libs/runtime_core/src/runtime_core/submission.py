@@ -135,6 +135,7 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True):
     message_id: str
     """The same for the same source and id."""
     traceparent: str = ""
+    tenant: str = ""
 
 
 def parse_submit(envelope: Envelope) -> Submission:
@@ -214,6 +215,7 @@ def parse_publish(envelope: Envelope) -> Publication:
         data_json=codec.encode(data["data"]),
         message_id=fingerprint(envelope.source, envelope.id, digits=32),
         traceparent=envelope.traceparent,
+        tenant=envelope.tenant,
     )
 
 

@@ -92,6 +92,11 @@ class AgentContext:
         return self._run.meta.get("session_id", "")
 
     @property
+    def tenant(self) -> str:
+        """On whose behalf the task runs: the tenant of the publisher that has submitted it. Empty: nobody has said."""
+        return self._run.meta.get("tenant", "")
+
+    @property
     def topic(self) -> str:
         """The topic on which this run's message was published; empty for one that was sent or asked."""
         return self._run.meta.get("topic", "")

@@ -55,6 +55,8 @@ class AgentSettings(TypedDict, total=False):
     """Those that it has subscribed to, `…*` all that begin so."""
     interleave: bool
     """Events of one instance are handled beside each other; of two that change its state, the later commit counts."""
+    internal: bool
+    """Only other agents may ask it: submits and schedules that name it are rejected."""
 
 
 class AgentDefinition(ABC):
@@ -72,6 +74,7 @@ class AgentDefinition(ABC):
         tools: Sequence[str | Callable[..., object]] = (),
         topics: Sequence[str] = (),
         interleave: bool = False,
+        internal: bool = False,
         description: str = "",
     ) -> None:
         self.name = checked_name("agent", name, None, place)
@@ -88,6 +91,7 @@ class AgentDefinition(ABC):
             raise ConfigurationError(f"{self.what} ({place}) has topics={topics!r}: give a list")
         self.topics = tuple(_checked(self.what, topic, place) for topic in topics)
         self.interleave = interleave
+        self.internal = internal
         self.description = description
 
     @abstractmethod
@@ -127,6 +131,7 @@ class AgentDefinition(ABC):
             description=self.description,
             interleave=self.interleave,
             topics=list(self.topics),
+            internal=self.internal,
         )
 
     def check(self) -> None:

@@ -196,6 +196,7 @@ class Meta(TypedDict, total=False):
 
     session_id: str
     metadata: Mapping[str, Any]  # Any: the user's own JSON
+    tenant: str
     deadline: float | None
     """Epoch seconds."""
     topic: str

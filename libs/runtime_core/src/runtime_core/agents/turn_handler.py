@@ -461,7 +461,7 @@ def _now() -> int:
 _META = msgspec.json.Decoder(dict[str, object])
 
 
-_KNOWN = ("session_id", "metadata", "deadline", "topic", "sender", "hooks", "engine")
+_KNOWN = ("session_id", "metadata", "tenant", "deadline", "topic", "sender", "hooks", "engine")
 
 
 def _meta(context: bytes) -> Meta:

@@ -157,6 +157,11 @@ class Keys:
         return self.base + "scheduled"
 
     @property
+    def publishers(self) -> str:
+        """Publishers with ingress streams of their own, as JSON by name: a hash, in the first partition."""
+        return self.base + "publishers"
+
+    @property
     def places(self) -> str:
         """Partitions of tasks that live elsewhere than their id says: a hash."""
         return self.base + "places"
@@ -216,9 +221,9 @@ class Keys:
         return f"{self.base}mail:{agent}/{key}"
 
 
-def ingress(namespace: str) -> str:
-    """The stream on which any language submits tasks."""
-    return f"{namespace}:tasks"
+def ingress(namespace: str, publisher: str = "") -> str:
+    """The stream on which any language submits tasks: that of one publisher, or the one that trusted programs share."""
+    return f"{namespace}:tasks:{publisher}" if publisher else f"{namespace}:tasks"
 
 
 def namespace_settings(namespace: str) -> str:

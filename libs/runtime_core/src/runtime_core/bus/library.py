@@ -42,6 +42,7 @@ FUNCTIONS = {
     "progress": True,
     "promote": True,
     "publish": False,
+    "read_ingress": True,
     "put_state": False,
     "record": True,
     "recount_letters": True,

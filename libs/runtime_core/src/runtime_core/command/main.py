@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from runtime_core.command import dead, doctor, lag, schedule, submit, task, trajectory
+from runtime_core.command import dead, doctor, lag, publisher, schedule, submit, task, trajectory
 from runtime_core.errors import ConfigurationError, WeftError
 
 USED_WRONGLY = 2
@@ -46,6 +46,7 @@ def build() -> typer.Typer:
     app.add_typer(task.group(), name="task")
     app.add_typer(trajectory.group(), name="trajectory")
     app.add_typer(schedule.group(), name="schedule")
+    app.add_typer(publisher.group(), name="publisher")
     app.add_typer(dead.group(), name="dead")
     lag.register(app)
     doctor.register(app)
@@ -106,7 +107,7 @@ def _used_wrongly(arguments: Sequence[str], error: typer.TyperException) -> int:
 
 def _say(arguments: Sequence[str], message: str, status: int) -> int:
     words = [word for word in arguments[:2] if word.isalpha()]
-    named = words[:2] if words[:1] in (["task"], ["trajectory"], ["schedule"], ["dead"]) else words[:1]
+    named = words[:2] if words[:1] in (["task"], ["trajectory"], ["schedule"], ["publisher"], ["dead"]) else words[:1]
     _line(f"{' '.join(['weft', *named])}: {message}")
     return status
 

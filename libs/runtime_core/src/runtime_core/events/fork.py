@@ -58,7 +58,8 @@ class ForkPlan:
         conf = {"max_steps": max_steps, "timeout_seconds": timeout_seconds}
         body["conf"] = {name: value for name, value in conf.items() if value is not None}
         data = msgspec.json.encode(body)
-        submission = parse_submit(Envelope(id=task_id, source=ANONYMOUS, type=SUBMIT, data=data))
+        tenant = str(self.context.get("tenant", ""))
+        submission = parse_submit(Envelope(id=task_id, source=ANONYMOUS, type=SUBMIT, tenant=tenant, data=data))
         # Two forks are equal where what they begin with is.
         values = {step: value.decode(errors="replace") for step, value in self.begun.journal.items()}
         whole = {**body, "fork": {"task": self.begun.task, "step": self.begun.step, "journal": values}}

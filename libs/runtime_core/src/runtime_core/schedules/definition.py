@@ -41,6 +41,8 @@ class Schedule(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     schedule_id: str
     task: dict[str, Any]  # Any: JSON, the data of the submits that it makes
+    tenant: str = ""
+    """On whose behalf its tasks run."""
     digest: str
     """Of what was asked for: setting an equal schedule again changes nothing."""
     every_ms: int = 0
@@ -111,7 +113,8 @@ class Schedule(msgspec.Struct, kw_only=True, omit_defaults=True):
         """The submit for one time. Raises InvalidInput."""
         task_id = self.task_id(due_ms)
         body = codec.encode({**self.task, "task_id": task_id})
-        return parse_submit(Envelope(id=task_id, source=f"schedule/{self.schedule_id}", type=SUBMIT, data=body))
+        source = f"schedule/{self.schedule_id}"
+        return parse_submit(Envelope(id=task_id, source=source, type=SUBMIT, tenant=self.tenant, data=body))
 
     def _times(self) -> Cron:
         return Cron.parse(self.cron, ZoneInfo(self.timezone))
@@ -124,7 +127,7 @@ class Schedule(msgspec.Struct, kw_only=True, omit_defaults=True):
         return msgspec.json.decode(data, type=cls)
 
 
-def parse_set(data: Mapping[str, object], at_ms: int) -> Schedule:
+def parse_set(data: Mapping[str, object], at_ms: int, tenant: str = "") -> Schedule:
     """The schedule in the data of a `weft.schedule.set` that was said at `at_ms`. Raises InvalidInput."""
     refuse_unknown("data", data, FIELDS)
     schedule_id = checked_id(data.get("schedule_id"))
@@ -134,7 +137,8 @@ def parse_set(data: Mapping[str, object], at_ms: int) -> Schedule:
     schedule = Schedule(
         schedule_id=schedule_id,
         task=task,
-        digest=digest(SET, dict(data)),
+        tenant=tenant,
+        digest=digest(SET, {**data, "tenant": tenant} if tenant else dict(data)),
         timezone=_timezone(data.get("timezone")),
         overlap=_overlap(overlap),
         catch_up=_flag("catch_up", catch_up, True),

@@ -131,5 +131,6 @@ class Scheduler:
             "entry", f"{time_ms}-0", "time", now, "field", error.field, "error", msgspec.json.encode(reason),
             "errors", msgspec.json.encode([{**reason, "at": float(now)}]), "taskid", task,
             "event:type", SUBMIT, "event:id", task, "event:source", f"schedule/{schedule.schedule_id}",
+            *(("event:tenant", schedule.tenant) if schedule.tenant else ()),
             "event:data", encode({**schedule.task, "task_id": task}),
         ))  # fmt: skip

@@ -1,0 +1,491 @@
+"""Publishers with ingress streams of their own: what they send is bound to them, and none of them disturbs another."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from runtime_core.admission import Admission, announce
+from runtime_core.bus.delivery import pairs
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.ingress_stream import MAX_ENTRY_BYTES, IngressEntry, IngressStream
+from runtime_core.bus.keys import ingress
+from runtime_core.bus.values import TopicSubscription
+from runtime_core.dead_letters import DeadLetters
+from runtime_core.errors import InvalidInput, ServerError
+from runtime_core.identifiers import task_id_of
+from runtime_core.manifest import AgentEntry, Manifest
+from runtime_core.publishers import Publisher, Publishers
+from runtime_core.schedules.scheduler import Scheduler
+from runtime_core.schedules.store import Schedules
+from runtime_core.topics import Topics
+from services.state_manager import publisher_streams
+from tests.contracts.broker import Broker, complete, question, suspend
+from tests.contracts.test_ingress import admitting, until
+
+LAST_ID = "18446744073709551615-18446744073709551615"
+
+
+class World:
+    """Two publishers of two tenants: `shop` of acme, and `desk` of globex."""
+
+    def __init__(self, broker: Broker, bus: EventBus) -> None:
+        self.broker = broker
+        self.bus = bus
+
+    async def register(
+        self, name: str, tenant: str, *, agents: Sequence[str] | None = None, topics: Sequence[str] = ()
+    ) -> None:
+        allowed = None if agents is None else tuple(agents)
+        await Publishers(self.bus).set(Publisher(name=name, tenant=tenant, agents=allowed, topics=tuple(topics)))
+
+    def key(self, publisher: str = "") -> str:
+        return ingress(self.broker.keys.namespace, publisher)
+
+    async def send(self, publisher: str, kind: str, data: object, *, entry: str = "*", **attributes: str) -> str:
+        """Append a command to a publisher's stream, or with `` to the one that trusted programs share."""
+        flat = [part for pair in attributes.items() for part in pair]
+        fields = ["type", f"weft.{kind}", "data", json.dumps(data), *flat]
+        return cast(bytes, await self.broker.call("XADD", self.key(publisher), entry, *fields)).decode()
+
+    async def settled(self, *publishers: str) -> bool:
+        return not any([await self.broker.call("XLEN", self.key(name)) for name in publishers])
+
+    async def admitted(self, *publishers: str) -> None:
+        """Run an admitter until the streams are empty."""
+        async with admitting(self.broker, self.bus):
+            await until(lambda: self.settled(*publishers))
+
+    async def letters(self) -> list[dict[str, str]]:
+        return await self.broker.entries("dead")
+
+    async def answers(self, key: str) -> list[dict[str, str]]:
+        found = pairs(await self.broker.call("XRANGE", key, "-", "+"))
+        return [{flat[at].decode(): flat[at + 1].decode() for at in range(0, len(flat), 2)} for _, flat in found]
+
+    async def drop(self, *keys: str) -> None:
+        for key in keys:
+            await self.broker.call("DEL", key)
+
+
+@pytest.fixture
+async def world(broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(publisher_streams, "REGISTRY_SECONDS", 0.02)
+    monkeypatch.setattr(publisher_streams, "WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(publisher_streams, "BACKOFF_FIRST_SECONDS", 0.02)
+    monkeypatch.setattr(publisher_streams, "BACKOFF_LAST_SECONDS", 0.02)
+    world = World(broker, bus)
+    await world.register("shop", "acme")
+    await world.register("desk", "globex")
+    return world
+
+
+def submit(task: str, agent: str = "writer", **more: object) -> dict[str, object]:
+    return {"agent": agent, "input": task, "task_id": task, **more}
+
+
+# -- what a command is bound to ------------------------------------------------------------------------------------
+
+
+async def test_a_submit_is_bound_to_its_publisher_and_tenant(world: World) -> None:
+    await world.send("shop", "task.submit", submit("t", key="k", session_id="s"), id="e", partitionkey="p")
+    await world.admitted("shop")
+    turn = await world.broker.take(world.bus)
+    assert (turn.task, turn.key) == ("acme.t", "acme/k")
+    context = json.loads(turn.context)
+    assert (context["tenant"], context["session_id"]) == ("acme", "acme/s")
+    header = (await world.broker.task("acme.t"))["h"].split("\n")
+    assert (header[6], header[7]) == ("e", "shop")
+
+
+async def test_a_submit_without_a_task_id_gets_one_of_its_source_and_id(world: World) -> None:
+    await world.send("shop", "task.submit", {"agent": "writer", "input": 1}, id="e", source="checkout")
+    await world.admitted("shop")
+    assert (await world.broker.take(world.bus)).task == f"acme.{task_id_of('shop/checkout', 'e')}"
+
+
+async def test_names_may_have_the_prefix_already(world: World) -> None:
+    await world.send("shop", "task.submit", submit("acme.t", key="acme/k"), source="shop/web")
+    await world.admitted("shop")
+    turn = await world.broker.take(world.bus)
+    assert (turn.task, turn.key) == ("acme.t", "acme/k")
+    assert (await world.broker.task("acme.t"))["h"].split("\n")[7] == "shop/web"
+
+
+async def test_two_publishers_of_one_tenant_share_its_names(world: World) -> None:
+    await world.register("web", "acme")
+    await world.send("shop", "task.submit", submit("t"))
+    await world.admitted("shop")
+    await world.send("web", "task.cancel", {"task_id": "t"})
+    await world.admitted("web")
+    assert await world.broker.status("acme.t") == "cancelled"
+
+
+async def test_the_same_names_of_two_tenants_are_two_things(world: World) -> None:
+    """The second would be the first one's repeat, or be refused for it."""
+    for publisher in ("shop", "desk"):
+        await world.send(publisher, "task.submit", submit("t", key="k"), id="e", source="web")
+    await world.admitted("shop", "desk")
+    started = {
+        (turn.task, turn.key) for turn in [await world.broker.take(world.bus), await world.broker.take(world.bus)]
+    }
+    assert started == {("acme.t", "acme/k"), ("globex.t", "globex/k")}
+    assert await world.letters() == []
+
+
+@pytest.mark.parametrize(
+    ("attributes", "field"),
+    [
+        ({"tenant": "globex"}, "tenant"),
+        ({"replyto": "desk:answers"}, "replyto"),
+        ({"replyto": "shop:answer"}, "replyto"),
+        ({"replyto": "shop"}, "replyto"),
+    ],
+)
+async def test_what_belongs_to_another_is_refused(world: World, attributes: dict[str, str], field: str) -> None:
+    await world.send("shop", "task.submit", submit("t"), **attributes)
+    await world.admitted("shop")
+    (letter,) = await world.letters()
+    assert (letter["field"], letter["stream"]) == (field, "tasks:shop")
+    assert await world.answers(attributes.get("replyto", "none")) == []
+
+
+async def test_its_own_tenant_may_be_stated(world: World) -> None:
+    await world.send("shop", "task.submit", submit("t"), tenant="acme")
+    await world.admitted("shop")
+    assert await world.broker.status("acme.t") == "accepted"
+
+
+async def test_answers_go_to_the_publishers_own_streams(world: World) -> None:
+    """Also where the data cannot be read."""
+    mine, other = "shop:answers:1", "desk:answers"
+    try:
+        await world.send("shop", "task.submit", submit("t"), replyto=mine, id="e")
+        await world.send("shop", "task.submit", "no object", replyto=mine)
+        await world.send("shop", "task.submit", "no object", replyto=other)
+        await world.admitted("shop")
+        accepted, rejected = await world.answers(mine)
+        assert (accepted["type"], json.loads(accepted["data"])) == ("weft.task.accepted", {"task_id": "acme.t"})
+        assert accepted["causationid"] == "e"
+        assert rejected["type"] == "weft.task.rejected"
+        assert await world.answers(other) == []
+    finally:
+        await world.drop(mine, other)
+
+
+async def test_names_that_are_too_long_with_the_prefix_are_refused(world: World) -> None:
+    await world.send("shop", "task.submit", submit("t" * 196))
+    await world.send("shop", "task.submit", submit("t", key="k" * 252))
+    await world.send("shop", "task.submit", submit("t", session_id="s" * 252))
+    await world.send(
+        "shop", "schedule.set", {"schedule_id": "s" * 176, "agent": "writer", "input": 1, "cron": "@daily"}
+    )
+    await world.admitted("shop")
+    fields = [letter["field"] for letter in await world.letters()]
+    assert fields == ["data.task_id", "data.key", "data.session_id", "data.schedule_id"]
+
+
+# -- what belongs to another tenant --------------------------------------------------------------------------------
+
+
+async def test_nobody_cancels_another_tenants_task(world: World) -> None:
+    await world.send("shop", "task.submit", submit("t"))
+    await world.admitted("shop")
+    for named in ("t", "acme.t"):
+        await world.send("desk", "task.cancel", {"task_id": named})
+    await world.admitted("desk")
+    assert await world.broker.status("acme.t") == "accepted"
+
+
+async def test_nobody_keeps_another_tenant_from_submitting(world: World) -> None:
+    """A cancel that comes first refuses the submit of its task."""
+    await world.send("desk", "task.cancel", {"task_id": "acme.t"})
+    await world.admitted("desk")
+    await world.send("shop", "task.submit", submit("t"))
+    await world.admitted("shop")
+    assert await world.broker.status("acme.t") == "accepted"
+
+
+async def test_nobody_answers_another_tenants_question(world: World) -> None:
+    await world.send("shop", "task.submit", submit("t"))
+    await world.admitted("shop")
+    assert await suspend(world.bus, await world.broker.take(world.bus), question("1"))
+    for named in ("t", "acme.t"):
+        await world.send("desk", "task.signal", {"task_id": named, "request_id": "r:1", "value": True})
+    await world.admitted("desk")
+    assert [letter["field"] for letter in await world.letters()] == ["data.task_id"] * 2
+    await world.send("shop", "task.signal", {"task_id": "t", "request_id": "r:1", "value": True})
+    await world.admitted("shop")
+    assert await complete(world.bus, await world.broker.take(world.bus))
+
+
+async def test_schedules_are_their_tenants(world: World) -> None:
+    """Neither replaced nor deleted by another; their tasks run for the tenant, in its names."""
+    data = {"schedule_id": "s", "agent": "writer", "input": 1, "key": "k", "session_id": "x", "every_seconds": 60}
+    await world.send("shop", "schedule.set", data)
+    await world.admitted("shop")
+    for named in ("s", "acme.s"):
+        await world.send("desk", "schedule.set", {**data, "schedule_id": named, "every_seconds": 1})
+        await world.send("desk", "schedule.delete", {"schedule_id": named})
+    await world.admitted("desk")
+    admission = Admission([world.bus])
+    (kept,) = await Schedules(world.bus, admission).all()
+    assert (kept.schedule_id, kept.every_ms, kept.tenant) == ("acme.s", 60_000, "acme")
+
+    async def later() -> int:
+        return await world.bus.time_ms() + 61_000
+
+    await Scheduler(world.bus, admission, clock=later).start_due()
+    turn = await world.broker.take(world.bus)
+    context = json.loads(turn.context)
+    assert (turn.task.rpartition("-")[0], turn.key) == ("acme.s", "acme/k")
+    assert (context["tenant"], context["session_id"]) == ("acme", "acme/x")
+    await world.send("shop", "schedule.delete", {"schedule_id": "s"})
+    await world.admitted("shop")
+    assert await Schedules(world.bus, admission).all() == []
+
+
+@pytest.mark.parametrize("name", ["schedule", "client", "weft", "anonymous", "Shop", "a/b", "", "a" * 64, "-a", "a:b"])
+async def test_names_that_publishers_may_not_have(world: World, name: str) -> None:
+    """`schedule/…` is the source of what schedules start: its publisher could use up their ids."""
+    with pytest.raises(InvalidInput) as refused:
+        await world.register(name, "acme")
+    assert refused.value.field == "publisher"
+
+
+@pytest.mark.parametrize("tenant", ["", "a.b", "a/b", "Acme"])
+async def test_names_that_tenants_may_not_have(world: World, tenant: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        await world.register("shop", tenant)
+    assert refused.value.field == "tenant"
+
+
+async def test_the_namespace_is_no_publisher(world: World) -> None:
+    world.broker.keys.namespace = "production"
+    world.bus.keys.namespace = "production"
+    with pytest.raises(InvalidInput, match="reserved"):
+        await world.register("production", "acme")
+
+
+# -- agents and topics ---------------------------------------------------------------------------------------------
+
+
+async def test_an_unknown_agents_refusal_names_no_others(world: World) -> None:
+    await world.register("desk", "globex", agents=["editor", "desk"])
+    await world.send("shop", "task.submit", submit("t", agent="nobody"))
+    await world.send("shop", "schedule.set", {"schedule_id": "s", "agent": "nobody", "input": 1, "cron": "@daily"})
+    await world.send("desk", "task.submit", submit("t", agent="writer"))
+    await world.send("desk", "schedule.set", {"schedule_id": "s", "agent": "writer", "input": 1, "cron": "@daily"})
+    await world.send("desk", "task.submit", submit("t", agent="editor"))
+    await world.admitted("shop", "desk")
+    errors = [json.loads(letter["error"])["message"] for letter in await world.letters()]
+    unlisted = "data.agent: publisher 'desk' may not submit to writer; it may submit to editor, desk"
+    assert sorted(errors) == ["data.agent: no agent is named nobody"] * 2 + [unlisted] * 2
+    assert await world.broker.status("globex.t") == "accepted"
+
+
+async def test_trusted_programs_are_told_which_agents_there_are(world: World) -> None:
+    await world.send("", "task.submit", submit("t", agent="nobody"))
+    await world.admitted("")
+    (letter,) = await world.letters()
+    assert "known are desk, editor, writer" in letter["error"]
+
+
+async def test_no_submit_starts_an_internal_agent(world: World) -> None:
+    manifest = Manifest("app", "1", agents={"executor": AgentEntry(internal=True), "writer": AgentEntry()})
+    await announce([world.bus], manifest)
+    await world.send("shop", "task.submit", submit("a", agent="executor"))
+    await world.send("shop", "schedule.set", {"schedule_id": "s", "agent": "executor", "input": 1, "cron": "@daily"})
+    await world.send("", "task.submit", submit("b", agent="executor"))
+    await world.send("", "schedule.set", {"schedule_id": "s", "agent": "executor", "input": 1, "cron": "@daily"})
+    await world.admitted("", "shop")
+    errors = sorted(json.loads(letter["error"])["message"] for letter in await world.letters())
+    said = "data.agent: executor is internal: other agents may ask it, a submit may not"
+    assert errors == [said] * 2 + ["data.agent: no agent is named executor"] * 2
+    await world.broker.nothing(world.bus)
+
+
+async def test_a_publisher_publishes_on_topics_that_it_was_given(world: World) -> None:
+    await world.register("desk", "globex", topics=["facts", "news.*"])
+    for topic in ("facts", "news.today", "audit"):
+        await Topics([world.bus]).subscribe(TopicSubscription(topic, "writer"))
+    for publisher in ("shop", "desk"):
+        for topic in ("facts", "news.today", "audit"):
+            await world.send(publisher, "topic.publish", {"topic": topic, "source": "k", "data": 1})
+    await world.admitted("shop", "desk")
+    assert [letter["field"] for letter in await world.letters()] == ["data.topic"] * 4
+    turn = await world.broker.take(world.bus)
+    assert (turn.key, json.loads(turn.context)["tenant"]) == ("globex/k", "globex")
+    assert await complete(world.bus, turn)
+    assert json.loads((await world.broker.take(world.bus)).context)["topic"] == "news.today"
+
+
+# -- streams of hostile publishers ---------------------------------------------------------------------------------
+
+
+async def test_a_long_stream_delays_no_other(world: World) -> None:
+    """The other one's single command is settled after a few of the long stream, not after all of them."""
+    many = 2_000
+    for _ in range(many):
+        await world.send("shop", "task.cancel", {"task_id": "none"})
+    await world.send("desk", "task.submit", submit("t"))
+    async with admitting(world.broker, world.bus):
+        await until(lambda: world.settled("desk"))
+        left = cast(int, await world.broker.call("XLEN", world.key("shop")))
+    assert left > many / 2
+
+
+async def test_a_command_that_waits_holds_up_its_own_stream_alone(world: World) -> None:
+    mail = f"{world.broker.keys.base}mail:writer/acme/k"
+    await world.broker.call("HSET", world.broker.keys.meta, "mailbox_max", 1)
+    await world.broker.call("RPUSH", mail, "somebody|r")
+    await world.send("shop", "task.submit", submit("full", key="k"))
+    await world.send("shop", "task.submit", submit("behind"))
+    await world.send("desk", "task.submit", submit("t"))
+    await world.send("", "task.submit", submit("trusted"))
+    async with admitting(world.broker, world.bus):
+        await until(lambda: world.settled("desk", ""))
+    assert await world.broker.status("globex.t") == "accepted"
+
+
+@pytest.mark.parametrize("harm", ["deleted", "trimmed", "type", "group"])
+async def test_harm_to_one_stream_stops_nobody(world: World, harm: str) -> None:
+    key = world.key("shop")
+    await world.send("shop", "task.submit", submit("before"))
+    async with admitting(world.broker, world.bus):
+        await until(lambda: world.settled("shop"))
+        match harm:
+            case "deleted":
+                await world.broker.call("DEL", key)
+            case "trimmed":
+                for _ in range(3):
+                    await world.broker.call("XADD", key, "MAXLEN", 1, "*", "type", "nonsense", "data", "{}")
+            case "type":
+                await world.broker.call("DEL", key)
+                await world.broker.call("SET", key, "a string")
+            case "group":
+                await world.broker.call("XGROUP", "CREATE", key, "state-manager", "$", "MKSTREAM")
+        await world.send("desk", "task.submit", submit("t"))
+        await until(lambda: world.settled("desk"))
+        if harm == "type":
+            await world.broker.call("DEL", key)
+        await world.send("shop", "task.submit", submit("after"))
+        await until(lambda: world.settled("shop"))
+    assert await world.broker.status("globex.t") == "accepted"
+    assert await world.broker.status("acme.after") == "accepted"
+
+
+async def test_a_stream_that_was_ended_by_its_last_id_is_made_anew(world: World) -> None:
+    async with admitting(world.broker, world.bus):
+        await world.send("shop", "task.submit", submit("future"), entry=LAST_ID)
+
+        async def takes_entries() -> bool:
+            try:
+                await world.send("shop", "task.submit", submit("t"))
+            except ServerError:
+                return False
+            return True
+
+        await until(takes_entries)
+        await until(lambda: world.settled("shop"))
+    assert await world.broker.status("acme.t") == "accepted"
+    (letter,) = await world.letters()
+    assert (letter["field"], letter["entry"]) == ("entry", LAST_ID)
+    assert "lies in the future" in letter["error"]
+
+
+async def test_a_schedule_does_not_take_its_time_from_an_id_in_the_future(world: World) -> None:
+    data = {"schedule_id": "s", "agent": "writer", "input": 1, "every_seconds": 60}
+    await world.send("shop", "schedule.set", data, entry="18446744073709551615-0")
+    await world.admitted("shop")
+    assert await Schedules(world.bus, Admission([world.bus])).all() == []
+
+
+async def test_large_entries_are_never_read_whole(world: World) -> None:
+    """Neither many at once, nor one that is larger than any command."""
+    large = "x" * (MAX_ENTRY_BYTES + 1)
+    await world.send("shop", "task.submit", submit("large"), replyto="shop:answers", extension=large)
+    taken: list[int] = []
+
+    class Counted(IngressStream):
+        async def read(self, after: bytes, count: int, size: int) -> list[IngressEntry]:
+            entries = await super().read(after, count, size)
+            taken.append(sum(len(field) for entry in entries for field in entry.fields))
+            return entries
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(publisher_streams, "IngressStream", Counted)
+        patched.setattr(publisher_streams, "IN_HAND_BYTES", 1_500_000)
+        for number in range(5):
+            await world.send("shop", "task.submit", submit(f"t{number}", metadata={"x": "x" * 1_000_000}))
+        await world.admitted("shop")
+    try:
+        assert max(taken) < 2_100_000
+        (letter,) = await world.letters()
+        assert (letter["field"], len(letter["event:extension"])) == ("entry", 4096)
+        (answer,) = await world.answers("shop:answers")
+        assert json.loads(answer["data"])["field"] == "entry"
+        assert await world.broker.status("acme.t4") == "accepted"
+    finally:
+        await world.drop("shop:answers")
+
+
+async def test_who_is_registered_is_followed(world: World) -> None:
+    """Streams of others are not read; one that is registered anew is bound anew."""
+    await world.send("web", "task.submit", submit("t"))
+    async with admitting(world.broker, world.bus):
+        await world.send("desk", "task.submit", submit("t"))
+        await until(lambda: world.settled("desk"))
+        assert not await world.settled("web")
+        await world.register("web", "initech")
+        await until(lambda: world.settled("web"))
+        await world.register("web", "acme")
+        await asyncio.sleep(0)
+
+        async def bound_anew() -> bool:
+            task = f"t{time.monotonic_ns()}"
+            await world.send("web", "task.submit", submit(task))
+            await until(lambda: world.settled("web"))
+            return await world.broker.status(f"acme.{task}") == "accepted"
+
+        await until(bound_anew)
+        await Publishers(world.bus).delete("web")
+
+        async def left_alone() -> bool:
+            await world.send("web", "task.submit", submit("late"))
+            await world.send("desk", "task.submit", submit(f"d{time.monotonic_ns()}"))
+            await until(lambda: world.settled("desk"))
+            return not await world.settled("web")
+
+        await until(left_alone)
+    assert await world.broker.status("initech.t") == "accepted"
+
+
+# -- dead letters --------------------------------------------------------------------------------------------------
+
+
+async def test_a_redriven_letter_goes_back_to_its_publishers_stream(world: World) -> None:
+    """On the stream that trusted programs share it would be bound to nobody."""
+    await world.send("shop", "task.submit", submit("t", agent="nobody"))
+    await world.admitted("shop")
+    letters = DeadLetters([world.bus])
+    (letter,) = [letter async for letter in letters.all()]
+    await letters.redrive(letter.letter_id, data=json.dumps(submit("t")).encode())
+    await world.admitted("shop")
+    assert await world.broker.status("acme.t") == "accepted"
+    assert await world.settled("")
+
+
+async def test_a_letter_of_a_publisher_that_is_gone_is_not_redriven(world: World) -> None:
+    await world.send("shop", "task.submit", submit("t", agent="nobody"))
+    await world.admitted("shop")
+    await Publishers(world.bus).delete("shop")
+    letters = DeadLetters([world.bus])
+    (letter,) = [letter async for letter in letters.all()]
+    with pytest.raises(InvalidInput, match="weft publisher set shop"):
+        await letters.redrive(letter.letter_id)
