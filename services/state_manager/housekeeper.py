@@ -20,6 +20,8 @@ from runtime_core.telemetry.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 0.5
+REFILL = 32
+"""Up to how many unread entries of a work stream tasks are moved that wait for their tenants' turns."""
 
 
 class Housekeeper:
@@ -40,6 +42,8 @@ class Housekeeper:
         """Do the chores until cancelled; a broker that is away is waited for."""
         chores: tuple[Callable[[], Awaitable[object]], ...] = (
             self._ends.follow,
+            # Agent-handlers do this themselves, unless all of them are of a release that does not know of queues.
+            lambda: self._bus.refill(REFILL),
             self._bus.trim_record,
             lambda: watch_memory(self._bus),
             self._clock.look,

@@ -19,6 +19,7 @@ async def build(settings: Settings, metrics: Metrics) -> Role:
         "dedupe_max": settings.dedupe_max,
         "mailbox_max": settings.mailbox_max,
         "stream_max": settings.stream_max,
+        "ready_max": settings.ready_max,
         "record_max": settings.record_max,
         "output_max": settings.output_max_bytes,
         "request_timeout_ms": max(1, int(settings.request_timeout_seconds * 1000)),

@@ -85,6 +85,48 @@ async def submit_without_a_key(stage: Stage) -> Act:
     return lambda: stage.broker.submit(stage.bus, "t", timeout_ms=1000)
 
 
+async def waiting(stage: Stage) -> None:
+    """Two tenants with a task each behind a stream that is long enough."""
+    broker, bus = stage.broker, stage.bus
+    await broker.call("HSET", broker.keys.meta, "ready_max", 1)
+    await broker.call("HSET", broker.keys.tenants, "shop", "2 10 10")
+    await broker.submit(bus, "first", in_turn=True)
+    await broker.submit(bus, "waits", key="k", tenant="shop", in_turn=True, timeout_ms=1000)
+    await broker.submit(bus, "waits too", in_turn=True)
+
+
+@case
+async def submit_of_a_tenant(stage: Stage) -> Act:
+    await stage.broker.call("HSET", stage.broker.keys.tenants, "shop", "2 10 10")
+    return lambda: stage.broker.submit(stage.bus, "t", tenant="shop", in_turn=True)
+
+
+@case
+async def submit_that_waits_for_its_turn(stage: Stage) -> Act:
+    await waiting(stage)
+    return lambda: stage.broker.submit(stage.bus, "t", tenant="shop", in_turn=True)
+
+
+@case
+async def fork_that_waits_for_its_turn(stage: Stage) -> Act:
+    await waiting(stage)
+    begun = Begun("origin", "2", {"1": b"*1234567K1700000000000null"})
+    return lambda: stage.broker.submit(stage.bus, "t", begun=begun, in_turn=True)
+
+
+@case
+async def a_refill(stage: Stage) -> Act:
+    await waiting(stage)
+    await stage.broker.take(stage.bus)
+    return lambda: stage.bus.refill(5)
+
+
+@case
+async def a_cancel_before_its_turn(stage: Stage) -> Act:
+    await waiting(stage)
+    return lambda: stage.bus.cancel("waits", "no more")
+
+
 def claimed() -> NewTask:
     new = NewTask("t", "test", "event-t", "digest-t", "writer", b"1")
     new.claims = "|"

@@ -65,7 +65,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "submit",
         "stream_limit",
-        "if redis.call('XLEN', base .. stream) >= tonumber(meta[2] or '100000') then",
+        "if length + queued >= tonumber(meta[2] or '100000') then",
         "if false then",
         "a work stream has a limit",
         "contracts:limits",

@@ -113,8 +113,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "promote",
         "deadline_live",
-        "  if not live then return end\n  local in_flight",
-        "  local in_flight",
+        "  if not live then return end\n  if v[5] == 'queue'",
+        "  if v[5] == 'queue'",
         "a task that has ended does not time out",
         "contracts:timers",
         survives="the end of a task removes its timers",

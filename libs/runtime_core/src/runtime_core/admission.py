@@ -12,7 +12,7 @@ import msgspec
 from runtime_core.bus.claims import submit_once
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.places import find_place
-from runtime_core.bus.values import Begun, NewTask, Submitted, TopicSubscription
+from runtime_core.bus.values import DEFAULT_PRIORITY, Begun, NewTask, Submitted, TopicSubscription
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.identifiers import instance_address, partition_of
 from runtime_core.manifest import InputCheck, Manifest
@@ -77,6 +77,9 @@ class Admission:
                 streamed=_streamed(submission.conf, streamed),
                 limits=_limits(submission.conf),
                 begun=begun,
+                tenant=submission.tenant,
+                priority=DEFAULT_PRIORITY if submission.conf.priority is None else submission.conf.priority,
+                in_turn=True,
             )
 
         id_home = partition_of(default_task_id(submission.source, submission.event_id), len(self._buses))

@@ -127,6 +127,8 @@ class Client(ScheduleVerbs):
         engine_wait_seconds: float | None = None,
         streaming_mode: StreamingMode | None = None,
         engine: str | None = None,
+        tenant: str = "",
+        priority: int | None = None,
         metadata: dict[str, Any] | None = None,  # Any: JSON
         hooks: Mapping[str, Sequence[str]] | None = None,
         event_id: str | None = None,
@@ -140,7 +142,9 @@ class Client(ScheduleVerbs):
         agent's app, by their point. `stream=True` keeps the final event on the task's stream even where the agent
         streams nothing; `streaming_mode` says what else is on it. The task fails where all its runs and calls together
         pass `max_tokens` or `max_cost` (see `ctx.spend`). `engine` (`local`, `ray` or `spark`) is what `ctx.engine()`
-        stands for. Its steps wait `engine_wait_seconds` (60; 0: not at all) for an engine that is away. Waits up to
+        stands for. Its steps wait `engine_wait_seconds` (60; 0: not at all) for an engine that is away.
+        `tenant` is on whose behalf the task runs: while handlers are busy, tenants take turns, and a task with a higher
+        `priority` (1 to 9; 5) starts before others of its tenant. Waits up to
         `timeout` seconds for a broker that is away and for the first agent-handler; raises `Rejected` with the field
         that is wrong.
         """
@@ -161,6 +165,7 @@ class Client(ScheduleVerbs):
             "engine_wait_seconds": engine_wait_seconds,
             "streaming_mode": getattr(streaming_mode, "value", streaming_mode),
             "engine": engine,
+            "priority": priority,
         }
         conf = {name: value for name, value in wanted.items() if value is not None}
         if conf:
@@ -169,8 +174,15 @@ class Client(ScheduleVerbs):
             body["metadata"] = metadata
         if hooks:
             body["hooks"] = dict(hooks) if isinstance(hooks, Mapping) else hooks
-        if len(body) > 2 or event_id:
-            envelope = Envelope(id=event, source=source, type=SUBMIT, traceparent=traceparent, data=codec.encode(body))
+        if len(body) > 2 or event_id or tenant:
+            envelope = Envelope(
+                id=event,
+                source=source,
+                type=SUBMIT,
+                traceparent=traceparent,
+                tenant=tenant,
+                data=codec.encode(body),
+            )
             submission = parse_submit(envelope)
             task = submission.task_id
         else:

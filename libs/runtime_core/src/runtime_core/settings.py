@@ -66,6 +66,8 @@ class Settings:
     """How much open work a work stream may hold before submits are answered with `overloaded`."""
     output_max_bytes: int = 16_777_216
     """How much one task may write to its output: deltas, pieces of answers and progress."""
+    ready_max: int = 128
+    """How many unread entries a work stream may hold before new tasks wait for their tenants' turns."""
     record_max: int = 200_000
     """How many entries of the record may wait for the recorder before submits are answered so."""
     dead_max_bytes: int = 67_108_864
@@ -151,6 +153,7 @@ class Settings:
             output_max_bytes=read.whole(
                 "WEFT_OUTPUT_MAX_BYTES", MAX_DATA_BYTES, 1_099_511_627_776, cls.output_max_bytes
             ),
+            ready_max=read.whole("WEFT_READY_MAX", 1, 1_000_000_000, cls.ready_max),
             record_max=read.whole("WEFT_RECORD_MAX", 1, 1_000_000_000, cls.record_max),
             dead_max_bytes=read.whole("WEFT_DEAD_MAX_BYTES", LEAST_DEAD_BYTES, 1_099_511_627_776, cls.dead_max_bytes),
             dead_retention_seconds=read.seconds(

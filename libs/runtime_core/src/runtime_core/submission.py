@@ -42,6 +42,7 @@ PUBLISH = "weft.topic.publish"
 
 MAX_SECONDS = 1_000_000_000
 MAX_STEPS = 1_000_000_000
+MAX_PRIORITY = 9
 MAX_TOKENS = 1_000_000_000_000
 
 ENGINES = ("local", "ray", "spark")
@@ -57,6 +58,7 @@ _CONF_FIELDS = (
     "engine_wait_seconds",
     "run_mode",
     "streaming_mode",
+    "priority",
 )
 
 
@@ -74,6 +76,8 @@ class Conf(msgspec.Struct, frozen=True, omit_defaults=True):
     """Name of the runner; empty: the agent's own."""
     streaming_mode: StreamingMode | None = None
     """What the task's stream shows; None: what a reader asks for."""
+    priority: int | None = None
+    """From 1 (last) to 9 (first) among waiting tasks of its tenant; None: 5."""
     engine: str = ""
     """What `ctx.engine()` stands for; empty: `local`."""
 
@@ -161,7 +165,7 @@ def parse_submit(envelope: Envelope) -> Submission:
         replyto=envelope.replyto,
         traceparent=envelope.traceparent,
         tracestate=envelope.tracestate,
-        tenant=envelope.tenant,
+        tenant=checked_text("tenant", envelope.tenant) if envelope.tenant else "",
         deadline=epoch_ms("deadline", envelope.deadline) if envelope.deadline else None,
         partition_key=envelope.partitionkey or task,
     )
@@ -273,6 +277,7 @@ def _conf(value: object) -> Conf:
         engine_wait_seconds=optional_positive(conf, "engine_wait_seconds", MAX_SECONDS, or_zero=True),
         run_mode="" if run_mode is None else checked_text("data.conf.run_mode", run_mode),
         streaming_mode=None if mode is None else streaming_mode("data.conf.streaming_mode", mode),
+        priority=optional_whole(conf, "priority", MAX_PRIORITY),
         engine=_engine(conf.get("engine")),
     )
 

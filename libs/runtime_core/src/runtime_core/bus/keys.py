@@ -88,6 +88,28 @@ class Keys:
         return self.base + "mailboxes"
 
     @property
+    def queues(self) -> str:
+        """How many new tasks wait for each work stream: a hash, with the state of their turns."""
+        return self.base + "queues"
+
+    @property
+    def tenants(self) -> str:
+        """Settings by tenant: a hash of weight, most open tasks and most tasks a second."""
+        return self.base + "tenants"
+
+    def turns(self, stream: str) -> str:
+        """Tenants whose tasks wait for a work stream, by the virtual time of their next turn: a sorted set."""
+        return f"{self.base}turns:{stream}"
+
+    def queue(self, stream: str, tenant: str) -> str:
+        """A tenant's tasks that wait for a work stream: a sorted set."""
+        return f"{self.base}queue:{stream}|{tenant}"
+
+    def open_tasks_of(self, tenant: str) -> str:
+        """Open tasks of a named tenant, by when they were started: a sorted set."""
+        return f"{self.base}open:{tenant}"
+
+    @property
     def agents(self) -> str:
         """Known agents and their work streams: a hash."""
         return self.base + "agents"

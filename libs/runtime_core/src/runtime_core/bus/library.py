@@ -47,6 +47,7 @@ FUNCTIONS = {
     "record": True,
     "recount_letters": True,
     "redrive": False,
+    "refill": True,  # what waits was accepted
     "refuse": True,
     "repair": True,
     "repeat_request": True,
@@ -69,7 +70,7 @@ FUNCTIONS = {
 }
 
 
-SHARED = ("prelude", "letters", "checks", "nodes", "claims")
+SHARED = ("prelude", "letters", "checks", "nodes", "claims", "queues")
 """Files whose helpers all functions may use."""
 
 

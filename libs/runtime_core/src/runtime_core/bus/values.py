@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from runtime_core.bus.delivery import Delivery
 from runtime_core.errors import Rejected
 
+DEFAULT_PRIORITY = 5
+
 
 @dataclass(slots=True)
 class Begun:
@@ -83,6 +85,10 @@ class NewTask:
     limits: bytes = b""
     """The most that it may use (JSON: `tokens`, `cost`); empty: no limit."""
     begun: Begun | None = None
+    tenant: str = ""
+    priority: int = DEFAULT_PRIORITY
+    in_turn: bool = False
+    """Whether it waits for its tenant's turn while its work stream is long; its tenant's limits count then, too."""
     claims: str = ""
     """With several partitions: tokens of the claims of its id and its task id, as `id|task_id`."""
 

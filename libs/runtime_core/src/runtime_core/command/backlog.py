@@ -11,6 +11,7 @@ from runtime_core.bus.keys import GROUPS, STATE_MANAGER, group_of, ingress
 from runtime_core.bus.transport import Reply
 from runtime_core.command.connection import Broker, pages
 from runtime_core.errors import ServerError
+from runtime_core.tenants import waiting_tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ async def measure(opened: Broker) -> dict[str, Any]:  # Any: JSON
         "replies": 0,
         "asks": 0,
     }
+    waiting: dict[str, int] = {}
     records = []
     for bus in opened.buses:
         keys, call = bus.keys, bus.transport.call
@@ -81,6 +83,9 @@ async def measure(opened: Broker) -> dict[str, Any]:  # Any: JSON
             found = await _stream(bus, keys.partition, name, keys.stream(name), [group], now)
             # Engines that nobody uses have no stream; the two that every namespace has are always shown.
             streams += [one for one in found if one["backlog"] or one["consumers"] or name in ("agent", "tool")]
+        for counts in (await waiting_tasks(bus)).values():
+            for tenant, count in counts.items():
+                waiting[tenant] = waiting.get(tenant, 0) + count
         records += await _record(bus, now)
         async for mailboxes in pages(bus.transport, f"{keys.base}mail:*", "list"):
             lengths = [call("LLEN", mailbox) for mailbox in mailboxes]
@@ -91,7 +96,7 @@ async def measure(opened: Broker) -> dict[str, Any]:  # Any: JSON
         totals["dead_letters"] += cast(int, await call("XLEN", keys.dead))
         totals["replies"] += cast(int, await call("XLEN", keys.replies))
         totals["asks"] += cast(int, await call("XLEN", keys.asks))
-    return {"namespace": home.keys.namespace, "streams": streams, "record": records, **totals}
+    return {"namespace": home.keys.namespace, "streams": streams, "record": records, "waiting": waiting, **totals}
 
 
 async def _stream(

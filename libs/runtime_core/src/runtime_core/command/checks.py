@@ -166,6 +166,7 @@ async def namespace(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
             "dedupe_max",
             "mailbox_max",
             "stream_max",
+            "ready_max",
             "record_max",
             "output_max",
             "request_timeout_ms",

@@ -8,6 +8,8 @@ import typer
 
 from runtime_core.command.output import print_json, print_table
 
+TENANTS_SHOWN = 20
+
 
 def register(app: typer.Typer) -> None:
     app.command("lag")(lag)
@@ -66,6 +68,13 @@ def _print(found: dict[str, Any]) -> None:  # Any: JSON
         ],
     )
     print()
+    if found["waiting"]:
+        most = sorted(found["waiting"].items(), key=lambda one: -one[1])
+        print_table(
+            ("TENANT", "TASKS THAT WAIT FOR THEIR TURNS"),
+            [(tenant or "(no name)", str(count)) for tenant, count in most[:TENANTS_SHOWN]],
+        )
+        print()
     print(f"mailboxes     {found['mailbox_events']} events wait in {found['mailboxes']} mailboxes")
     print(f"timers        {found['timers_due']} due, {found['timers']} in all")
     print(f"answers       {found['replies']} on their way to a replyto")

@@ -15,12 +15,15 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from runtime_core.command import dead, doctor, lag, publisher, schedule, submit, task, trajectory
+from runtime_core.command import dead, doctor, lag, publisher, schedule, submit, task, tenant, trajectory
 from runtime_core.errors import ConfigurationError, WeftError
 
 USED_WRONGLY = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
+
+GROUPS = ("task", "trajectory", "schedule", "publisher", "tenant", "dead")
+"""Commands that have commands of their own."""
 
 
 def build() -> typer.Typer:
@@ -47,6 +50,7 @@ def build() -> typer.Typer:
     app.add_typer(trajectory.group(), name="trajectory")
     app.add_typer(schedule.group(), name="schedule")
     app.add_typer(publisher.group(), name="publisher")
+    app.add_typer(tenant.group(), name="tenant")
     app.add_typer(dead.group(), name="dead")
     lag.register(app)
     doctor.register(app)
@@ -107,7 +111,7 @@ def _used_wrongly(arguments: Sequence[str], error: typer.TyperException) -> int:
 
 def _say(arguments: Sequence[str], message: str, status: int) -> int:
     words = [word for word in arguments[:2] if word.isalpha()]
-    named = words[:2] if words[:1] in (["task"], ["trajectory"], ["schedule"], ["publisher"], ["dead"]) else words[:1]
+    named = words[:2] if words[:1] and words[0] in GROUPS else words[:1]
     _line(f"{' '.join(['weft', *named])}: {message}")
     return status
 

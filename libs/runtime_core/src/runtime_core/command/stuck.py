@@ -83,12 +83,15 @@ async def _look(bus: EventBus) -> list[Stuck]:
         member.decode() for member in cast(list[bytes], await bus.transport.call("ZRANGE", bus.keys.timers, 0, -1))
     }
     waiting = await _delayed(bus)
+    queued = await _queued(bus)
     more_entries, more_at_work = await _entries(bus)
     entries |= more_entries
     at_work |= more_at_work
     found: list[Stuck] = []
     partition = bus.keys.partition
     for (task, run), fields in runs.items():
+        if fields.get(b"cur") == b"queue" and task not in queued:
+            found.append(Stuck(partition, "run", task, run, "queue"))
         found += _stuck_run(partition, task, run, fields, runs, entries, at_work | waiting, timers)
     for instance, task, run in held:
         if (task, run) not in runs and (task, run) not in at_work | waiting:
@@ -188,6 +191,20 @@ async def _entries(bus: EventBus) -> tuple[set[tuple[str, str]], set[tuple[str, 
                 break
             start = f"({reply[-1][0].decode()}"
     return entries, runs
+
+
+async def _queued(bus: EventBus) -> set[str]:
+    """Tasks that wait for the turns of their tenants, and whose turns will come."""
+    call, keys = bus.transport.call, bus.keys
+    found: set[str] = set()
+    for stream in await work_streams(bus):
+        for tenant in cast(list[bytes], await call("ZRANGE", keys.turns(stream), 0, -1)):
+            start = 0
+            key = keys.queue(stream, tenant.decode())
+            while tasks := cast(list[bytes], await call("ZRANGE", key, start, start + PAGE - 1)):
+                start += PAGE
+                found |= {task.decode() for task in tasks}
+    return found
 
 
 async def _delayed(bus: EventBus) -> set[tuple[str, str]]:

@@ -73,6 +73,14 @@ def submit(
         str | None,
         typer.Option("--engine", metavar="NAME", help="Where compute steps run that name none: local, ray or spark."),
     ] = None,
+    tenant: Annotated[
+        str,
+        typer.Option("--tenant", metavar="NAME", help="On whose behalf; tenants take turns while handlers are busy."),
+    ] = "",
+    priority: Annotated[
+        int | None,
+        typer.Option("--priority", metavar="N", min=1, max=9, help="9 starts first among the tenant's tasks (5)."),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the answer, or only print the id.")] = True,
     stream: Annotated[bool, typer.Option("--stream", help="Print output as it comes, then the answer.")] = False,
     as_json: Annotated[
@@ -104,6 +112,8 @@ def submit(
         "max_cost": max_cost,
         "engine": engine,
         "engine_wait_seconds": engine_wait,
+        "tenant": tenant,
+        "priority": priority,
     }
     run(_submit(agent, value, {**options, **limits, "hooks": _hooks(hooks or [])}, wait, stream, as_json), None)
 

@@ -239,10 +239,12 @@ class Consumer:
             self._in_read = True
             self._reconciled.clear()
             owner = self._bus.owner
+            count = min(READ_AT_ONCE, self._limit - len(self._held))
             try:
-                taken, malformed = await self._bus.read(
-                    self._streams, min(READ_AT_ONCE, self._limit - len(self._held)), BLOCK_MS
-                )
+                if self._bus.queued:
+                    # Timers are promoted ten times a second, and tell whether new tasks wait for their turns.
+                    await self._bus.refill(count, self._streams)
+                taken, malformed = await self._bus.read(self._streams, count, BLOCK_MS)
             except BusUnavailable:
                 # The reply may have been lost with the connection: what it held is found by reconciling.
                 self._unreconciled = True

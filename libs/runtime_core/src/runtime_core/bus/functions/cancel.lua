@@ -14,6 +14,7 @@ local function cancel(keys, args)
   if ENDED[v[1]] then return {'ended', v[1]} end
   local ending = check_end(base, task, v[2], v[4] or '', 'cancelled')
   local in_flight = v[5] and string.find(v[5], '-', 1, true)
+  if v[5] == 'queue' then QUEUE.leave(base, task, v[2]) end
   end_task(base, task, ending, v[4] or '', 'cancelled', error_json('Cancelled', args[2]), v[3] or '0', now, '[]', false,
     in_flight)
   return {'cancelled'}

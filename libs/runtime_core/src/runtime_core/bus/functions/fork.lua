@@ -1,8 +1,8 @@
 -- Starts a task that begins with results of another: as `submit`, and its journal in the same step.
 -- KEYS 1 base
--- ARGV 1 to 16 as those of `submit` · 17 origin (JSON: task, step) · 18 record (JSON: the row that names the origin)
---      19 when its run shall count as begun (epoch ms), or '' for now
---      20 … a step and its journal value, in turn
+-- ARGV 1 to 17 as those of `submit` · 18 origin (JSON: task, step) · 19 record (JSON: the row that names the origin)
+--      20 when its run shall count as begun (epoch ms), or '' for now
+--      21 … a step and its journal value, in turn
 -- RETURNS as `submit`
 local function fork(keys, args)
   local base, task = keys[1], args[1]
@@ -10,25 +10,25 @@ local function fork(keys, args)
   local answer = submit(keys, args)
   if answer[1] ~= 'started' then return answer end
   local key = base .. 'task:' .. task
-  local set = {'from', args[17], 'steps', '1'}
+  local set = {'from', args[18], 'steps', '1'}
   local v = redis.call('HMGET', key, 'cur', 'h')
-  if args[19] ~= '' then
+  if args[20] ~= '' then
     set[#set + 1] = 'h'
-    set[#set + 1] = string.gsub(v[2], '^([^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n)%d*', '%1' .. args[19], 1)
+    set[#set + 1] = string.gsub(v[2], '^([^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n)%d*', '%1' .. args[20], 1)
   end
-  if args[6] == '' then
+  if args[6] == '' and v[1] ~= 'queue' then
     -- A start event without a key is taken for that of a run without a past; a resume makes its reader load the journal.
     local stream, agent = target_of(v[2])
     redis.call('XDEL', base .. stream, v[1])
     set[#set + 1] = 'cur'
     set[#set + 1] = append_resume(base, task, 'r', stream, agent, '', '-1', '', '')
   end
-  for i = 20, #args, 2 do
+  for i = 21, #args, 2 do
     set[#set + 1] = 'j:' .. args[i]
     set[#set + 1] = args[i + 1]
   end
   -- In pieces: Lua hands over no more than 8,000 values at once.
   for i = 1, #set, 4000 do redis.call('HSET', key, unpack(set, i, math.min(i + 3999, #set))) end
-  record_rows(base, task, redis.call('HGET', key, 'fl') or '', args[18])
+  record_rows(base, task, redis.call('HGET', key, 'fl') or '', args[19])
   return answer
 end

@@ -1,4 +1,4 @@
--- Whether there is anything to do: entries on work streams, retries, questions and answers on their way to other
+-- Whether there is anything to do: entries on work streams, tasks that wait for their tenants' turns, retries, questions and answers on their way to other
 -- partitions. A run that waits for a timer or a person does not count, nor does what stands in line behind it.
 -- KEYS 1 base
 -- RETURNS {how much there is to do, a text that differs where anything was appended in between}
@@ -20,6 +20,7 @@ local function idle(keys)
   for _, member in ipairs(redis.call('ZRANGE', base .. 'timers', 0, -1)) do
     if string.sub(member, 1, 2) == 'e|' then open = open + 1 end
   end
+  open = open + tonumber(redis.call('HGET', base .. 'meta', 'queued') or '0')
   table.sort(marks)
   return {open, table.concat(marks, ' ')}
 end

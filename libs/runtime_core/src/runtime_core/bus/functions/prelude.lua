@@ -3,7 +3,9 @@
 --
 -- A run's fields live in one hash (the task's own hash for its first run `r`):
 --   cur        entry id in flight · `held` (waits for steps) · `mail` (in a mailbox) · `retry` · `nest` · `pend` · `park`
---   h          stream, agent, key, reply, created ms, max steps, event id, source, digest, session: one line each
+--              · `queue` (waits for its tenant's turn, see queues.lua)
+--   h          stream, agent, key, reply, created ms, max steps, event id, source, digest, session: one line each; then
+--              the tenant, where it has a name
 --   d          the input        u   number of turns committed, and of changes of its state by nested runs        fl  flags: o out stream, c child runs, z timers, l dead letters,
 --                                                                     r steps on the out stream, u usage or limits, n somebody waits for its runs,
 --                                                                     v model calls have reserved, t the context names a trace, e it has ended before
@@ -598,13 +600,13 @@ local function output_with(base, written, value, share)
   return text(size)
 end
 
-local HEADER = '^([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)'
+local HEADER = '^([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n?([^\n]*)'
 
 -- A task's header in parts, by name.
 local function header_of(h)
   local head = {}
-  head.stream, head.agent, head.key, head.to, head.created, head.max_steps, head.id, head.source, head.digest, head.session =
-    string.match(h, HEADER)
+  head.stream, head.agent, head.key, head.to, head.created, head.max_steps, head.id, head.source, head.digest, head.session,
+    head.tenant = string.match(h, HEADER)
   return head
 end
 
@@ -766,6 +768,7 @@ local function end_task(base, task, ending, flags, status, result, steps, ms, re
     redis.call('EXPIRE', key, ending.retention)
   end
   redis.pcall('ZREM', base .. 'open', task)
+  if head.tenant ~= '' then redis.pcall('ZREM', base .. 'open:' .. head.tenant, task) end
   local to = head.to
   if to ~= '' then
     if string.sub(to, 1, #base + 6) == base .. 'reply:' then

@@ -55,6 +55,7 @@ local function promote_deadline(base, member, task, now)
   local ending = live and check_end(base, task, v[2], v[4] or '', 'failed')
   redis.call('ZREM', base .. 'timers', member)
   if not live then return end
+  if v[5] == 'queue' then QUEUE.leave(base, task, v[2]) end
   local in_flight = v[5] and string.find(v[5], '-', 1, true)
   end_task(base, task, ending, v[4] or '', 'failed', error_json('TimeLimit', 'the task was not done within its timeout_seconds'),
     v[3] or '0', text(now), '[]', false, in_flight)
@@ -72,10 +73,11 @@ end
 
 local PROMOTE = {e = promote_retry, s = promote_answer, d = promote_deadline, i = promote_mailbox}
 
--- Does what is due: appends retries again, answers sleeps and questions, ends tasks over their time.
+-- Does what is due: appends retries again, answers sleeps and questions, ends tasks over their time. Moves a few tasks
+-- that wait for their tenants' turns, so that handlers hear of them without a call of their own.
 -- KEYS 1 base
 -- ARGV 1 how many at most · 2 stream limit (unused work waits rather than grow without bound)
--- RETURNS {how many were done, ms until the next timer or -1}
+-- RETURNS {how many were done, ms until the next timer or -1, how many tasks wait for their tenants' turns}
 local function promote(keys, args)
   local base = keys[1]
   local timers = base .. 'timers'
@@ -90,5 +92,5 @@ local function promote(keys, args)
   local next_due = redis.call('ZRANGE', timers, 0, 0, 'WITHSCORES')
   local wait = -1
   if next_due[2] then wait = math.max(0, tonumber(next_due[2]) - now) end
-  return {#due, wait}
+  return {#due, wait, QUEUE.refill_all(base, QUEUE.TOP_UP, now)}
 end

@@ -16,7 +16,9 @@ local function reopen(base, task, v, context)
   for i = 1, #gone, 4000 do redis.call('HDEL', key, unpack(gone, i, math.min(i + 3999, #gone))) end
   redis.call('HSET', key, 'status', 'running', 'fl', flag(v.flags, 'e'))
   redis.call('PERSIST', key)
-  redis.pcall('ZADD', base .. 'open', text(now_ms(base)), task)
+  local now, tenant = text(now_ms(base)), header_of(v.h).tenant
+  redis.pcall('ZADD', base .. 'open', now, task)
+  if tenant and tenant ~= '' then redis.pcall('ZADD', base .. 'open:' .. tenant, now, task) end
   redis.call('ZREM', base .. 'stopped', task)
   local stream, agent, instance_key = target_of(v.h)
   local cur

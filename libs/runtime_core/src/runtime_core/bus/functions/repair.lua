@@ -53,6 +53,13 @@ local function repair(keys, args)
   local rk = run_key(base, task, run)
   local r = redis.call('HMGET', rk, 'cur', 'h', 'u', 'd', 'x')
   if r[1] ~= args[4] or not r[2] then return 'NO' end
+  if r[1] == 'queue' then
+    -- It has never begun, and its hash has all that it needs: it starts now, past the others.
+    if run ~= 'r' or QUEUE.holds(base, task, r[2]) then return 'NO' end
+    QUEUE.leave(base, task, r[2])
+    QUEUE.start(base, task)
+    return 'OK'
+  end
   local stream, agent, instance_key = target_of(r[2])
   if string.find(r[1], '-', 1, true) and redis.call('XRANGE', base .. stream, r[1], r[1])[1] then return 'NO' end
   local turn = r[3] or '0'

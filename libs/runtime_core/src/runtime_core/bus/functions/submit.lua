@@ -5,7 +5,8 @@
 --      12 timeout ms or '0' · 13 admitter's epoch or '' (a direct submit) · 14 '1' where the output is wanted as a stream, '2' with its steps
 --      15 the most that it may use (JSON: `tokens`, `cost`) or ''
 --      16 '' with one partition, else tokens of the claims of its id and its task id, as `id|task_id`; each may be ''
--- RETURNS {'started', task} · {'known', task, status} · {'rejected', field, message} · {'overloaded', message}
+--      17 '' for a task that never waits for its turn, else its priority (1 to 9) and tenant, as `5|acme`
+-- RETURNS {'started', task} · {'known', task, status} · {'rejected', field, message} · {'overloaded', message, seconds until the next try}
 --         {'wait'} before the first manifest · {'fenced'} for an admitter that was replaced
 --         {'elsewhere' or 'taken', field, partition, token} as `claim`, for ids that belong to this partition
 --         {'again', field} where the claim of an id was refused here
@@ -51,7 +52,7 @@ local function submit(keys, args)
     end
   end
   local meta = redis.call('HMGET', base .. 'meta', 'overload', 'stream_max', 'dedupe_max', 'record_max', 'mailbox_max',
-    'tombs')
+    'tombs', 'queued', 'ready_max')
   if meta[1] and meta[1] ~= '' then return {'overloaded', meta[1]} end
   local stream = redis.call('HGET', base .. 'agents', args[5])
   if not stream then
@@ -60,7 +61,8 @@ local function submit(keys, args)
     table.sort(names)
     return {'rejected', 'data.agent', 'no agent is named ' .. args[5] .. '; known are ' .. table.concat(names, ', ')}
   end
-  if redis.call('XLEN', base .. stream) >= tonumber(meta[2] or '100000') then
+  local length, queued = redis.call('XLEN', base .. stream), tonumber(meta[7] or '0')
+  if length + queued >= tonumber(meta[2] or '100000') then
     return {'overloaded', 'the stream ' .. stream .. ' holds as much open work as it may'}
   end
   if redis.call('XLEN', base .. 'record') >= tonumber(meta[4] or '1000000') then
@@ -76,12 +78,30 @@ local function submit(keys, args)
   if meta[6] and redis.call('ZSCORE', base .. 'stopped', 'tomb:' .. task) then
     return {'rejected', 'task_id', 'the task ' .. task .. ' was cancelled before it was submitted'}
   end
+  local priority, tenant = string.match(args[17], '^(%d)|(.*)$')
+  local due, now
+  if tenant and tenant ~= '' then
+    local refused
+    now = now_ms(base)
+    refused, due = QUEUE.refuse(base, tenant, now)
+    if refused then return {'overloaded', refused, due} end
+  end
+  -- Without `ready_max` no release that moves tasks on has been here yet.
+  local waits = tenant and meta[8] and QUEUE.is_needed(base, stream, length, tonumber(meta[8]), queued)
+  if waits then QUEUE.check(base, stream, tenant) end
 
-  local entry = deliver(base, task, 'r', stream, args[5], args[6], args[7], args[9])
+  if due then QUEUE.spend(base, tenant, due, now) end
+  local entry = 'queue'
+  if waits then
+    QUEUE.put(base, stream, tenant, tonumber(priority), task)
+  else
+    entry = deliver(base, task, 'r', stream, args[5], args[6], args[7], args[9])
+  end
   local created = string.find(entry, '-', 1, true) and ms_of(entry) or text(now_ms(base))
   remember(base, seen_key, task .. '\n' .. args[4], created, meta[3])
   local h = stream .. '\n' .. args[5] .. '\n' .. args[6] .. '\n' .. args[8] .. '\n' .. created .. '\n' .. args[11] ..
     '\n' .. args[3] .. '\n' .. args[2] .. '\n' .. args[4] .. '\n' .. args[10]
+  if due then h = h .. '\n' .. tenant end
   if args[9] ~= '' then
     redis.call('HSET', key, 'status', 'accepted', 'cur', entry, 'h', h, 'd', args[7], 'x', args[9])
   else
@@ -89,6 +109,7 @@ local function submit(keys, args)
   end
   redis.call('ZADD', base .. 'index', created, task)
   count_start(base, task, created)
+  if due then redis.call('ZADD', base .. 'open:' .. tenant, created, task) end
   local flags = args[14] == '2' and 'or' or args[14] == '1' and 'o' or ''
   if args[15] and args[15] ~= '' then
     flags = flags .. 'u'

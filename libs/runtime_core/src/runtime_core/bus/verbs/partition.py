@@ -40,6 +40,8 @@ class Partition:
         self.durability = durability
         self.alive_until = 0.0
         """Until when (`time.monotonic`) nobody can have declared this owner dead: a lease after its last heartbeat."""
+        self.queued = 0
+        """How many tasks waited for their tenants' turns when the broker was asked last."""
         self._library = library()
         self._functions = self._library.functions
         self._base = keys.base.encode()

@@ -31,7 +31,7 @@ class TaskVerbs(DurabilityVerbs):
         reply = await self.call(
             function, new.task, new.source, new.event_id, new.digest, new.agent, new.key, new.data, new.reply,
             new.context, new.session, new.max_steps, new.timeout_ms, new.epoch, int(new.streamed), new.limits,
-            new.claims, *more,
+            new.claims, f"{new.priority}|{new.tenant}" if new.in_turn else "", *more,
         )  # fmt: skip
         answer = [text(item) for item in cast(list[Reply], reply)]
         match answer[0]:
@@ -43,7 +43,8 @@ class TaskVerbs(DurabilityVerbs):
                 await self.make_durable(connection, wrote=False, task=answer[1])
                 return Submitted(answer[1], answer[2], False, self.keys.partition)
             case "overloaded":
-                raise Rejected("overloaded", answer[1], retry_after_seconds=1.0, task_id=new.task)
+                seconds = float(answer[2]) if len(answer) > 2 else 1.0
+                raise Rejected("overloaded", answer[1], retry_after_seconds=seconds, task_id=new.task)
             case "wait":
                 raise NotYet("data.agent", "no agent-handler has published its agents yet", 0.2, new.task)
             case "fenced":

@@ -13,6 +13,7 @@ from runtime_core.told import ENDED, shown
 
 _KINDS = {"t": "tool", "a": "agent", "r": "ray", "s": "spark", "i": "timer", "h": "human"}
 _PLACES = {
+    "queue": "for its tenant's turn to start",
     "mail": "for its turn in the mailbox of",
     "nest": "for its turn, called from within, on",
     "pend": "until a nested call is done on",

@@ -1,0 +1,181 @@
+-- Fairness among tenants. While a work stream is long, the first events of new tasks wait in a queue of their tenant,
+-- and move onto the stream in turn. A task in a queue has `cur` = `queue`; all that its start event needs is in its hash.
+--   queues                    <stream>: how many tasks wait for it · <stream>|now: virtual time of its turns
+--                             · <stream>|at: when a task moved last (ms) · seq: number of the last task that was queued
+--   turns:<stream>            tenants by the virtual time of their next turn; one that has none waiting stays until then
+--   queue:<stream>|<tenant>   tasks by priority, then by the order of their submits
+--   tenants                   settings by tenant: weight, most open tasks and most tasks a second in this partition (0: no
+--                             limit), then both in the namespace; `*` for all others
+--   open:<tenant>             the open tasks of a named tenant
+--   rate:<tenant>             when the tenant's next task is due at its rate (ms): a token bucket as one number
+-- `queued` in `meta` is how many tasks wait in all queues of the partition: functions see for free that nobody waits.
+local QUEUE = {STRIDE = 1000000, LOOKS = 50, STEP_MS = 100, TOP_UP = 32, HIGHEST = 9, PRIORITY = 2 ^ 44}
+
+function QUEUE.key(base, stream, tenant) return base .. 'queue:' .. stream .. '|' .. tenant end
+
+-- Entries of a stream that nobody has read. pcall: a group that was lost is made again from 0, so nothing counts as read.
+function QUEUE.unread(base, stream)
+  local length = redis.call('XLEN', base .. stream)
+  if length == 0 then return 0 end
+  local pending = redis.pcall('XPENDING', base .. stream, group_of(stream))
+  return math.max(0, length - tonumber(pending[1] or 0))
+end
+
+-- Must a new task wait? `length` is that of its stream, `most` how many unread entries the stream may have.
+function QUEUE.is_needed(base, stream, length, most, queued)
+  if queued > 0 and redis.call('HEXISTS', base .. 'queues', stream) == 1 then return true end
+  return length >= most and QUEUE.unread(base, stream) >= most
+end
+
+function QUEUE.check(base, stream, tenant)
+  redis.call('HLEN', base .. 'queues')
+  redis.call('ZCARD', base .. 'turns:' .. stream)
+  redis.call('ZCARD', QUEUE.key(base, stream, tenant))
+end
+
+function QUEUE.put(base, stream, tenant, priority, task)
+  local queues = base .. 'queues'
+  local order = (QUEUE.HIGHEST - priority) * QUEUE.PRIORITY + redis.call('HINCRBY', queues, 'seq', 1)
+  redis.call('ZADD', QUEUE.key(base, stream, tenant), text(order), task)
+  -- A tenant that comes anew starts at the present turn: it makes up for none that it was not there for.
+  redis.call('ZADD', base .. 'turns:' .. stream, 'NX', redis.call('HGET', queues, stream .. '|now') or '0', tenant)
+  redis.call('HINCRBY', queues, stream, 1)
+  redis.call('HINCRBY', base .. 'meta', 'queued', 1)
+end
+
+function QUEUE.count_down(base, stream, gone)
+  if gone == 0 then return end
+  local queues = base .. 'queues'
+  if redis.call('HINCRBY', queues, stream, -gone) <= 0 then
+    redis.call('HDEL', queues, stream, stream .. '|now', stream .. '|at')
+    redis.call('DEL', base .. 'turns:' .. stream)
+  end
+  if redis.call('HINCRBY', base .. 'meta', 'queued', -gone) <= 0 then redis.call('HDEL', base .. 'meta', 'queued') end
+end
+
+-- Takes out a task that ends before its turn. `h` is its header.
+function QUEUE.leave(base, task, h)
+  local head = header_of(h)
+  QUEUE.check(base, head.stream, head.tenant)
+  QUEUE.count_down(base, head.stream, redis.call('ZREM', QUEUE.key(base, head.stream, head.tenant), task))
+end
+
+-- Whether refills will come to a task that waits.
+function QUEUE.holds(base, task, h)
+  local head = header_of(h)
+  return redis.call('HEXISTS', base .. 'queues', head.stream) == 1
+    and redis.call('ZSCORE', base .. 'turns:' .. head.stream, head.tenant)
+    and redis.call('ZSCORE', QUEUE.key(base, head.stream, head.tenant), task)
+end
+
+-- Starts a task that has waited. Returns false where it does not wait any more. Raises before it writes anything.
+function QUEUE.start(base, task)
+  local v = redis.call('HMGET', base .. 'task:' .. task, 'status', 'cur', 'h', 'd', 'x', 'from')
+  if not v[1] or ENDED[v[1]] or v[2] ~= 'queue' then return false end
+  local stream, agent, key = target_of(v[3])
+  check_stream(base, stream)
+  if key ~= '' then check_instance(base, agent .. '/' .. key) end
+  local entry
+  if key == '' and v[6] then
+    -- A fork begins with a journal: no turn that a warm run has, so that its reader loads it.
+    entry = append_start(base, task, 'r', stream, agent, key, v[4], v[5], '-1')
+  else
+    entry = deliver(base, task, 'r', stream, agent, key, v[4], v[5])
+  end
+  redis.call('HSET', base .. 'task:' .. task, 'cur', entry)
+  return true
+end
+
+-- Weight, most open tasks and most tasks a second of a tenant; the last two are 0 where there is no limit.
+function QUEUE.settings(base, tenant)
+  local found = redis.call('HMGET', base .. 'tenants', tenant, '*')
+  local weight, open, rate = string.match(found[1] or found[2] or '', '^(%d+) (%d+) ([%d.]+)')
+  return tonumber(weight or '1'), tonumber(open or '0'), tonumber(rate or '0')
+end
+
+-- Moves waiting tasks onto a stream, in turn among tenants, until `want` of its entries are unread. However long the
+-- stream is, one task moves each 100 ms: continuations of running tasks, which never wait, must not keep others out.
+function QUEUE.refill(base, stream, want, now)
+  local queues, turns = base .. 'queues', base .. 'turns:' .. stream
+  local v = redis.call('HMGET', queues, stream, stream .. '|at')
+  if not v[1] then return end
+  redis.call('HLEN', base .. 'tenants')
+  local room = want - QUEUE.unread(base, stream)
+  if room < 1 and math.abs(now - tonumber(v[2] or '0')) >= QUEUE.STEP_MS then room = 1 end
+  local weights, gone, last = {}, 0, nil
+  for _ = 1, room > 0 and room + QUEUE.LOOKS or 0 do
+    local tenant, at = unpack(redis.call('ZRANGE', turns, 0, 0, 'WITHSCORES'))
+    if room < 1 or not tenant then break end
+    local key = QUEUE.key(base, stream, tenant)
+    -- pcall: from here on nothing may raise, since tasks that have moved are counted at the end.
+    local found = redis.pcall('ZRANGE', key, 0, 0)
+    local task, spent = found[1], found.err
+    if task then
+      local done, moved = pcall(QUEUE.start, base, task)
+      spent = moved or not done
+      redis.call('ZREM', key, task)
+      if done then
+        gone = gone + 1
+      else
+        -- One that cannot start (a key of another type) goes behind all others, and holds up none of them.
+        local order = redis.call('HINCRBY', queues, 'seq', 1) + 10 * QUEUE.PRIORITY
+        redis.call('ZADD', key, text(order), task)
+      end
+    elseif not spent then
+      redis.call('ZREM', turns, tenant)
+    end
+    if spent then
+      weights[tenant] = weights[tenant] or QUEUE.settings(base, tenant)
+      last, room = at, room - 1
+      redis.call('ZADD', turns, text(tonumber(at) + math.floor(QUEUE.STRIDE / weights[tenant])), tenant)
+    end
+  end
+  if last then redis.call('HSET', queues, stream .. '|now', text(tonumber(last)), stream .. '|at', text(now)) end
+  QUEUE.count_down(base, stream, gone)
+end
+
+-- Refills these streams, or all where none is named. Returns how many tasks still wait. pcall: what is wrong with one
+-- stream's queues must not keep the others waiting.
+function QUEUE.refill_all(base, want, now, streams)
+  local meta = redis.call('HMGET', base .. 'meta', 'queued', 'ready_max')
+  if not meta[1] then return 0 end
+  want = math.min(want, tonumber(meta[2] or want))
+  for _, stream in ipairs(streams or redis.call('HKEYS', base .. 'queues')) do
+    if group_of(stream) and not string.find(stream, '|', 1, true) then pcall(QUEUE.refill, base, stream, want, now) end
+  end
+  return tonumber(redis.call('HGET', base .. 'meta', 'queued') or '0')
+end
+
+-- May a named tenant start one more task? Returns nil and when its next task is due (ms) or '', else a message and in
+-- how many seconds to try again. Writes nothing but the removal of tasks that have ended from those that are open.
+function QUEUE.refuse(base, tenant, now)
+  local _, most, rate = QUEUE.settings(base, tenant)
+  local open = base .. 'open:' .. tenant
+  local count = redis.call('ZCARD', open)
+  if most > 0 and count >= most then
+    -- An older release ends tasks without taking them out.
+    for _, task in ipairs(redis.call('ZRANGE', open, 0, 9)) do
+      local status = redis.call('HGET', base .. 'task:' .. task, 'status')
+      if not status or ENDED[status] then count = count - redis.call('ZREM', open, task) end
+    end
+    if count >= most then
+      return 'the tenant ' .. tenant .. ' has ' .. count .. ' open tasks in this partition, as many as it may', '1'
+    end
+  end
+  if rate == 0 then return nil, '' end
+  local each, burst = 1000 / rate, math.max(1, rate)
+  local due = tonumber(redis.call('GET', base .. 'rate:' .. tenant) or '0')
+  -- Never further ahead than a whole burst: the clock may have gone back.
+  due = math.max(now, math.min(due, now + burst * each))
+  local early = due - (burst - 1) * each - now
+  if early > 0.001 then
+    return 'the tenant ' .. tenant .. ' submits more than ' .. rate .. ' tasks a second in this partition',
+      string.format('%.3f', early / 1000)
+  end
+  return nil, due + each
+end
+
+function QUEUE.spend(base, tenant, due, now)
+  if due == '' then return end
+  redis.call('SET', base .. 'rate:' .. tenant, string.format('%.3f', due), 'PX', text(math.ceil(due - now) + 1000))
+end

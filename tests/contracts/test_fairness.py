@@ -1,0 +1,371 @@
+"""New tasks wait in queues of their tenants while a work stream is long, and start in turn; none waits for ever."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import Begun, Submitted
+from runtime_core.errors import Rejected
+from tests.contracts.broker import Broker, answer, ask, bury, complete, send, suspend
+
+READY = 3
+"""How many unread entries the stream may hold in these tests."""
+
+
+@pytest.fixture(autouse=True)
+async def short_stream(broker: Broker) -> None:
+    await broker.call("HSET", broker.keys.meta, "ready_max", READY)
+
+
+async def submit(broker: Broker, bus: EventBus, task: str, tenant: str = "", **more: Any) -> Submitted:
+    return await broker.submit(bus, task, tenant=tenant, in_turn=True, **more)
+
+
+async def flood(broker: Broker, bus: EventBus, tenant: str, count: int) -> None:
+    for number in range(count):
+        await submit(broker, bus, f"{tenant}-{number}", tenant)
+
+
+async def set_tenant(broker: Broker, tenant: str, *, weight: int = 1, open: int = 0, rate: float = 0) -> None:
+    await broker.call("HSET", broker.keys.tenants, tenant, f"{weight} {open} {rate:g}")
+
+
+async def on_stream(broker: Broker) -> list[str]:
+    return [entry["h"].split("\n")[2] for entry in await broker.entries("agent")]
+
+
+async def take_all(broker: Broker, bus: EventBus) -> list[Delivery]:
+    found: list[Delivery] = []
+    while True:
+        taken, malformed = await bus.read(["agent"], 10, 5)
+        assert not malformed
+        if not taken:
+            return found
+        found += taken
+
+
+async def drain(broker: Broker, bus: EventBus, at_once: int = 1) -> list[str]:
+    """Start and complete everything that waits, as a handler with `at_once` free hands does; tasks in that order."""
+    order: list[str] = []
+    while True:
+        waiting = await bus.refill(at_once, ["agent"])
+        taken = await take_all(broker, bus)
+        for turn in taken:
+            order.append(turn.task)
+            assert await complete(bus, turn)
+        if not taken and not waiting:
+            return order
+
+
+async def no_queues(broker: Broker) -> None:
+    await broker.idle()
+    assert not await broker.call("HEXISTS", broker.keys.meta, "queued")
+    assert set(await broker.hash("queues")) <= {"seq"}
+    for pattern in ("queue:*", "turns:*", "open:*"):
+        assert await broker.call("KEYS", broker.keys.base + pattern) == [], pattern
+
+
+async def test_a_short_stream_keeps_nobody_waiting(broker: Broker, bus: EventBus) -> None:
+    for number in range(READY):
+        await submit(broker, bus, f"t{number}")
+    assert await on_stream(broker) == ["t0", "t1", "t2"]
+    assert not await broker.call("EXISTS", broker.keys.base + "queues")
+    # What handlers hold does not count: only unread entries do.
+    assert len(await take_all(broker, bus)) == READY
+    await submit(broker, bus, "t3")
+    assert (await broker.task("t3"))["cur"] != "queue"
+
+
+async def test_tasks_wait_behind_a_long_stream(broker: Broker, bus: EventBus) -> None:
+    await flood(broker, bus, "", READY + 2)
+    assert len(await on_stream(broker)) == READY
+    assert (await broker.status("-3"), (await broker.task("-3"))["cur"]) == ("accepted", "queue")
+    await bus.promote()
+    assert bus.queued
+    assert await drain(broker, bus) == [f"-{number}" for number in range(READY + 2)]
+    assert bus.queued == 0
+    await no_queues(broker)
+
+
+async def test_nothing_waits_before_a_state_manager_has_come(broker: Broker, bus: EventBus) -> None:
+    """A client of this release, before any service of it, must not queue what nobody moves on."""
+    await broker.call("HDEL", broker.keys.meta, "ready_max")
+    await flood(broker, bus, "", READY + 2)
+    assert len(await on_stream(broker)) == READY + 2
+
+
+async def test_a_new_task_does_not_overtake_one_that_waits(broker: Broker, bus: EventBus) -> None:
+    await flood(broker, bus, "", READY + 1)
+    for turn in await take_all(broker, bus):
+        assert await complete(bus, turn)
+    await submit(broker, bus, "later")
+    assert await drain(broker, bus) == ["-3", "later"]
+
+
+async def test_a_lone_task_is_next(broker: Broker, bus: EventBus) -> None:
+    await flood(broker, bus, "flood", 50)
+    await submit(broker, bus, "lone", "other")
+    order = await drain(broker, bus)
+    assert order.index("lone") <= READY + 1
+    assert len(order) == 51
+    await no_queues(broker)
+
+
+async def test_weights_share_turns(broker: Broker, bus: EventBus) -> None:
+    await set_tenant(broker, "heavy", weight=3)
+    await flood(broker, bus, "first", READY)
+    await flood(broker, bus, "heavy", 30)
+    await flood(broker, bus, "light", 30)
+    order = await drain(broker, bus)
+    shares = Counter(task.partition("-")[0] for task in order[READY : READY + 20])
+    assert 14 <= shares["heavy"] <= 16, shares
+
+
+async def test_a_tenant_saves_no_turns(broker: Broker, bus: EventBus) -> None:
+    """A tenant that was away has no more turns than the others when it comes back."""
+    await flood(broker, bus, "busy", 20)
+    for _ in range(12):
+        await bus.refill(1, ["agent"])
+        await take_all(broker, bus)
+    await flood(broker, bus, "rare", 6)
+    order: list[str] = []
+    for _ in range(6):
+        await bus.refill(1, ["agent"])
+        order += [turn.task.partition("-")[0] for turn in await take_all(broker, bus)]
+    assert Counter(order) == {"busy": 3, "rare": 3}, order
+
+
+async def test_a_tenant_gains_nothing_by_waiting_one_at_a_time(broker: Broker, bus: EventBus) -> None:
+    """Its turn is remembered after its queue is empty, or weights would mean nothing to short queues."""
+    await set_tenant(broker, "heavy", weight=4)
+    await flood(broker, bus, "heavy", 30)
+    order: list[str] = []
+    for number in range(20):
+        if not order or order[-1] == "drip" or number == 1:
+            await submit(broker, bus, f"drip-{number}", "drip")
+        await bus.refill(1, ["agent"])
+        order += [turn.task.partition("-")[0] for turn in await take_all(broker, bus)]
+    assert Counter(order[READY:])["drip"] <= 5, order
+
+
+async def test_priorities_are_within_a_tenant(broker: Broker, bus: EventBus) -> None:
+    await flood(broker, bus, "a", READY)
+    for task, tenant, priority in (
+        ("a-low", "a", 1), ("a-usual", "a", 5), ("a-usual-2", "a", 5), ("a-high", "a", 9), ("b", "b", 1),
+    ):  # fmt: skip
+        await submit(broker, bus, task, tenant, priority=priority)
+    order = (await drain(broker, bus))[READY:]
+    assert [task for task in order if task != "b"] == ["a-high", "a-usual", "a-usual-2", "a-low"]
+    assert order.index("b") <= 1
+
+
+async def test_continuations_do_not_wait_and_keep_nobody_out(broker: Broker, bus: EventBus) -> None:
+    """Results, child runs and messages go straight to the stream; new tasks move on past them all the same."""
+    await flood(broker, bus, "a", READY + 1)
+    turn, *others = await take_all(broker, bus)
+    parts = [send(f"note-{number}", step=str(number)) for number in range(10)]
+    assert await suspend(bus, turn, *parts, ask("x"))
+    assert len(await on_stream(broker)) == 12
+    await submit(broker, bus, "lone", "b")
+    for _ in range(2):
+        await broker.pass_time(1000)
+        await bus.promote()
+    assert {"a-3", "lone"} <= set(await on_stream(broker))
+    assert await answer(bus, await broker.take(bus, "tool"))
+    for left in (*others, *await take_all(broker, bus)):
+        assert await complete(bus, left)
+    await no_queues(broker)
+
+
+async def test_instances_keep_their_order(broker: Broker, bus: EventBus) -> None:
+    """The queue comes before the mailbox."""
+    for number in range(READY + 4):
+        await submit(broker, bus, f"t{number}", "a", key="k")
+    assert await broker.mailbox("writer/k") == [f"t{number}|r" for number in range(1, READY + 4)]
+    for number in range(READY):
+        await submit(broker, bus, f"fill-{number}", "a")
+    await submit(broker, bus, "u0", "a", key="other")
+    await submit(broker, bus, "u1", "a", key="k")
+    assert (await broker.task("u1"))["cur"] == "queue"
+    order = await drain(broker, bus, 5)
+    assert [task for task in order if task in {"t6", "u1"}] == ["t6", "u1"]
+    await no_queues(broker)
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline"])
+async def test_a_task_ends_while_it_waits(broker: Broker, bus: EventBus, how: str) -> None:
+    await flood(broker, bus, "a", READY)
+    await submit(broker, bus, "ends", "b", key="k", timeout_ms=1000)
+    await submit(broker, bus, "stays", "b")
+    if how == "cancel":
+        assert await bus.cancel("ends", "no more") == ["cancelled"]
+    else:
+        await broker.pass_time(2000)
+        await bus.promote()
+    assert await broker.status("ends") == ("cancelled" if how == "cancel" else "failed")
+    assert bus.queued == 0 or await bus.refill(0) <= 1
+    order = await drain(broker, bus)
+    assert "ends" not in order
+    assert "stays" in order
+    await no_queues(broker)
+
+
+async def test_an_end_by_an_older_release_leaves_no_trace(broker: Broker, bus: EventBus) -> None:
+    """It does not know of queues: a refill drops what it finds ended, without giving a turn to it."""
+    await flood(broker, bus, "a", READY)
+    await submit(broker, bus, "ended", "b")
+    await submit(broker, bus, "next", "b")
+    await broker.call("HSET", broker.keys.task("ended"), "status", "cancelled")
+    order = await drain(broker, bus)
+    assert "ended" not in order
+    assert "next" in order
+    await broker.call("ZREM", broker.keys.base + "open:b", "ended")
+    await no_queues(broker)
+
+
+async def test_a_task_that_cannot_start_holds_up_none(broker: Broker, bus: EventBus) -> None:
+    await flood(broker, bus, "a", READY)
+    await submit(broker, bus, "damaged", "b", key="k")
+    await submit(broker, bus, "fine", "b")
+    await broker.call("SET", broker.keys.instance("writer", "k"), "something else")
+    started: list[str] = []
+    for _ in range(6):
+        await bus.refill(1, ["agent"])
+        started += [turn.task for turn in await take_all(broker, bus)]
+    assert "fine" in started
+    assert (await broker.task("damaged"))["cur"] == "queue"
+    await broker.call("DEL", broker.keys.instance("writer", "k"))
+    await bus.refill(1, ["agent"])
+    assert [turn.task for turn in await take_all(broker, bus)] == ["damaged"]
+
+
+async def test_a_fork_waits_and_keeps_its_journal(broker: Broker, bus: EventBus) -> None:
+    await flood(broker, bus, "a", READY)
+    begun = Begun("t", "2", {"1": b"d1a2b3c4K1700000000000" + b'"x"'}, started_ms=1_700_000_000_000)
+    await submit(broker, bus, "fork", "b", begun=begun)
+    assert (await broker.task("fork"))["cur"] == "queue"
+    await bus.refill(READY + 1, ["agent"])
+    turn = next(turn for turn in await take_all(broker, bus) if turn.task == "fork")
+    assert turn.turn == -1, "its reader loads the journal"
+    fields = await bus.load(turn)
+    assert fields is not None
+    assert list(fields.journal) == ["1"]
+
+
+async def test_what_waits_outlives_a_lost_group(broker: Broker, bus: EventBus) -> None:
+    await flood(broker, bus, "a", READY + 3)
+    await take_all(broker, bus)
+    await broker.lose_group()
+    assert sorted(set(await drain(broker, bus))) == [f"a-{number}" for number in range(READY + 3)]
+
+
+async def test_a_repeat_finds_the_task_that_waits(broker: Broker, bus: EventBus) -> None:
+    await flood(broker, bus, "a", READY + 1)
+    again = await submit(broker, bus, f"a-{READY}", "a")
+    assert (again.started, again.status) == (False, "accepted")
+    assert len(await drain(broker, bus)) == READY + 1
+
+
+async def test_what_waits_counts_as_work(broker: Broker, bus: EventBus) -> None:
+    await flood(broker, bus, "a", READY + 2)
+    assert (await bus.idle())[0] == READY + 2
+    await broker.call("HSET", broker.keys.meta, "stream_max", READY + 2)
+    with pytest.raises(Rejected, match="holds as much open work"):
+        await submit(broker, bus, "late", "b")
+
+
+async def test_open_tasks_are_capped(broker: Broker, bus: EventBus) -> None:
+    await set_tenant(broker, "a", open=READY + 1)
+    await flood(broker, bus, "a", READY + 1)
+    before = await broker.snapshot()
+    with pytest.raises(Rejected, match="has 4 open tasks") as error:
+        await submit(broker, bus, "late", "a")
+    assert (error.value.field, error.value.retry_after_seconds) == ("overloaded", 1.0)
+    assert await broker.snapshot() == before
+    assert (await submit(broker, bus, "other", "b")).started
+    assert not (await submit(broker, bus, "a-0", "a")).started, "a repeat is no more work"
+    turns = await take_all(broker, bus)
+    assert await complete(bus, turns[0])
+    assert (await submit(broker, bus, "late", "a")).started
+
+
+async def test_a_reopened_task_is_open_again(broker: Broker, bus: EventBus) -> None:
+    await submit(broker, bus, "t", "a")
+    turn = (await take_all(broker, bus))[0]
+    assert await bury(bus, turn)
+    opened = broker.keys.base + "open:a"
+    assert await broker.call("ZCARD", opened) == 0
+    letter = (await broker.entries("dead"))[0]["id"]
+    assert await bus.call("redrive", letter, "1", "") == [b"ok", b"t"]
+    assert await broker.call("ZRANGE", opened, 0, -1) == [b"t"]
+    assert await complete(bus, (await take_all(broker, bus))[0])
+    await no_queues(broker)
+
+
+async def test_an_end_that_was_not_counted_frees_its_place(broker: Broker, bus: EventBus) -> None:
+    """A process of an older release ends tasks without taking them out of those that are open."""
+    await set_tenant(broker, "a", open=1)
+    await submit(broker, bus, "t", "a")
+    await broker.call("HSET", broker.keys.task("t"), "status", "completed")
+    assert (await submit(broker, bus, "u", "a")).started
+
+
+async def test_a_rate_is_kept(broker: Broker, bus: EventBus) -> None:
+    await set_tenant(broker, "a", rate=2)
+    for number in range(2):
+        await submit(broker, bus, f"t{number}", "a")
+    with pytest.raises(Rejected, match="more than 2 tasks a second") as error:
+        await submit(broker, bus, "late", "a")
+    assert error.value.field == "overloaded"
+    assert error.value.retry_after_seconds is not None
+    assert 0 < error.value.retry_after_seconds <= 0.5
+    await broker.pass_time(500)
+    assert (await submit(broker, bus, "late", "a")).started
+    assert (await submit(broker, bus, "other", "b")).started
+
+
+async def test_a_clock_that_goes_back_refuses_nobody_for_long(broker: Broker, bus: EventBus) -> None:
+    await set_tenant(broker, "a", rate=2)
+    await broker.pass_time(3_600_000)
+    await submit(broker, bus, "t0", "a")
+    await broker.pass_time(-3_600_000)
+    with pytest.raises(Rejected) as error:
+        await submit(broker, bus, "t1", "a")
+    assert error.value.retry_after_seconds is not None
+    assert error.value.retry_after_seconds <= 1
+
+
+async def test_settings_for_all_other_tenants(broker: Broker, bus: EventBus) -> None:
+    await set_tenant(broker, "*", open=1)
+    await set_tenant(broker, "a", open=2)
+    await flood(broker, bus, "a", 2)
+    await flood(broker, bus, "b", 1)
+    with pytest.raises(Rejected, match="the tenant b has 1 open"):
+        await submit(broker, bus, "late", "b")
+    for number in range(3):
+        await submit(broker, bus, f"t{number}")
+
+
+async def test_work_for_running_tasks_never_waits(broker: Broker, bus: EventBus) -> None:
+    """What another partition asks for is a submit, too: it is not in turn, and no tenant's limit holds it up."""
+    await set_tenant(broker, "a", open=1)
+    await flood(broker, bus, "a", 1)
+    await flood(broker, bus, "b", READY + 2)
+    await broker.submit(bus, "asked", tenant="a", reply="@1:t|r|1")
+    assert "asked" in await on_stream(broker)
+
+
+async def test_repair_starts_a_task_that_no_refill_comes_to(broker: Broker, bus: EventBus) -> None:
+    await flood(broker, bus, "a", READY + 1)
+    task = f"a-{READY}"
+    repair = ("run", task, "r", "queue", 1_700_000_000_000, b'{"type":"LostEntry","message":"x"}')
+    assert await bus.call("repair", *repair) == b"NO"
+    await broker.call("DEL", broker.keys.base + "turns:agent")
+    assert await bus.call("repair", *repair) == b"OK"
+    assert task in await on_stream(broker)
+    assert (await broker.task(task))["cur"] != "queue"
