@@ -30,6 +30,7 @@ PLACES = {
     "pyspark": r"runtime_core\.engines\.spark(\..+)?",
     "pytest": r"runtime_core\.testing(\..+)?",
     "ray": r"runtime_core\.engines\.ray(\..+)?",
+    "re2": r"runtime_core\.telemetry\.(redaction|secret_patterns)",
     "sqlalchemy": r"runtime_core\.trajectory(\..+)?",
     "typer": r"runtime_core\.command(\..+)?",
 }

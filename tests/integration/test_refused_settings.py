@@ -92,6 +92,7 @@ BAD_VALUES = [
     Case("WEFT_SHUTDOWN_SECONDS", "soon", "seconds from 0"),
     Case("WEFT_REQUEST_TIMEOUT_SECONDS", "0", "seconds from 0.001"),
     Case("WEFT_REDACT", "([", "not a regular expression"),
+    Case("WEFT_REDACT", "(?<=user )name", "no lookaround"),
     Case("WEFT_LEASE", "3", "there is no such setting"),
     Case("WEFT_REDIS_URL", f"http://u:{SECRET}@host", "must be redis://host:port"),
     Case("WEFT_REDIS_URL", "memory://", "name a server"),

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from tests.mutants.guards import admission, ends, handlers, mailboxes, owners, results, services, steps, timers
+from tests.mutants.guards import (
+    admission,
+    ends,
+    handlers,
+    mailboxes,
+    owners,
+    redaction,
+    results,
+    services,
+    steps,
+    timers,
+)
 from tests.mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -15,4 +26,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *timers.MUTANTS,
     *handlers.MUTANTS,
     *services.MUTANTS,
+    *redaction.MUTANTS,
 )

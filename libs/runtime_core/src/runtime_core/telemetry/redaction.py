@@ -8,21 +8,33 @@ What is taken out, `***` stands in its place:
 - JSON members that are named like one (`api_key`, `password`, `access_token`, …), where their value is text;
 - what the user's own patterns match (`WEFT_REDACT`).
 
-Nearly all data has none of this, so a first look of plain searches comes before everything else.
+Text is hostile: whatever it holds, the time is linear in its bytes and about that of one search. RE2 takes one look at
+everything (`secret_patterns.py`). Only places that it finds are looked at closely, at most `PLACES` of a payload. After
+those, the rest of the text is hidden, and of JSON every value that may hold a secret.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 
 import msgspec
+import re2
 
 from runtime_core.errors import ConfigurationError
+from runtime_core.telemetry.secret_patterns import (
+    LONGEST_WORD,
+    REST_OF_WORD,
+    RESTS,
+    RULE,
+    SECRET_MEMBERS,
+    bytes_options,
+    look_for,
+)
 
 HIDDEN = "***"
 """What stands in the place of a secret."""
@@ -33,103 +45,98 @@ SHORTEST_SECRET = 8
 _KEY_VARIABLE = re.compile(
     r"(?:.*_)?(?:API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY|TOKEN|SECRET|PASSWORD|PASSWD)", re.IGNORECASE
 )
-_URL_PASSWORD = re.compile(r"://[^\s:/@\"'<>]*:([^\s/@\"'<>]+)@")
+_URL_PASSWORD = re.compile(r"://[^\s:/@\"'<>]*:([^\s/@\"'<>]+)@")  # for variables, which are the user's own
 
-_SECRET_MEMBERS = frozenset(
-    (
-        *("apikey", "xapikey", "apitoken", "authtoken", "accesstoken", "refreshtoken", "sessiontoken", "bearertoken"),
-        *("accesskey", "secretkey", "privatekey", "secretaccesskey", "authorization", "proxyauthorization"),
-        *("password", "passwd", "secret", "clientsecret"),
-    )
-)
-"""Names of JSON members without `-` and `_`, in small letters."""
+PLACES = 256
+"""How many places of one payload are looked at closely. Beyond them all that may be a secret is hidden."""
 
-_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
-    # A digit is asked for where words with hyphens would look the same.
-    (re.compile(r"sk-(?<![A-Za-z0-9_]sk-)(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{16,}"), HIDDEN),
-    (re.compile(r"gh[pousr]_[A-Za-z0-9]{30,}"), HIDDEN),
-    (re.compile(r"github_pat_[A-Za-z0-9_]{22,}"), HIDDEN),
-    (re.compile(r"glpat-[A-Za-z0-9_-]{20,}"), HIDDEN),
-    (re.compile(r"hf_(?<![A-Za-z0-9_]hf_)[A-Za-z0-9]{30,}"), HIDDEN),
-    (re.compile(r"xox[abeoprs]-[A-Za-z0-9-]{10,}"), HIDDEN),
-    (re.compile(r"A[KS]IA(?<![A-Za-z0-9]A[KS]IA)[A-Z0-9]{16}(?![A-Za-z0-9])"), HIDDEN),
-    (re.compile(r"AIza[A-Za-z0-9_-]{35}"), HIDDEN),
-    (re.compile(r"eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"), HIDDEN),
-    (
-        re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
-        HIDDEN,
-    ),
-    (re.compile(r"(://[^\s:/@\"'<>]*):[^\s/@\"'<>]+@"), rf"\1:{HIDDEN}@"),
-    (re.compile(r"(?i)\b(bearer\s+)(?=[A-Za-z._~+/=-]*\d)[A-Za-z0-9._~+/=-]{8,}"), rf"\1{HIDDEN}"),
-    (
-        re.compile(
-            r"(?i)(authorization['\"]?\s*[:=,]\s*b?['\"]?(?:basic|bearer|digest|token|apikey)\s+)[^\s'\",;]{6,}"
-        ),
-        rf"\1{HIDDEN}",
-    ),
-    (
-        re.compile(
-            r"(?i)((?:api[-_]?key|access_token|client_secret|secret_access_key|password|passwd)['\"]?\s*[:=,]\s*b?)"
-            # In quotes; or bare, as in a query or a header, and then with a digit: `password: required` is none.
-            r"(?:'[^']{4,}'|\"[^\"]{4,}\"|(?=[^\s'\"&,;\d]*\d)[^\s'\"&,;]{6,})"
-        ),
-        rf"\1{HIDDEN}",
-    ),
-)
+STRINGS = 10_000
+"""How many strings of one JSON payload are matched with the user's patterns, before the rest is hidden likewise."""
 
-_SIGNS: tuple[tuple[bytes, re.Pattern[bytes] | None], ...] = (
-    (b"://", re.compile(rb"://[^\s:/@\"'<>]*:[^\s/@\"'<>]+@")),
-    (b"sk-", re.compile(rb"sk-[a-z0-9_-]{16}")),
-    (b"earer", re.compile(rb"earer[\s\\]+[a-z0-9._~+/=-]{8}")),
-    (
-        b"key",
-        re.compile(
-            rb"key(?:(?<=api[-_]key)|(?<=apikey)|(?<=access[-_]key)|(?<=accesskey)|(?<=secret[-_]key)|(?<=secretkey)"
-            rb"|(?<=private[-_ ]key)|(?<=privatekey))"
-        ),
-    ),
-    (
-        b"token",
-        re.compile(
-            rb"token(?:(?<=access[-_]token)|(?<=accesstoken)|(?<=auth[-_]token)|(?<=authtoken)|(?<=api[-_]token)"
-            rb"|(?<=apitoken)|(?<=refresh[-_]token)|(?<=refreshtoken)|(?<=session[-_]token)|(?<=sessiontoken)"
-            rb"|(?<=bearer[-_]token)|(?<=bearertoken))"
-        ),
-    ),
-    (b":\\/", None),  # JSON may write a slash so
-    *((sign, None) for sign in (b"uthorization", b"passw", b"secret", b"gho_", b"ghp_", b"ghs_", b"ghu_", b"ghr_")),
-    *((sign, None) for sign in (b"github_pat_", b"glpat-", b"hf_", b"xox", b"akia", b"asia", b"aiza", b"eyj")),
-)
-"""What stands in all that a rule or a member's name would match, in small letters, and what must follow it.
+NESTING = 3
+"""How deep JSON inside of texts is read. A text further down that may hold a secret is hidden."""
 
-A few searches for plain bytes go through a large text faster than any pattern, and mostly find nothing.
-"""
+_KEPT_LEVELS = 4
+"""Levels of JSON that are kept where too much of it may be secret: rows, their members, and texts of an error's."""
+_KEPT_BYTES = 16_384
+"""The largest array or object that is kept on the third level and below."""
+_KEPT_ELEMENTS = 200
+_ELEMENT_BYTES = 64
+"""An array with many elements that are on average shorter than this is hidden as a whole; rows are longer."""
 
-_ANY_SIGN = re.compile(b"|".join(re.escape(sign) for sign, _ in _SIGNS))
-"""The same as one pattern: faster where the text is short."""
+_COLON = re.compile(rb"\s*+:\s*+")
 
-_SHORT = 1024
-"""Bytes."""
+_STRING = re2.compile(rb'(?s:"(?:[^"\\]|\\.)*")', bytes_options())
 
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"(\s*:\s*)?', re.DOTALL)
-"""A string of a JSON text, with the colon where it names a member."""
+_TO_STRING = re2.compile(rb'(?s:[^"]|"(?:[^"\\]|\\.)*")*', bytes_options())
+"""Goes over whole strings and what is between them: up to the start of a string that is still open."""
 
-_PLAIN = re.compile(r"[ !#-.0-\[\]-~]+")
-"""What every encoder of JSON writes as it is: no quotes, slashes, controls, nor what is not ASCII."""
+_LINES = bytes.maketrans(b'"', b"\n")
+_OUTER_ANCHOR = re.compile(r"\\[Az]|\(\?[a-zA-Z]*-")
 
 _decode_text = msgspec.json.Decoder(str).decode
 _check = msgspec.json.Decoder(msgspec.Raw).decode
+_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 _HIDDEN_VALUE = _encode(HIDDEN)
+
+
+class _Allowance:
+    """What one payload may still cost."""
+
+    __slots__ = ("places", "strings")
+
+    def __init__(self) -> None:
+        self.places = PLACES
+        self.strings = STRINGS
+
+
+class _Reached:
+    """Says what a rule hides of what the look has found.
+
+    Reads to the end of a secret once, and not again from each place inside it.
+    """
+
+    __slots__ = ("_ends",)
+
+    def __init__(self) -> None:
+        self._ends: dict[int, int] = {}
+
+    def by(self, text: bytes, found: re2._Match) -> tuple[int, int] | None:
+        here, end = found.span()
+        if text.startswith(b":", here):
+            # A URL: the look has matched it to its `@`.
+            colon = text.find(b":", here + 1, end)
+            return (colon + 1, end - 1) if colon > 0 else None
+        match = RULE.match(text, here)
+        if match is None:
+            return None
+        group = match.lastindex or 0
+        start, end = match.span(group)
+        rest = RESTS.get(group)
+        if rest is None and end - start >= LONGEST_WORD and text[start] not in b"'\"":
+            rest = REST_OF_WORD
+        if rest is not None:
+            if end > self._ends.get(group, 0):
+                self._ends[group] = rest.match(text, end).end()
+            end = self._ends[group]
+        return start, end
+
+
+class _TooManyPlaces(Exception):
+    """The allowance for a JSON payload is spent."""
 
 
 class Redactor:
     """What a process knows of secrets, and how it takes them out. `learn` may be called at any time."""
 
-    def __init__(self, secrets: Iterable[str] = (), patterns: Iterable[re.Pattern[str]] = ()) -> None:
+    def __init__(self, secrets: Iterable[str] = (), patterns: Iterable[re2._Regexp] = ()) -> None:
         self._patterns = tuple(patterns)
         self._secrets: tuple[str, ...] = ()
-        self._secret_bytes: tuple[bytes, ...] = ()
+        self._by_head: dict[bytes, list[bytes]] = {}
+        self._compiled: re2._Regexp | None = None
+        self._lines = _in_lines(self._patterns)
         for secret in secrets:
             self.learn(secret)
 
@@ -142,25 +149,33 @@ class Redactor:
         """Take this value out too from now on, as a key that the code gives; one under 8 characters is left alone."""
         if not secret or len(secret) < SHORTEST_SECRET or secret in self._secrets:
             return
+        self._secrets = (*self._secrets, secret)
+        known = secret.encode("utf-8", "surrogatepass")
         # The longest first: a shorter one may be a part of it.
-        self._secrets = tuple(sorted((*self._secrets, secret), key=len, reverse=True))
-        self._secret_bytes = tuple({_plain_part(each) for each in self._secrets})
+        same = self._by_head.get(known[:SHORTEST_SECRET], [])
+        self._by_head[known[:SHORTEST_SECRET]] = sorted((*same, known), key=len, reverse=True)
+        self._compiled = None
 
     def text(self, text: str) -> str:
         """The text without secrets; the same object where it has none."""
-        if self._patterns or any(secret in text for secret in self._secrets):
-            return self._replaced(text)
-        return self._replaced(text) if _suspicious(text.encode(errors="replace")) else text
+        data = text.encode("utf-8", "surrogatepass")
+        if self._look.search(data) is None and not self._patterns:
+            return text
+        made = self._hidden(data, _Allowance())
+        return text if made is data else made.decode("utf-8", "surrogatepass")
 
     def data(self, data: bytes) -> bytes:
         """JSON without secrets in its strings, else byte for byte as it was; the same object where it has none.
 
         JSON inside of a string, as the arguments of a tool call are written, is gone through too.
         """
-        if not (self._patterns or any(secret in data for secret in self._secret_bytes) or _suspicious(data)):
+        first = self._look.search(data)
+        if first is None and self._matches_no_pattern(data):
             return data
-        made = _STRING.sub(_Strings(self), data)
-        return data if made == data else made
+        try:
+            return self._json(data, _Allowance(), 0, first)
+        except _TooManyPlaces:
+            return self._coarsely(data.strip())
 
     def attributes(self, attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
         """Attributes of a span or a row without secrets."""
@@ -173,49 +188,220 @@ class Redactor:
             for name, value in attributes.items()
         }
 
-    def _replaced(self, text: str) -> str:
-        for secret in self._secrets:
-            if secret in text:
-                text = text.replace(secret, HIDDEN)
-        for pattern, shown in _RULES:
-            text = pattern.sub(shown, text)
+    @property
+    def _look(self) -> re2._Regexp:
+        if self._compiled is None:
+            self._compiled = look_for(self._secrets)
+        return self._compiled
+
+    def _matches_no_pattern(self, data: bytes) -> bool:
+        """Whether no pattern of the user's can match a string of this JSON. False also where that is not certain."""
+        if not self._patterns:
+            return True
+        if self._lines is None or b"\\" in data:
+            return False
+        # Each string without escapes is a line of its own, once its quotes are line breaks.
+        return self._lines.search(data.translate(_LINES)) is None
+
+    def _hidden(self, text: bytes, allowance: _Allowance) -> bytes:
+        """A text without secrets; the same object where it has none."""
+        spans: list[tuple[int, int]] = []
+        look = self._look
+        reached = _Reached()
+        at = 0
+        while (found := look.search(text, at)) is not None:
+            here = found.start()
+            if allowance.places <= 0:
+                spans.append((here, len(text)))
+                break
+            allowance.places -= 1
+            at = here + 1
+            for secret in self._by_head.get(text[here : here + SHORTEST_SECRET], ()):
+                if text.startswith(secret, here):
+                    spans.append((here, here + len(secret)))
+                    break
+            if (span := reached.by(text, found)) is not None:
+                spans.append(span)
         for pattern in self._patterns:
-            text = pattern.sub(HIDDEN, text)
-        return text
+            for found in pattern.finditer(text):
+                if allowance.places <= 0:
+                    spans.append((found.start(), len(text)))
+                    break
+                allowance.places -= 1
+                if found.end() > found.start():
+                    spans.append(found.span())
+        return _without(text, spans) if spans else text
+
+    def _json(self, data: bytes, allowance: _Allowance, depth: int, first: re2._Match | None) -> bytes:
+        """JSON without secrets; `first` is the first place that the look has found. Raises _TooManyPlaces."""
+        every = not self._matches_no_pattern(data)
+        if first is None and not every:
+            return data
+        pieces: list[bytes] = []
+        kept = at = 0
+        while True:
+            if every:
+                string = self._any_string(data, at, allowance)
+            else:
+                string = self._found_string(data, at, allowance, first)
+                first = None
+            if string is None:
+                break
+            start, end = string
+            colon = _COLON.match(data, end)
+            shown = self._string(data[start:end], allowance, depth, named=colon is not None)
+            if shown is not None:
+                pieces += data[kept:start], shown
+                kept = end
+            at = end
+            if colon is not None and _names_secret(data[start:end]):
+                value = colon.end()
+                at = _string_end(data, value) if data[value : value + 1] == b'"' else value
+                if at - value > 2:
+                    pieces += data[kept:value], _HIDDEN_VALUE
+                    kept = at
+        if not pieces:
+            return data
+        pieces.append(data[kept:])
+        made = b"".join(pieces)
+        return data if made == data else made
+
+    def _any_string(self, data: bytes, at: int, allowance: _Allowance) -> tuple[int, int] | None:
+        """The next string. `at` is between strings."""
+        allowance.strings -= 1
+        if allowance.strings < 0:
+            raise _TooManyPlaces
+        start = data.find(b'"', at)
+        return None if start < 0 else (start, _string_end(data, start))
+
+    def _found_string(
+        self, data: bytes, at: int, allowance: _Allowance, found: re2._Match | None
+    ) -> tuple[int, int] | None:
+        """The next string in which the look finds something; `found`, where it has looked. `at` is between strings."""
+        look = at
+        while (found := found or self._look.search(data, look)) is not None:
+            allowance.places -= 1
+            if allowance.places < 0:
+                raise _TooManyPlaces
+            # One further: what is found may begin with the quote of its string.
+            look = found.start() + 1
+            start = _TO_STRING.match(data, at, look).end()
+            if start < look:
+                return start, _string_end(data, start)
+            at, found = look, None
+        return None
+
+    def _string(self, written: bytes, allowance: _Allowance, depth: int, *, named: bool) -> bytes | None:
+        """A string of JSON without secrets, in quotes; None where it has none."""
+        escaped = b"\\" in written
+        text = written[1:-1] if written.endswith(b'"', 1) else written[1:]
+        if escaped:
+            try:
+                text = _decode_text(written).encode()
+            except (msgspec.DecodeError, UnicodeError):
+                # Another program wrote half of a surrogate pair, or the data is cut off.
+                return _HIDDEN_VALUE
+        if text[:1] in (b"{", b"[") and not named and _is_json(text):
+            if depth < NESTING:
+                made = self._json(text, allowance, depth + 1, self._look.search(text))
+            else:
+                made = text if self._look.search(text) is None and not self._patterns else HIDDEN.encode()
+        else:
+            made = self._hidden(text, allowance)
+        if made is text:
+            return None
+        return _encode(made.decode("utf-8", "replace")) if escaped else b'"%b"' % made
+
+    def _coarsely(self, data: bytes, level: int = 0) -> bytes:
+        """JSON whose upper levels are kept. Below, every value that may hold a secret is hidden as a whole."""
+        head = data[:1]
+        if head not in (b"[", b"{", b'"'):
+            # A number or a word; at the top perhaps no JSON at all.
+            return data if level else _HIDDEN_VALUE
+        # Two looks at each byte, however deep it is.
+        if level in (1, 2) and self._look.search(data) is None and self._matches_no_pattern(data):
+            return data
+        if level >= _KEPT_LEVELS or head == b'"' or (level > 1 and len(data) > _KEPT_BYTES):
+            return _HIDDEN_VALUE
+        try:
+            names, values = _parts(data)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return _HIDDEN_VALUE
+        if len(data) < _ELEMENT_BYTES * (len(values) - _KEPT_ELEMENTS):
+            return _HIDDEN_VALUE
+        shown = [
+            _HIDDEN_VALUE
+            if name is not None and value[:1] == b'"' and _is_secret_name(name)
+            else self._coarsely(value, level + 1)
+            for name, value in zip(names, map(bytes, values), strict=True)
+        ]
+        if head == b"[":
+            return b"[%b]" % b",".join(shown)
+        named = zip(names, shown, strict=True)
+        return b"{%b}" % b",".join([_encode(self.text(name or "")) + b":" + value for name, value in named])
 
 
 Attribute = str | int | float | bool | list[str]
 """What an attribute of a span or a row may be."""
 
 
-class _Strings:
-    """Replaces the strings of one JSON text, in their order."""
+def _without(text: bytes, spans: list[tuple[int, int]]) -> bytes:
+    """The text with one sign in the place of all spans that touch."""
+    pieces: list[bytes] = []
+    kept = 0
+    hidden = -1
+    for start, end in sorted(spans):
+        if start > hidden:
+            pieces += text[kept:start], HIDDEN.encode()
+        hidden = kept = max(kept, end)
+    pieces.append(text[kept:])
+    return b"".join(pieces)
 
-    __slots__ = ("_redactor", "_secret_from")
 
-    def __init__(self, redactor: Redactor) -> None:
-        self._redactor = redactor
-        self._secret_from = -1
-        """Where the value of a member begins that is named like a secret."""
+def _in_lines(patterns: Sequence[re2._Regexp]) -> re2._Regexp | None:
+    """A pattern that finds a match among lines wherever one of these matches a line by itself, or None."""
+    anyone = "|".join(f"(?:{pattern.pattern})" for pattern in patterns)
+    if not anyone or _OUTER_ANCHOR.search(anyone):
+        return None
+    try:
+        return re2.compile(f"(?m:{anyone})", _text_options())
+    except re2.error:  # two groups of one name, or too large together
+        return None
 
-    def __call__(self, found: re.Match[bytes]) -> bytes:
-        colon = found[1]
-        if colon is None and found.start() == self._secret_from:
-            return _HIDDEN_VALUE if found[0] != b'""' else found[0]
-        written = found[0] if colon is None else found[0][: -len(colon)]
-        try:
-            text = _decode_text(written)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            # Written by another program: half of a surrogate pair, for instance. Its ASCII is looked at.
-            return self._redactor.text(found[0].decode("latin-1")).encode("latin-1")
-        if colon is not None and text.lower().replace("_", "").replace("-", "") in _SECRET_MEMBERS:
-            self._secret_from = found.end()
-            return found[0]
-        if text[:1] in ("{", "[") and colon is None and _is_json(inner := text.encode()):
-            made = self._redactor.data(inner)
-            return found[0] if made is inner else _encode(made.decode())
-        made_text = self._redactor.text(text)
-        return found[0] if made_text is text or made_text == text else _encode(made_text) + (colon or b"")
+
+def _text_options() -> re2.Options:
+    options = re2.Options()
+    options.log_errors = False
+    return options
+
+
+def _string_end(data: bytes, start: int) -> int:
+    """Where the string that starts here ends; one that is cut off ends with the data."""
+    end = data.find(b'"', start + 1)
+    if end > 0 and data[end - 1 : end] != b"\\":
+        return end + 1
+    string = _STRING.match(data, start)
+    return len(data) if string is None else string.end()
+
+
+def _parts(data: bytes) -> tuple[Sequence[str | None], Sequence[msgspec.Raw]]:
+    """Names (of an object) and values of a JSON array or object."""
+    if data[:1] == b"[":
+        values = _elements(data)
+        return [None] * len(values), values
+    members = _members(data)
+    return list(members), list(members.values())
+
+
+def _names_secret(written: bytes) -> bool:
+    try:
+        return _is_secret_name(_decode_text(written))
+    except (msgspec.DecodeError, UnicodeError):
+        return False
+
+
+def _is_secret_name(name: str) -> bool:
+    return name.isascii() and name.lower().replace("_", "").replace("-", "") in SECRET_MEMBERS
 
 
 def secrets_of(environ: Mapping[str, str]) -> list[str]:
@@ -230,15 +416,21 @@ def secrets_of(environ: Mapping[str, str]) -> list[str]:
     return found
 
 
-def patterns_of(text: str) -> list[re.Pattern[str]]:
-    """Regular expressions with white space between them. Raises ConfigurationError for one that is none."""
+def patterns_of(text: str) -> list[re2._Regexp]:
+    """Regular expressions of RE2's syntax with white space between them. Raises ConfigurationError for a wrong one."""
     patterns = []
     for each in text.split():
         try:
-            pattern = re.compile(each)
-        except re.error as error:
-            raise ConfigurationError(f"WEFT_REDACT={each!r}: not a regular expression: {error}") from None
-        if pattern.search(""):
+            pattern = re2.compile(each, _text_options())
+        except re2.error as error:
+            reason = error.args[0] if error.args else error
+            if isinstance(reason, bytes):
+                reason = reason.decode("utf-8", "replace")
+            raise ConfigurationError(
+                f"WEFT_REDACT={each!r}: not a regular expression that RE2 takes: {reason}. RE2 has no lookaround and "
+                "no backreferences"
+            ) from None
+        if pattern.search("") is not None:
             raise ConfigurationError(f"WEFT_REDACT={each!r}: matches nothing at all, so everywhere; make it longer")
         patterns.append(pattern)
     return patterns
@@ -265,22 +457,6 @@ _HERE: ContextVar[Redactor | None] = ContextVar("weft_redactor", default=None)
 @cache
 def _of_process() -> Redactor:
     return Redactor.from_environment(os.environ, os.environ.get("WEFT_REDACT", ""))
-
-
-def _suspicious(data: bytes) -> bool:
-    """The first look: False where nothing here can be a secret, but for those that are known by value."""
-    low = data.lower()
-    if len(low) < _SHORT and _ANY_SIGN.search(low) is None:
-        return False
-    for sign, further in _SIGNS:  # noqa: SIM110  # a generator costs half as much again
-        if sign in low and (further is None or further.search(low) is not None):
-            return True
-    return False
-
-
-def _plain_part(secret: str) -> bytes:
-    """The longest part of a secret that looks the same however JSON writes it; empty, it is in all data."""
-    return max(_PLAIN.findall(secret), key=len, default="").encode()
 
 
 def _is_json(data: bytes) -> bool:

@@ -1,0 +1,264 @@
+"""Redaction of hostile data: time that grows with the length, and nothing that the first look misses."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime_core.telemetry import redaction
+from runtime_core.telemetry.redaction import PLACES, Redactor, patterns_of
+from runtime_core.telemetry.secret_patterns import RULE, look_for
+from runtime_core.trajectory.steps import ENCODER, STEPS, Step, StepError
+
+KNOWN = "a word that is known"
+KEY = "ghp" + "_0123456789abcdefghijABCDEFGHIJ012345"
+MIB = 1024 * 1024
+
+REPEATED = (
+    *("sk-", "sk-abcd ", "\nsk-abcd", "task-", "sk-abcdefghijklmno1 ", "ghp_", "ghp_abcd ", "github_pat_", "glpat-"),
+    *("glpat-abcd ", "hf_", "hf_abcd ", "xoxb-", "xoxb-abcd ", "AKIA", "AKIAABCD ", "AIza", "AIzaabcd "),
+    *("eyJ", "eyJabcdefgh.", "eyJabcdefgh.eyJabcdefgh ", "-----BEGIN ", "-----BEGIN PRIVATE " + "KEY-----"),
+    *("-----BEGIN PRIVATE " + "KEY----------END ", "://", "://a:", "://a:b", "://a:b@", "bearer ", "bearer abcdefgh"),
+    *("bearer abcdefg1 ", "authorization:", "authorization: basic ", "authorization: basic abcdef ", "api_key="),
+    *("api_key='", "api_key=abcdef", "api_key=abcde1 ", "password:", "password:'abcd", 'password:"abcd', "password: "),
+    *("passphrase", "'pw':", "'pw':'abcd' ", '"password":', '"password":"x",', "\\u0041", '"', "'", "\\", "{", "["),
+    *("a", "@", ":", "\u3000", "é", KNOWN, KNOWN[:-1]),
+)
+ONCE = tuple(
+    start + filler
+    for start in ("bearer", "password", "password:'", "authorization:", "://", "-----BEGIN ", "sk-", "eyJ")
+    for filler in " a1-A\\'\""
+)
+"""One start of a secret, and then its last character without end."""
+
+
+def _mixed(parts: tuple[str, ...], length: int) -> str:
+    chosen = random.Random(7)
+    return "".join(chosen.choice(parts) for _ in range(length // 2))[:length]
+
+
+HOSTILE: dict[str, Callable[[int], str]] = {
+    **{unit: lambda length, unit=unit: (unit * length)[:length] for unit in REPEATED},  # type: ignore[misc]
+    **{text: lambda length, text=text: text + text[-1] * length for text in ONCE},  # type: ignore[misc]
+    "a mixture": lambda length: _mixed(REPEATED, length),
+    "a mixture of keys": lambda length: _mixed(("sk-", "AIza", "eyJ", "glpat-", "xoxb-", "AKIA", "hf_", "-"), length),
+    "a mixture with a digit at its end": lambda length: _mixed(("sk-", "bearer ", "password:", "x"), length) + "1",
+}
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    """Of this thread's processor time, the least of three: other programs do not count."""
+    times = []
+    for _ in range(3):
+        began = time.thread_time()
+        function()
+        times.append(time.thread_time() - began)
+    return min(times)
+
+
+def _grows_with_length(function: Callable[[bytes], object], made: Callable[[int], bytes]) -> None:
+    short, long = made(MIB // 16), made(MIB)
+    floor = 0.005
+    assert _seconds(lambda: function(long)) < 40 * max(floor, _seconds(lambda: function(short)))
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_text_takes_time_by_its_length(case: str) -> None:
+    known = Redactor([KNOWN], patterns_of(r"(a+)+$ CUSTOMER-\d+"))
+    _grows_with_length(lambda data: known.text(data.decode()), lambda length: HOSTILE[case](length).encode())
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_json_takes_time_by_its_length(case: str) -> None:
+    known = Redactor([KNOWN])
+    for nested in (False, True):
+
+        def made(length: int, nested: bool = nested) -> bytes:
+            text = HOSTILE[case](length)
+            return json.dumps([{"a": json.dumps({"k": text}) if nested else text}]).encode()
+
+        _grows_with_length(known.data, made)
+
+
+@pytest.mark.parametrize(
+    "element",
+    [{"password": "x"}, {"a": {"pw": KEY}}, KEY, "sk-abcdef", 1, "a", "\n", "\nbearer abcdefgh1", [[["://a:b@"]]]],
+)
+def test_json_of_many_elements_takes_time_by_its_length(element: object) -> None:
+    known = Redactor([KNOWN], patterns_of(r"^\d{16}$"))
+
+    def made(length: int) -> bytes:
+        return json.dumps([{"input": [element] * (length // len(json.dumps(element)))}, KEY]).encode()
+
+    _grows_with_length(known.data, made)
+    assert KEY.encode() not in known.data(made(MIB))
+
+
+def test_many_known_secrets_cost_no_more_than_one() -> None:
+    many = Redactor(f"secret number {each}!" for each in range(1000))
+    text = "secret number of mine " * (MIB // 22)
+    assert many.text("x secret number 999! y") == "x *** y"  # compiled now
+    assert many.text(text) == text
+    one = Redactor([KNOWN])
+    assert _seconds(lambda: many.text(text)) < 20 * max(0.005, _seconds(lambda: one.text(text)))
+
+
+def test_the_rest_of_a_text_with_too_many_places_is_hidden() -> None:
+    words = "sk-abcd words " * PLACES
+    assert Redactor().text(words) == words
+    assert Redactor().text(f"{words}and sk-abcd then {KEY} and more") == f"{words}and ***"
+    numbers = Redactor.from_environment({}, r"N\d+")
+    assert numbers.text("N1 " * PLACES + "N2 and more") == "*** " * PLACES + "***"
+
+
+def test_of_json_with_too_many_places_the_upper_levels_are_kept() -> None:
+    known = Redactor([KNOWN])
+    error = StepError("ValueError", f"no {KEY}", at=4.5)
+    rows = [
+        Step("r", "tool", "charge", "failed", 1.0, 2.0, input=_raw([KEY, "x"] * PLACES), error=error, errors=[error]),
+        Step(
+            "r", "tool", "charge", "completed", 1.0, 2.0, input=_raw({"password": "x", "n": 1}), attributes={"a": KEY}
+        ),
+        Step("r", "tool", "charge", "completed", 1.0, 2.0, input=_raw({"n": ["x", 1.5]})),
+    ]
+    shown = known.data(b" \n" + ENCODER.encode(rows))
+    assert KEY.encode() not in shown
+    first, second, third = STEPS.decode(shown)
+    assert (first.kind, first.name, first.status, first.started) == ("tool", "charge", "failed", 1.0)
+    assert json.loads(bytes(first.input)) == "***"
+    assert first.errors[0].message == "***"
+    assert first.error is not None
+    assert (first.error.message, first.error.at) == ("***", 4.5)
+    assert json.loads(bytes(second.input)) == {"password": "***", "n": 1}
+    assert second.attributes == {"a": "***"}
+    assert third == rows[2]
+
+
+def test_json_with_too_many_places_that_cannot_be_read_is_hidden() -> None:
+    many = json.dumps([KEY] * (PLACES + 1)).encode()
+    for data in (many[:-1], b"x" + many, b"[" * 100_000 + many):
+        assert KEY.encode() not in Redactor().data(data)
+
+
+def test_members_of_too_much_json_are_hidden_by_their_names() -> None:
+    shown = Redactor().data(
+        json.dumps({"a": [KEY] * PLACES, "pw": "plain", "n": {"secret": "plain", "b": "x"}}).encode()
+    )
+    assert json.loads(shown) == {"a": ["***"] * PLACES, "pw": "***", "n": {"secret": "***", "b": "x"}}
+
+
+def test_json_too_deep_inside_of_texts_is_hidden_where_it_may_hold_a_secret() -> None:
+    value: object = {"password": "plain", "n": "x"}
+    for _ in range(redaction.NESTING + 1):
+        value = [json.dumps(value)]
+    assert b"plain" not in Redactor().data(json.dumps(value).encode())
+    harmless: object = {"n": "x"}
+    for _ in range(redaction.NESTING + 1):
+        harmless = [json.dumps(harmless)]
+    assert json.loads(Redactor().data(json.dumps([harmless, KEY]).encode())) == [harmless, "***"]
+
+
+def test_a_text_outside_of_strings_does_not_break_json() -> None:
+    known = Redactor(["12345678"])
+    data = b'{"a":"x","n":12345678,"b":"12345678","c":[12345678,"y"]}'
+    assert known.data(data) == b'{"a":"x","n":12345678,"b":"***","c":[12345678,"y"]}'
+
+
+def test_words_without_end_are_hidden_to_their_end() -> None:
+    long = "aB1-" * 10_000
+    for start in ("sk-", "bearer ", "password=", "authorization: basic "):
+        shown = Redactor().text(f"x {start}{long} y")
+        assert "aB1" not in shown
+        assert shown.endswith("*** y")
+    token = "eyJ" + "a" * 600 + ".eyJ" + "b" * 5000 + "." + "c" * 600
+    assert Redactor().text(f"t={token};path=/") == "t=***;path=/"
+
+
+FRAGMENTS = (
+    *(unit.strip() for unit in REPEATED[:60]),
+    *(" ", "\n", "\t", "=", ":", ",", "'", '"', "/", "@", "-", "_", ".", "abc123", "abcdefgh", "0123456789", "b1" * 20),
+    *("A" * 16, "a" * 35, "é", "\u3000", "\u2028", "b'", "Basic ", "Bearer", "API-KEY", "PassWord", "<", "\U0001f600"),
+    *(KEY, KNOWN, "known\n", '"quoted" \\é日/\U0001f600'),
+)
+TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=8).map("".join)
+SECRETS = (KNOWN, '"quoted" \\é日/\U0001f600', "known\nsecret", "12345678")
+
+
+def _written(value: object, style: int) -> str:
+    """JSON as different encoders write it."""
+    text = json.dumps(value, ensure_ascii=style % 2 == 0)
+    if style & 2:
+        text = text.replace("/", "\\/")
+    if style & 4:
+        text = text.replace('\\"', "\\u0022").replace("<", "\\u003c").replace("=", "\\u003d").replace("'", "\\u0027")
+    if style & 8:
+        text = text.replace("ss", "s\\u0073").replace("k", "\\u006b").replace("\\\\u00", "\\u00")
+    return text
+
+
+@settings(max_examples=400)
+@given(text=TEXTS)
+def test_the_first_look_finds_each_place_of_a_rule(text: str) -> None:
+    data, look = text.encode(), look_for(SECRETS)
+    for at in range(len(data)):
+        if RULE.match(data, at) is not None:
+            assert look.match(data, at) is not None, data[at:]
+        for secret in SECRETS:
+            if data.startswith(secret.encode(), at):
+                assert look.match(data, at) is not None, data[at:]
+
+
+@settings(max_examples=400)
+@given(text=TEXTS, style=st.integers(0, 15), inner=st.integers(0, 7))
+def test_json_loses_what_its_texts_lose(text: str, style: int, inner: int) -> None:
+    known = Redactor(SECRETS)
+    shown = known.text(text)
+    data = _written(["x", {"k": text}, _written({"n": [text]}, inner)], style).encode()
+    try:
+        given_back = json.loads(data)
+        inner_back = json.loads(given_back[2])
+    except ValueError:
+        return  # a style has changed what was a backslash of the text
+    if given_back[1]["k"] != text or text.lstrip()[:1] in ("{", "["):
+        return
+    found = json.loads(known.data(data))
+    assert found[0] == "x"
+    assert found[1] == {"k": shown}
+    if inner_back == {"n": [text]}:
+        assert json.loads(found[2]) == {"n": [shown]}
+
+
+@settings(max_examples=200)
+@given(
+    texts=st.lists(st.text('aN1 \n"é', max_size=6), max_size=5),
+    patterns=st.sampled_from([r"^N1$", r"N\d+", r"\AN1", r"a\z", r"N.1", r"é", r"\bN\s", r"(?i)n1 ^a1$", r'"']),
+)
+def test_patterns_find_in_json_what_they_find_in_its_texts(texts: list[str], patterns: str) -> None:
+    known = Redactor.from_environment({}, patterns)
+    shown = [known.text(text) for text in texts]
+    assert json.loads(known.data(json.dumps(texts).encode())) == shown
+
+
+def test_patterns_with_the_same_names_of_groups_work_together() -> None:
+    known = Redactor.from_environment({}, r"(?P<a>N1) (?P<a>N2)")
+    assert known.data(b'["N1","N2","N3"]') == b'["***","***","N3"]'
+
+
+def test_more_strings_than_patterns_are_matched_with_are_hidden() -> None:
+    known = Redactor.from_environment({}, r"^N\d+$")
+    texts = ["x\n"] * (redaction.STRINGS + 1)
+    shown = known.data(json.dumps({"many": texts, "last": "N1"}).encode())
+    assert json.loads(shown) == {"many": "***", "last": "***"}
+    few = json.dumps({"many": texts[:100], "last": "N1"}).encode()
+    assert json.loads(known.data(few)) == {"many": texts[:100], "last": "***"}
+
+
+def _raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(json.dumps(value).encode())
