@@ -14,6 +14,7 @@ from runtime_core.bus.letters import (
     HEAD_BYTES,
     MAX_FIELDS,
     MAX_LETTER_BYTES,
+    MAX_NAME_BYTES,
     MAX_STRUCTURED_BYTES,
     MAX_VALUE_BYTES,
     bounded,
@@ -103,10 +104,13 @@ async def test_a_structured_event_has_a_limit_of_its_own(broker: Broker, bus: Ev
 
 async def test_many_fields_and_long_names_are_left_out(broker: Broker, bus: EventBus) -> None:
     many = {f"x{number}": b"1" for number in range(5000)}
-    await bus.keep_letter([*event(more=many), "event:" + "n" * 5000, "1"])
+    fields = ["event:" + "n" * 5000, "1", *event(more=many)]
+    assert len(bounded(fields)) == 2 * (MAX_FIELDS + 1), "they are not sent to the broker"
+    await bus.keep_letter(fields)
     [letter] = await broker.entries("dead")
     assert len(letter) == MAX_FIELDS + 2  # its id and `cut`
     assert json.loads(letter["cut"])["left_out"] == 5000 + 6 + 1 - MAX_FIELDS
+    assert max(map(len, letter)) <= MAX_NAME_BYTES
 
 
 async def test_all_fields_together_are_bounded(broker: Broker, bus: EventBus) -> None:
@@ -134,6 +138,7 @@ async def test_an_entry_that_is_cut_on_the_broker_keeps_a_digest_too(broker: Bro
     cut = json.loads(letter["cut"])
     assert cut["fields"] == {"d": {"bytes": len(data), "sha1": hashlib.sha1(data).hexdigest()}}
     assert cut["left_out"] > 4000
+    assert max(map(len, letter)) <= MAX_NAME_BYTES
     assert len(letter) == MAX_FIELDS + 2
     await broker.idle()
 

@@ -162,11 +162,11 @@ async def test_a_second_answer_is_refused(broker: Broker, bus: EventBus) -> None
 
 
 async def test_an_oversized_command_leaves_a_small_letter(broker: Broker, bus: EventBus) -> None:
-    answers = f"{broker.keys.namespace}:answers"
+    inbox = f"{broker.keys.namespace}-answers"
     data = {"agent": "writer", "input": "x" * (8 * 1024 * 1024)}
     async with admitting(broker, bus):
         for number in range(3):
-            await command(broker, "task.submit", id=f"e{number}", replyto=answers, data=data)
+            await command(broker, "task.submit", id=f"e{number}", replyto=inbox, data=data)
         await command(broker, "task.submit", id="small", data={"agent": "writer", "input": 1})
         await until(lambda: settled(broker))
     letters = await broker.entries("dead")
@@ -174,7 +174,7 @@ async def test_an_oversized_command_leaves_a_small_letter(broker: Broker, bus: E
     for letter in letters:
         assert json.loads(letter["cut"])["fields"]["event:data"]["bytes"] > 8 * 1024 * 1024
         assert sum(map(len, letter.values())) < 10_000
-    assert await broker.call("XLEN", answers) == 3, "each is answered"
+    assert await broker.call("XLEN", inbox) == 3, "each is answered"
     assert (await broker.take(bus)).task == "small"
 
 

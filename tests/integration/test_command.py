@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -812,6 +814,11 @@ def test_dead_letters_are_listed_counted_and_shown_whole(weft: Weft) -> None:
     assert groups[0]["count"] >= 2
     assert weft("dead", "list", "--group-by", "name", "--json").json[0]["name"] == "broken"
     assert "REASON" in weft("dead", "list", "--group-by", "reason").out
+    streams = {group["stream"]: group for group in weft("dead", "list", "--group-by", "stream", "--json").json}
+    assert streams["tool"]["bytes"] >= sum(letter["bytes"] for letter in listed[:2]) > 1000
+    assert re.search(r"COUNT +SIZE +NEWEST +STREAM", weft("dead", "list", "--group-by", "stream").out)
+    letters = next(item for item in weft("doctor", "--json").json["checks"] if item["check"] == "dead letters")
+    assert re.match(r"\d+ \([\d.]+ KiB of 64\.0 MiB: .*\btool [\d.]+ KiB", letters["message"])
 
     letter = weft("dead", "show", listed[0]["letter_id"], "--json").json
     assert (letter["kind"], letter["data"], letter["run_id"]) == ("call", {"text": "wrong"}, "r/1")
@@ -820,6 +827,26 @@ def test_dead_letters_are_listed_counted_and_shown_whole(weft: Weft) -> None:
     assert 'raise ValueError(f"cannot do {text}")' in text
     assert f"weft dead redrive {listed[0]['letter_id']}" in text
     assert f"dead     {listed[0]['letter_id']}" in weft("task", "show", "dead-2").out
+
+
+def test_a_letter_that_was_cut_is_not_driven_again(weft: Weft, desk: Desk) -> None:
+    data = b'{"agent": "echo", "input": "' + b"x" * (2 * 1024 * 1024) + b'"}'
+    with closing(desk.redis()) as server:
+        server.xadd("weft:tasks", {"type": "weft.task.submit", "id": "oversized", "data": data})
+
+    def oversized() -> list[dict[str, Any]]:  # Any: JSON
+        listed = weft("dead", "list", "--reason", "rejected", "--json").json
+        return [one for one in listed if one["bytes"] > 4096]
+
+    until(oversized)
+    (letter,) = oversized()
+    text = weft("dead", "show", letter["letter_id"]).out
+    assert f"only the head of event:data is kept ({len(data)} bytes, SHA256 {sha256(data).hexdigest()})" in text
+    assert "cannot be redriven" in text
+    refused = weft("dead", "redrive", letter["letter_id"])
+    assert refused.status == 1
+    assert "was cut because it was too large, so it cannot be redriven" in refused.err
+    assert weft("dead", "drop", letter["letter_id"]).status == 0
 
 
 def test_a_dead_letter_is_mended_and_driven_again(weft: Weft) -> None:

@@ -268,6 +268,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:ingress",
     ),
     python(
+        "bus/letters.py",
+        "fields_sent",
+        "if len(name) > MAX_NAME_BYTES or len(kept) >= MAX_FIELDS:",
+        "if False:",
+        "fields without number are not sent to the broker",
+        "contracts:dead_letter_bounds",
+    ),
+    python(
+        "bus/letters.py",
+        "all_sent",
+        "while sum(len(name) + len(value) for name, value in kept) > MAX_LETTER_BYTES:",
+        "while False:",
+        "what is cut keeps a SHA-256",
+        "contracts:dead_letter_bounds",
+    ),
+    python(
         "keeping/letters.py",
         "small_server",
         "        if not limit:\n",
