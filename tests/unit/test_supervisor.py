@@ -145,6 +145,22 @@ async def test_a_child_that_does_not_stop_is_killed_with_what_it_started() -> No
     await until(lambda: not is_alive(grandchild))
 
 
+async def test_what_a_killed_child_has_started_is_killed(tmp_path: Path) -> None:
+    output = Output()
+    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); print('pid', p.pid, flush=True); p.wait()"
+    supervisor = Supervisor([child("a", code)], output)
+    running = asyncio.create_task(supervisor.run())
+    await output.until(r"pid \d+")
+    found = re.search(r"pid (\d+)", output.getvalue())
+    assert found is not None
+    started = int(found[1])
+    assert is_alive(started)
+    os.kill(supervisor.pids["a"], signal.SIGKILL)
+    await until(lambda: not is_alive(started))
+    supervisor.stop()
+    await running
+
+
 async def test_a_second_stop_kills_at_once() -> None:
     output = Output()
     supervisor = Supervisor([child("a", DEAF)], output, shutdown_seconds=3600)

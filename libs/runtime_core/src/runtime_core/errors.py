@@ -119,6 +119,20 @@ class LimitExceeded(WeftError):
     """A task, run or journal went over a limit; the message names the limit and its value."""
 
 
+class LoopBlocked(WeftError):
+    """Code held the event loop of its process without awaiting; message and traceback say where."""
+
+
+class LoopInterrupt(BaseException):
+    """Raised inside code that holds the event loop; `blocked` is how its run or call has failed.
+
+    Not an Exception: a loop that catches those and tries again would go on holding the event loop.
+    """
+
+    def blocked(self) -> LoopBlocked:
+        return LoopBlocked(str(self)).with_traceback(self.__traceback__)
+
+
 class Reserved(WeftError):
     """What a model call needs of a limit is held by other calls of the task; it may be free when they have ended."""
 

@@ -30,6 +30,8 @@ from prometheus_client import CollectorRegistry
 
 from runtime_core.background import Periodic
 from runtime_core.errors import ConfigurationError, WeftError
+from runtime_core.forked import guard_forks
+from runtime_core.loop_watch import LEASE_PART, LoopWatch
 from runtime_core.progress import HEALTHY, Health, ProgressWatch
 from runtime_core.settings import Settings
 from runtime_core.telemetry import logs, tracing
@@ -100,6 +102,7 @@ def run_service(name: str, build: Build, environ: Mapping[str, str] | None = Non
         _say(name, environ.get("WEFT_LOG_FORMAT", "").strip().lower(), error)
         return 1
     logs.configure(settings.instance or name, settings.log_level, settings.log_format)
+    guard_forks()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         status = runner.run(_Process(name, settings, build, environ).run())
         # Closing the loop waits for threads and for tasks that swallow their cancellation: not for ever.
@@ -117,6 +120,7 @@ class _Process:
         self._name = name
         self._environ = environ
         self._traces: tracing.Traces | None = None
+        self._watch = LoopWatch(LEASE_PART * settings.lease_seconds)
         self._settings = settings
         self._build = build
         self._metrics = Metrics(CollectorRegistry(), name)
@@ -148,6 +152,7 @@ class _Process:
             await lag.stop()
             if endpoint is not None:
                 await endpoint.stop()
+            self._watch.stop()
         return status
 
     async def _work(self, endpoint: Endpoint | None) -> None:
@@ -177,6 +182,8 @@ class _Process:
             self._metrics.spans_dropped.inc,
         )  # fmt: skip
         await self._role.start()
+        # Not before: loading an app may take its time.
+        self._watch.start()
         # What is loaded now stays: looking at it again and again costs a handler a sixth of its time.
         gc.collect()
         gc.freeze()

@@ -11,7 +11,7 @@ from typing import Any
 from runtime_core.agents.branch import Branch, Wait
 from runtime_core.agents.failure import failure_of
 from runtime_core.consumer.effects import Failed
-from runtime_core.errors import WeftError
+from runtime_core.errors import LoopInterrupt, WeftError
 
 log = logging.getLogger(__name__)
 
@@ -266,6 +266,8 @@ class Flow:
 async def _guarded(coroutine: Coroutine[Any, Any, Any]) -> Any:  # Any: results of all types
     try:
         return await coroutine
+    except LoopInterrupt as interrupt:
+        raise interrupt.blocked() from None
     except SystemExit as error:
         # It would end the event loop, and with it the worker and all its other runs.
         raise RuntimeError(f"the agent's function called sys.exit({error.code!r})") from None

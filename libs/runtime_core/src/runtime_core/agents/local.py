@@ -17,7 +17,7 @@ from runtime_core.agents.journal import DIGEST_BYTES, payload_of, status_of, tim
 from runtime_core.agents.step import Step, result_of
 from runtime_core.consumer.effects import COMPLETED, FAILED
 from runtime_core.encoding import encode
-from runtime_core.errors import EngineError, InvalidInput, LimitExceeded, Outcome
+from runtime_core.errors import EngineError, InvalidInput, LimitExceeded, LoopInterrupt, Outcome
 from runtime_core.printable import text_of_error
 from runtime_core.trajectory.steps import StepError as RowError
 
@@ -93,6 +93,8 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
                     "where a replay cannot miss it"
                 ) from None
             failure = error
+        except LoopInterrupt as interrupt:
+            failure = interrupt.blocked()
         except (Exception, SystemExit) as error:
             # SystemExit too: it would end the worker with all its other runs.
             failure = error

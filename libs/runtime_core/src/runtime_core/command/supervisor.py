@@ -169,6 +169,7 @@ class Supervisor:
         pump = asyncio.get_running_loop().create_task(self._pump(child, read_end), name=f"show {child.spec.name}")
         try:
             status = await process.wait()
+            _kill_group(process.pid)  # what it has started and left behind
             await asyncio.wait([pump], timeout=DRAIN_SECONDS)
         finally:
             pump.cancel()
@@ -254,8 +255,13 @@ class Supervisor:
                 continue
             if asked:
                 self._say(child, logging.ERROR, "did not end in time: killing it")
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # the child leads a session, hence a group, of its own
+            _kill_group(process.pid)
+
+
+def _kill_group(leader: int) -> None:
+    """Kill a child with all that it has started itself: it leads a session, hence a group, of its own."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _clock() -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 
 from runtime_core.encoding import encode
+from runtime_core.errors import LoopInterrupt
 from runtime_core.usage import Usage, total
 
 PROGRESS_AT_ONCE = 16
@@ -161,6 +162,8 @@ async def run_limited(
         if task is not None and task.cancelling():
             raise
         raise RuntimeError(f"{what} ended with CancelledError, though nobody cancelled it") from None
+    except LoopInterrupt as interrupt:
+        raise interrupt.blocked() from None
     except SystemExit as error:
         raise RuntimeError(f"{what} called sys.exit({error.code!r})") from None
 

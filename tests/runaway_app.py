@@ -1,0 +1,100 @@
+"""An app whose agents and tools hold the event loop, fork, or start processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from runtime_core.agents.context import AgentContext
+from runtime_core.app import App
+from runtime_core.policy import RetryPolicy
+
+app = App("runaway")
+
+ONCE = RetryPolicy(attempts=1)
+
+
+async def spin() -> None:
+    while True:
+        pass
+
+
+async def catches_all() -> None:
+    while True:
+        try:
+            time.sleep(600)
+        except Exception:  # the point: code that goes on whatever happens
+            continue
+
+
+async def waits_for_itself() -> None:
+    loop = asyncio.get_running_loop()
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
+
+
+HOLDS = {"spins": spin, "catches": catches_all, "waits": waits_for_itself}
+
+
+@app.agent("holds", retry=ONCE)
+async def holds(ctx: AgentContext, how: str) -> None:
+    await HOLDS[how]()
+
+
+@app.agent("holds_in_step", retry=ONCE)
+async def holds_in_step(ctx: AgentContext, how: str) -> None:
+    await ctx.step(HOLDS[how])
+
+
+@app.tool(retry=ONCE)
+async def holding(how: str) -> None:
+    await HOLDS[how]()
+
+
+@app.agent("calls", retry=ONCE)
+async def calls(ctx: AgentContext, wanted: dict[str, str]) -> object:
+    return await ctx.tool(wanted.pop("tool"), **wanted)
+
+
+@app.agent("naps")
+async def naps(ctx: AgentContext, seconds: float) -> str:
+    """Runs for so long without a step, so that whoever adopts it would run it again."""
+    await asyncio.sleep(seconds)
+    return str(ctx.attempt)
+
+
+def note(path: str, line: str) -> None:
+    with Path(path).open("a") as file:
+        file.write(f"{line}\n")
+
+
+@app.tool(retry=ONCE)
+def forks(path: str) -> str:
+    """Returns twice: in its process and in a child."""
+    child = os.fork()
+    if child:
+        note(path, str(child))
+    return "parent" if child else "child"
+
+
+@app.tool(retry=ONCE)
+async def forks_on_the_loop(path: str) -> str:
+    child = os.fork()
+    if child:
+        note(path, str(child))
+    await asyncio.sleep(0)
+    return "parent" if child else "child"
+
+
+@app.tool(retry=ONCE)
+def starts(path: str) -> None:
+    """Starts processes that outlast the call."""
+    child = os.fork()
+    if not child:
+        time.sleep(600)
+        os._exit(0)
+    other = subprocess.Popen(["sleep", "600"])
+    note(path, str(child))
+    note(path, str(other.pid))
