@@ -13,6 +13,8 @@ from runtime_core.bus.values import Begun, Submitted
 from runtime_core.errors import Rejected
 from tests.contracts.broker import Broker, answer, ask, bury, complete, send, suspend
 
+PAST = 8
+"""How many tasks that moved onto a long stream may be unread."""
 READY = 3
 """How many unread entries the stream may hold in these tests."""
 
@@ -65,7 +67,7 @@ async def drain(broker: Broker, bus: EventBus, at_once: int = 1) -> list[str]:
 async def no_queues(broker: Broker) -> None:
     await broker.idle()
     assert not await broker.call("HEXISTS", broker.keys.meta, "queued")
-    assert set(await broker.hash("queues")) <= {"seq"}
+    assert set(await broker.hash("queues")) <= {"seq", "agent|at", "agent|past"}
     for pattern in ("queue:*", "turns:*", "open:*"):
         assert await broker.call("KEYS", broker.keys.base + pattern) == [], pattern
 
@@ -180,6 +182,21 @@ async def test_continuations_do_not_wait_and_keep_nobody_out(broker: Broker, bus
     for left in (*others, *await take_all(broker, bus)):
         assert await complete(bus, left)
     await no_queues(broker)
+
+
+async def test_a_stream_that_nobody_reads_stays_short(broker: Broker, bus: EventBus) -> None:
+    """Else a flood would be in front of its handlers when they come, and all others behind it."""
+    for number in range(40):  # also where they come so slowly that none waits for long
+        await submit(broker, bus, f"a-{number}", "a")
+        await broker.pass_time(1000)
+        await bus.promote()
+    assert len(await on_stream(broker)) == READY + PAST
+    assert len(await take_all(broker, bus)) == READY + PAST
+    for _ in range(30):
+        await broker.pass_time(1000)
+        await bus.promote()
+    assert len(await on_stream(broker)) == 2 * (READY + PAST)
+    assert bus.queued == 40 - 2 * (READY + PAST)
 
 
 async def test_instances_keep_their_order(broker: Broker, bus: EventBus) -> None:

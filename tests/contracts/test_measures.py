@@ -286,3 +286,17 @@ async def test_dead_letters_are_measured_by_stream(broker: Broker, bus: EventBus
     seen = await look(bus)
     assert seen.value(names.DEAD_LETTERS_TRIMMED, "agent", "age") == 1
     assert seen.value(names.DEAD_LETTER_BYTES, "agent") == 0
+
+
+async def test_tasks_that_wait_are_counted_by_tenant(broker: Broker, bus: EventBus) -> None:
+    """Of the 20 tenants with most: a publisher that names a tenant for each task makes no more time series."""
+    assert (await look(bus)).value(names.TASKS_QUEUED, "*") == 0
+    await broker.call("HSET", broker.keys.meta, "ready_max", 1)
+    await broker.submit(bus, "first", in_turn=True)
+    tenants = ["", "", "", "acme", "acme", *(f"tenant-{number:02}" for number in range(30))]
+    for number, tenant in enumerate(tenants):
+        await broker.submit(bus, f"t{number}", tenant=tenant, in_turn=True)
+    samples = [sample for sample in await measures(bus).take() if sample.metric is names.TASKS_QUEUED]
+    shown = {sample.labels[0]: sample.value for sample in samples}
+    assert (len(samples), shown["-"], shown["acme"], shown["*"]) == (21, 3, 2, 12)
+    assert sum(shown.values()) == len(tenants)

@@ -309,7 +309,7 @@ def test_help_imports_nothing_that_takes_time() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for name in ("up", "submit", "task", "trajectory", "schedule", "dead", "lag", "doctor"):
+    for name in ("up", "submit", "task", "trajectory", "schedule", "tenant", "dead", "lag", "doctor"):
         assert f"\n  {name} " in done.stdout
 
 
@@ -979,6 +979,62 @@ def test_lag_shows_streams_groups_and_totals(weft: Weft, desk: Desk) -> None:
     assert "waits    for its turn in the mailbox of blocked/k\n" in weft("task", "show", "lag-2").out
     flag.touch()
     shown_with(weft, "lag-2", lambda view: view["status"] == "completed")
+
+
+def test_tenants_have_settings(weft: Weft) -> None:
+    assert weft("tenant", "set", "acme", "--weight", "2", "--max-open", "100", "--rate", "2.5").status == 0
+    assert weft("tenant", "set", "*", "--max-open", "10").status == 0
+    assert weft("submit", "echo", "x", "--tenant", "acme", "--priority", "9").out == "x\n"
+    found = {row["tenant"]: row for row in weft("tenant", "list", "--json").json}
+    assert found["acme"] == {
+        "tenant": "acme", "weight": 2, "max_open": 100, "rate": 2.5, "open": 0, "waiting": 0,
+    }  # fmt: skip
+    assert (found["*"]["max_open"], found["*"]["rate"]) == (10, None)
+    assert "acme    2       100       2.5   0     0" in weft("tenant", "list").out
+    for name in ("acme", "*"):
+        assert weft("tenant", "remove", name).status == 0
+    ended = weft("tenant", "remove", "acme")
+    assert (ended.status, ended.err) == (
+        1,
+        "weft tenant remove: tenant: nothing is set for 'acme'; see `weft tenant list`\n",
+    )
+    ended = weft("tenant", "set", "", "--max-open", "1")
+    assert (ended.status, "only a tenant with a name can have limits" in ended.err) == (1, True)
+
+
+def test_tasks_that_wait_for_turns_are_shown_and_repaired(weft: Weft, desk: Desk) -> None:
+    """In a pool that nobody serves, so that they stay where they are."""
+    with closing(desk.redis()) as server:
+        ready = server.hget("weft:{0}:meta", "ready_max")
+        assert ready == b"128"
+        server.hset("weft:{0}:agents", "unserved", "agent:nobody")
+        server.hset("weft:{0}:meta", "ready_max", 1)
+        tasks = [f"turn-{number}" for number in range(12)]
+        try:
+            for task in tasks:
+                weft("submit", "unserved", "--task-id", task, "--tenant", "acme", "--no-wait")
+            until(lambda: server.xlen("weft:{0}:agent:nobody") == 9)
+            assert weft("lag", "--json").json["waiting"] == {"acme": 3}
+            assert "acme    3" in weft("lag").out
+            assert "waits    for its tenant's turn to start unserved\n" in weft("task", "show", "turn-11").out
+            [row] = weft("tenant", "list", "--json").json
+            assert (row["tenant"], row["open"], row["waiting"]) == ("acme", 12, 3)
+            assert "stuck" not in wrong_or_nothing(weft("doctor", "--json"))
+            server.zrem("weft:{0}:queue:agent:nobody|acme", "turn-11")
+            assert "task turn-11" in wrong(weft("doctor", "--json"))["stuck"]
+            weft("doctor", "--repair")
+            assert server.hget("weft:{0}:task:turn-11", "cur") != b"queue"
+        finally:
+            server.hset("weft:{0}:meta", "ready_max", 128)
+            for task in tasks:
+                weft("task", "cancel", task)
+            server.hdel("weft:{0}:agents", "unserved")
+            server.delete("weft:{0}:agent:nobody", "weft:{0}:queues", "weft:{0}:turns:agent:nobody")
+            server.hdel("weft:{0}:meta", "queued")
+
+
+def wrong_or_nothing(ended: Ended) -> dict[str, str]:
+    return {check["check"]: check["message"] for check in ended.json["checks"] if not check["ok"]}
 
 
 def test_the_doctor_finds_nothing_wrong(weft: Weft) -> None:

@@ -64,12 +64,15 @@ class Task:
     timeout_seconds: float | None
     copies: int
     client: int
+    tenant: str = ""
 
     def __str__(self) -> str:
         place = f"{self.agent}/{self.key}" if self.key else self.agent
         limit = f", timeout {self.timeout_seconds} s" if self.timeout_seconds else ""
-        return f"{self.id}: {place} {msgspec.json.encode(self.program).decode()}{limit}, client {self.client}" + (
-            f", submitted {self.copies} times" if self.copies > 1 else ""
+        return (
+            f"{self.id}: {place} {msgspec.json.encode(self.program).decode()}{limit}, client {self.client}"
+            + (f", submitted {self.copies} times" if self.copies > 1 else "")
+            + (f", tenant {self.tenant}" if self.tenant else "")
         )
 
 
@@ -125,6 +128,8 @@ class History:
         self._reopen = chooser.choose(3)
         self._answers = chooser.choose(3)
         """How many people answer each question at once; the others are answered by their time limit."""
+        self._takes_turns = chooser.choose(3) > 0
+        """Whether one unread entry makes a work stream long, so that new tasks wait for the turns of their tenants."""
         self._answered: dict[str, None] = {}
         self._told = 0
         """How many commands were sent."""
@@ -142,7 +147,10 @@ class History:
             timeout = 2.0 if chooser.choose(12) == 11 else None
             copies = 2 if chooser.choose(8) == 7 else 1
             program = draw_program(chooser, agent=agent)
-            tasks.append(Task(f"t{number}", agent, key, program, timeout, copies, chooser.choose(clients)))
+            client = chooser.choose(clients)
+            # One client's submits to an instance stay in order within a tenant.
+            tenant = ("", "a")[client] if key else ("", "a", "b")[number % 3]
+            tasks.append(Task(f"t{number}", agent, key, program, timeout, copies, client, tenant))
         return tasks
 
     def _draw_faults(self) -> list[tuple[int, Callable[[History], None]]]:
@@ -186,7 +194,7 @@ class History:
             commands += [
                 ("HSET", base + "agents", *[item for name in self.app.agents for item in (name, "agent")]),
                 ("HSET", base + "tools", *[item for name in self.app.tools for item in (name, "tool")]),
-                ("HSET", base + "meta", "request_timeout_ms", 15_000),
+                ("HSET", base + "meta", "request_timeout_ms", 15_000, *(("ready_max", 1) if self._takes_turns else ())),
                 ("XGROUP", "CREATE", base + "agent", "agent-handler", "0", "MKSTREAM"),
                 ("XGROUP", "CREATE", base + "tool", "tool-handler", "0", "MKSTREAM"),
                 ("XGROUP", "CREATE", base + "record", "state-manager", "0", "MKSTREAM"),
@@ -255,13 +263,16 @@ class History:
                 ("XLEN", base + "agent"), ("XLEN", base + "tool"), ("ZCARD", base + "timers"),
                 ("HLEN", base + "delayed"), ("XLEN", base + "asks"), ("XLEN", base + "replies"),
                 ("XPENDING", base + "agent", "agent-handler"), ("XPENDING", base + "tool", "tool-handler"),
-                ("ZCARD", base + "requests"), ("ZCARD", base + "open"),
+                ("ZCARD", base + "requests"), ("HGET", base + "meta", "queued"), ("ZCARD", base + "open"),
             ]  # fmt: skip
         replies = self.server.pipeline(commands)
-        opened = sum(cast(int, reply) for reply in replies[9::10])
+        opened = sum(cast(int, reply) for reply in replies[10::11])
         work = 0
         for at, reply in enumerate(replies):
-            if at % 10 == 9 or isinstance(reply, ServerError):
+            if at % 11 == 10 or isinstance(reply, ServerError):
+                continue
+            if at % 11 == 9:
+                work += int(cast(bytes | None, reply) or 0)
                 continue
             work += cast(int, reply[0]) if isinstance(reply, list) else cast(int, reply)
         if self.whole:
@@ -369,7 +380,7 @@ class History:
                 body |= {"key": task.key} if task.key else {}
                 body |= {"conf": {"timeout_seconds": task.timeout_seconds}} if task.timeout_seconds else {}
                 for _ in range(task.copies):
-                    await self._command(transport, SUBMIT, task.id, body)
+                    await self._command(transport, SUBMIT, task.id, body, task.tenant)
                 continue
             await asyncio.gather(*(self._submit(admission, task) for _ in range(task.copies)))
 
@@ -383,6 +394,7 @@ class History:
             event_id=task.id,
             digest=digest(SUBMIT, task.program),
             partition_key=task.id,
+            tenant=task.tenant,
             conf=Conf(timeout_seconds=task.timeout_seconds) if task.timeout_seconds else Conf(),
         )
         await self._admit(admission, submission)
@@ -406,9 +418,13 @@ class History:
                     self.accepted.append(task)
                 return
 
-    async def _command(self, transport: SimTransport, kind: str, id: str, body: dict[str, Any]) -> None:
+    async def _command(
+        self, transport: SimTransport, kind: str, id: str, body: dict[str, Any], tenant: str = ""
+    ) -> None:
         """Append a command to the ingress; its answers come on a stream of the user's."""
-        command = Envelope(id=id, source="sim", type=kind, replyto=ANSWERS, data=msgspec.json.encode(body))
+        command = Envelope(
+            id=id, source="sim", type=kind, replyto=ANSWERS, tenant=tenant, data=msgspec.json.encode(body)
+        )
         while True:
             try:
                 await transport.call("XADD", ingress(NAMESPACE), "*", *to_fields(command))

@@ -150,10 +150,12 @@ def _leftovers(base: str, held: Snapshot) -> list[Violation]:
         if not name.startswith(base):
             continue
         kind = name[len(base) :].partition(":")[0]
-        if kind in ("run", "mail", "nest"):
+        if kind in ("run", "mail", "nest", "queue", "turns", "open"):
             found.append(Violation("left", f"{name} is left: {held.hashes.get(name)}"))
         elif kind in ("quarantine", "started"):
             found.append(Violation(f"left {kind}", f"{kind}: {held.hashes.get(name)}"))
+        elif kind == "meta" and "queued" in held.hashes.get(name, {}):
+            found.append(Violation("left queued", f"{held.hashes[name]['queued']} tasks wait for turns by {name}"))
         elif kind == "inst" and "busy" in held.hashes.get(name, {}):
             found.append(Violation("left busy", f"{name} is busy with {held.hashes[name]['busy']!r}"))
     return found

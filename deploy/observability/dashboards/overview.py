@@ -155,6 +155,12 @@ def page() -> Page:
             Query(promql.worst(names.TASKS_OPEN, HERE, "partition"), "partition {{partition}}"),
         ),
         graph(
+            "Tasks that wait for turns",
+            "New tasks in the queues of their tenants, while handlers have no free hands. Of one tenant: its burst. Of "
+            "all: add handlers.",
+            Query(promql.worst(names.TASKS_QUEUED, HERE, "partition, tenant"), "{{tenant}} {{partition}}"),
+        ),
+        graph(
             "Mailboxes",
             "Events that wait for instances of agents, and the deepest mailbox. An instance handles one event at a "
             "time: use more keys.",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
@@ -20,11 +21,13 @@ from runtime_core.errors import ServerError
 from runtime_core.keeping.lag import Lag, lag_of_work, lags_of_cursors
 from runtime_core.telemetry import names
 from runtime_core.telemetry.measured import Measured, Sample
+from runtime_core.tenants import ALL_OTHERS, waiting_tasks
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 2.0
 """Between two looks."""
+TENANTS_SHOWN = 20
 LEADERS = ("admit", "keep")
 """Roles of the state-manager; a partition has one of them."""
 
@@ -134,7 +137,18 @@ class Measures:
                 for share in streams
                 for cause in names.TRIM_CAUSES
             ),
+            *await self._queued(),
         )
+
+    async def _queued(self) -> list[Sample]:
+        """Tasks that wait for turns, by tenant; always a value for `*`, so that the metric is there."""
+        counts: Counter[str] = Counter()
+        for of_stream in (await waiting_tasks(self._bus)).values():
+            counts += of_stream
+        most = [name for name, _ in counts.most_common(TENANTS_SHOWN + 1) if name != ALL_OTHERS][:TENANTS_SHOWN]
+        shown = Counter({name or "-": counts[name] for name in most})
+        shown[ALL_OTHERS] = counts.total() - shown.total()
+        return [Sample(names.TASKS_QUEUED, count, (name,)) for name, count in shown.items()]
 
     async def _timers(self, now_ms: int) -> list[Sample]:
         call, keys = self._bus.transport.call, self._bus.keys

@@ -3,7 +3,8 @@
 What emits it, docs/metrics.md, dashboards, alerts and tests read them here.
 
 Label values come from small fixed sets (services, outcomes, reasons, streams) or from what apps declare (agents, tools,
-models): never ids of tasks or runs, nor keys of instances, since each value of a label is a time series of its own.
+models): never ids of tasks or runs, nor keys of instances, since each value of a label is a time series of its own. Of
+tenants only those with the most tasks that wait have a value.
 """
 
 from __future__ import annotations
@@ -318,6 +319,11 @@ TIMERS_LATE = _gauge(
 TASKS_OPEN = _gauge(
     "weft_tasks_open", "Tasks that were accepted and have not ended.", ("partition",), LEADER, "it grows without an end"
 )
+TASKS_QUEUED = _gauge(
+    "weft_tasks_queued",
+    "Tasks that wait for their tenants' turns, of the 20 tenants with most; others are `*`, no name is `-`.",
+    ("partition", "tenant"), LEADER, "it grows without an end: a tenant submits more than its share of handlers does",
+)  # fmt: skip
 TASKS_ADMITTED = _counter(
     "weft_tasks_admitted_total",
     "Tasks that were started, whoever submitted them. The broker counts them: a new leader goes on from there.",

@@ -1,7 +1,8 @@
 -- Fairness among tenants. While a work stream is long, the first events of new tasks wait in a queue of their tenant,
 -- and move onto the stream in turn. A task in a queue has `cur` = `queue`; all that its start event needs is in its hash.
 --   queues                    <stream>: how many tasks wait for it · <stream>|now: virtual time of its turns
---                             · <stream>|at: when a task moved last (ms) · seq: number of the last task that was queued
+--                             · <stream>|at: when a task moved last (ms) · <stream>|past: entries of tasks that moved
+--                             onto a long stream · seq: number of the last task that was queued
 --   turns:<stream>            tenants by the virtual time of their next turn; one that has none waiting stays until then
 --   queue:<stream>|<tenant>   tasks by priority, then by the order of their submits
 --   tenants                   settings by tenant: weight, most open tasks and most tasks a second in this partition (0: no
@@ -9,7 +10,7 @@
 --   open:<tenant>             the open tasks of a named tenant
 --   rate:<tenant>             when the tenant's next task is due at its rate (ms): a token bucket as one number
 -- `queued` in `meta` is how many tasks wait in all queues of the partition: functions see for free that nobody waits.
-local QUEUE = {STRIDE = 1000000, LOOKS = 50, STEP_MS = 100, TOP_UP = 32, HIGHEST = 9, PRIORITY = 2 ^ 44}
+local QUEUE = {STRIDE = 1000000, LOOKS = 50, STEP_MS = 100, PAST = 8, TOP_UP = 32, HIGHEST = 9, PRIORITY = 2 ^ 44}
 
 function QUEUE.key(base, stream, tenant) return base .. 'queue:' .. stream .. '|' .. tenant end
 
@@ -47,7 +48,7 @@ function QUEUE.count_down(base, stream, gone)
   if gone == 0 then return end
   local queues = base .. 'queues'
   if redis.call('HINCRBY', queues, stream, -gone) <= 0 then
-    redis.call('HDEL', queues, stream, stream .. '|now', stream .. '|at')
+    redis.call('HDEL', queues, stream, stream .. '|now')
     redis.call('DEL', base .. 'turns:' .. stream)
   end
   if redis.call('HINCRBY', base .. 'meta', 'queued', -gone) <= 0 then redis.call('HDEL', base .. 'meta', 'queued') end
@@ -68,10 +69,10 @@ function QUEUE.holds(base, task, h)
     and redis.call('ZSCORE', QUEUE.key(base, head.stream, head.tenant), task)
 end
 
--- Starts a task that has waited. Returns false where it does not wait any more. Raises before it writes anything.
+-- Starts a task that has waited. Returns its `cur`, or nil where it does not wait any more. Raises before it writes.
 function QUEUE.start(base, task)
   local v = redis.call('HMGET', base .. 'task:' .. task, 'status', 'cur', 'h', 'd', 'x', 'from')
-  if not v[1] or ENDED[v[1]] or v[2] ~= 'queue' then return false end
+  if not v[1] or ENDED[v[1]] or v[2] ~= 'queue' then return nil end
   local stream, agent, key = target_of(v[3])
   check_stream(base, stream)
   if key ~= '' then check_instance(base, agent .. '/' .. key) end
@@ -83,7 +84,7 @@ function QUEUE.start(base, task)
     entry = deliver(base, task, 'r', stream, agent, key, v[4], v[5])
   end
   redis.call('HSET', base .. 'task:' .. task, 'cur', entry)
-  return true
+  return entry
 end
 
 -- Weight, most open tasks and most tasks a second of a tenant; the last two are 0 where there is no limit.
@@ -93,15 +94,35 @@ function QUEUE.settings(base, tenant)
   return tonumber(weight or '1'), tonumber(open or '0'), tonumber(rate or '0')
 end
 
--- Moves waiting tasks onto a stream, in turn among tenants, until `want` of its entries are unread. However long the
--- stream is, one task moves each 100 ms: continuations of running tasks, which never wait, must not keep others out.
+-- Those of these entries that nobody has read. pcall: without its group nothing of a stream was read.
+function QUEUE.still_unread(base, stream, entries)
+  local ms, seq = 0, 0
+  for _, group in ipairs(redis.pcall('XINFO', 'GROUPS', base .. stream)) do
+    for i = 1, #group, 2 do
+      if group[i] == 'last-delivered-id' then ms, seq = string.match(group[i + 1], '^(%d+)-(%d+)$') end
+    end
+  end
+  local left = {}
+  for entry_ms, entry_seq in string.gmatch(entries, '(%d+)-(%d+)') do
+    local later = tonumber(entry_ms) - tonumber(ms)
+    if later > 0 or (later == 0 and tonumber(entry_seq) > tonumber(seq)) then left[#left + 1] = entry_ms .. '-' .. entry_seq end
+  end
+  return left
+end
+
+-- Moves waiting tasks onto a stream, in turn among tenants, until `want` of its entries are unread. Onto a longer stream
+-- one task moves each 100 ms, while few that moved so are unread: continuations of running tasks, which never wait, may
+-- keep it long for ever, and must not keep others out.
 function QUEUE.refill(base, stream, want, now)
-  local queues, turns = base .. 'queues', base .. 'turns:' .. stream
-  local v = redis.call('HMGET', queues, stream, stream .. '|at')
+  local queues, turns, past = base .. 'queues', base .. 'turns:' .. stream, nil
+  local v = redis.call('HMGET', queues, stream, stream .. '|at', stream .. '|past')
   if not v[1] then return end
   redis.call('HLEN', base .. 'tenants')
   local room = want - QUEUE.unread(base, stream)
-  if room < 1 and math.abs(now - tonumber(v[2] or '0')) >= QUEUE.STEP_MS then room = 1 end
+  if room < 1 and math.abs(now - tonumber(v[2] or '0')) >= QUEUE.STEP_MS then
+    past = QUEUE.still_unread(base, stream, v[3] or '')
+    if #past < QUEUE.PAST then room = 1 end
+  end
   local weights, gone, last = {}, 0, nil
   for _ = 1, room > 0 and room + QUEUE.LOOKS or 0 do
     local tenant, at = unpack(redis.call('ZRANGE', turns, 0, 0, 'WITHSCORES'))
@@ -109,9 +130,10 @@ function QUEUE.refill(base, stream, want, now)
     local key = QUEUE.key(base, stream, tenant)
     -- pcall: from here on nothing may raise, since tasks that have moved are counted at the end.
     local found = redis.pcall('ZRANGE', key, 0, 0)
-    local task, spent = found[1], found.err
+    local task, spent, moved = found[1], found.err, nil
     if task then
-      local done, moved = pcall(QUEUE.start, base, task)
+      local done
+      done, moved = pcall(QUEUE.start, base, task)
       spent = moved or not done
       redis.call('ZREM', key, task)
       if done then
@@ -127,10 +149,12 @@ function QUEUE.refill(base, stream, want, now)
     if spent then
       weights[tenant] = weights[tenant] or QUEUE.settings(base, tenant)
       last, room = at, room - 1
+      if past then past[#past + 1] = moved or '' end
       redis.call('ZADD', turns, text(tonumber(at) + math.floor(QUEUE.STRIDE / weights[tenant])), tenant)
     end
   end
   if last then redis.call('HSET', queues, stream .. '|now', text(tonumber(last)), stream .. '|at', text(now)) end
+  if past then redis.call('HSET', queues, stream .. '|past', table.concat(past, ' ')) end
   QUEUE.count_down(base, stream, gone)
 end
 

@@ -1,0 +1,102 @@
+"""With services as processes: a tenant's flood does not keep the lone task of another one waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import Keys
+from runtime_core.bus.namespace import connect
+from runtime_core.bus.values import NewTask
+from runtime_core.client import Client
+from tests.fleet import Fleet, PlainRedis, plain_redis, until
+from tests.servers.process import Server
+
+pytestmark = pytest.mark.timeout(300)
+
+FLOOD = 20_000
+OVERTAKEN = 1_000
+"""At most so many tasks of the flood may end while the lone task is under way: a second's worth, or less."""
+
+
+async def flood(url: str, namespace: str, count: int, tenant: str) -> None:
+    """Start tasks as fast as the broker takes them, without a reader for their answers."""
+    transport = await connect(url)
+    bus = EventBus(transport, Keys(namespace, 0))
+    try:
+        for start in range(0, count, 1000):
+            await asyncio.gather(
+                *(
+                    bus.submit(
+                        NewTask(f"{tenant}-{n}", "flood", f"{n}", "d", "echo", b"1", tenant=tenant, in_turn=True)
+                    )
+                    for n in range(start, min(count, start + 1000))
+                )
+            )
+    finally:
+        await transport.close()
+
+
+async def opened(redis: PlainRedis, namespace: str) -> int:
+    return int(await redis.zcard(f"{namespace}:{{0}}:open:flood"))
+
+
+async def test_a_lone_task_starts_behind_a_flood(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    async with (
+        plain_redis(valkey.port) as redis,
+        Fleet(valkey.url, namespace, tmp_path, replicas={"agent-handler": 1, "state-manager": 1}) as fleet,
+        Client.connect(valkey.url, namespace=namespace) as client,
+    ):
+        await (await client.submit("echo", "is everybody there?")).result(timeout=60)
+        fleet.pause("agent-handler-1")  # a flood needs no more than one submitter this way
+        await flood(valkey.url, namespace, FLOOD, "flood")
+        stream = f"{namespace}:{{0}}:agent"
+        assert int(await redis.xlen(stream)) < 500, "the work stream stays short"
+        fleet.resume("agent-handler-1")
+
+        async def under_way() -> bool:
+            return await opened(redis, namespace) < FLOOD - 500
+
+        await until(under_way, 60, "the flood is being worked on")
+        before, began = await opened(redis, namespace), time.monotonic()
+        answer = await (await client.submit("echo", "me too", tenant="lone")).result(timeout=60)
+        seconds, ended = time.monotonic() - began, before - await opened(redis, namespace)
+        print(f"the lone task was answered in {seconds:.3f} s, while {ended} others ended")
+        assert answer.value() == "me too"
+        assert ended <= OVERTAKEN, f"{ended} tasks of the flood went first, in {seconds:.1f} s"
+        assert int(await redis.xlen(stream)) < 500, "the work stream stays short"
+
+        async def done() -> bool:
+            return await opened(redis, namespace) == 0
+
+        await until(done, 200, "the flood ends")
+        assert not await redis.exists(f"{namespace}:{{0}}:turns:agent")
+
+
+async def test_no_kill_leaves_a_task_in_its_queue(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    async with (
+        plain_redis(valkey.port) as redis,
+        Fleet(valkey.url, namespace, tmp_path, replicas={"agent-handler": 2, "state-manager": 1}) as fleet,
+    ):
+        await fleet.ready()
+        await flood(valkey.url, namespace, 5_000, "flood")
+        for number in range(4):
+            left = await opened(redis, namespace)
+
+            async def went_on(left: int = left) -> bool:
+                return await opened(redis, namespace) < max(1, left - 200)
+
+            await until(went_on, 60, "the handlers work")
+            fleet.kill(f"agent-handler-{number % 2 + 1}")
+
+        async def done() -> bool:
+            return await opened(redis, namespace) == 0
+
+        await until(done, 200, "every task ends")
+        meta, queues = f"{namespace}:{{0}}:meta", f"{namespace}:{{0}}:queues"
+        assert await redis.hget(meta, "queued") is None
+        assert await redis.hget(queues, "agent") is None
