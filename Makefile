@@ -70,6 +70,7 @@ format: setup ## Format the code, fix what can be fixed by itself, write generat
 	$(RUN) ruff check --fix $(CODE)
 	$(RUN) docs.generate_events
 	$(RUN) docs.generate_metrics
+	$(RUN) docs.generate_acl
 	$(RUN) deploy.observability.dashboards
 
 check: setup ## Check format, lint, types and the import rule

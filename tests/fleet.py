@@ -113,8 +113,11 @@ class Fleet:
         environ: Mapping[str, str] | None = None,
         may_die: bool = False,
         commands: Mapping[str, Sequence[str]] | None = None,
+        urls: Mapping[str, str] | None = None,
     ) -> None:
-        """`replicas` is a number for all services, or one by service (others then run not at all).
+        """`urls` has the broker of a service, by its name, where that differs from `url`.
+
+        `replicas` is a number for all services, or one by service (others then run not at all).
 
         `commands` has what runs in place of a service, by its name: a module and its arguments.
 
@@ -127,6 +130,7 @@ class Fleet:
         self.trajectory_url = f"sqlite:///{folder / 'trajectory.db'}"
         self._may_die = may_die
         self._commands = dict(commands or {})
+        self._urls = dict(urls or {})
         counts = dict.fromkeys(SERVICES, replicas) if isinstance(replicas, int) else replicas
         self.members = {
             f"{service}-{number}": Member(f"{service}-{number}", service, folder / f"{service}-{number}.log")
@@ -215,6 +219,10 @@ class Fleet:
             os.kill(member.pid, signal.SIGCONT)
             self._end_pauses(member.pid, time.time())
         member.paused = False
+
+    def use_urls(self, urls: Mapping[str, str]) -> None:
+        """The brokers of services that start from now on, by service."""
+        self._urls = dict(urls)
 
     def run_instead(self, commands: Mapping[str, Sequence[str]]) -> None:
         """What processes that start from now on run in place of these services: a module and its arguments."""
@@ -335,7 +343,11 @@ class Fleet:
             member.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(TIED), str(os.getpid()), sys.executable, "-m", *command],
                 cwd=ROOT,
-                env={**self.environ, "WEFT_INSTANCE": member.name},
+                env={
+                    **self.environ,
+                    "WEFT_INSTANCE": member.name,
+                    "WEFT_REDIS_URL": self._urls.get(member.service, self.url),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

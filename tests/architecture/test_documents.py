@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from docs import generate_events, generate_metrics
+from docs import generate_acl, generate_events, generate_metrics
 from runtime_core import unknown_settings
 from runtime_core.bus.keys import Keys, ingress, namespace_settings
 from runtime_core.bus.library import FUNCTIONS
@@ -112,6 +112,13 @@ def test_the_page_of_metrics_is_what_the_code_says() -> None:
     written = generate_metrics.PAGE.read_text(encoding="utf-8")
     assert written == generate_metrics.page(), "docs/metrics.md is stale: run `python -m docs.generate_metrics`"
     assert first_cells(written) == {metric.name for metric in names.ALL}
+
+
+def test_the_users_of_the_broker_are_what_the_code_says() -> None:
+    stale = "run `python -m docs.generate_acl`"
+    assert generate_acl.PAGE.read_text(encoding="utf-8") == generate_acl.page(), f"docs/acl.md is stale: {stale}"
+    kept = generate_acl.IN_THE_CLUSTER.read_text(encoding="utf-8")
+    assert kept == generate_acl.in_the_cluster(), f"the cluster's Secret has other rules than the code: {stale}"
 
 
 def test_the_metrics_that_documents_name_exist() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
@@ -12,6 +12,7 @@ from runtime_core.bus.keys import Keys
 from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
 from runtime_core.bus.resp import RespTransport
 from runtime_core.bus.transport import Transport
+from tests.contracts import function_rights
 from tests.contracts.broker import Broker, Connect
 from tests.servers.containers import CONTAINERS, Containers, docker_is_here
 from tests.servers.matrix import MATRIX
@@ -105,3 +106,11 @@ async def bus(broker: Broker) -> EventBus:
 async def other(broker: Broker) -> EventBus:
     """A second owner on the same broker."""
     return await broker.owner()
+
+
+@pytest.fixture(autouse=True)
+def functions_stay_within_their_rights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`weft acl` gives users the rights that are read from the functions' source: no function may need more."""
+    beyond = function_rights.watch(monkeypatch)
+    yield
+    assert not beyond, f"runtime_core/acl/function_rights.py does not see what functions do: {sorted(beyond)}"

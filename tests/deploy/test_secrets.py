@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import importlib.util
 import json
@@ -20,6 +21,7 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from runtime_core.bus.namespace import connect, open_namespace
+from services.__main__ import services
 from tests.conftest import OwnServer
 from tests.deploy.kubectl import K8S
 from tests.servers.matrix import MATRIX
@@ -30,7 +32,7 @@ WRITES = "redis.call('SET', KEYS[1], '1') redis.call('XADD', KEYS[2], '*', 'a', 
 """Two writes, which stand in the append-only file as a transaction, as those of a function do."""
 Client = Any
 """A connection of redis-py, whose `execute_command` has no types."""
-URL = re.compile(r"redis://(\w+):([0-9a-f]{48})@redis:6379")
+URL = re.compile(r"redis://([\w-]+):([0-9a-f]{48})@redis:6379")
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +48,14 @@ def script() -> ModuleType:
 
 def test_passwords_are_new_each_time_and_fit_into_a_url(script: ModuleType) -> None:
     first, second = script.contents(), script.contents()
-    for key in ("redis-url", "redis-url-publisher"):
+    urls = [key for key in first if key.startswith("redis-url-")]
+    assert {f"redis-url-{service}" for service in services()} < set(urls)
+    for key in urls:
         found = URL.fullmatch(first[key])
         assert found is not None
         user, password = found.groups()
-        assert f"user {user} on #{hashlib.sha256(password.encode()).hexdigest()} " in first["users.acl"]
+        assert key == f"redis-url-{user}"
+        assert f"user {user} reset on #{hashlib.sha256(password.encode()).hexdigest()} " in first["users.acl"]
         assert password not in second["users.acl"] + second[key]
     assert not any(first[key] == second[key] for key in first if key != "scaler-username")
 
@@ -60,10 +65,9 @@ def users(script: ModuleType, own_valkey: Server) -> dict[str, Client]:
     """A connection for each user of the file, by a password that is the user's name."""
     first: Client
     with redis.Redis.from_url(own_valkey.url) as first:
-        for line in script.users_file(
-            {name: name for name in ("services", "publisher", "scaler", "admin")}
-        ).splitlines():
-            _, name, *rules = line.split()
+        for line in script.users_file({name: name for name in script.RULES}).splitlines():
+            _, name, rest = line.split(maxsplit=2)
+            rules = re.findall(r"\([^)]*\)|\S+", rest)
             if name != "default":
                 assert first.execute_command("ACL", "SETUSER", name, *rules) == b"OK"
         names = [name.decode() for name in first.execute_command("ACL", "USERS")]
@@ -85,9 +89,11 @@ def test_each_user_may_do_its_work_and_no_more(users: dict[str, Client]) -> None
         (scaler, ("XADD", "weft:tasks", "*", "a", "b")),
         (scaler, ("GET", "weft:settings")),
         (probe, ("XLEN", "weft:tasks")),
-        (users["services"], ("SET", "other", "1")),
-        (users["services"], ("CONFIG", "GET", "dir")),
-        (users["services"], ("FLUSHALL",)),
+        (users["state-manager"], ("HSET", "other", "f", "1")),
+        (users["state-manager"], ("CONFIG", "GET", "dir")),
+        (users["operator"], ("FLUSHALL",)),
+        (publisher, ("CLIENT", "PAUSE", "4000", "ALL")),
+        (scaler, ("CLIENT", "KILL", "USER", "state-manager")),
     ]
     for user, command in refused:
         with pytest.raises(redis.exceptions.NoPermissionError):
@@ -103,15 +109,15 @@ def test_a_restart_forgets_no_transaction_and_lets_nobody_in(
 ) -> None:
     """Servers read their append-only file as the user `default`, and leave out what that user may not do."""
     path = tmp_path / "users.acl"
-    path.write_text(script.users_file({name: name for name in ("services", "publisher", "scaler", "admin")}))
+    path.write_text(script.users_file({name: name for name in script.RULES}))
     server = own_server(kind, append="always", options=("--aclfile", str(path)))
     # After a restart it asks for a login before it says that it still reads its file.
     patient = Retry(ConstantBackoff(0.05), 1200)
     connection: Client
     with redis.Redis.from_url(
         server.url,
-        username="services",
-        password="services",
+        username="admin",
+        password="admin",
         retry=patient,
         retry_on_error=[redis.exceptions.BusyLoadingError],
     ) as connection:
@@ -124,9 +130,12 @@ def test_a_restart_forgets_no_transaction_and_lets_nobody_in(
                 connection.execute_command(*command)
 
 
-async def test_a_service_makes_its_namespace_with_its_user(users: dict[str, Client], own_valkey: Server) -> None:
+@pytest.mark.parametrize("service", services())
+async def test_a_service_makes_its_namespace_with_its_user(
+    users: dict[str, Client], own_valkey: Server, service: str
+) -> None:
     host = own_valkey.url.partition("://")[2]
-    transport = await connect(f"redis://services:services@{host}")
+    transport = await connect(f"redis://{service}:{service}@{host}")
     try:
         keys = await open_namespace(transport, "weft", 1)
         assert len(keys) == 1
@@ -134,6 +143,37 @@ async def test_a_service_makes_its_namespace_with_its_user(users: dict[str, Clie
         await transport.close()
     for user in users.values():
         user.close()
+
+
+OLD_USERS = """user default off resetpass sanitize-payload ~* &* +@all
+user services on #{services} ~weft:* resetchannels -@all +@read +@write
+user publisher on #{publisher} %W~weft:tasks resetchannels -@all +@connection +xadd
+user mine on #{mine} ~mine:* +@all
+"""
+
+
+def test_an_older_secret_gets_users_and_rights_and_keeps_its_passwords(script: ModuleType) -> None:
+    digests = {user: hashlib.sha256(user.encode()).hexdigest() for user in ("services", "publisher", "mine")}
+    old = {
+        "users.acl": OLD_USERS.format(**digests),
+        "redis-url": "redis://services:services@redis:6379",
+        "redis-url-publisher": "redis://publisher:publisher@redis:6379",
+        "ray-token": "token",
+    }
+    packed = {key: base64.b64encode(value.encode()).decode() for key, value in old.items()}
+    secret = script.added({"metadata": {"name": "weft"}, "data": packed})
+    new = {key: base64.b64decode(value).decode() for key, value in secret["data"].items()}
+    lines = {line.split()[1]: line for line in new["users.acl"].splitlines()}
+    assert {key: new[key] for key in old if key != "users.acl"} == {key: old[key] for key in old if key != "users.acl"}
+    # Old pods still sign in as the user that all shared, and somebody's own user stays as it is.
+    assert [lines[user] for user in ("services", "mine")] == OLD_USERS.format(**digests).splitlines()[1::2]
+    assert f"#{digests['publisher']} " in lines["publisher"]
+    assert "@connection" not in lines["publisher"]
+    password = URL.fullmatch(new["redis-url-agent-handler"])
+    assert password is not None
+    assert hashlib.sha256(password[2].encode()).hexdigest() in lines["agent-handler"]
+    assert set(lines) == {*script.RULES, "services", "mine"}
+    assert script.added(secret)["data"] == secret["data"], "a second time changes nothing"
 
 
 def test_a_secret_that_is_there_is_left_as_it_is(

@@ -96,6 +96,7 @@ BAD_VALUES = [
     Case("WEFT_LEASE", "3", "there is no such setting"),
     Case("WEFT_REDIS_URL", f"http://u:{SECRET}@host", "must be redis://host:port"),
     Case("WEFT_REDIS_URL", "memory://", "name a server"),
+    Case("WEFT_OPERATOR_REDIS_URL", f"http://u:{SECRET}@host", "must be redis://<user>"),
     # Of the URL itself.
     Case("WEFT_REDIS_URL", f"redis+socket://u:{SECRET}@host", "use redis, rediss", ONE),
     Case("WEFT_REDIS_URL", f"redis://u:{SECRET}@host:port", "number up to 65535", ONE),

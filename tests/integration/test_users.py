@@ -1,10 +1,10 @@
-"""Everything works under the users that the cluster's Secret makes, and programs outside publish with theirs."""
+"""Everything works under the users of `weft acl`, and programs outside publish with theirs."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -13,29 +13,53 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from runtime_core.acl.lines import DEFAULT_OFF, Target, find_users, lacking, rules, user_line
+from runtime_core.acl.users import USERS
 from runtime_core.client import Client
 from runtime_core.command.checks import CHECKS
+from runtime_core.errors import ServerError
 from tests.conftest import OwnServer
-from tests.fleet import ROOT, Fleet, PlainRedis, until
+from tests.fleet import ROOT, SERVICES, Fleet, PlainRedis, until
+from tests.servers.matrix import MATRIX
 from tests.servers.process import HOST, Server
 
 pytestmark = pytest.mark.timeout(300)
 
-USERS = ("services", "publisher", "scaler", "admin")
+SHOP = "shop"
+SERVICES_OF_BEFORE = (
+    "on >services ~weft:* ~*:answers* resetchannels -@all +@connection +@read +@write +@scripting -@dangerous +info"
+    " +time +wait +waitaof"
+)
+"""The rules that all services shared once."""
 ELSEWHERE = "sqlite:////no/such/folder/trajectory.db"
-SECRET = ROOT / "deploy" / "k8s" / "base" / "secrets" / "make_secrets.py"
 
 
-@pytest.fixture
-def broker(own_server: OwnServer, tmp_path: Path) -> Server:
-    """A server that reads the Secret's `users.acl`, of the kind that the cluster runs; passwords are users' names."""
+@pytest.fixture(params=MATRIX)
+def broker(request: pytest.FixtureRequest, own_server: OwnServer, tmp_path: Path) -> Server:
+    """A server that reads the file of users that `weft acl` prints; passwords are users' names."""
+    kind: str = request.param
+    target = Target(lacks=lacking(kind.replace("-8.0", "-8").replace("-8.1", "-8")))
+    users = find_users(USERS, [SHOP])
+    lines = [user_line(user, target, [hashlib.sha256(user.name.encode()).hexdigest()]) for user in users]
     file = tmp_path / "users.acl"
-    file.write_text(runpy.run_path(str(SECRET))["users_file"]({user: user for user in USERS}))
-    return own_server("redis-8.0", options=("--aclfile", str(file)))
+    file.write_text("\n".join([*lines, DEFAULT_OFF, ""]))
+    return own_server(kind, options=("--aclfile", str(file)))
 
 
 def as_user(broker: Server, user: str) -> str:
     return f"redis://{user}:{user}@{HOST}:{broker.port}"
+
+
+def as_services(broker: Server) -> dict[str, str]:
+    return {service: as_user(broker, service) for service in SERVICES}
+
+
+async def refused(broker: Server) -> set[tuple[str, str]]:
+    """What the server has refused to whom, but for a setting that the operator may not see and need not."""
+    admin: PlainRedis
+    async with Redis.from_url(as_user(broker, "admin"), protocol=2) as admin:
+        found = {(each["username"], each["object"]) for each in await admin.acl_log()}
+    return found - {("operator", "config|get")}
 
 
 async def doctor(fleet: Fleet, **environ: str) -> dict[str, Any]:  # Any: JSON
@@ -51,15 +75,44 @@ def weft(fleet: Fleet, *arguments: str, **environ: str) -> subprocess.CompletedP
     )  # fmt: skip
 
 
-async def test_services_commands_and_publishers_have_the_rights_they_need(broker: Server, tmp_path: Path) -> None:
+async def test_everyone_does_its_whole_work_as_its_own_user(broker: Server, tmp_path: Path) -> None:
     folder = tmp_path / "fleet"
-    async with Fleet(as_user(broker, "services"), "weft", folder) as fleet:
+    async with Fleet(as_user(broker, "operator"), "weft", folder, urls=as_services(broker)) as fleet:
         await _commands(fleet)
         await _publishers(broker, fleet)
+        assert await refused(broker) == set()
+        with pytest.raises(ServerError, match="NOPERM"):
+            async with Client.connect(as_user(broker, SHOP), namespace="weft") as client:
+                await client.submit("echo", "x")
     # The services are gone: nobody is there who could have the trajectories elsewhere.
     found = await doctor(fleet, WEFT_TRAJECTORY_URL=ELSEWHERE)
     [about] = [check for check in found["checks"] if check["check"] == "trajectories"]
     assert (about["ok"], about["remedy"].split(",")[0]) == (False, "start a trajectory-recorder")
+
+
+async def test_a_fleet_goes_over_from_the_one_user_of_before(own_server: OwnServer, tmp_path: Path) -> None:
+    """Old processes keep the user `services` while new ones come with their own: no task is lost between them."""
+    server = own_server("redis-8.0")
+    admin: PlainRedis
+    async with Redis.from_url(server.url, protocol=2) as admin:
+        await admin.execute_command("ACL", "SETUSER", "services", *SERVICES_OF_BEFORE.split())
+        for user in find_users(USERS, []):
+            digest = hashlib.sha256(user.name.encode()).hexdigest()
+            await admin.execute_command("ACL", "SETUSER", user.name, *rules(user, Target(), [digest]))
+    async with (
+        Fleet(as_user(server, "services"), "weft", tmp_path / "fleet") as fleet,
+        Client.connect(as_user(server, "client"), namespace="weft") as client,
+    ):
+        tasks = [await client.submit("echo", number) for number in range(10)]
+        fleet.use_urls(as_services(server))
+        for name in fleet.names():
+            tasks.append(await client.submit("echo", name))
+            await fleet.replace(name)
+        async with Redis.from_url(server.url, protocol=2) as admin:
+            await admin.execute_command("ACL", "DELUSER", "services")
+        tasks += [await client.submit("echo", number) for number in range(10)]
+        assert {(await task.result(timeout=60)).status for task in tasks} == {"completed"}
+        assert await refused(server) == set()
 
 
 async def _commands(fleet: Fleet) -> None:
@@ -100,7 +153,7 @@ async def _publishers(broker: Server, fleet: Fleet) -> None:
         await publisher.xadd("weft:tasks", {"data": json.dumps(event)})
     scaler: PlainRedis
     async with (
-        Client.connect(as_user(broker, "services"), namespace="weft") as client,
+        Client.connect(as_user(broker, "client"), namespace="weft") as client,
         Redis.from_url(as_user(broker, "scaler"), protocol=2) as scaler,
     ):
 

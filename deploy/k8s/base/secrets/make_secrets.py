@@ -2,10 +2,15 @@
 
 `kubectl apply -k` cannot make a password, and none belongs into a repository. A Secret that is there already is left
 as it is, so that the user's own counts, and a second apply changes nothing. The standard library is all it needs.
+
+    kubectl get secret weft -o json | python3 make_secrets.py add | kubectl apply -f -
+
+adds users and keys that an older Secret lacks, and gives the others today's rights; every password stays.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -23,47 +28,62 @@ BROKER = os.environ.get("BROKER", "redis:6379")
 PREFIX = os.environ.get("NAMESPACE_OF_KEYS", "weft")
 TRIES = 30
 
-SERVICES = (
-    "resetchannels -@all +@connection +@read +@write +@scripting -@dangerous +info +time +wait +waitaof +cluster|slots"
-    " +cluster|shards"
-)
+RULES: dict[str, str] = json.loads(Path(__file__).with_name("users.json").read_text(encoding="utf-8"))
+"""The rights of each user, which `python -m docs.generate_acl` writes."""
+WITHOUT_SECRET = ("default", "probe")
+"""Nobody can be `default`, who has every right: the server reads its append-only file as this user."""
+WITH_URL = (
+    "agent-handler", "tool-handler", "state-manager", "trajectory-recorder", "ray-gateway", "spark-gateway",
+    "operator", "client", "runtime", "publisher",
+)  # fmt: skip
+WITH_PASSWORD = {"scaler": "scaler-password", "metrics": "metrics-password", "admin": "admin-password"}
 
 
 def users_file(passwords: dict[str, str]) -> str:
     """The broker's users, as its `aclfile`: passwords by their SHA-256 only, so that the file may be read."""
-    digest = {user: hashlib.sha256(password.encode()).hexdigest() for user, password in passwords.items()}
-    return "\n".join(
-        (
-            # Nobody can be this user, who has every right all the same: the server reads its append-only file as this
-            # user, and drops in silence, from the file's transactions and functions, what it may not do.
-            "user default off resetpass sanitize-payload ~* &* +@all",
-            f"user services on #{digest['services']} ~{PREFIX}:* ~*:answers* {SERVICES}",
-            # It may append to the stream of commands, and nothing else.
-            f"user publisher on #{digest['publisher']} %W~{PREFIX}:tasks resetchannels -@all +@connection +xadd",
-            # What an autoscaler reads: how much waits on a stream.
-            f"user scaler on #{digest['scaler']} %R~{PREFIX}:* resetchannels -@all +@connection +info"
-            " +xinfo|groups +xinfo|stream +xlen +xpending",
-            f"user admin on #{digest['admin']} ~* &* +@all",
-            # Its password is no secret: it may ask whether the server is there.
-            "user probe on >probe resetchannels -@all +ping",
-            "",
-        )
-    )
+    return "\n".join([*(line(user, passwords.get(user, "")) for user in RULES), ""])
+
+
+def line(user: str, password: str) -> str:
+    """One user of the file."""
+    rules = RULES[user].replace("~weft:", f"~{PREFIX}:")
+    if user in WITHOUT_SECRET:
+        return f"user {user} {rules}"
+    return f"user {user} {rules.replace('reset on', f'reset on #{hashlib.sha256(password.encode()).hexdigest()}', 1)}"
 
 
 def contents() -> dict[str, str]:
     """Every key of the Secret."""
-    passwords = {user: secrets.token_hex(24) for user in ("services", "publisher", "scaler", "admin")}
+    passwords = {user: secrets.token_hex(24) for user in RULES if user not in WITHOUT_SECRET}
     return {
         "users.acl": users_file(passwords),
-        "redis-url": f"redis://services:{passwords['services']}@{BROKER}",
-        "redis-url-publisher": f"redis://publisher:{passwords['publisher']}@{BROKER}",
+        **{f"redis-url-{user}": f"redis://{user}:{passwords[user]}@{BROKER}" for user in WITH_URL},
         "scaler-username": "scaler",
-        "scaler-password": passwords["scaler"],
-        "admin-password": passwords["admin"],
+        **{key: passwords[user] for user, key in WITH_PASSWORD.items()},
         "grafana-password": secrets.token_hex(16),
         "ray-token": secrets.token_hex(24),
     }
+
+
+def added(secret: dict[str, object]) -> dict[str, object]:
+    """A Secret of the cluster with the keys and users that it lacks. Its passwords and other users stay."""
+    data = secret["data"]
+    assert isinstance(data, dict)
+    kept = {key: base64.b64decode(value).decode() for key, value in data.items()}
+    fresh = contents()
+    old = {each.split()[1]: each for each in kept["users.acl"].splitlines() if each.startswith("user ")}
+    new = {each.split()[1]: each for each in fresh["users.acl"].splitlines()}
+    for user, rules in new.items():
+        digests = [word for word in old.get(user, "").split() if word.startswith("#")]
+        if digests:
+            words = rules.split()
+            new[user] = " ".join([word if not word.startswith("#") else " ".join(digests) for word in words])
+    for user in old.keys() & set(WITH_URL):
+        # Somebody's own key may name it otherwise; its password is not known here.
+        fresh.pop(f"redis-url-{user}")
+    lines = [*new.values(), *(each for user, each in old.items() if user not in new), ""]
+    merged = {**fresh, **kept, "users.acl": "\n".join(lines)}
+    return {**secret, "data": {key: base64.b64encode(value.encode()).decode() for key, value in merged.items()}}
 
 
 def create() -> str:
@@ -101,6 +121,9 @@ def create() -> str:
 
 
 def main() -> int:
+    if sys.argv[1:] == ["add"]:
+        json.dump(added(json.load(sys.stdin)), sys.stdout)
+        return 0
     for tried in range(1, TRIES + 1):
         try:
             print(f"the Secret {NAME!r} {create()}")

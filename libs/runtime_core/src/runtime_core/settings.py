@@ -49,6 +49,8 @@ class Settings:
     """`sqlite:///path` or `postgresql://…`. Default: a SQLite file in `data_dir`."""
     redis_url: str | None = None
     """None: no broker was named (`weft up` starts one of its own)."""
+    operator_redis_url: str | None = None
+    """The broker with the user of `weft` commands, where that of the service beside them may do less."""
     namespace: str = "weft"
     partitions: int = 1
     metrics_host: str = "127.0.0.1"
@@ -140,6 +142,9 @@ class Settings:
             or f"sqlite:///{data_dir / 'trajectory.db'}",
             redis_url=read.matching(
                 "WEFT_REDIS_URL", REDIS_URL, "redis://host:port, rediss://…, unix:///path or memory://"
+            ),
+            operator_redis_url=read.matching(
+                "WEFT_OPERATOR_REDIS_URL", REDIS_URL, "redis://<user>:<password>@host:port or rediss://…"
             ),
             namespace=read.name("WEFT_NAMESPACE") or cls.namespace,
             partitions=read.whole("WEFT_PARTITIONS", 1, 1024, cls.partitions),

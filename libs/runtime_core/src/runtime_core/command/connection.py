@@ -50,7 +50,7 @@ def read_settings() -> Settings:
 
 def broker_url(settings: Settings) -> str:
     """The broker that was named, or the one of a `weft up` on this data folder. Raises ConfigurationError."""
-    url = settings.redis_url or find_endpoint(settings.data_dir)
+    url = settings.operator_redis_url or settings.redis_url or find_endpoint(settings.data_dir)
     if url is None:
         raise ConfigurationError(
             f"no broker: start one with `weft up`, or set WEFT_REDIS_URL (no server runs for the data folder "

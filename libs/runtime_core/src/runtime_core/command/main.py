@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from runtime_core.command import dead, doctor, lag, publisher, schedule, submit, task, tenant, trajectory
+from runtime_core.command import acl, dead, doctor, lag, publisher, schedule, submit, task, tenant, trajectory
 from runtime_core.errors import ConfigurationError, WeftError
 
 USED_WRONGLY = 2
@@ -54,6 +54,7 @@ def build() -> typer.Typer:
     app.add_typer(dead.group(), name="dead")
     lag.register(app)
     doctor.register(app)
+    acl.register(app)
     return app
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable
 from typing import cast
 
@@ -22,6 +23,9 @@ from runtime_core.trajectory.shortening import ToldLists
 
 logger = logging.getLogger(__name__)
 
+LIBRARY_SECONDS = 30.0
+"""How long a process without the right to load functions waits for one that has it."""
+LIBRARY_LOOK_SECONDS = 0.1
 INSIST_SECONDS = 30.0
 """How long a process keeps the outcome of finished work while the broker cannot store it."""
 
@@ -93,8 +97,21 @@ class Partition:
                 raise ServerError(
                     "OOM: the broker's memory is full, and this release's functions are not loaded: raise maxmemory"
                 ) from error
-            if "already exists" not in str(error):
+            if str(error).startswith("NOPERM"):
+                await self._wait_for_library(error)
+            elif "already exists" not in str(error):
                 raise
+
+    async def _wait_for_library(self, refused: ServerError) -> None:
+        """Wait for somebody who may load functions: this user may not, since others run them with more rights."""
+        deadline = time.monotonic() + LIBRARY_SECONDS
+        while not await self.transport.call("FUNCTION", "LIST", "LIBRARYNAME", self._library.name):
+            if time.monotonic() >= deadline:
+                raise ServerError(
+                    f"NOPERM: this release's functions are not on the broker, and this user may not load them"
+                    f" ({refused}): start a state-manager or a trajectory-recorder of this release"
+                ) from refused
+            await asyncio.sleep(LIBRARY_LOOK_SECONDS)
 
     async def make_groups(self, group_streams: Iterable[str]) -> None:
         """Make the groups of these work streams and of the record stream, from 0: never from `$`."""

@@ -1,0 +1,104 @@
+"""The commands and keys that each function of the bus may use, read from its Lua source.
+
+A server checks the caller's rights inside a function too. A function that lacks one right stops halfway, and nothing
+is rolled back, so the answer errs on the high side: every command and key that any helper within reach names.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from runtime_core.bus.library import FUNCTIONS, SHARED
+
+STREAMS = ("agent", "tool", "ray", "spark")
+"""Work streams; each may have pools, as in `tool:gpu`."""
+READING = frozenset(
+    (
+        "EXISTS", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HSCAN", "HVALS", "LLEN", "LRANGE", "XINFO",
+        "XLEN", "XPENDING", "XRANGE", "XREAD", "XREVRANGE", "ZCARD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZSCORE",
+    )
+)  # fmt: skip
+"""Commands of functions that change nothing."""
+
+_COMMENT = re.compile(r"--[^\n]*")
+_FUNCTION = re.compile(r"^local function (\w+)\((?:[^\n]*\bend$|.*?^end$)", re.MULTILINE | re.DOTALL)
+_WORD = re.compile(r"\w+")
+_CALL = re.compile(r"redis\.p?call\('(\w+)'(?:, '([A-Z]+)')?")
+_KEY = re.compile(r"(?:base|keys\[1\]) \.\. '([\w:]+)'")
+_READ = re.compile(r"redis\.p?call\('(\w+)', (?:'[A-Z]+', )?(?:base|keys\[1\]) \.\. '([\w:]+)'")
+_OTHER_KEY = re.compile(r"(?:base|keys\[1\]) \.\. (?!')")
+_SUBCOMMANDS = ("XGROUP", "XINFO")
+
+_UNNAMED = {
+    "idle": ("agents", "tools", "engines", "asks", "replies"),
+    "release": ("mail:", "nest:"),
+    "stream_by_manifest": ("agents", "tools"),
+}
+"""Keys that a function or helper makes from variables."""
+OWN_STREAMS = ("adopt", "leave", "mark_started")
+"""Functions whose only keys of that kind are the streams that their caller serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionRights:
+    """The least that a caller needs; keys are named by what follows the partition's base, as in `task:`."""
+
+    commands: frozenset[str]
+    """In the words of ACL rules, as in `hget` and `xgroup|create`."""
+    reads: frozenset[str]
+    """Keys that it only reads."""
+    writes: frozenset[str]
+    """Keys that it may write."""
+
+
+@cache
+def function_rights(name: str) -> FunctionRights:
+    """What `name` needs, itself and through its helpers."""
+    reached = _within_reach(name)
+    text = "\n".join(reached.values())
+    commands = frozenset(
+        f"{command}|{sub}".lower() if command in _SUBCOMMANDS else command.lower()
+        for command, sub in _CALL.findall(text)
+    )
+    mentions = _KEY.findall(text)
+    read_only = [key for command, key in _READ.findall(text) if command in READING]
+    reads = {key for key in mentions if mentions.count(key) == read_only.count(key)}
+    writes = set(mentions) - reads
+    if name not in OWN_STREAMS and _OTHER_KEY.search(text):
+        writes.update(STREAMS)
+    for helper in reached.keys() & _UNNAMED.keys():
+        writes.update(_UNNAMED[helper])
+    reads -= writes
+    return FunctionRights(commands, frozenset(reads), frozenset(writes))
+
+
+def _within_reach(name: str) -> dict[str, str]:
+    """The source of a function's file and of every helper that it names, and so on, by name."""
+    helpers = _helpers()
+    found: dict[str, str] = {}
+    waiting = [name]
+    while waiting:
+        reached = waiting.pop()
+        if reached in found:
+            continue
+        found[reached] = text = helpers.get(reached) or _source(reached)
+        # A function may stand on another one, which it then calls.
+        waiting += [
+            word for word in _WORD.findall(text) if word in helpers or (word in FUNCTIONS and f"{word}(" in text)
+        ]
+    return found
+
+
+@cache
+def _helpers() -> dict[str, str]:
+    """What all functions share, by name."""
+    return {match[1]: match[0] for shared in SHARED for match in _FUNCTION.finditer(_source(shared))}
+
+
+@cache
+def _source(name: str) -> str:
+    text = (files("runtime_core.bus") / "functions" / f"{name}.lua").read_text("utf-8")
+    return _COMMENT.sub("", text)

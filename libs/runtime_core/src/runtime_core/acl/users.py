@@ -1,0 +1,335 @@
+"""The broker's users: one table, from which `weft acl`, the cluster's Secret and the documents are made.
+
+Keys are named by what follows `<namespace>:{<partition>}:`. A name that ends with `:` has ids behind it, and a work
+stream stands for its pools too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime_core.acl.function_rights import STREAMS, function_rights
+from runtime_core.bus.library import FUNCTIONS
+
+ALWAYS = frozenset({"auth", "hello", "quit", "reset"})
+"""What a server lets everybody do, signed in or not."""
+
+CONNECTION = ("ping", "client|id", "client|setname", "client|setinfo")
+ROUTING = ("command", "cluster|shards", "cluster|slots")
+"""What client libraries of a Cluster ask before they send anything: static tables, and where slots are."""
+
+_OWN_STREAM = (
+    "xack", "xclaim", "xdel", "xgroup|create", "xgroup|createconsumer", "xgroup|delconsumer", "xinfo|consumers",
+    "xinfo|groups", "xpending", "xrange", "xreadgroup",
+)  # fmt: skip
+"""What a consumer may do with the streams that it serves, and with no other."""
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Commands, with the keys outside of partitions or in them that they may be used on.
+
+    Keys are written as in ACL rules, with `{namespace}` and `{base}` (a partition's) in them.
+    """
+
+    commands: tuple[str, ...]
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class User:
+    """One line of the table."""
+
+    name: str
+    can: str
+    """What it is for, in one sentence."""
+    cannot: str
+    """What somebody who has its password still cannot do."""
+    functions: tuple[str, ...] = ()
+    across_partitions: tuple[str, ...] = ()
+    """Functions that it calls where a namespace has several partitions."""
+    commands: tuple[str, ...] = ()
+    """Commands that it sends itself."""
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+    """Commands that its functions run only with arguments that it does not give."""
+    serves: tuple[str, ...] = ()
+    """Work streams whose entries it takes. Other streams it may append to, where its functions do."""
+    leads: tuple[str, ...] = ()
+    grants: tuple[Grant, ...] = ()
+    loads_functions: bool = False
+    """Whether it may load functions, which others then run with rights of their own."""
+    waits_for_durability: bool = False
+    connection: tuple[str, ...] = CONNECTION
+    """Commands about its own connection."""
+    everything: bool = False
+    """Every right there is."""
+    public_password: str = ""
+    """A password that is no secret."""
+
+    def called(self, partitions: int) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.functions + (self.across_partitions if partitions > 1 else ())))
+
+    def root_commands(self, partitions: int) -> list[str]:
+        """Commands that it may use on all of its keys."""
+        found = set(self.commands)
+        for name in self.called(partitions):
+            found |= function_rights(name).commands
+        if self.functions:
+            found |= {"fcall", "function|list", "info", "time", "hget", "hmget"}
+        if self.loads_functions:
+            found.add("function|load")
+        if self.waits_for_durability:
+            found |= {"wait", "waitaof"}
+        found -= {*(_OWN_STREAM if self.serves else ()), *self.never}
+        return sorted(found | set(self.connection))
+
+    def keys(self, partitions: int) -> tuple[list[str], list[str]]:
+        """Keys of a partition that it reads only, and those that it writes too: the most used first."""
+        reads, writes = set(self.reads), set(self.writes)
+        for name in self.called(partitions):
+            rights = function_rights(name)
+            reads |= rights.reads
+            writes |= rights.writes
+        if "leader:" in writes:
+            writes -= {"leader:", "leader:admit"}
+            writes |= {f"leader:{role}" for role in self.leads}
+        elif "leader:admit" in writes:
+            # Only an admitter names the epoch under which a submit is checked against this key.
+            writes.discard("leader:admit")
+        writes |= set(self.serves)
+        return sorted(reads - writes, key=_often_used), sorted(writes, key=_often_used)
+
+    def selectors(self) -> list[Grant]:
+        """Commands that it may use on some keys only."""
+        found = []
+        if self.serves:
+            own = tuple(pattern for stream in self.serves for pattern in (f"~{{base}}{stream}", f"~{{base}}{stream}:*"))
+            found += [Grant(_OWN_STREAM, own), Grant(("xrange",), ("%R~{base}unheard",))]
+        if self.functions:
+            # A group of the record stream is made again by whoever finds it missing; namespaces likewise.
+            if self.serves:
+                found.append(Grant(("xgroup|create", "xinfo|groups"), ("~{base}record",)))
+            found.append(Grant(("hsetnx",), ("~{namespace}:settings",)))
+        return found + list(self.grants)
+
+
+KEYS = tuple(
+    sorted(
+        {"functions", "leader:admit", "leader:keep", "leader:record", "manifests"}
+        | {key for name in FUNCTIONS for key in function_rights(name).reads | function_rights(name).writes}
+        - {"leader:"}
+    )
+)
+"""Every key of a partition."""
+
+_USED_OFTEN = ("task:", "alive", "agent", "tool", "meta", "run:", "record", "out:", "inst:", "timers", "interleaved")
+
+
+def _often_used(key: str) -> tuple[int, str]:
+    """A server compares a key with one pattern after the other: what is used most stands first."""
+    return (_USED_OFTEN.index(key) if key in _USED_OFTEN else len(_USED_OFTEN), key)
+
+
+_CONSUMER = ("adopt", "beat", "dead_letter", "leave", "promote", "retry", "subscribe")
+_CALLED = ("commit_call", "progress")
+_SUBMITS = ("claim", "refuse", "submit", "unclaim")
+_CLIENT = (
+    *_SUBMITS, "cancel", "create_node", "erase", "fork", "idle", "node", "publish", "put_state", "schedule", "signal",
+    "subscribe", "touch", "unsubscribe", "watch", "withdraw",
+)  # fmt: skip
+_TURNS = ("ask", "begin_call", "begin_turn", "commit_turn", "emit", "load", "record", "settle_call", "stream")
+_ANNOUNCED = ("agents", "enders", "functions", "interleaved", "manifests", "tools", "topics")
+_HANDLER_COMMANDS = (
+    "hdel", "hexists", "hgetall", "hkeys", "hset", "hsetnx", "hvals", "xadd", "xlen", "zrange",
+)  # fmt: skip
+_HANDLER_READS = ("places", "run:", "stopped", "task:", "unheard")
+_HANDLER_WRITES = (*_ANNOUNCED, "dead", "quarantine", "started")
+_NO_HANDLER_CAN = (
+    "take or read the work of another service, read dead letters or the record, change settings or schedules, lead, "
+    "load functions, list keys"
+)
+_ADMITS = Grant(
+    ("xack", "xadd", "xautoclaim", "xclaim", "xdel", "xgroup|create", "xinfo|groups", "xlen", "xpending", "xrange",
+     "xreadgroup"),
+    ("~{namespace}:tasks", "~{namespace}:tasks:*"),
+)  # fmt: skip
+_CLIENT_COMMANDS = (
+    "del", "exists", "expire", "hexists", "hgetall", "hkeys", "hvals", "xadd", "xgroup|create", "xinfo|groups",
+    "xinfo|stream", "xlen", "xpending", "xrange", "xread", "xrevrange", "xtrim", "zcard", "zcount", "zrange",
+    "zrangebyscore", "zscore",
+)  # fmt: skip
+_CLIENT_READS = (
+    *_ANNOUNCED, "alive", "engines", "group:", "index", "inst:", "leader:admit", "node:", "nodes:", "out:", "places",
+    "run:", "scheduled", "schedules", "states", "stopped", "task:", "topics", "unheard",
+)  # fmt: skip
+
+
+def _handler(name: str, can: str, stream: str, functions: tuple[str, ...]) -> User:
+    return User(
+        name,
+        can,
+        _NO_HANDLER_CAN,
+        functions=(*_CONSUMER, *functions),
+        across_partitions=_SUBMITS,
+        commands=_HANDLER_COMMANDS,
+        reads=_HANDLER_READS,
+        writes=_HANDLER_WRITES,
+        serves=(stream,),
+    )
+
+
+SERVICES = (
+    _handler("agent-handler", "runs turns of agents: takes work from `agent` streams and commits it", "agent", _TURNS),
+    _handler(
+        "tool-handler",
+        "runs tools: takes calls from `tool` streams and commits their results",
+        "tool",
+        (*_CALLED, "mark_started"),
+    ),
+    *(
+        _handler(
+            f"{engine}-gateway",
+            f"runs engine steps: takes them from `{engine}` streams and commits their results",
+            engine,
+            (*_CALLED, "announce_engine"),
+        )
+        for engine in ("ray", "spark")
+    ),
+    User(
+        "state-manager",
+        "admits commands, relays answers, keeps timers, sweeps, measures",
+        "take work, read or write other namespaces (other than appending to `…:answers…`), change the server",
+        functions=(
+            "answered", "beat", "cancel", "claim", "due_requests", "expire_call", "gateways", "lead", "leave",
+            "publish", "refuse", "repeat_request", "schedule", "signal", "submit", "subscribe", "survey", "touch",
+            "trim", "unclaim", "unsubscribe",
+        ),
+        commands=(
+            "exists", "hdel", "hexists", "hgetall", "hincrby", "hkeys", "hset", "hvals", "lrange", "lrem", "xadd",
+            "xdel", "xgroup|create", "xgroup|setid", "xinfo|consumers", "xinfo|groups", "xinfo|stream", "xlen",
+            "xpending", "xrange", "xread", "xrevrange", "zadd", "zcard", "zcount", "zmscore", "zrange",
+            "zrangebyscore", "zrem", "zscore",
+        ),
+        reads=(*_ANNOUNCED, "gateways", "leader:record", "places", "run:"),
+        writes=(
+            "asks", "dead", "engines", "index", "meta", "quarantine", "record", "replies", "requests", "scheduled",
+            "schedules", "seen", "seenq", "timers", *STREAMS,
+        ),
+        never=("xclaim",),  # of `leave`: it holds no work
+        leads=("admit", "keep"),
+        grants=(_ADMITS, Grant(("xadd",), ("%W~*:answers*",))),
+        loads_functions=True,
+        waits_for_durability=True,
+    ),
+    User(
+        "trajectory-recorder",
+        "copies the record stream into the trajectory store",
+        "read or write tasks, take work, append to any stream",
+        functions=("beat", "lead", "leave", "trim"),
+        commands=("xgroup|create", "xgroup|setid", "xinfo|groups", "xinfo|stream", "xrange", "xread", "xrevrange"),
+        writes=("record",),
+        never=("xclaim", "xpending"),  # of `leave`: it holds no work
+        leads=("record",),
+        loads_functions=True,
+    ),
+)  # fmt: skip
+"""The services: each has a user of its own name."""
+
+OPERATOR = User(
+    "operator",
+    "runs the command `weft`: looks at everything in the namespace, cancels, answers, repairs, redrives",
+    "change the server or its users, disconnect or pause clients, write outside of the namespace",
+    functions=(*_CLIENT, "drop_letter", "gateways", "redrive", "repair", "survey"),
+    commands=(
+        *_CLIENT_COMMANDS, "command|info", "function|delete", "llen", "lrange", "scan", "type", "xinfo|consumers",
+        "zrevrange",
+    ),
+    reads=KEYS,
+    writes=("reply:",),
+    grants=(
+        Grant(("xadd", "xinfo|groups", "xinfo|consumers", "xlen", "xpending", "xrange"),
+              ("~{namespace}:tasks", "~{namespace}:tasks:*")),
+        Grant(("xgroup|create",), ("~{base}record",)),
+    ),
+    loads_functions=True,
+    waits_for_durability=True,
+)  # fmt: skip
+CLIENT = User(
+    "client",
+    "is a trusted program with the Python client: submits, reads results and streams, cancels, answers, schedules",
+    "take work, load functions, list keys, change the server or its users",
+    functions=_CLIENT,
+    commands=_CLIENT_COMMANDS,
+    reads=_CLIENT_READS,
+    writes=("reply:",),
+    grants=(Grant(("xgroup|create", "xrange"), ("~{base}record",)),),
+    waits_for_durability=True,
+)
+RUNTIME = User(
+    "runtime",
+    "is a trusted program that also hosts agents itself: `Runtime`, AutoGen, runners on Ray",
+    "write outside of the namespace, change the server or its users",
+    functions=(*_CLIENT, *_CONSUMER, *_TURNS, *_CALLED, "expire_call", "gateways", "lead", "mark_started", "trim"),
+    commands=(
+        *_CLIENT_COMMANDS, "hdel", "hset", "hsetnx", "lrange", "lrem", "scan", "xack", "xgroup|createconsumer",
+        "xgroup|setid", "xreadgroup", "zadd", "zrem",
+    ),
+    reads=_CLIENT_READS,
+    writes=(*_ANNOUNCED, "dead", "index", "quarantine", "record", "reply:", "seen", "seenq", "started", *STREAMS),
+    leads=("admit", "keep"),
+    loads_functions=True,
+    waits_for_durability=True,
+)  # fmt: skip
+PUBLISHER = User(
+    "publisher",
+    "is a trusted program in any language that appends commands to `{namespace}:tasks`, for one trust domain",
+    "read anything, delete keys or entries, pause or disconnect clients. It can trim the commands of others with "
+    "`MAXLEN` and end the stream with the greatest id: do not give it to tenants",
+    commands=ROUTING,
+    grants=(Grant(("xadd",), ("%W~{namespace}:tasks",)),),
+)
+SCALER = User(
+    "scaler",
+    "reads how much waits on the streams, for KEDA",
+    "read an entry or any other key, write anything, pause or disconnect clients",
+    commands=(*ROUTING, "info"),
+    grants=(
+        Grant(
+            ("xinfo|groups", "xlen", "xpending"),
+            ("%R~{namespace}:tasks", *(f"%R~{{base}}{stream}{end}" for stream in STREAMS for end in ("", ":*"))),
+        ),
+    ),
+)
+METRICS = User(
+    "metrics",
+    "reads the server's own figures, for an exporter of Redis metrics",
+    "touch any key, see what clients send, change anything",
+    commands=("cluster|info", "info", "latency|histogram", "latency|latest", "slowlog|len"),
+)
+PROBE = User(
+    "probe",
+    "asks whether the server is there; its password is no secret",
+    "do anything else",
+    connection=("ping",),
+    public_password="probe",  # noqa: S106 - it is no secret
+)
+ADMIN = User("admin", "is for people and for Redis Cluster's own joins", "", everything=True)
+
+USERS = {user.name: user for user in (*SERVICES, OPERATOR, CLIENT, RUNTIME, PUBLISHER, SCALER, METRICS, PROBE, ADMIN)}
+"""All of them, by name. The user `default` is not among them: see lines.py."""
+
+
+def own_publisher(name: str) -> User:
+    """A publisher that is not trusted: an ingress stream of its own, and streams for its answers."""
+    return User(
+        name,
+        f"appends commands to `{{namespace}}:tasks:{name}`, and reads and tidies its answers in `{name}:answers…`",
+        "touch commands, answers or tasks of others. What it does to its own stream harms only itself",
+        commands=ROUTING,
+        grants=(
+            Grant(("xadd",), (f"%W~{{namespace}}:tasks:{name}",)),
+            Grant(("del", "xdel", "xlen", "xrange", "xread", "xrevrange", "xtrim"), (f"~{name}:answers*",)),
+        ),
+    )

@@ -1,0 +1,254 @@
+"""Each user of `weft acl` may do what the table gives it and nothing else, by every command that the server knows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from redis import Redis
+from redis.exceptions import NoPermissionError, ResponseError
+
+from runtime_core.acl.lines import LATER, Target, find_users, rules
+from runtime_core.acl.users import ALWAYS, KEYS, USERS, User
+from tests.conftest import OwnServer
+from tests.servers.matrix import MATRIX
+from tests.servers.process import HOST, Server
+
+pytestmark = pytest.mark.timeout(300)
+
+SHOP = find_users((), ["shop"])[0]
+EVERYBODY = {**{name: user for name, user in USERS.items() if not user.everything}, "shop": SHOP}
+DANGEROUS = (
+    ("CLIENT", "PAUSE", "4000", "ALL"),
+    ("CLIENT", "KILL", "USER", "state-manager"),
+    ("CLIENT", "LIST"),
+    ("CLIENT", "NO-EVICT", "ON"),
+    ("CLIENT", "TRACKING", "ON"),
+    ("CLIENT", "UNBLOCK", "1"),
+    ("ACL", "LIST"),
+    ("ACL", "WHOAMI"),
+    ("ACL", "SETUSER", "intruder", "on", "nopass", "~*", "+@all"),
+    ("CONFIG", "SET", "maxmemory", "1"),
+    ("CONFIG", "GET", "*"),
+    ("DEBUG", "SLEEP", "0"),
+    ("EVAL", "return 1", "0"),
+    ("FLUSHALL",),
+    ("FUNCTION", "FLUSH"),
+    ("FUNCTION", "RESTORE", "x"),
+    ("KEYS", "*"),
+    ("MONITOR",),
+    ("MIGRATE", "h", "1", "k", "0", "1"),
+    ("MODULE", "LIST"),
+    ("PUBLISH", "channel", "x"),
+    ("SUBSCRIBE", "channel"),
+    ("REPLICAOF", "NO", "ONE"),
+    ("RENAME", "weft:tasks", "weft:stolen"),
+    ("RESTORE", "weft:tasks", "0", "x"),
+    ("SAVE",),
+    ("SCRIPT", "KILL"),
+    ("SHUTDOWN", "NOSAVE"),
+    ("SORT", "weft:tasks"),
+    ("SWAPDB", "0", "1"),
+    ("XSETID", "weft:tasks", "18446744073709551615-18446744073709551615"),
+)
+"""What none of them may do, whatever else the table says."""
+
+
+class Broker:
+    """A server with all users of the table, whose passwords are their names."""
+
+    def __init__(self, server: Server) -> None:
+        self.admin = _plain(Redis(host=HOST, port=server.port, protocol=2))
+        self.port = server.port
+        known = self.admin.execute_command("COMMAND", "INFO", *sorted(LATER))
+        lacks = frozenset(name for name, about in zip(sorted(LATER), known, strict=True) if not about)
+        self.target = Target(lacks=lacks)
+        for user in [*USERS.values(), SHOP]:
+            digest = hashlib.sha256(user.name.encode()).hexdigest()
+            self.admin.execute_command("ACL", "SETUSER", user.name, *rules(user, self.target, [digest]))
+
+    def as_user(self, name: str) -> Any:
+        return _plain(Redis(host=HOST, port=self.port, username=name, password=name, protocol=2))
+
+    def commands(self) -> list[str]:
+        """Every command that the server knows, with its subcommands."""
+        names = [name.decode() for name in self.admin.execute_command("COMMAND", "LIST")]
+        return sorted(set(names))
+
+    def may(self, user: str, *command: str) -> bool:
+        """Whether the server would run this for the user."""
+        return bool(self.admin.execute_command("ACL", "DRYRUN", user, *command) == b"OK")
+
+    def granted(self, user: str) -> set[str]:
+        """Every command that one of the user's selectors names, as the server keeps it."""
+        said = self.admin.execute_command("ACL", "GETUSER", user)
+        about = dict(zip(said[::2], said[1::2], strict=True))
+        selectors = [dict(zip(one[::2], one[1::2], strict=True)) for one in about[b"selectors"]]
+        return {command for one in (about, *selectors) for command in self._named(one[b"commands"].decode())}
+
+    def _named(self, words: str) -> set[str]:
+        """Rules of commands, in order; Redis 7.0 keeps many as a category with exceptions."""
+        known, found = set(self.commands()), set[str]()
+        for word in words.split():
+            name = word[1:]
+            if name.startswith("@"):
+                listed = self.admin.execute_command("ACL", "CAT", name[1:]) if name != "@all" else []
+                named = {one.decode() for one in listed} or known
+            else:
+                named = {name}
+            meant = {one for one in known if one in named or one.partition("|")[0] in named}
+            found = found | meant if word.startswith("+") else found - meant
+        return found
+
+
+def _plain(connection: Any) -> Any:  # Any: redis-py types no `execute_command`
+    """A connection whose replies are as the server sends them."""
+    connection.response_callbacks.clear()
+    return connection
+
+
+@pytest.fixture(params=MATRIX)
+def broker(request: pytest.FixtureRequest, own_server: OwnServer) -> Iterator[Broker]:
+    broker = Broker(own_server(request.param))
+    yield broker
+    broker.admin.close()
+
+
+def table_of(user: User, target: Target, known: set[str]) -> set[str]:
+    """The commands that the table gives a user, with the subcommands that they imply."""
+    given = set(user.root_commands(target.partitions))
+    for grant in user.selectors():
+        given |= set(grant.commands)
+    given -= target.lacks
+    return {one for one in known if one in given or one.partition("|")[0] in given}
+
+
+def test_every_command_is_refused_that_the_table_does_not_give(broker: Broker) -> None:
+    known = set(broker.commands())
+    assert len(known) > 200
+    for user in EVERYBODY.values():
+        assert broker.granted(user.name) - ALWAYS == table_of(user, broker.target, known) - ALWAYS, user.name
+        given = table_of(user, broker.target, known)
+        for command in sorted(known - given - ALWAYS):
+            # As the server itself judges: by the command alone where it has no arguments to look at.
+            assert not _dry(broker, user.name, command), f"{user.name} may {command}"
+
+
+def _dry(broker: Broker, user: str, command: str) -> bool:
+    """Whether the server lets a user run a command, with as many arguments as it needs at least."""
+    words = command.split("|")
+    [about] = broker.admin.execute_command("COMMAND", "INFO", command)
+    words += ["0"] * (abs(about[1]) - len(words))
+    try:
+        return broker.may(user, *words)
+    except ResponseError:  # a container of subcommands, or arguments in which it cannot find its keys
+        return False
+
+
+def test_attacks_are_refused(broker: Broker) -> None:
+    broker.admin.xadd("weft:tasks", {"type": "weft.task.submit", "data": "{}"})
+    broker.admin.xadd("weft:tasks:other", {"type": "weft.task.submit", "data": "{}"})
+    for name, user in EVERYBODY.items():
+        with broker.as_user(name) as connection:
+            assert connection.execute_command("PING")
+            for command in DANGEROUS:
+                with pytest.raises(ResponseError) as refused:
+                    connection.execute_command(*command)
+                known = isinstance(refused.value, NoPermissionError) or any(
+                    # Renamed away, or off unless the server's file says otherwise.
+                    reason in str(refused.value).lower()
+                    for reason in ("unknown", "command not allowed")
+                )
+                assert known, f"{name}: {command}: {refused.value}"
+            if not user.functions:
+                with pytest.raises(NoPermissionError):
+                    connection.execute_command("FCALL", "any", "1", "weft:{0}:", "x")
+    assert "intruder" not in [name.decode() for name in broker.admin.execute_command("ACL", "USERS")]
+    assert broker.admin.xlen("weft:tasks") == broker.admin.xlen("weft:tasks:other") == 1
+
+
+GREATEST = "18446744073709551615-18446744073709551615"
+
+
+def test_a_publisher_reaches_its_own_stream_and_answers_only(broker: Broker) -> None:
+    for key in ("weft:tasks", "weft:tasks:other", "weft:tasks:shop2", "other:answers", "weft:{0}:agent"):
+        broker.admin.xadd(key, {"a": "b"})
+    broker.admin.xadd("shop:answers:1", {"a": "b"})
+    with broker.as_user("shop") as shop:
+        for words in (("*",), ("MAXLEN", "1", "*"), (GREATEST,)):
+            assert shop.execute_command("XADD", "weft:tasks:shop", *words, "type", "weft.task.submit")
+        for key in ("weft:tasks", "weft:tasks:other", "weft:tasks:shop2", "weft:{0}:agent", "other:answers"):
+            for command in (
+                ("XADD", key, "*", "a", "b"),
+                ("XADD", key, "MAXLEN", "1", "*", "a", "b"),
+                ("XADD", key, GREATEST, "a", "b"),
+                ("XREAD", "STREAMS", key, "0"),
+                ("XREAD", "STREAMS", "shop:answers:1", key, "0", "0"),
+                ("XRANGE", key, "-", "+"),
+                ("XTRIM", key, "MAXLEN", "0"),
+                ("DEL", key),
+                ("DEL", "shop:answers:1", key),
+                ("XDEL", key, "1-1"),
+            ):
+                with pytest.raises(NoPermissionError):
+                    shop.execute_command(*command)
+        # What it may read it may not write, and the other way round: rights do not combine over selectors.
+        for command in (
+            ("XADD", "shop:answers:1", "*", "a", "b"),
+            ("XRANGE", "weft:tasks:shop", "-", "+"),
+            ("XREAD", "STREAMS", "weft:tasks:shop", "0"),
+            ("DEL", "weft:tasks:shop"),
+            ("XTRIM", "weft:tasks:shop", "MAXLEN", "0"),
+        ):
+            with pytest.raises(NoPermissionError):
+                shop.execute_command(*command)
+        [[_, [[entry, _]]]] = shop.xread({"shop:answers:1": "0"})
+        assert shop.xrange("shop:answers:1")
+        assert shop.xdel("shop:answers:1", entry) == 1
+        assert shop.delete("shop:answers:1") == 1
+    for key in ("weft:tasks", "weft:tasks:other", "weft:tasks:shop2", "other:answers", "weft:{0}:agent"):
+        assert broker.admin.xlen(key) == 1
+
+
+def test_keys_outside_of_the_table_are_refused(broker: Broker) -> None:
+    """Writes by XADD, HSET and the like, reads by those that the user has; also other namespaces."""
+    for user in EVERYBODY.values():
+        reads, writes = user.keys(1) if user.functions else ([], [])
+        for key in (*KEYS, "agent:gpu", "tool:gpu"):
+            full = f"weft:{{0}}:{key}" + ("x" if key.endswith(":") else "")
+            family = key.removesuffix(":gpu")
+            commands = [("HGETALL", full), ("HGET", full, "f"), ("ZRANGE", full, "0", "1"), ("XRANGE", full, "-", "+")]
+            if family in reads:
+                commands = []
+            if family not in writes:
+                commands += [("HSET", full, "f", "v"), ("XADD", full, "*", "f", "v"), ("ZADD", full, "1", "m")]
+            else:
+                commands = []
+            if user.serves and family not in user.serves:
+                commands.append(("XREADGROUP", "GROUP", "g", "c", "STREAMS", full, ">"))
+            for command in commands:
+                assert not broker.may(user.name, *command), f"{user.name} may {command}"
+        for foreign in ("other:{0}:task:x", "weft:{0:task:x", "weft2:{0}:task:x", "weft:{x0}:task:x", "elsewhere"):
+            for command in (
+                ("HGETALL", foreign),
+                ("HSET", foreign, "f", "v"),
+                ("DEL", foreign),
+                ("XADD", foreign, "*", "a", "b"),
+            ):
+                assert not broker.may(user.name, *command), f"{user.name} may {command}"
+        if user.name != "shop":
+            assert not broker.may(user.name, "XREAD", "STREAMS", "shop:answers", "0")
+        assert not broker.may(user.name, "HSET", "weft:settings", "partitions", "9")
+
+
+def test_only_services_that_run_no_code_of_apps_load_functions(broker: Broker) -> None:
+    """Others call these functions with rights of their own, so whoever may load them may do all that callers may."""
+    code = "#!lua name=intruder\nredis.register_function('intruder', function() return 1 end)"
+    for name, user in EVERYBODY.items():
+        assert broker.may(name, "FUNCTION", "LOAD", code) == user.loads_functions
+        assert broker.may(name, "FUNCTION", "LOAD", "REPLACE", code) == user.loads_functions
+    assert {name for name, user in EVERYBODY.items() if user.loads_functions} == {
+        "state-manager", "trajectory-recorder", "operator", "runtime",
+    }  # fmt: skip
