@@ -55,8 +55,8 @@ def _parts() -> Iterator[str]:
         "run no code of apps may: the state-manager and the trajectory-recorder. The others wait for them. `runtime`\n"
         "is for programs that need no services, so it may do the same.\n\n"
         "Rules cannot look at arguments. Whoever may append to a stream may also trim it (`XADD … MAXLEN`), so\n"
-        "services trust each other not to. Where a user has every key with some first letter, the rules name that letter: a\n"
-        "server compares each key with one pattern after the other, on the path of every task.\n"
+        "services trust each other not to. Where a user has every key with some first letter, the rules name that\n"
+        "letter: a server compares each key with one pattern after the other, on the path of every task.\n"
     )
     for user in _users():
         yield from _section(user)
