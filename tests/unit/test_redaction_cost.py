@@ -155,10 +155,12 @@ def test_members_of_too_much_json_are_hidden_by_their_names() -> None:
 
 
 def test_json_too_deep_inside_of_texts_is_hidden_where_it_may_hold_a_secret() -> None:
-    value: object = {"password": "plain", "n": "x"}
+    value: object = {"password": "plain", "n": "other words"}
     for _ in range(redaction.NESTING + 1):
         value = [json.dumps(value)]
-    assert b"plain" not in Redactor().data(json.dumps(value).encode())
+    shown = Redactor().data(json.dumps(value).encode())
+    assert b"plain" not in shown
+    assert b"other words" not in shown
     harmless: object = {"n": "x"}
     for _ in range(redaction.NESTING + 1):
         harmless = [json.dumps(harmless)]
@@ -244,6 +246,15 @@ def test_patterns_find_in_json_what_they_find_in_its_texts(texts: list[str], pat
     known = Redactor.from_environment({}, patterns)
     shown = [known.text(text) for text in texts]
     assert json.loads(known.data(json.dumps(texts).encode())) == shown
+
+
+def test_a_pattern_for_the_start_of_a_text_finds_it_in_json() -> None:
+    assert Redactor.from_environment({}, r"\AN1").data(b'["N1x","xN1"]') == b'["***x","xN1"]'
+
+
+def test_the_end_of_a_private_key_is_searched_for_once() -> None:
+    text = ("-----BEGIN PRIVATE " + "KEY-----") * (MIB // 27)
+    assert _seconds(lambda: Redactor().text(text)) < 0.25
 
 
 def test_patterns_with_the_same_names_of_groups_work_together() -> None:
