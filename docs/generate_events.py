@@ -102,7 +102,9 @@ def _examples() -> Iterator[tuple[Envelope, str]]:
     rows = b'[{"run":"r/2","kind":"tool","name":"search","status":"completed","started":1.0,"ended":2.0,"output":[]}]'
     yield facts.step_recorded(_TASK, rows, at_ms=_AT_MS), _about(facts.step_recorded)
     yield (
-        facts.human_requested(_TASK, "r", "r:4", "Publish this draft?", at_ms=_AT_MS, data=b'{"draft":"..."}'),
+        facts.human_requested(
+            _TASK, "r", "r:4-9b1deb4d3b7d4bad", "Publish this draft?", at_ms=_AT_MS, data=b'{"draft":"..."}'
+        ),
         _about(facts.human_requested),
     )
 

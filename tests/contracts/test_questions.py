@@ -243,3 +243,20 @@ async def test_answers_that_are_remembered_are_bounded(broker: Broker, bus: Even
     assert len(await broker.hash("seen")) <= 3
     assert await bus.signal("t", "r:8", b"1", "shop\ne8") == ["ok"]
     assert await bus.signal("t", "r:1", b"1", "shop\ne1") == ["answered"]
+
+
+async def test_a_question_is_answered_under_the_id_that_was_shown_alone(broker: Broker, bus: EventBus) -> None:
+    """The place of a question can be guessed, and so can what its data says."""
+    shown = b'{"task_id":"t","request_id":"r:1-00ff","prompt":"well?","data":{"request_id":"r:1-beef"}}'
+    await asked(broker, bus, question("1", shown=shown))
+    for guessed in ("r:1", "r:1-", "r:1-beef", "r:1-00ff-00ff", "r:1-00FF"):
+        assert await bus.signal("t", guessed, b"1") == ["no_request"]
+    assert await bus.signal("t", "r:1-00ff", b"1", "shop\ne1") == ["ok"]
+    assert await bus.signal("t", "r:1-00ff", b"1", "shop\ne1") == ["ok"], "sent again"
+    assert await bus.signal("t", "r:1-00ff", b"1") == ["answered"]
+
+
+async def test_a_question_of_an_older_release_is_answered_by_its_place(broker: Broker, bus: EventBus) -> None:
+    await asked(broker, bus, question("1", shown=b'{"task_id":"t","request_id":"r:1","prompt":"well?"}'))
+    assert await bus.signal("t", "r:1-00ff", b"1") == ["no_request"]
+    assert await bus.signal("t", "r:1", b"1") == ["ok"]

@@ -511,13 +511,15 @@ def test_ctrl_c_leaves_the_task_running(weft: Weft, desk: Desk) -> None:
         assert process.stderr is not None
         try:
             assert process.stderr.readline() == '? Publish it?  {"text":"draft"}\n'
-            assert process.stderr.readline() == "  answer it: weft task signal ctrl-1 r:1 VALUE\n"
+            answer_it = process.stderr.readline()
+            assert answer_it.startswith("  answer it: weft task signal ctrl-1 r:1-")
+            request = answer_it.split()[6]
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 130
             assert process.stderr.read() == "the task goes on: weft task show ctrl-1\n"
         finally:
             process.kill()
-    assert weft("task", "signal", "ctrl-1", "r:1", "true").status == 0
+    assert weft("task", "signal", "ctrl-1", request, "true").status == 0
     assert weft("submit", "publisher", "draft", "--task-id", "ctrl-1").out == "true\n"
 
 
@@ -590,25 +592,23 @@ def test_open_questions_are_listed_with_the_commands_that_answer_them(weft: Weft
     listed = weft("task", "questions").out
     assert 'open-1 (approver): Send it?\n  {"text":"draft"}\n  until ' in listed
     assert ", then it is false\n" in listed
-    assert "  weft task signal open-1 r:1 true\n  weft task signal open-1 r:1 false\n" in listed
-    assert 'open-2 (asker): Publish it?\n  {"text":"draft"}\n  weft task signal open-2 r/1:1 VALUE\n' in listed
     first, second = weft("task", "questions", "--json").json
-    assert (first["task_id"], first["agent"], first["expects"], first["request_id"]) == (
-        "open-1",
-        "approver",
-        "verdict",
-        "r:1",
-    )
-    assert second["request_id"] == "r/1:1"
+    one, two = first["request_id"], second["request_id"]
+    assert f"  weft task signal open-1 {one} true\n  weft task signal open-1 {one} false\n" in listed
+    assert f'open-2 (asker): Publish it?\n  {{"text":"draft"}}\n  weft task signal open-2 {two} VALUE\n' in listed
+    assert (first["task_id"], first["agent"], first["expects"]) == ("open-1", "approver", "verdict")
+    assert (one[:4], two[:6]) == ("r:1-", "r/1:1-")
     assert [one["task_id"] for one in weft("task", "questions", "--limit", "1", "--json").json] == ["open-1"]
-    assert "answer it: weft task signal open-1 r:1 false\n" in weft("task", "show", "open-1").out
+    assert f"answer it: weft task signal open-1 {one} false\n" in weft("task", "show", "open-1").out
 
-    wrong = weft("task", "signal", "open-1", "r:1", "perhaps")
+    wrong = weft("task", "signal", "open-1", one, "perhaps")
     assert wrong.status == 1
     assert wrong.err.startswith("weft task signal: value: is no verdict: send true, false or ")
     edit = '{"verdict": "edit", "value": "final"}'
-    assert weft("task", "signal", "open-1", "r:1", edit).status == 0
-    assert weft("task", "signal", "open-2", "r/1:1", "true").status == 0
+    assert weft("task", "signal", "open-1", one, edit).status == 0
+    guessed = weft("task", "signal", "open-2", "r/1:1", "true")
+    assert "no open question 'r/1:1'" in guessed.err
+    assert weft("task", "signal", "open-2", two, "true").status == 0
     done = shown_with(weft, "open-1", lambda view: view["status"] == "completed")
     assert done["output"] == ["edit", "final"]
     shown_with(weft, "open-2", lambda view: view["status"] == "completed")
@@ -628,23 +628,23 @@ def test_hooks_may_be_named_by_their_point(weft: Weft) -> None:
 def test_a_question_in_a_nested_run_is_shown_and_answered(weft: Weft) -> None:
     weft("submit", "asker", "draft", "--task-id", "ask-1", "--no-wait")
     view = shown_with(weft, "ask-1", lambda view: view.get("questions"))
-    assert view["questions"][0]["request_id"] == "r/1:1"
+    asked = view["questions"][0]["request_id"]
     assert {(wait["kind"], wait.get("name")) for wait in view["waits_for"]} == {("agent", "publisher"), ("human", None)}
     text = weft("task", "show", "ask-1").out
     assert 'question Publish it?  {"text":"draft"}\n' in text
-    assert "answer it: weft task signal ask-1 r/1:1 VALUE\n" in text
+    assert f"answer it: weft task signal ask-1 {asked} VALUE\n" in text
     assert "trajectory: nothing is recorded yet" in text
     wrong = weft("task", "signal", "ask-1", "r:9", "true")
     assert wrong.status == 1
     assert "no open question 'r:9'" in wrong.err
-    assert weft("task", "signal", "ask-1", "r/1:1", '{"yes": 1}', "--json").json == {
+    assert weft("task", "signal", "ask-1", asked, '{"yes": 1}', "--json").json == {
         "task_id": "ask-1",
-        "request_id": "r/1:1",
+        "request_id": asked,
         "value": {"yes": 1},
     }
     view = shown_with(weft, "ask-1", lambda view: view["status"] == "completed")
     assert view["output"] == {"yes": 1}
-    assert weft("task", "signal", "ask-1", "r/1:1", "false").err.startswith("weft task signal: ")
+    assert weft("task", "signal", "ask-1", asked, "false").err.startswith("weft task signal: ")
 
 
 def test_a_retry_under_way_is_shown_with_its_error(weft: Weft) -> None:

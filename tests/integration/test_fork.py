@@ -139,13 +139,14 @@ async def test_a_fork_of_a_task_that_waits_takes_its_journal_its_session_and_its
         task = await client.submit("asking", None, task_id="t-1", session_id="s-1", metadata={"tenant": "a"})
         async for event in task.stream():
             if event.type == "weft.human.requested":
+                asked = event.data["request_id"]
                 break
         fork = await client.fork("t-1", at="2", task_id="f-1")
         async for event in fork.stream():
             if event.type == "weft.human.requested":
                 assert (await fork.show())["forked_from"] == {"task": "t-1", "step": "2"}
                 await fork.signal(event.data["request_id"], "left")
-        await task.signal("r:2", "right")
+        await task.signal(asked, "right")
         assert (await fork.result(timeout=60)).value() == ["found x", "left", {"tenant": "a"}, "s-1"]
         assert (await task.result(timeout=60)).value() == ["found x", "right", {"tenant": "a"}, "s-1"]
     assert calls["search x"] == 1

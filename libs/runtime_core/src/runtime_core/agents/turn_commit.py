@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Sequence
 
@@ -37,7 +38,8 @@ def parts_of(
         request: dict[str, object] = {"expects": question.expects} if question.expects else {}
         request |= {
             "task_id": delivery.task,
-            "request_id": f"{delivery.run}:{question.step}",
+            # With a random end, so that nobody guesses it. The broker keeps the one that was committed.
+            "request_id": f"{delivery.run}:{question.step}-{secrets.token_hex(8)}",
             "prompt": question.prompt,
             "data": msgspec.Raw(question.data or b"null"),
         }

@@ -1,5 +1,5 @@
 -- Answers a question: put if absent, so that of two answers (or an answer and the deadline) one counts.
--- KEYS 1 base · ARGV 1 task · 2 request id (run ':' step) · 3 value (JSON) · 4 traceparent of the span that hands it over or ''
+-- KEYS 1 base · ARGV 1 task · 2 request id (run ':' step '-' its random end) · 3 value (JSON) · 4 traceparent of the span that hands it over or ''
 --      5 source and id of the answer's event, one line each, or ''
 -- RETURNS {'ok'} · {'ok', 'before'} where this very event has answered it before · {'invalid', what is wrong} with the answer: the question stays open · {'unknown'} task · {'ended', status} · {'answered'} · {'no_request'}
 local EXPECTS_VERDICT = '{"expects":"verdict",'
@@ -32,9 +32,17 @@ local function not_open(base, args, ...)
   return {...}
 end
 
+-- Whether the id is the one under which the question was shown: that of its place alone can be guessed.
+local function is_id_of(question, id, place)
+  local readable, shown = pcall(cjson.decode, string.sub(question, 14))
+  return id == (readable and type(shown) == 'table' and shown.request_id or place)
+end
+
 local function signal(keys, args)
   local base, task = keys[1], args[1]
-  local run, step = string.match(args[2], '^(.*):([^:]*)$')
+  -- Questions of older releases have ids without a random end.
+  local place = string.match(args[2], '^(.*)%-%x+$') or args[2]
+  local run, step = string.match(place, '^(.*):([^:]*)$')
   local status = redis.call('HGET', base .. 'task:' .. task, 'status')
   if not status then return not_open(base, args, 'unknown') end
   if not run then return {'no_request'} end
@@ -42,6 +50,7 @@ local function signal(keys, args)
   local v = redis.call('HMGET', rk, 'm:' .. step, 'q:' .. step)
   if ENDED[status] then return not_open(base, args, 'ended', status) end
   if not v[2] then return not_open(base, args, 'no_request') end
+  if not is_id_of(v[2], args[2], run .. ':' .. step) then return not_open(base, args, 'no_request') end
   if not v[1] then return not_open(base, args, 'answered') end
   -- After the time stands the question as its client sees it; what it expects comes first in it.
   if string.sub(v[2], 14, 13 + #EXPECTS_VERDICT) == EXPECTS_VERDICT then

@@ -104,7 +104,7 @@ def signal(
 
     \b
     Example:
-      weft task signal t-1 r:2 true
+      weft task signal t-1 r:2-9b1deb4d3b7d4bad true
     """
     from runtime_core.command.connection import run
 
