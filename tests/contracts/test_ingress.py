@@ -198,12 +198,17 @@ async def test_a_submit_that_waits_holds_up_no_cancel(broker: Broker, bus: Event
         assert await complete(bus, await broker.take(bus))
         await until(lambda: reached(broker, "asks", "completed"))
         await until(lambda: any_letter(broker))
-        assert await left(broker) == 3, "both submits, and the cancel of one of them"
+        await until(lambda: both_submits_are_left(broker))
         assert (await broker.status("first"), await broker.status("second")) == ("", "")
         await broker.call("HSET", broker.keys.agents, *[part for pair in agents.items() for part in pair])
         await until(lambda: settled(broker))
     assert await broker.status("second") == "cancelled", "it was started, and cancelled then"
     assert (await broker.take(bus)).task == "first"
+
+
+async def both_submits_are_left(broker: Broker) -> bool:
+    """And the cancel of one of them."""
+    return await left(broker) == 3
 
 
 async def waits_for_answer_of_second(broker: Broker, bus: EventBus) -> None:

@@ -310,6 +310,22 @@ async def test_no_submit_starts_an_internal_agent(world: World) -> None:
     await world.broker.nothing(world.bus)
 
 
+async def test_a_runner_is_reached_by_publishers_that_list_it(world: World) -> None:
+    """It runs tasks that name any agent, internal ones too."""
+    await world.broker.call("HSET", world.broker.keys.agents, "weft.task", "agent")
+    await world.register("desk", "globex", agents=["weft.task"])
+    for publisher in ("shop", "desk"):
+        await world.send(publisher, "task.submit", submit("t", agent="weft.task"))
+        await world.send(
+            publisher, "schedule.set", {"schedule_id": "s", "agent": "weft.task", "input": 1, "cron": "@daily"}
+        )
+    await world.admitted("shop", "desk")
+    assert [json.loads(letter["error"])["message"] for letter in await world.letters()] == [
+        "data.agent: no agent is named weft.task"
+    ] * 2
+    assert await world.broker.status("globex.t") == "accepted"
+
+
 async def test_a_publisher_publishes_on_topics_that_it_was_given(world: World) -> None:
     await world.register("desk", "globex", topics=["facts", "news.*"])
     for topic in ("facts", "news.today", "audit"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from runtime_core.bus.resp import RespTransport
 from runtime_core.client import Client
 from runtime_core.envelope import Envelope
 from runtime_core.identifiers import instance_address, partition_of
+from runtime_core.publishers import Publisher, Publishers
 from runtime_core.submission import SUBMIT, parse_submit
 from tests.fleet import Fleet, until
 from tests.servers.process import Server
@@ -213,3 +215,35 @@ async def test_partitions_spread_over_a_cluster(cluster: list[Server], namespace
 
         await until(answered, 30, "accepted and completed are on the reply stream")
         await edge.close()
+
+
+async def test_publishers_streams_lie_on_all_servers_of_a_cluster(
+    cluster: list[Server], namespace: str, tmp_path: Path
+) -> None:
+    await join(cluster)
+    url = cluster[1].url
+    names = [f"shop-{number}" for number in range(6)]
+    async with (
+        Fleet(url, namespace, tmp_path, environ=SETTINGS),
+        Client.connect(url, namespace=namespace, partitions=PARTITIONS) as client,
+    ):
+        for name in names:
+            await Publishers(client.buses[0]).set(Publisher(name=name, tenant="acme"))
+        edge = RespTransport(parse_address(url))
+        await edge.connect(10)
+        for name in names:
+            body = json.dumps({"agent": "asker", "input": ["k0"], "task_id": name})
+            await edge.call(
+                "XADD", f"{namespace}:tasks:{name}", "*", "type", "weft.task.submit", "id", "e", "data", body
+            )
+
+        async def completed() -> bool:
+            return all([await status(client, f"acme.{name}") == b"completed" for name in names])
+
+        await until(completed, 60, "a task of each publisher completed")
+        await edge.close()
+
+
+async def status(client: Client, task: str) -> object:
+    handle = await client.task(task)
+    return await handle.bus.transport.call("HGET", handle.bus.keys.task(task), "status")

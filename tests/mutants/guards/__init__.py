@@ -8,6 +8,7 @@ from tests.mutants.guards import (
     handlers,
     mailboxes,
     owners,
+    publishers,
     redaction,
     results,
     services,
@@ -27,4 +28,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *handlers.MUTANTS,
     *services.MUTANTS,
     *redaction.MUTANTS,
+    *publishers.MUTANTS,
 )

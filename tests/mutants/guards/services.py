@@ -202,8 +202,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         ADMITTER,
         "delete_first",
-        '                await self._transport.call("XDEL", self._key, entry)\n                await self._transport.call("XACK", self._key, STATE_MANAGER, entry)\n',
-        '                await self._transport.call("XACK", self._key, STATE_MANAGER, entry)\n                await self._transport.call("XDEL", self._key, entry)\n',
+        '                await self._transport.call("XDEL", self._key, command.entry)\n                await self._transport.call("XACK", self._key, STATE_MANAGER, command.entry)\n',
+        '                await self._transport.call("XACK", self._key, STATE_MANAGER, command.entry)\n                await self._transport.call("XDEL", self._key, command.entry)\n',
         "a command whose deletion fails does not stay in the ingress",
         "contracts:ingress",
     ),

@@ -25,6 +25,9 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 RESERVED = ("anonymous", "client", "schedule", "weft")
 """The runtime's own sources begin with these names: a publisher that had one could use up their ids."""
 
+BUILT_IN = "weft."
+"""How the names of the runtime's own agents begin: runners, sessions, hooks of ends."""
+
 Named = TypeVar("Named", Submission, Cancellation, Signal, Publication)
 
 
@@ -34,7 +37,7 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     tenant: str
     agents: tuple[str, ...] | None = None
-    """The agents that it may submit to; None: all that are not internal."""
+    """The agents that it may submit to; None: all that are neither internal nor the runtime's own."""
     topics: tuple[str, ...] = ()
     """The topics that it may publish on; `…*` is a prefix."""
 
@@ -107,7 +110,9 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def check_agent(self, agent: str) -> None:
         """Raises Rejected for an agent that this publisher may not submit to."""
-        if self.agents is not None and agent not in self.agents:
+        # The runtime's own agents run tasks that name any agent and any tool, internal ones too.
+        allowed = not agent.startswith(BUILT_IN) if self.agents is None else agent in self.agents
+        if not allowed:
             raise self.unknown_agent(agent)
 
     def unknown_agent(self, agent: str) -> Rejected:

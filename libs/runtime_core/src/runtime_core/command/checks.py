@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any, cast
 
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.ingress_stream import AHEAD_MS, IngressStream
 from runtime_core.bus.keys import (
     GROUPS,
     NAMESPACE_FORMAT,
@@ -29,6 +30,7 @@ from runtime_core.command.stuck import find_stuck, free
 from runtime_core.dead_letters import DeadLetters
 from runtime_core.errors import InvalidInput, ServerError, WeftError
 from runtime_core.manifest import Manifest
+from runtime_core.publishers import Publishers
 from runtime_core.setting_values import without_password
 
 CLOCK_SECONDS = 1.0
@@ -232,6 +234,53 @@ async def groups(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
     )
 
 
+async def ingress_streams(opened: Broker, wanted: Wanted) -> AsyncIterator[Finding]:
+    """A stream is ended by an entry with the largest id there is: the server then refuses every `XADD *`."""
+    registered = await Publishers(opened.buses[0]).all()
+    wrong = False
+    for publisher in ("", *(each.name for each in registered)):
+        stream = IngressStream(opened.transport, opened.settings.namespace, publisher)
+        try:
+            ahead = await _last_id_ahead(opened, stream)
+        except ServerError as error:
+            wrong = True
+            yield Finding(
+                "ingress", False, f"{stream.key} cannot be read: {error}",
+                f"if it is no stream, remove it: DEL {stream.key}; then publishers make it anew",
+            )  # fmt: skip
+            continue
+        if not ahead:
+            continue
+        if wanted.repair:
+            await stream.read(b"", 1, 1)  # removes it where it is empty
+            if not await _last_id_ahead(opened, stream):
+                yield Finding(
+                    "ingress", True, f"repaired: {stream.key} was ended by an id in the future, and is removed"
+                )
+                continue
+        wrong = True
+        yield Finding(
+            "ingress", False, f"{stream.key} has the last id {ahead}, in the future: few more entries fit, or none",
+            "once the state-manager has emptied it, weft doctor --repair removes it; weft dead list shows who sent it",
+        )  # fmt: skip
+    if not wrong:
+        names = ", ".join(f"{each.name} ({each.tenant})" for each in registered)
+        also = f", and so can those of {names}" if names else "; no publishers are registered"
+        yield Finding("ingress", True, f"the shared stream can be read{also}")
+
+
+async def _last_id_ahead(opened: Broker, stream: IngressStream) -> str:
+    """The stream's last id where that lies in the future; else empty."""
+    try:
+        reply = cast(list[Reply], await opened.transport.call("XINFO", "STREAM", stream.key))
+    except ServerError as error:
+        if "no such key" in str(error):
+            return ""
+        raise
+    last = cast(bytes, dict(zip(reply[::2], reply[1::2], strict=True))[b"last-generated-id"]).decode()
+    return last if int(last.partition("-")[0]) > await opened.now_ms() + AHEAD_MS else ""
+
+
 async def consumers(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
     """Who says that it lives, per service; owners that left entries behind are for others to adopt."""
     for bus in opened.buses:
@@ -420,8 +469,8 @@ async def clock(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
 
 
 CHECKS: tuple[Check, ...] = (
-    server, policy, persistence, clock, namespace, functions, groups, consumers, engines, manifests, stuck, circles,
-    dedupe, letters, store,
+    server, policy, persistence, clock, namespace, functions, groups, ingress_streams, consumers, engines, manifests,
+    stuck, circles, dedupe, letters, store,
 )  # fmt: skip
 
 

@@ -33,7 +33,9 @@ def set_publisher(
     agents: Annotated[
         str | None,
         typer.Option(
-            "--agents", metavar="A,B", help="The agents that it may submit to. Default: all but internal ones."
+            "--agents",
+            metavar="A,B",
+            help="The agents that it may submit to. Default: all but internal ones and weft.…",
         ),
     ] = None,
     topics: Annotated[

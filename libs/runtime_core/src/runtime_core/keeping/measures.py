@@ -19,6 +19,7 @@ from runtime_core.bus.verbs.survey import Survey
 from runtime_core.dead_letters import letter_bytes, trimmed_letters
 from runtime_core.errors import ServerError
 from runtime_core.keeping.lag import Lag, lag_of_work, lags_of_cursors
+from runtime_core.publishers import Publishers
 from runtime_core.telemetry import names
 from runtime_core.telemetry.measured import Measured, Sample
 from runtime_core.tenants import ALL_OTHERS, waiting_tasks
@@ -88,7 +89,20 @@ class Measures:
             edge = self._edge
             lag = await lag_of_work(edge.call, ingress(keys.namespace), STATE_MANAGER, await _now_ms(edge))
             samples += _of_group("tasks", STATE_MANAGER, lag or Lag(0), leading)
+            for publisher in await Publishers(self._bus).all():
+                samples += _of_group(
+                    f"tasks:{publisher.name}", STATE_MANAGER, await self._lag_of_publisher(publisher.name), leading
+                )
         return samples
+
+    async def _lag_of_publisher(self, publisher: str) -> Lag:
+        key = ingress(self._bus.keys.namespace, publisher)
+        try:
+            return await lag_of_work(self._edge.call, key, STATE_MANAGER, await _now_ms(self._edge)) or Lag(0)
+        except ServerError as error:
+            # Whatever a publisher puts in the place of its stream hides nothing else.
+            logger.debug("the stream of publisher %s cannot be measured: %s", publisher, error)
+            return Lag(0)
 
     async def _work_streams(self) -> set[str]:
         """The usual ones, and those of pools and engines that apps have named."""
