@@ -118,7 +118,9 @@ async def test_every_bad_entry_is_rejected_with_its_field_and_kept(sender: Sende
     assert {letter[b"reason"] for letter in letters} == {b"rejected"}
     # The bytes are kept as they came, so that the entry can be mended and sent again.
     assert letters[list(BAD).index("unreadable bytes")][b"event:data"] == b"\xff\xfe\x00\x01"
-    assert len(letters[list(BAD).index("two MiB")][b"event:data"]) > 2 << 20
+    oversized = letters[list(BAD).index("two MiB")]
+    assert len(oversized[b"event:data"]) == 4096
+    assert json.loads(oversized[b"cut"])["fields"]["event:data"]["bytes"] > 2 << 20
 
     # And the admitter goes on.
     [_, (type, final)] = await sender.answers(await sender.send({"type": SUBMIT, "data": body(input="well")}), 2)

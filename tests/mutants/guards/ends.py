@@ -204,6 +204,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     lua(
         "letters",
+        "one_share_only",
+        "if total <= most or (#members > 0 and shares[largest] < next_largest) then break end",
+        "if total <= most then break end",
+        "a share does not lose more than makes it as small as the next one",
+        "contracts:dead_letter_bounds",
+    ),
+    lua(
+        "letters",
         "parked_by_bytes",
         "if flat[i] ~= '' and flat[i] ~= PARKED then",
         "if flat[i] ~= '' then",
@@ -221,15 +229,15 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "letters",
         "trims_oldest",
-        "redis.pcall('ZRANGE', base .. 'letters:of:' .. largest, 0, 0)[1]",
-        "redis.pcall('ZRANGE', base .. 'letters:of:' .. largest, -1, -1)[1]",
+        "redis.pcall('ZRANGE', base .. 'letters:of:' .. largest, 0, BATCH - 1)",
+        "redis.pcall('ZRANGE', base .. 'letters:of:' .. largest, 0, BATCH - 1, 'REV')",
         "the oldest letters are trimmed first",
         "contracts:dead_letter_bounds",
     ),
     lua(
         "letters",
         "releases",
-        "    if task ~= '' then release_task(base, task, id) end\n",
+        "      if task ~= '' then release_task(base, task, id) end\n",
         "",
         "a trimmed letter keeps its ended task no longer",
         "contracts:dead_letter_bounds",
@@ -237,7 +245,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "letters",
         "counts_trimmed",
-        "    if there then redis.pcall('HINCRBY', base .. 'letters:trimmed', cause .. ' ' .. share, 1) end\n",
+        "    if there > 0 then redis.pcall('HINCRBY', base .. 'letters:trimmed', cause .. ' ' .. share, there) end\n",
         "",
         "what is trimmed is counted",
         "contracts:dead_letter_bounds",
@@ -326,10 +334,18 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "drop_letter",
         "unpins",
-        "if v[1] and not unpin(key, v[2] or '') and ENDED[v[1]] then",
+        "if v[1] and pins and not unpin(key, v[2] or '') and ENDED[v[1]] then",
         "if false then",
         "a task without dead letters expires",
         "contracts:redrive",
+    ),
+    lua(
+        "drop_letter",
+        "pins",
+        "if v[1] and pins and not",
+        "if v[1] and not",
+        "a refused command that names a task does not end its retention",
+        "contracts:dead_letter_bounds",
     ),
     lua(
         "prelude",

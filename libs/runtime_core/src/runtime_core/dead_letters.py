@@ -24,7 +24,7 @@ REJECTED = "rejected"
 _EVENT = "event:"
 
 By = Literal["error", "name", "reason", "stream"]
-OVERHEAD_BYTES = 128
+OVERHEAD_BYTES = 256
 """What a letter costs the server besides its fields, as `letters.lua` counts it."""
 
 

@@ -13,7 +13,8 @@ local function drop_letter(keys, args)
   local retention = redis.call('HGET', base .. 'meta', 'retention') or '3600'
   redis.call('ZCARD', base .. 'letters')
   dead.forget(base, args[1], found[2])
-  if task then redis.call('ZREM', base .. 'letters', task .. '|' .. args[1]) end
-  if v[1] and not unpin(key, v[2] or '') and ENDED[v[1]] then redis.call('EXPIRE', key, retention) end
+  -- A refused command only names a task: its letter does not pin it.
+  local pins = task and redis.call('ZREM', base .. 'letters', task .. '|' .. args[1]) == 1
+  if v[1] and pins and not unpin(key, v[2] or '') and ENDED[v[1]] then redis.call('EXPIRE', key, retention) end
   return 1
 end

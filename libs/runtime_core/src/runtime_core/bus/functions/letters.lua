@@ -15,10 +15,12 @@ do
   local HEAD, FIELD_MAX, LETTER_MAX = 4096, 1114112, 2621440
   local FIELDS_MAX, NAME_MAX, ERRORS_MAX = 200, 512, 262144
   -- What a letter costs the server besides its fields.
-  local OVERHEAD = 128
+  local OVERHEAD = 256
   local DEFAULT_MAX = 67108864
   -- The most letters that one call trims. The state-manager trims the rest.
-  local TRIM_MAX = 1000
+  local TRIM_MAX, BATCH = 1000, 100
+  -- Letters of an older release may be as large as their publishers liked.
+  local PAGE = 10
 
   local function share_of(letter)
     local reason, stream
@@ -133,14 +135,20 @@ do
     redis.call('EXPIRE', key, type(retention) == 'string' and retention or '3600')
   end
 
-  -- Returns the bytes that became free.
-  local function trim(base, share, member, cause)
-    local id, task = string.match(member, '^([^|]*)|%d+|(.*)$')
-    -- Somebody may have deleted the entry by hand.
-    local there = redis.pcall('XDEL', base .. 'dead', id) == 1
-    if task ~= '' then release_task(base, task, id) end
-    if there then redis.pcall('HINCRBY', base .. 'letters:trimmed', cause .. ' ' .. share, 1) end
-    return uncount(base, share, member), there
+  -- Trims the letters of a share's `members`. Returns how many there were: somebody may have deleted some by hand.
+  local function trim(base, share, members, cause)
+    local ids, freed = {}, 0
+    for i, member in ipairs(members) do
+      local id, bytes, task = string.match(member, '^([^|]*)|(%d+)|(.*)$')
+      ids[i], freed = id, freed + tonumber(bytes)
+      if task ~= '' then release_task(base, task, id) end
+    end
+    local there = redis.call('XDEL', base .. 'dead', unpack(ids))
+    if there > 0 then redis.pcall('HINCRBY', base .. 'letters:trimmed', cause .. ' ' .. share, there) end
+    redis.call('ZREM', base .. 'letters:of:' .. share, unpack(members))
+    add_bytes(base, share, -freed)
+    if share ~= PARKED then add_bytes(base, '', -freed) end
+    return there
   end
 
   -- Trims letters until `size` more bytes of `share` fit. Returns how many it has trimmed.
@@ -154,16 +162,24 @@ do
     end
     if size > 0 then shares[share] = (shares[share] or 0) + size end
     while total > most and trimmed < TRIM_MAX do
-      local largest
+      local largest, next_largest = nil, 0
       for name, bytes in pairs(shares) do
-        if not largest or bytes > shares[largest] or (bytes == shares[largest] and name < largest) then largest = name end
+        if not largest or bytes > shares[largest] or (bytes == shares[largest] and name < largest) then
+          largest, next_largest = name, largest and shares[largest] or 0
+        elseif bytes > next_largest then
+          next_largest = bytes
+        end
       end
       if not largest then break end
-      local member = redis.pcall('ZRANGE', base .. 'letters:of:' .. largest, 0, 0)[1]
-      if member then
-        local freed, there = trim(base, largest, member, 'bytes')
-        if there then trimmed = trimmed + 1 end
-        total, shares[largest] = total - freed, shares[largest] - freed
+      local members = {}
+      for _, member in ipairs(redis.pcall('ZRANGE', base .. 'letters:of:' .. largest, 0, BATCH - 1)) do
+        if total <= most or (#members > 0 and shares[largest] < next_largest) then break end
+        members[#members + 1] = member
+        local bytes = tonumber(string.match(member, '^[^|]*|(%d+)'))
+        total, shares[largest] = total - bytes, shares[largest] - bytes
+      end
+      if #members > 0 then
+        trimmed = trimmed + trim(base, largest, members, 'bytes')
       else
         -- It has no letter but the one to come.
         shares[largest] = nil
@@ -206,16 +222,19 @@ do
     for _, share in ipairs(shares) do
       local key = base .. 'letters:of:' .. share
       while share ~= '' and looks < TRIM_MAX do
-        local member = redis.pcall('ZRANGEBYSCORE', key, '-inf', '(' .. text(before), 'LIMIT', 0, 1)[1]
-        if not member then break end
-        looks = looks + 1
-        if share == PARKED and waits(base, string.match(member, '^[^|]*')) then
-          -- Look again when another retention has passed.
-          redis.call('ZADD', key, text(now), member)
-        else
-          local _, there = trim(base, share, member, 'age')
-          if there then trimmed = trimmed + 1 end
+        local old = redis.pcall('ZRANGEBYSCORE', key, '-inf', '(' .. text(before), 'LIMIT', 0, BATCH)
+        local members = {}
+        for _, member in ipairs(old) do
+          if share == PARKED and waits(base, string.match(member, '^[^|]*')) then
+            -- Look again when another retention has passed.
+            redis.call('ZADD', key, text(now), member)
+          else
+            members[#members + 1] = member
+          end
         end
+        if #old == 0 then break end
+        looks = looks + #old
+        if #members > 0 then trimmed = trimmed + trim(base, share, members, 'age') end
       end
     end
     return trimmed
@@ -229,14 +248,14 @@ do
       end
       redis.call('DEL', base .. 'letters:bytes')
     end
-    local page = redis.call('XRANGE', base .. 'dead', start, '+', 'COUNT', 20)
+    local page = redis.call('XRANGE', base .. 'dead', start, '+', 'COUNT', PAGE)
     for _, entry in ipairs(page) do
       local share = share_of(entry[2])
       local known = redis.pcall('HEXISTS', base .. 'letters:bytes', share)
       if known == 0 then redis.call('DEL', base .. 'letters:of:' .. share) end
       count(base, share, entry[1], entry[2])
     end
-    return #page == 20 and '(' .. page[#page][1] or ''
+    return #page == PAGE and '(' .. page[#page][1] or ''
   end
 
   -- How many letters are counted: as many as the stream holds, unless somebody has written or removed some past Weft.
