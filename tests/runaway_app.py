@@ -98,3 +98,15 @@ def starts(path: str) -> None:
     other = subprocess.Popen(["sleep", "600"])
     note(path, str(child))
     note(path, str(other.pid))
+
+
+@app.agent("emits", retry=ONCE)
+async def emits(ctx: AgentContext) -> None:
+    """Emits large values without end."""
+    while True:
+        await ctx.emit("x" * 1_000_000)
+
+
+@app.agent("returns", retry=ONCE)
+async def returns(ctx: AgentContext, size: int) -> str:
+    return "x" * size

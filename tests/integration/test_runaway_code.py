@@ -11,6 +11,7 @@ import pytest
 from runtime_core.agents.context import AgentContext
 from runtime_core.agents.model_step import ModelCall
 from runtime_core.app import App
+from runtime_core.events.replay import replay
 from runtime_core.policy import RetryPolicy
 from runtime_core.testing.local import LocalApp
 from runtime_core.tools.call import ToolContext
@@ -161,3 +162,27 @@ async def test_what_returns_64_mib_ends_itself(where: str) -> None:
     else:
         assert "over the limit of 1,048,576" in result.error["message"]
     assert len(json.dumps(result.error)) < 100_000
+
+
+async def test_a_large_output_is_kept_once_and_can_be_replayed() -> None:
+    app = App("tells")
+
+    @app.agent("tells")
+    async def tells(ctx: AgentContext, pieces: int) -> str:
+        for number in range(pieces):
+            await ctx.emit(f"{number}{LARGE}")
+            await ctx.emit(number)
+        return "told"
+
+    local = LocalApp(app, trajectory=True)
+    async with local as client:
+        task = await client.submit("tells", 12, task_id="t-1")
+        assert (await task.result(timeout=60)).output == "told"
+        trajectory = await local.recorded("t-1")
+    outputs = [json.loads(bytes(step.output)) for step in trajectory.steps if step.kind == "emit"]
+    assert len(outputs) == 24
+    assert outputs[1::2] == list(range(12))
+    assert "bytes, which are on the task's output only" in str(outputs[-2])
+    assert len(json.dumps(outputs)) < 2 * MIB
+    replayed = await replay(trajectory, "t-1", app)
+    assert replayed.run.same, (replayed.run.output, replayed.divergences)

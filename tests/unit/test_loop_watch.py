@@ -27,10 +27,10 @@ LIMIT = 0.4
 
 
 @asynccontextmanager
-async def watched(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LoopWatch]:
+async def watched(monkeypatch: pytest.MonkeyPatch, *, interrupts: bool = True) -> AsyncIterator[LoopWatch]:
     # A test runs under coverage or a debugger now and then.
     monkeypatch.setattr(loop_watch, "sys", SimpleNamespace(**{**vars(sys), "gettrace": lambda: None}))
-    watch = LoopWatch(LIMIT)
+    watch = LoopWatch(LIMIT, interrupts=interrupts)
     watch.start()
     try:
         yield watch
@@ -65,6 +65,17 @@ async def test_a_loop_that_turns_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
         end_at = time.monotonic() + 3 * LIMIT
         while time.monotonic() < end_at:
             await asyncio.sleep(0)
+
+
+async def test_a_service_without_users_code_only_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with watched(monkeypatch, interrupts=False):
+        end_at = time.monotonic() + 60
+        while "the event loop has been held for" not in caplog.text:
+            assert time.monotonic() < end_at
+        for _ in range(10):
+            time.sleep(LIMIT / 20)  # holding the loop is the point
 
 
 async def test_a_stray_signal_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

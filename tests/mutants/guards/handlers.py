@@ -396,6 +396,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "loop_watch.py",
+        "interrupts_handlers",
+        "if self._interrupts:",
+        "if True:",
+        "services without the user's code are not interrupted",
+        "unit:loop_watch",
+    ),
+    python(
+        "loop_watch.py",
         "stray",
         "if held < self._limit_seconds or frame is None",
         "if frame is None",

@@ -33,10 +33,11 @@ _OURS = frozenset({"runtime_core", "services", "asyncio", "uvloop"})
 
 
 class LoopWatch:
-    """Watches the loop that runs in the main thread."""
+    """Watches the loop that runs in the main thread. `interrupts`: the process runs the user's code there."""
 
-    def __init__(self, limit_seconds: float) -> None:
+    def __init__(self, limit_seconds: float, *, interrupts: bool) -> None:
         self._limit_seconds = limit_seconds
+        self._interrupts = interrupts
         self._look_seconds = limit_seconds / LOOKS
         self._turns = 0
         self._held_seconds = 0.0
@@ -83,7 +84,8 @@ class LoopWatch:
                 if told != seen:
                     told = seen
                     self._tell()
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.Signals(SIGNAL or 0))
+                if self._interrupts:
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.Signals(SIGNAL or 0))
 
     def _tell(self) -> None:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)

@@ -45,6 +45,9 @@ LAG_INTERVAL_SECONDS = 1.0
 CLOSING_SECONDS = 5.0
 """How long tasks and threads that were left behind may hold up the end of a stopped process."""
 
+RUN_USERS_CODE = ("agent-handler", "tool-handler")
+"""Services whose event loop runs code of the app."""
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 logger = logging.getLogger(__name__)
@@ -120,7 +123,7 @@ class _Process:
         self._name = name
         self._environ = environ
         self._traces: tracing.Traces | None = None
-        self._watch = LoopWatch(LEASE_PART * settings.lease_seconds)
+        self._watch = LoopWatch(LEASE_PART * settings.lease_seconds, interrupts=name in RUN_USERS_CODE)
         self._settings = settings
         self._build = build
         self._metrics = Metrics(CollectorRegistry(), name)

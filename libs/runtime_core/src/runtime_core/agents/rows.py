@@ -16,6 +16,11 @@ from runtime_core.trajectory.steps import DIGEST, NOTHING
 from runtime_core.trajectory.steps import Step as Row
 from runtime_core.trajectory.steps import StepError as RowError
 
+EMITTED_BYTES = 1024 * 1024
+"""How much of what a run has emitted its rows hold: they wait for the commit, and go on the record in one write."""
+SHORT_BYTES = 100
+"""A delta up to this size is kept all the same."""
+
 
 class Rows:
     """Collects a turn's rows. Only steps that the run does by itself have one here: who answers a tool call, a
@@ -24,7 +29,7 @@ class Rows:
     `unrecorded` names journaled steps whose rows no commit has written, since the process died in between.
     """
 
-    __slots__ = ("_attempt", "_owner", "_rows", "_run", "_unrecorded")
+    __slots__ = ("_attempt", "_emitted", "_owner", "_rows", "_run", "_unrecorded")
 
     def __init__(self, run: str, attempt: int, owner: str, unrecorded: Collection[str]) -> None:
         self._run = run
@@ -32,6 +37,7 @@ class Rows:
         self._owner = owner
         self._unrecorded = set(unrecorded)
         self._rows: list[Row] = []
+        self._emitted = 0
 
     def add(
         self,
@@ -47,7 +53,13 @@ class Rows:
     ) -> None:
         """Note a finished step. Times are epoch milliseconds; 0: now."""
         ended = ended or time.time() * 1000
-        if step.identified:
+        cut = False
+        if step.kind == "emit":
+            self._emitted += len(output)
+            cut = self._emitted > EMITTED_BYTES and len(output) > SHORT_BYTES
+        if cut:
+            output = b'"(%d bytes, which are on the task\'s output only)"' % len(output)
+        if cut or step.identified:
             attributes = {**(attributes or {}), DIGEST: step.digest}
         self._rows.append(
             Row(

@@ -549,7 +549,8 @@ class Consumer:
     async def _condemn(self, delivery: Delivery) -> None:
         error = StepError(
             "Poison",
-            f"{delivery.name} ended its process on {delivery.deliveries - 1} deliveries, also while it ran alone",
+            f"{delivery.name} ended its process, or held its event loop, on {delivery.deliveries - 1} deliveries, "
+            "also while it ran alone",
             at=time.time() * 1000,
         )
         await self._bus.dead_letter(

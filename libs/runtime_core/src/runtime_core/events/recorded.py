@@ -144,7 +144,8 @@ def _fill(run: RecordedRun, row: Step) -> None:
 def _step(step: str, row: Step) -> RecordedStep:
     if row.kind in _OUTGOING:
         asked = bytes(row.output) if row.kind == "emit" else bytes(row.input)
-        return RecordedStep(step, row.kind, row.name, row.key, asked, COMPLETED, b"null", int(row.ended))
+        told = str(row.attributes.get(DIGEST, ""))
+        return RecordedStep(step, row.kind, row.name, row.key, asked, COMPLETED, b"null", int(row.ended), told)
     if row.status == "completed":
         status, payload = COMPLETED, bytes(row.output) or b"null"
     else:
