@@ -15,6 +15,7 @@ RUN = $(VENV)/bin/python -m
 AUTOGEN := $(VENV)-autogen
 # So do Ray and Spark, which are large: docs/decisions/0017-engines-have-their-own-environment.md.
 ENGINES := $(VENV)-engines
+AUDIT := $(VENV)-audit
 # Files by name: mypy is told not to look into these folders where AutoGen is not installed.
 AUTOGEN_CODE = $(shell find libs/runtime_core/src/runtime_core/integrations/autogen tests/autogen examples/autogen_team \
 	-name '*.py')
@@ -40,7 +41,7 @@ export RUN_TOPIC := $(value TOPIC)
 unexport DOCS TOPIC
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run lock format check test test-unit test-autogen test-engines run bench chaos simulate model mutants ci clean
+.PHONY: help setup setup-run lock format check test test-unit test-autogen test-engines run bench chaos simulate model mutants audit ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +52,8 @@ setup-run: $(VENV)/.setup-run
 
 lock: setup ## Write requirements/*.txt anew from pyproject.toml (ARGS=--upgrade for newer versions)
 	$(COMPILE) --extra postgres --extra parquet --extra llm --extra mcp --extra otel --group dev --output-file requirements/dev.txt $(ARGS)
+	$(RUN) uv --quiet pip compile --group audit --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --output-file requirements/audit.txt $(ARGS)
 	@# AutoGen takes no protobuf of today; in its own environment nothing else needs one.
 	sed '/^protobuf==/,/[^\\]$$/d' requirements/dev.txt >$(VENV)/constraints.txt
 	$(COMPILE) --extra autogen --group autogen --constraint $(VENV)/constraints.txt --output-file requirements/autogen.txt $(ARGS)
@@ -116,11 +119,15 @@ model: setup ## Search the explicit-state model, with up to DEPTH faults in each
 mutants: setup ## Remove guards one at a time and run the tests that must notice (ONLY=id,… for some)
 	$(RUN) tests.mutants --only "$(ONLY)" $(ARGS)
 
+audit: ## Look up known vulnerabilities of all locked packages; what cannot be looked up is said and fails nothing
+	@$(MAKE) --no-print-directory $(AUDIT)/.setup || echo "NOT AUDITED: pip-audit cannot be installed here"
+	@if [ -e $(AUDIT)/.setup ]; then $(AUDIT)/bin/python -m tests.dependency_audit $(ARGS); fi
+
 ci: ## What continuous integration runs
 	./.ci/run
 
 clean: ## Remove what these targets made: .venv, caches and fetched servers
-	rm -rf $(VENV) $(AUTOGEN) $(ENGINES) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) $(AUTOGEN) $(ENGINES) $(AUDIT) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each stamp is newer than what it was made from, so that a second call has nothing to do.
@@ -151,8 +158,14 @@ $(ENGINES)/.setup: requirements/engines.txt requirements/engines-build.txt pypro
 	@$(EDITABLE)
 	@touch $@
 
+$(AUDIT)/.setup: VENV := $(AUDIT)
+$(AUDIT)/.setup: requirements/audit.txt | $(AUDIT)/bin/python
+	@echo "Installing what looks up vulnerabilities into $(AUDIT) …"
+	@$(LOCKED) requirements/audit.txt
+	@touch $@
+
 # The first Python that is new enough, unless PYTHON names one.
-$(VENV)/bin/python $(AUTOGEN)/bin/python $(ENGINES)/bin/python:
+$(VENV)/bin/python $(AUTOGEN)/bin/python $(ENGINES)/bin/python $(AUDIT)/bin/python:
 	@for name in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14); do \
 		"$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
 		echo "Making $(@:/bin/python=) with $$("$$name" --version) …"; \

@@ -28,6 +28,7 @@ TARGETS = [
     "simulate",
     "model",
     "mutants",
+    "audit",
     "ci",
     "clean",
 ]
