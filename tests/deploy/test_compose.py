@@ -104,14 +104,25 @@ def test_files_that_are_mounted_exist(compose: dict[str, Any]) -> None:
     assert [path for path in mounted if path.startswith(".") and not (FOLDER / path).exists()] == []
 
 
+def test_every_service_signs_in_as_itself_where_there_is_a_password(compose: dict[str, Any]) -> None:
+    found = {
+        environment["SERVICE"]: environment["WEFT_REDIS_URL"]
+        for each in compose["services"].values()
+        if "SERVICE" in (environment := each.get("environment", {}))
+    }
+    assert found == {
+        name: f"redis://{name}:${{{name.replace('-', '_').upper()}_PASSWORD:-}}@redis:6379" for name in services()
+    }
+
+
 def test_the_broker_is_set_as_in_kubernetes() -> None:
     def settings(path: str) -> dict[str, str]:
         lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
         return dict(line.split(maxsplit=1) for line in lines if line and not line.startswith("#"))
 
     here, there = settings("deploy/compose/redis.conf"), settings("deploy/k8s/base/broker/redis.conf")
-    assert there.keys() - here.keys() == {"aclfile"}
-    assert {name for name, value in here.items() if there[name] != value} == {"maxmemory"}
+    assert there.keys() == here.keys()
+    assert {name for name, value in here.items() if there[name] != value} == {"aclfile", "maxmemory"}
     assert (here["appendonly"], here["maxmemory-policy"]) == ("yes", "noeviction")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,11 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from runtime_core.acl.lines import LATER, Target, find_users, rules
 from runtime_core.acl.users import ALWAYS, KEYS, USERS, User
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import Keys
+from runtime_core.bus.namespace import connect
+from runtime_core.bus.verbs import partition
+from runtime_core.errors import ServerError
 from tests.conftest import OwnServer
 from tests.servers.matrix import MATRIX
 from tests.servers.process import HOST, Server
@@ -252,3 +258,38 @@ def test_only_services_that_run_no_code_of_apps_load_functions(broker: Broker) -
     assert {name for name, user in EVERYBODY.items() if user.loads_functions} == {
         "state-manager", "trajectory-recorder", "operator", "runtime",
     }  # fmt: skip
+
+
+def test_a_service_that_may_not_load_functions_waits_for_one_that_may(broker: Broker) -> None:
+    async def work() -> None:
+        handler = await connect(_url(broker, "agent-handler"))
+        manager = await connect(_url(broker, "state-manager"))
+        keys = Keys("weft", 0)
+        waiting = asyncio.create_task(EventBus(handler, keys, "someone").beat(1000, first=True, since_ms="0"))
+        while not broker.admin.execute_command("ACL", "LOG"):
+            await asyncio.sleep(0.01)
+        assert not waiting.done()
+        await EventBus(manager, keys).load_library()
+        await asyncio.wait_for(waiting, 10)
+        await handler.close()
+        await manager.close()
+
+    asyncio.run(work())
+
+
+def test_a_service_says_who_loads_its_functions(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "LIBRARY_SECONDS", 0.0)
+
+    async def work() -> None:
+        handler = await connect(_url(broker, "tool-handler"))
+        try:
+            with pytest.raises(ServerError, match="start a state-manager or a trajectory-recorder of this release"):
+                await EventBus(handler, Keys("weft", 0), "someone").load_library()
+        finally:
+            await handler.close()
+
+    asyncio.run(work())
+
+
+def _url(broker: Broker, user: str) -> str:
+    return f"redis://{user}:{user}@{HOST}:{broker.port}"

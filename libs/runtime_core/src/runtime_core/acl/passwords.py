@@ -1,6 +1,6 @@
 """A file of passwords, from which only digests reach the broker's rules.
 
-One `AGENT_HANDLER_PASSWORD=…` a line, so that compose and shells read it too.
+One `AGENT_HANDLER_PASSWORD=…` a line, so that compose and shells read it too; other variables may stand beside them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from runtime_core.errors import ConfigurationError
 
-_LINE = re.compile(r"([A-Z0-9_]+)_PASSWORD=(\S+)")
+_LINE = re.compile(r"(?:([A-Z0-9_]+)_PASSWORD=(\S+)|[A-Z0-9_]+=.*)")
 
 
 def digests(files: Sequence[Path], users: Iterable[str]) -> dict[str, list[str]]:
@@ -50,7 +50,8 @@ def _read(file: Path, *, may_be_missing: bool) -> dict[str, str]:
             raise ConfigurationError(
                 f"{file}, line {number}: write AGENT_HANDLER_PASSWORD=… for the user agent-handler"
             )
-        found[match[1]] = match[2]
+        if match[1]:
+            found[match[1]] = match[2]
     return found
 
 
