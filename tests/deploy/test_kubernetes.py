@@ -310,6 +310,27 @@ def test_what_is_applied_at_first_needs_no_custom_resource(kubectl_command: tupl
     assert {"weft:latest", "weft-ray:latest", "weft-spark:latest"} <= images
 
 
+def test_every_service_signs_in_as_its_own_user(kubectl_command: tuple[str, ...]) -> None:
+    """The operator's password is only in pods that run no code of apps."""
+    found = {}
+    for _, pod in pod_templates(build(kubectl_command, K8S)):
+        for container in containers(pod):
+            keys = {
+                each["name"]: each["valueFrom"]["secretKeyRef"]["key"]
+                for each in container.get("env", ())
+                if each["name"].endswith("REDIS_URL")
+            }
+            if keys:
+                [service] = [each["value"] for each in container["env"] if each["name"] == "SERVICE"]
+                found[service] = keys
+    operator = {"WEFT_OPERATOR_REDIS_URL": "redis-url-operator"}
+    assert found == {
+        name: {"WEFT_REDIS_URL": f"redis-url-{name}"}
+        | (operator if name in ("state-manager", "trajectory-recorder") else {})
+        for name in services()
+    }
+
+
 def test_what_is_applied_at_first_fits_on_one_node_of_four_processors(kubectl_command: tuple[str, ...]) -> None:
     """As docs/deployment.md says: kube-system keeps most of the fourth, and a rolling update needs one more pod."""
     manifests = build(kubectl_command, K8S)

@@ -233,7 +233,16 @@ def test_keys_outside_of_the_table_are_refused(broker: Broker) -> None:
             else:
                 commands = []
             if user.serves and family not in user.serves:
-                commands.append(("XREADGROUP", "GROUP", "g", "c", "STREAMS", full, ">"))
+                commands += [
+                    ("XREADGROUP", "GROUP", "g", "c", "STREAMS", full, ">"),
+                    ("XREAD", "STREAMS", full, "0"),
+                    ("XCLAIM", full, "g", "c", "0", "1-1"),
+                    ("XACK", full, "g", "1-1"),
+                    ("XDEL", full, "1-1"),
+                    ("XTRIM", full, "MAXLEN", "0"),
+                ]
+                if key != "unheard":
+                    commands.append(("XRANGE", full, "-", "+"))
             for command in commands:
                 assert not broker.may(user.name, *command), f"{user.name} may {command}"
         for foreign in ("other:{0}:task:x", "weft:{0:task:x", "weft2:{0}:task:x", "weft:{x0}:task:x", "elsewhere"):

@@ -33,6 +33,18 @@ def test_helpers_and_functions_that_a_function_stands_on_count() -> None:
     assert function_rights("gateways").writes == frozenset()
 
 
+def test_only_leaders_write_where_leaders_are_kept_and_only_consumers_may_take_work() -> None:
+    for user in USERS.values():
+        _, writes = user.keys(2)
+        assert {key for key in writes if key.startswith("leader:")} == {f"leader:{role}" for role in user.leads}
+        takes = [grant for grant in user.selectors() if "xreadgroup" in grant.commands]
+        assert bool(takes) == (bool(user.serves) or user.name == "state-manager"), user.name
+    handlers = [user for user in SERVICES if user.serves]
+    assert {user.name for user in handlers} == set(services()) - {"state-manager", "trajectory-recorder"}
+    for user in handlers:
+        assert not {"schedules", "scheduled"} & {key for keys in user.keys(2) for key in keys}
+
+
 def test_an_older_server_gets_no_command_that_it_does_not_know() -> None:
     for server in SERVERS:
         target = Target(lacks=lacking(server))

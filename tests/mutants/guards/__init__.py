@@ -14,6 +14,7 @@ from tests.mutants.guards import (
     services,
     steps,
     timers,
+    users,
 )
 from tests.mutants.mutant import Mutant
 
@@ -29,4 +30,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *services.MUTANTS,
     *redaction.MUTANTS,
     *publishers.MUTANTS,
+    *users.MUTANTS,
 )

@@ -1,0 +1,84 @@
+"""Users of the broker: what rights they are given, and who may load functions."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant, python
+
+USERS = "acl/users.py"
+LINES = "acl/lines.py"
+
+MUTANTS: tuple[Mutant, ...] = (
+    python(
+        USERS,
+        "own_ingress",
+        'Grant(("xadd",), (f"%W~{{namespace}}:tasks:{name}",)),',
+        'Grant(("xadd",), ("%W~{namespace}:tasks*",)),',
+        "a publisher writes commands to its own stream only",
+        "integration:acl",
+    ),
+    python(
+        USERS,
+        "loads_functions",
+        "        if self.loads_functions:\n",
+        "        if self.functions:\n",
+        "services that run code of apps load no functions",
+        "integration:acl",
+    ),
+    python(
+        USERS,
+        "own_streams",
+        "found -= {*(_OWN_STREAM if self.serves else ()), *self.never}",
+        "found -= {*self.never}",
+        "a handler reads and settles its own streams only",
+        "integration:acl",
+    ),
+    python(
+        USERS,
+        "leader_admit",
+        '            writes.discard("leader:admit")\n',
+        "            pass\n",
+        "only state-managers write who leads",
+        "unit:acl",
+    ),
+    python(
+        "acl/function_rights.py",
+        "unnamed_keys",
+        "for helper in reached.keys() & _UNNAMED.keys():",
+        "for helper in ():",
+        "a function has the rights to keys that it makes from variables, and does not stop halfway",
+        "unit:acl",
+        "contracts:idle",
+    ),
+    python(
+        LINES,
+        "reset",
+        'words = ["reset", "on", *passwords]',
+        'words = ["on", *passwords]',
+        "a user that was there keeps no right from before",
+        "unit:acl",
+    ),
+    python(
+        LINES,
+        "literal",
+        "return _GLOB.sub(",
+        "return (lambda *given: given[1])(",
+        "a namespace is a name and no pattern",
+        "unit:acl",
+    ),
+    python(
+        "acl/passwords.py",
+        "mode",
+        "os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)",
+        "os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)",
+        "nobody else reads the file of passwords",
+        "unit:acl",
+    ),
+    python(
+        "bus/verbs/partition.py",
+        "waits_for_library",
+        '            if str(error).startswith("NOPERM"):\n',
+        "            if False:\n",
+        "a handler waits for those who may load functions",
+        "integration:acl",
+    ),
+)
