@@ -33,7 +33,7 @@ ALL_IN_HAND_BYTES = 64 * 1024 * 1024
 WAIT_SECONDS = 0.2
 """How long a command that cannot be carried out yet waits before the next try."""
 IDLE_FIRST_SECONDS = 0.02
-IDLE_LAST_SECONDS = 0.25
+IDLE_LAST_SECONDS = 1.0
 LOOKS_PER_SECOND = 250
 """How often empty streams are looked at, all together."""
 BACKOFF_FIRST_SECONDS = 0.1

@@ -11,10 +11,12 @@ import pytest
 
 from runtime_core import AgentContext, App, Client
 from runtime_core.bus.delivery import pairs
+from runtime_core.envelope import Envelope
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.events.replay import replay
 from runtime_core.hooks.verdicts import Change, Deny, HookEvent
 from runtime_core.local import LocalApp
+from runtime_core.submission import SUBMIT, parse_submit
 from runtime_core.trajectory.tree import render
 
 
@@ -53,7 +55,7 @@ def desk(calls: Counter[str]) -> App:
     async def asking(ctx: AgentContext, input: object) -> object:
         first = await ctx.tool(search, query="x")
         answer = await ctx.human("which?")
-        return [first, answer, dict(ctx.metadata), ctx.session_id]
+        return [first, answer, dict(ctx.metadata), ctx.session_id, ctx.tenant]
 
     return app
 
@@ -133,10 +135,11 @@ async def test_a_fork_of_an_ended_task_finds_its_results_on_the_record_stream_wi
     assert calls["rank"] == 1
 
 
-async def test_a_fork_of_a_task_that_waits_takes_its_journal_its_session_and_its_metadata() -> None:
+async def test_a_fork_of_a_task_that_waits_takes_its_journal_and_what_is_said_of_it() -> None:
     calls: Counter[str] = Counter()
     async with LocalApp(desk(calls)) as client:
-        task = await client.submit("asking", None, task_id="t-1", session_id="s-1", metadata={"tenant": "a"})
+        data = b'{"agent":"asking","input":null,"session_id":"s-1","metadata":{"n":1}}'
+        task = await client.start(parse_submit(Envelope(id="t-1", type=SUBMIT, tenant="acme", data=data)))
         async for event in task.stream():
             if event.type == "weft.human.requested":
                 asked = event.data["request_id"]
@@ -147,8 +150,8 @@ async def test_a_fork_of_a_task_that_waits_takes_its_journal_its_session_and_its
                 assert (await fork.show())["forked_from"] == {"task": "t-1", "step": "2"}
                 await fork.signal(event.data["request_id"], "left")
         await task.signal(asked, "right")
-        assert (await fork.result(timeout=60)).value() == ["found x", "left", {"tenant": "a"}, "s-1"]
-        assert (await task.result(timeout=60)).value() == ["found x", "right", {"tenant": "a"}, "s-1"]
+        assert (await fork.result(timeout=60)).value() == ["found x", "left", {"n": 1}, "s-1", "acme"]
+        assert (await task.result(timeout=60)).value() == ["found x", "right", {"n": 1}, "s-1", "acme"]
     assert calls["search x"] == 1
 
 
