@@ -100,3 +100,25 @@ async def test_no_kill_leaves_a_task_in_its_queue(valkey: Server, namespace: str
         meta, queues = f"{namespace}:{{0}}:meta", f"{namespace}:{{0}}:queues"
         assert await redis.hget(meta, "queued") is None
         assert await redis.hget(queues, "agent") is None
+
+
+async def test_a_state_manager_alone_moves_tasks_on(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    """During an update all handlers may be of a release that does not know of queues."""
+    stream = f"{namespace}:{{0}}:agent"
+    async with (
+        plain_redis(valkey.port) as redis,
+        Fleet(valkey.url, namespace, tmp_path, replicas={"state-manager": 1}) as fleet,
+    ):
+        await fleet.ready()
+        await redis.hset(f"{namespace}:{{0}}:agents", "echo", "agent")
+        await redis.xgroup_create(stream, "agent-handler", "0", mkstream=True)
+        await flood(valkey.url, namespace, 300, "flood")
+        seen = 0
+
+        async def all_read() -> bool:
+            nonlocal seen
+            for _, entries in await redis.xreadgroup("agent-handler", "old", {stream: ">"}, count=500) or []:
+                seen += len(entries)
+            return seen == 300
+
+        await until(all_read, 60, "an old handler gets all of them")

@@ -146,6 +146,15 @@ WORK = (
         },
     ),
     fires(
+        "WeftQueuesNearLimit", "5m",
+        {
+            of("tasks_queued", partition="0", tenant="acme"): "60000x60",
+            of("tasks_queued", partition="0", tenant="*"): "30000x60",
+        },
+        FIRST, "90000 tasks wait for the turns of their tenants in partition 0.",
+    ),
+    silent("WeftQueuesNearLimit", "there is room", {of("tasks_queued", partition="0", tenant="acme"): "70000x60"}),
+    fires(
         "WeftMailboxDeep", "8m", {of("mailbox_deepest_events", partition="0"): "6000x60"}, FIRST,
         "6000 events wait for one instance in partition 0.",
     ),

@@ -91,7 +91,7 @@ end
 function QUEUE.settings(base, tenant)
   local found = redis.call('HMGET', base .. 'tenants', tenant, '*')
   local weight, open, rate = string.match(found[1] or found[2] or '', '^(%d+) (%d+) ([%d.]+)')
-  return tonumber(weight or '1'), tonumber(open or '0'), tonumber(rate or '0')
+  return math.max(1, tonumber(weight or '1')), tonumber(open or '0'), tonumber(rate or '0')
 end
 
 -- Those of these entries that nobody has read. pcall: without its group nothing of a stream was read.
@@ -130,14 +130,13 @@ function QUEUE.refill(base, stream, want, now)
     local key = QUEUE.key(base, stream, tenant)
     -- pcall: from here on nothing may raise, since tasks that have moved are counted at the end.
     local found = redis.pcall('ZRANGE', key, 0, 0)
-    local task, spent, moved = found[1], found.err, nil
+    local task, spent, entry = found[1], found.err, ''
     if task then
-      local done
-      done, moved = pcall(QUEUE.start, base, task)
+      local done, moved = pcall(QUEUE.start, base, task)
       spent = moved or not done
       redis.call('ZREM', key, task)
       if done then
-        gone = gone + 1
+        gone, entry = gone + 1, moved or ''
       else
         -- One that cannot start (a key of another type) goes behind all others, and holds up none of them.
         local order = redis.call('HINCRBY', queues, 'seq', 1) + 10 * QUEUE.PRIORITY
@@ -149,7 +148,7 @@ function QUEUE.refill(base, stream, want, now)
     if spent then
       weights[tenant] = weights[tenant] or QUEUE.settings(base, tenant)
       last, room = at, room - 1
-      if past then past[#past + 1] = moved or '' end
+      if past then past[#past + 1] = entry end
       redis.call('ZADD', turns, text(tonumber(at) + math.floor(QUEUE.STRIDE / weights[tenant])), tenant)
     end
   end
