@@ -111,6 +111,19 @@ def test_null_counts_as_absent_for_what_is_optional() -> None:
         assert msgspec.structs.replace(submit(data), digest=plain.digest) == plain
 
 
+def test_a_priority_is_kept() -> None:
+    assert submit(MINIMAL | {"conf": {"priority": 9}}).conf == Conf(priority=9)
+    assert submit(MINIMAL).conf.priority is None
+
+
+@pytest.mark.parametrize("tenant", ["a\nb", "x" * 257])
+def test_a_tenant_is_a_short_plain_text(tenant: str) -> None:
+    """It becomes a line of the task's header."""
+    with pytest.raises(InvalidInput) as error:
+        submit(MINIMAL, tenant=tenant)
+    assert error.value.field == "tenant"
+
+
 def test_input_may_be_null_but_not_absent() -> None:
     assert submit({"agent": "a", "input": None}).input_json == b"null"
     with pytest.raises(InvalidInput, match=r"data\.input: is missing"):
@@ -147,6 +160,8 @@ BAD_SUBMITS: dict[str, tuple[object, str, str]] = {
         "streaming_mode",
     ),
     "max_steps 0": (MINIMAL | {"conf": {"max_steps": 0}}, "data.conf.max_steps", "0 is not"),
+    "priority 0": (MINIMAL | {"conf": {"priority": 0}}, "data.conf.priority", "0 is not a whole number from 1 to 9"),
+    "priority 10": (MINIMAL | {"conf": {"priority": 10}}, "data.conf.priority", "10 is not"),
     "max_steps text": (MINIMAL | {"conf": {"max_steps": "5"}}, "data.conf.max_steps", '"5" is not'),
     "max_steps true": (MINIMAL | {"conf": {"max_steps": True}}, "data.conf.max_steps", "true is not"),
     "max_steps 1.5": (MINIMAL | {"conf": {"max_steps": 1.5}}, "data.conf.max_steps", "1.5 is not"),
