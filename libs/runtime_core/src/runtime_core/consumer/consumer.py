@@ -12,6 +12,7 @@ from typing import Protocol
 
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import GROUPS, group_of
 from runtime_core.bus.values import Adopted
 from runtime_core.consumer.ended_tasks import MOST_TASKS, EndedTasks
 from runtime_core.consumer.owner import Owner
@@ -241,7 +242,7 @@ class Consumer:
             owner = self._bus.owner
             count = min(READ_AT_ONCE, self._limit - len(self._held))
             try:
-                if self._bus.queued:
+                if self._bus.queued and group_of(self._streams[0]) == GROUPS["agent"]:
                     # Timers are promoted ten times a second, and tell whether new tasks wait for their turns.
                     await self._bus.refill(count, self._streams)
                 taken, malformed = await self._bus.read(self._streams, count, BLOCK_MS)
