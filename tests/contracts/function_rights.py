@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtime_core.acl.function_rights import OWN_STREAMS, READING, STREAMS, function_rights
+from runtime_core.acl.function_rights import OWN_STREAMS, READING, STREAMS, function_rights, key_family
 from runtime_core.bus.library import library
 from runtime_core.bus.memory.lua import LuaScripts
 
@@ -53,11 +53,3 @@ def _beyond(function: str, base: bytes, words: list[bytes]) -> list[str]:
         if family not in allowed and not own and not (family.startswith("leader:") and "leader:" in allowed):
             found.append(f"{function}: {named} on {family}")
     return found
-
-
-def key_family(name: str) -> str:
-    """What the rights call a key, by what follows the partition's base."""
-    head, colon, _ = name.partition(":")
-    if head in STREAMS:
-        return head
-    return name if head == "leader" else head + colon

@@ -24,8 +24,10 @@ READING = frozenset(
 """Commands of functions that change nothing."""
 
 _COMMENT = re.compile(r"--[^\n]*")
-_FUNCTION = re.compile(r"^local function (\w+)\((?:[^\n]*\bend$|.*?^end$)", re.MULTILINE | re.DOTALL)
-_WORD = re.compile(r"\w+")
+_FUNCTION = re.compile(r"^(?:local )?function ([\w.]+)\((?:[^\n]*\bend$|.*?^end$)", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^do$.*?^end$", re.MULTILINE | re.DOTALL)
+_IN_BLOCK = re.compile(r"^  function ([\w.]+)\(", re.MULTILINE)
+_WORD = re.compile(r"\w+(?:\.\w+)?")
 _CALL = re.compile(r"redis\.p?call\('(\w+)'(?:, '([A-Z]+)')?")
 _KEY = re.compile(r"(?:base|keys\[1\]) \.\. '([\w:]+)'")
 _READ = re.compile(r"redis\.p?call\('(\w+)', (?:'[A-Z]+', )?(?:base|keys\[1\]) \.\. '([\w:]+)'")
@@ -54,6 +56,14 @@ class FunctionRights:
     """Keys that it may write."""
 
 
+def key_family(name: str) -> str:
+    """What the rights call a key, by what follows the partition's base: `letters:` for `letters:bytes`."""
+    head, colon, _ = name.partition(":")
+    if head in STREAMS:
+        return head
+    return name if head == "leader" else head + colon
+
+
 @cache
 def function_rights(name: str) -> FunctionRights:
     """What `name` needs, itself and through its helpers."""
@@ -63,8 +73,8 @@ def function_rights(name: str) -> FunctionRights:
         f"{command}|{sub}".lower() if command in _SUBCOMMANDS else command.lower()
         for command, sub in _CALL.findall(text)
     )
-    mentions = _KEY.findall(text)
-    read_only = [key for command, key in _READ.findall(text) if command in READING]
+    mentions = [key_family(key) for key in _KEY.findall(text)]
+    read_only = [key_family(key) for command, key in _READ.findall(text) if command in READING]
     reads = {key for key in mentions if mentions.count(key) == read_only.count(key)}
     writes = set(mentions) - reads
     if name not in OWN_STREAMS and _OTHER_KEY.search(text):
@@ -94,8 +104,12 @@ def _within_reach(name: str) -> dict[str, str]:
 
 @cache
 def _helpers() -> dict[str, str]:
-    """What all functions share, by name."""
-    return {match[1]: match[0] for shared in SHARED for match in _FUNCTION.finditer(_source(shared))}
+    """What all functions share, by name. Helpers with a block of their own share what that needs."""
+    found = {match[1]: match[0] for shared in SHARED for match in _FUNCTION.finditer(_source(shared))}
+    for shared in SHARED:
+        for block in _BLOCK.findall(_source(shared)):
+            found.update(dict.fromkeys(_IN_BLOCK.findall(block), block))
+    return found
 
 
 @cache

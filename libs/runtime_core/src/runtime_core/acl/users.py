@@ -117,7 +117,7 @@ class User:
 
 KEYS = tuple(
     sorted(
-        {"functions", "leader:admit", "leader:keep", "leader:record", "manifests"}
+        {"functions", "leader:admit", "leader:keep", "leader:record", "manifests", "publishers"}
         | {key for name in FUNCTIONS for key in function_rights(name).reads | function_rights(name).writes}
         - {"leader:"}
     )
@@ -136,10 +136,10 @@ _CONSUMER = ("adopt", "beat", "dead_letter", "leave", "promote", "retry", "subsc
 _CALLED = ("commit_call", "progress")
 _SUBMITS = ("claim", "refuse", "submit", "unclaim")
 _CLIENT = (
-    *_SUBMITS, "cancel", "create_node", "erase", "fork", "idle", "node", "publish", "put_state", "schedule", "signal",
+    *_SUBMITS, "cancel", "create_node", "erase", "fork", "idle", "keep_letter", "node", "publish", "put_state", "schedule", "signal",
     "subscribe", "touch", "unsubscribe", "watch", "withdraw",
 )  # fmt: skip
-_TURNS = ("ask", "begin_call", "begin_turn", "commit_turn", "emit", "load", "record", "settle_call", "stream")
+_TURNS = ("ask", "begin_call", "begin_turn", "commit_turn", "emit", "load", "record", "refill", "settle_call", "stream")
 _ANNOUNCED = ("agents", "enders", "functions", "interleaved", "manifests", "tools", "topics")
 _HANDLER_COMMANDS = (
     "hdel", "hexists", "hgetall", "hkeys", "hset", "hsetnx", "hvals", "xadd", "xlen", "zrange",
@@ -151,8 +151,8 @@ _NO_HANDLER_CAN = (
     "load functions, list keys"
 )
 _ADMITS = Grant(
-    ("xack", "xadd", "xautoclaim", "xclaim", "xdel", "xgroup|create", "xinfo|groups", "xlen", "xpending", "xrange",
-     "xreadgroup"),
+    ("del", "exists", "fcall", "xack", "xadd", "xautoclaim", "xclaim", "xdel", "xgroup|create", "xinfo|groups",
+     "xinfo|stream", "xlen", "xpending", "xrange", "xreadgroup"),
     ("~{namespace}:tasks", "~{namespace}:tasks:*"),
 )  # fmt: skip
 _CLIENT_COMMANDS = (
@@ -172,7 +172,7 @@ def _handler(name: str, can: str, stream: str, functions: tuple[str, ...]) -> Us
         can,
         _NO_HANDLER_CAN,
         functions=(*_CONSUMER, *functions),
-        across_partitions=_SUBMITS,
+        across_partitions=(*_SUBMITS, "keep_letter"),
         commands=_HANDLER_COMMANDS,
         reads=_HANDLER_READS,
         writes=_HANDLER_WRITES,
@@ -202,9 +202,9 @@ SERVICES = (
         "admits commands, relays answers, keeps timers, sweeps, measures",
         "take work, read or write other namespaces (other than appending to `…:answers…`), change the server",
         functions=(
-            "answered", "beat", "cancel", "claim", "due_requests", "expire_call", "gateways", "lead", "leave",
-            "publish", "refuse", "repeat_request", "schedule", "signal", "submit", "subscribe", "survey", "touch",
-            "trim", "unclaim", "unsubscribe",
+            "answered", "beat", "cancel", "claim", "due_requests", "expire_call", "gateways", "keep_letter", "lead",
+            "leave", "publish", "read_ingress", "recount_letters", "refill", "refuse", "repeat_request", "schedule",
+            "signal", "submit", "subscribe", "survey", "touch", "trim", "trim_letters", "unclaim", "unsubscribe",
         ),
         commands=(
             "exists", "hdel", "hexists", "hgetall", "hincrby", "hkeys", "hset", "hvals", "lrange", "lrem", "xadd",
@@ -212,7 +212,7 @@ SERVICES = (
             "xpending", "xrange", "xread", "xrevrange", "zadd", "zcard", "zcount", "zmscore", "zrange",
             "zrangebyscore", "zrem", "zscore",
         ),
-        reads=(*_ANNOUNCED, "gateways", "leader:record", "places", "run:"),
+        reads=(*_ANNOUNCED, "gateways", "leader:record", "places", "publishers", "run:"),
         writes=(
             "asks", "dead", "engines", "index", "meta", "quarantine", "record", "replies", "requests", "scheduled",
             "schedules", "seen", "seenq", "timers", *STREAMS,
@@ -241,7 +241,7 @@ OPERATOR = User(
     "operator",
     "runs the command `weft`: looks at everything in the namespace, cancels, answers, repairs, redrives",
     "change the server or its users, disconnect or pause clients, write outside of the namespace",
-    functions=(*_CLIENT, "drop_letter", "gateways", "redrive", "repair", "survey"),
+    functions=(*_CLIENT, "drop_letter", "gateways", "read_ingress", "redrive", "repair", "survey"),
     commands=(
         *_CLIENT_COMMANDS, "command|info", "function|delete", "llen", "lrange", "scan", "type", "xinfo|consumers",
         "zrevrange",
@@ -249,8 +249,10 @@ OPERATOR = User(
     reads=KEYS,
     writes=("reply:",),
     grants=(
-        Grant(("xadd", "xinfo|groups", "xinfo|consumers", "xlen", "xpending", "xrange"),
+        Grant(("del", "exists", "fcall", "xadd", "xinfo|groups", "xinfo|consumers", "xinfo|stream", "xlen", "xpending",
+               "xrange"),
               ("~{namespace}:tasks", "~{namespace}:tasks:*")),
+        Grant(("hdel", "hset"), ("~{base}publishers", "~{base}tenants")),
         Grant(("xgroup|create",), ("~{base}record",)),
     ),
     loads_functions=True,
