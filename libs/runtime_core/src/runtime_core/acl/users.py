@@ -136,8 +136,8 @@ _CONSUMER = ("adopt", "beat", "dead_letter", "leave", "promote", "retry", "subsc
 _CALLED = ("commit_call", "progress")
 _SUBMITS = ("claim", "refuse", "submit", "unclaim")
 _CLIENT = (
-    *_SUBMITS, "cancel", "create_node", "erase", "fork", "idle", "keep_letter", "node", "publish", "put_state", "schedule", "signal",
-    "subscribe", "touch", "unsubscribe", "watch", "withdraw",
+    *_SUBMITS, "cancel", "create_node", "erase", "fork", "idle", "keep_letter", "node", "publish", "put_state",
+    "schedule", "signal", "subscribe", "touch", "unsubscribe", "watch", "withdraw",
 )  # fmt: skip
 _TURNS = ("ask", "begin_call", "begin_turn", "commit_turn", "emit", "load", "record", "refill", "settle_call", "stream")
 _ANNOUNCED = ("agents", "enders", "functions", "interleaved", "manifests", "tools", "topics")
