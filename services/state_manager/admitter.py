@@ -50,6 +50,12 @@ logger = logging.getLogger(__name__)
 TASKS = "tasks"
 BLOCK_MS = 500
 BATCH = 200
+"""How many commands are read at once, where they are small."""
+FIRST_BATCH = 8
+READ_BYTES = 4 * 1024 * 1024
+"""About how many bytes are read at once: the number of commands follows the size of those before."""
+YIELD_BYTES = 256 * 1024
+"""How many bytes are parsed at a stretch."""
 ENDED = ("completed", "failed", "cancelled")
 WAIT_SECONDS = 0.2
 """How long a command that cannot be carried out yet waits before the next try."""
@@ -88,6 +94,7 @@ class Admitter:
         self._schedules = Schedules(home, admission)
         self._topics = topics
         self._connect = connect
+        self._batch = min(FIRST_BATCH, BATCH)
 
     async def run(self, epoch: str) -> None:
         """Admit until cancelled. Raises Fenced where another leads by now."""
@@ -136,12 +143,26 @@ class Admitter:
                     _close(waiting)
                     waiting = []
                     continue
-                waiting += [self._command(entry, fields) for entry, fields in entries]
+                await self._take(entries, waiting)
                 self._watch.waiting(bool(waiting))
                 waiting = await self._settle_all(epoch, waiting)
                 self._watch.waiting(False)
         finally:
             _close(waiting)
+
+    async def _take(self, entries: Sequence[tuple[bytes, list[bytes]]], waiting: list[_Command]) -> None:
+        """Parse what was read. The heartbeat of the lead must not wait for many large commands."""
+        size = parsed = 0
+        for entry, fields in entries:
+            waiting.append(self._command(entry, fields))
+            size += sum(map(len, fields))
+            if size - parsed > YIELD_BYTES:
+                parsed = size
+                await asyncio.sleep(0)
+        if size > READ_BYTES:
+            self._batch = max(1, len(entries) * READ_BYTES // size)
+        elif entries:
+            self._batch = min(BATCH, self._batch * 2)
 
     async def _settle_all(self, epoch: str, commands: list[_Command]) -> list[_Command]:
         """Carry out commands in order; returns those that must wait.
@@ -165,7 +186,7 @@ class Admitter:
     async def _read(self, consumer: str, block_ms: int) -> list[tuple[bytes, list[bytes]]]:
         try:
             reply = await self._transport.blocking(
-                "XREADGROUP", "GROUP", STATE_MANAGER, consumer, "COUNT", BATCH, "BLOCK", block_ms,
+                "XREADGROUP", "GROUP", STATE_MANAGER, consumer, "COUNT", self._batch, "BLOCK", block_ms,
                 "STREAMS", self._key, ">",
             )  # fmt: skip
         except ServerError as error:
@@ -181,7 +202,7 @@ class Admitter:
         start = "-" if after == "0-0" else f"({after}"
         call = self._transport.call
         while True:
-            listed = cast(list[list[Reply]], await call("XPENDING", self._key, STATE_MANAGER, start, "+", BATCH))
+            listed = cast(list[list[Reply]], await call("XPENDING", self._key, STATE_MANAGER, start, "+", self._batch))
             if not listed:
                 return []
             ids = [cast(bytes, item[0]) for item in listed]
