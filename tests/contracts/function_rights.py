@@ -47,6 +47,8 @@ def _beyond(function: str, base: bytes, words: list[bytes]) -> list[str]:
     keys = words[1:] if command in ("DEL", "EXISTS") else words[1 + nested : 2 + nested]
     for key in keys if command not in ("TIME",) else ():
         assert key.startswith(base), f"{function} leaves its partition with {key!r}"
+        if key == base:
+            continue  # a stream that the caller names whole: it has a grant for it
         family = key_family(key[len(base) :].decode("utf-8", "replace"))
         allowed = rights.writes | rights.reads if command in READING else rights.writes
         own = family in STREAMS and function in OWN_STREAMS
