@@ -618,7 +618,7 @@ async def test_an_address_of_the_runtime_is_refused(broker: Broker, bus: EventBu
 async def test_a_full_broker_does_not_end_the_relay(
     own_valkey: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the answer can be written, nor a dead letter: it stays where it is."""
+    """Answers that it refuses for too long become dead letters, which are bounded and may be written without memory."""
     monkeypatch.setattr(relay, "GIVE_UP_SECONDS", 0.05)
     broker = await open_broker(VALKEY_9, namespace, server_clients(own_valkey.url))
     try:
@@ -627,15 +627,13 @@ async def test_a_full_broker_does_not_end_the_relay(
         await broker.call("SET", "wrong", "a string")
         await ended(broker, bus, ("u", "wrong"))
         await broker.call("CONFIG", "SET", "maxmemory", "1mb")
-        edge = Edge(await connected(broker))
-        async with relaying(bus, edge):
-            await until(lambda: more_than(edge.tried, "wrong", 10))
-            assert len(await broker.entries("replies")) == 2
-            await broker.call("CONFIG", "SET", "maxmemory", "0")
+        async with relaying(bus, Edge(await connected(broker))):
             await until(lambda: empty(broker))
-        assert await answered(broker, "answers", "t")
-        (letter,) = await broker.entries("dead")
-        assert (letter["reason"], letter["taskid"]) == ("undeliverable", "u")
+        letters = await broker.entries("dead")
+        assert sorted((letter["reason"], letter["taskid"]) for letter in letters) == [
+            ("undeliverable", "t"),
+            ("undeliverable", "u"),
+        ]
     finally:
         await close_broker(broker)
 
