@@ -77,7 +77,8 @@ def _section(user: User) -> Iterator[str]:
         commands = _listed(user.root_commands(MOST_PARTITIONS))
         yield f"| reads and writes in `weft:{{p}}:`: {_listed(writes)} | {commands} |"
         yield f"| reads in `weft:{{p}}:`: {_listed(reads)}; and `weft:settings` | those of these that only read |"
-        yield f"| nothing in `weft:{{p}}:`: {_listed(missing)} | none |"
+        if missing:
+            yield f"| nothing in `weft:{{p}}:`: {_listed(missing)} | none |"
     else:
         yield f"| none | {_listed(user.root_commands(1))} |"
     for grant in user.selectors():

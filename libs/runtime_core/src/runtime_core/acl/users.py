@@ -247,12 +247,11 @@ OPERATOR = User(
         "zrevrange",
     ),
     reads=KEYS,
-    writes=("reply:",),
+    writes=("publishers", "reply:", "tenants"),
     grants=(
         Grant(("del", "exists", "fcall", "xadd", "xinfo|groups", "xinfo|consumers", "xinfo|stream", "xlen", "xpending",
                "xrange"),
               ("~{namespace}:tasks", "~{namespace}:tasks:*")),
-        Grant(("hdel", "hset"), ("~{base}publishers", "~{base}tenants")),
         Grant(("xgroup|create",), ("~{base}record",)),
     ),
     loads_functions=True,

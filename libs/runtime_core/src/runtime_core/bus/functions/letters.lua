@@ -136,7 +136,7 @@ do
   end
 
   -- Trims the letters of a share's `members`. Returns how many there were: somebody may have deleted some by hand.
-  local function trim(base, share, members, cause)
+  local function trim_share(base, share, members, cause)
     local ids, freed = {}, 0
     for i, member in ipairs(members) do
       local id, bytes, task = string.match(member, '^([^|]*)|(%d+)|(.*)$')
@@ -179,7 +179,7 @@ do
         total, shares[largest] = total - bytes, shares[largest] - bytes
       end
       if #members > 0 then
-        trimmed = trimmed + trim(base, largest, members, 'bytes')
+        trimmed = trimmed + trim_share(base, largest, members, 'bytes')
       else
         -- It has no letter but the one to come.
         shares[largest] = nil
@@ -234,7 +234,7 @@ do
         end
         if #old == 0 then break end
         looks = looks + #old
-        if #members > 0 then trimmed = trimmed + trim(base, share, members, 'age') end
+        if #members > 0 then trimmed = trimmed + trim_share(base, share, members, 'age') end
       end
     end
     return trimmed
