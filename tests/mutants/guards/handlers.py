@@ -144,6 +144,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:heartbeats",
         "integration:bad_days",
         "contracts:warm_runs",
+        survives="a kept run goes on only with its next turn, and looks at the journal before its next step",
     ),
     python(
         CONSUMER,
