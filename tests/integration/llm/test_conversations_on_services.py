@@ -11,7 +11,7 @@ import pytest
 
 from runtime_core import Client, TaskHandle
 from runtime_core.dead_letters import DeadLetters
-from tests.fleet import Fleet
+from tests.fleet import Fleet, until
 from tests.openai_server.driver import OpenAIServer, When, answer, calls, turns
 from tests.servers.process import Server
 
@@ -83,6 +83,12 @@ async def test_a_deploy_with_other_tools_rules_and_instructions_disturbs_no_conv
         async with deployed(openai_server, valkey, namespace, tmp_path / "first"):
             task = await client.submit("clerk", "Pay 3.", stream=True)
             request = await question(task)
+
+            async def searched() -> bool:
+                return all(wait["kind"] != "tool" for wait in (await task.show())["waits_for"])
+
+            # A call that is left over is made by the later app, whose search takes another argument.
+            await until(searched, WAIT, "the search has its result")
         async with deployed(openai_server, valkey, namespace, tmp_path / "later", "tests.clerks_app:later"):
             await task.signal(request, True)
             assert (await task.result(timeout=WAIT)).value() == ["done"]

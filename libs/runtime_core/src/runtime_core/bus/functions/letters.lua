@@ -240,7 +240,7 @@ do
     return trimmed
   end
 
-  -- Counts letters anew, a page from `start` on. Returns where to go on, or '' at the end.
+  -- Counts letters again, a page from `start` on. Returns where to go on, or '' at the end.
   function dead.recount(base, start)
     if start == '-' then
       for _, share in ipairs(redis.pcall('HKEYS', base .. 'letters:bytes')) do

@@ -38,7 +38,7 @@ function QUEUE.put(base, stream, tenant, priority, task)
   local queues = base .. 'queues'
   local order = (QUEUE.HIGHEST - priority) * QUEUE.PRIORITY + redis.call('HINCRBY', queues, 'seq', 1)
   redis.call('ZADD', QUEUE.key(base, stream, tenant), text(order), task)
-  -- A tenant that comes anew starts at the present turn: it makes up for none that it was not there for.
+  -- A tenant that comes back starts at the present turn: it makes up for none that it was not there for.
   redis.call('ZADD', base .. 'turns:' .. stream, 'NX', redis.call('HGET', queues, stream .. '|now') or '0', tenant)
   redis.call('HINCRBY', queues, stream, 1)
   redis.call('HINCRBY', base .. 'meta', 'queued', 1)
