@@ -130,7 +130,7 @@ class History:
         self._reopen = chooser.choose(3)
         self._answers = chooser.choose(3)
         """How many people answer each question at once; the others are answered by their time limit."""
-        self._takes_turns = chooser.choose(3) > 0
+        self._takes_turns = chooser.choose(4) == 3
         """Whether one unread entry makes a work stream long, so that new tasks wait for the turns of their tenants."""
         self._answered: dict[str, None] = {}
         self._told = 0
