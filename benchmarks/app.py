@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from benchmarks.question import found
-from runtime_core.agents.context import AgentContext
-from runtime_core.app import App
+from runtime_core.app.app import App
+from runtime_core.runs.context import AgentContext
 
 RELEASE = "release"
 """The file that lets go of everything that is held."""

@@ -12,7 +12,7 @@ import sys
 import uvloop
 
 from benchmarks.driver import serve
-from runtime_core.client import Client
+from runtime_core.client.client import Client
 
 
 async def main() -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import cast
 
 from benchmarks.stack import NAMESPACE, Stack
+from runtime_core.bus.connection import Reply, Transport
 from runtime_core.bus.keys import STATE_MANAGER, TRAJECTORY_RECORDER, Keys, group_of
 from runtime_core.bus.namespace import connect
-from runtime_core.bus.transport import Reply, Transport
 
 SETTLE_SECONDS = 60.0
 POLL_SECONDS = 0.02

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from benchmarks.child import ROOT
-from runtime_core.embedded import find_binary
+from runtime_core.bus.embedded import find_binary
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

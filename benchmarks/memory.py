@@ -10,7 +10,7 @@ from benchmarks.figures import table
 from benchmarks.ledger import Ledger, ledger_of
 from benchmarks.question import question
 from benchmarks.stack import Stack, started
-from runtime_core.client import Client
+from runtime_core.client.client import Client
 
 GOAL_BYTES = 1229
 """1.2 KiB."""

@@ -9,7 +9,7 @@ import cProfile
 import importlib
 import sys
 
-from runtime_core.service import run_service
+from runtime_core.host.service import run_service
 
 if __name__ == "__main__":
     service, path = sys.argv[1:]

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.app import RELEASE
 from benchmarks.figures import table
 from benchmarks.stack import Stack, started
-from runtime_core.client import Client, TaskHandle
+from runtime_core.client.client import Client, TaskHandle
 
 TASKS = 40
 LEASE_SECONDS = 3.0

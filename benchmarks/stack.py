@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import cast
 
 from benchmarks.child import READY_SECONDS, ROOT, Child, cpu_seconds
+from runtime_core.bus.connection import Transport
+from runtime_core.bus.embedded import EmbeddedServer
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect
-from runtime_core.bus.transport import Transport
-from runtime_core.embedded import EmbeddedServer
 
 SERVICES = ("agent_handler", "tool_handler", "state_manager", "trajectory_recorder")
 BROKER = "broker"

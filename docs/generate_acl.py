@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from runtime_core.acl.lines import DEFAULT_OFF, Target, rules
+from runtime_core.acl.rules import DEFAULT_OFF, Target, rules
 from runtime_core.acl.users import KEYS, USERS, Grant, User, own_publisher
 
 PAGE = Path(__file__).with_name("acl.md")

@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
-from runtime_core import facts, submission
 from runtime_core.bus.keys import GROUPS
 from runtime_core.bus.library import FUNCTIONS
-from runtime_core.envelope import Envelope
 from runtime_core.errors import Rejected
-from runtime_core.schedules import definition as schedules
-from runtime_core.trajectory import steps
+from runtime_core.ingress import schedules
+from runtime_core.record import step as steps
+from runtime_core.wire import commands as submission
+from runtime_core.wire import events as facts
+from runtime_core.wire.envelope import Envelope
 
 PAGE = Path(__file__).with_name("events.md")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime_core import AgentContext, App
-from runtime_core.context.session import Session
+from runtime_core.runs.session import Session
 
 app = App("contexts")
 app.add_sessions()

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from runtime_core import AgentContext, App, HookEvent, Reject
-from runtime_core.policy import RetryPolicy
+from runtime_core.declare.retry_policy import RetryPolicy
 from tests.fleet_app import note
 
 app = App("ends")

@@ -10,11 +10,11 @@ from typing import Any
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
-from runtime_core.agents.context import AgentContext
-from runtime_core.app import App
+from runtime_core.app.app import App
+from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.engines.context import EngineContext
 from runtime_core.errors import EngineError, Reject, Retry
-from runtime_core.policy import RetryPolicy
+from runtime_core.runs.context import AgentContext
 from tests.fleet_app import note
 
 app = App("engines")

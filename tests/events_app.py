@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime_core import AgentContext, App
-from runtime_core.events import (
+from runtime_core.aworld.events import (
     AgentMessage,
     EventManager,
     GroupMessage,
@@ -23,7 +23,7 @@ from runtime_core.events import (
     TopicType,
     run_events,
 )
-from runtime_core.events.handlers import DefaultToolHandler
+from runtime_core.aworld.events.handlers import DefaultToolHandler
 
 app = App("events")
 

@@ -7,8 +7,7 @@ import contextlib
 from prometheus_client import CollectorRegistry
 
 from runtime_core.telemetry import names
-from runtime_core.telemetry.measured import Sample
-from runtime_core.telemetry.metrics import Children, Metrics
+from runtime_core.telemetry.metrics import Children, Metrics, Sample
 
 
 def every_metric(service: str) -> Metrics:

@@ -7,11 +7,11 @@ import os
 import time
 from dataclasses import dataclass
 
-from runtime_core.agents.agent import Agent, handles
-from runtime_core.agents.context import AgentContext
-from runtime_core.app import App
+from runtime_core.app.app import App
+from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.errors import ToolError
-from runtime_core.policy import RetryPolicy
+from runtime_core.runs.agent import Agent, handles
+from runtime_core.runs.context import AgentContext
 from runtime_core.tools.call import ToolContext
 
 app = App("fleet")

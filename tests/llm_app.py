@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from runtime_core.agents.context import AgentContext
-from runtime_core.app import App
-from runtime_core.llm.call import ask_model
-from runtime_core.llm.settings import ModelSettings
+from runtime_core.app.app import App
+from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.llm.agent import ModelSettings
+from runtime_core.llm.model_call import ask_model
 from runtime_core.llm.window import said
-from runtime_core.policy import RetryPolicy
+from runtime_core.runs.context import AgentContext
 
 app = App("asking")
 

@@ -6,10 +6,10 @@ import os
 import sys
 from typing import Any
 
-from runtime_core.agents.context import AgentContext
-from runtime_core.app import App
+from runtime_core.app.app import App
+from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.errors import ToolError
-from runtime_core.policy import RetryPolicy
+from runtime_core.runs.context import AgentContext
 from tests.mcp_servers.ledger import VARIABLE
 
 app = App("mcp-app")

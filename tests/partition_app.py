@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from runtime_core.agents.agent import Agent, handles
-from runtime_core.agents.context import AgentContext
-from runtime_core.app import App
+from runtime_core.app.app import App
 from runtime_core.errors import Reject
+from runtime_core.runs.agent import Agent, handles
+from runtime_core.runs.context import AgentContext
 
 app = App("partitions")
 

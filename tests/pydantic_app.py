@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 from pydantic_ai import Agent, ModelRetry, RunContext
 
-from runtime_core.app import App
+from runtime_core.app.app import App
 from runtime_core.integrations.pydantic_ai.tool_calls import tool_call
 from tests.fleet_app import note
 

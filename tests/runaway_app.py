@@ -8,9 +8,9 @@ import subprocess
 import time
 from pathlib import Path
 
-from runtime_core.agents.context import AgentContext
-from runtime_core.app import App
-from runtime_core.policy import RetryPolicy
+from runtime_core.app.app import App
+from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.runs.context import AgentContext
 
 app = App("runaway")
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from runtime_core.agents.context import AgentContext
-from runtime_core.app import App
-from runtime_core.runners.runner import Runner
-from runtime_core.runners.swarm import Loopable, Swarm
-from runtime_core.runners.task_runner import TaskRunner
-from runtime_core.runners.values import ActionModel, Observation
-from runtime_core.told import TaskResponse
+from runtime_core.app.app import App
+from runtime_core.aworld.runner import Runner, TaskRunner
+from runtime_core.aworld.swarm import Loopable, Swarm
+from runtime_core.aworld.values import ActionModel, Observation
+from runtime_core.runs.context import AgentContext
 from runtime_core.tools.call import ToolContext
+from runtime_core.wire.results import TaskResponse
 from tests.fleet_app import note
 
 app = App("runners")

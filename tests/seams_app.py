@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime_core import AgentContext, App, ToolContext, ToolError
-from runtime_core.policy import RetryPolicy
+from runtime_core.declare.retry_policy import RetryPolicy
 from tests.fleet_app import note
 
 app = App("seams")

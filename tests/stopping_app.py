@@ -6,10 +6,10 @@ import asyncio
 import time
 from pathlib import Path
 
-from runtime_core.agents.context import AgentContext
-from runtime_core.app import App
+from runtime_core.app.app import App
 from runtime_core.engines.context import EngineContext
 from runtime_core.errors import ToolError
+from runtime_core.runs.context import AgentContext
 from runtime_core.tools.call import ToolContext
 from tests.fleet_app import note
 

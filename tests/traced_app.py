@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from runtime_core import AgentContext, App
-from runtime_core.agents.model_step import ModelCall
+from runtime_core.runs.model_step import ModelCall
 from runtime_core.telemetry import gen_ai
 from runtime_core.testing.local import LocalApp
 

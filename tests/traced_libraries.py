@@ -20,7 +20,7 @@ from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
 from runtime_core import AgentId, App, MessageContext, RoutedAgent, Runtime, TopicId, TypeSubscription, message_handler
-from runtime_core.agents.turn_handler import TurnHandler
+from runtime_core.runs.turn import TurnHandler
 from runtime_core.testing.local import LocalApp
 
 exporter = InMemorySpanExporter()

@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 
 from runtime_core import AgentContext, App, HookEvent, RetryPolicy
-from runtime_core.agents.agent import Agent, handles
-from runtime_core.llm.call import ask_model
-from runtime_core.llm.settings import ModelSettings
+from runtime_core.llm.agent import ModelSettings
+from runtime_core.llm.model_call import ask_model
 from runtime_core.llm.window import said
+from runtime_core.runs.agent import Agent, handles
 from runtime_core.tools.call import ToolContext
 
 app = App("traces")

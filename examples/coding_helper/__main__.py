@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from examples.coding_helper.app import app_for
+from runtime_core.client.task import TaskHandle
 from runtime_core.errors import WeftError
-from runtime_core.local import LocalApp
-from runtime_core.task_handle import TaskHandle
+from runtime_core.host.local import LocalApp
 from runtime_core.telemetry import logs
 
 

@@ -11,7 +11,7 @@ import sys
 
 from examples.pydantic_agent.app import app
 from runtime_core import Client
-from runtime_core.local import LocalApp
+from runtime_core.host.local import LocalApp
 
 QUESTION = "Chur or Basel from Bern?"
 LIMIT_SECONDS = 300.0

@@ -22,12 +22,12 @@ from examples.research_desk.ranking import topic_words
 from examples.research_desk.shown import Screen
 from examples.research_desk.thinking import MODEL
 from runtime_core import Client
-from runtime_core.command.up import SERVICES
+from runtime_core.cli.up import SERVICES
+from runtime_core.config.settings import Settings
+from runtime_core.config.values import without_password
 from runtime_core.errors import ConfigurationError, WeftError
-from runtime_core.setting_values import without_password
-from runtime_core.settings import Settings
 from runtime_core.telemetry import logs
-from runtime_core.trajectory.recorded import TaskTrajectory
+from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.store import TrajectoryStore
 from runtime_core.trajectory.tree import render
 

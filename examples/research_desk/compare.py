@@ -19,9 +19,9 @@ from examples.research_desk.__main__ import OWN_SUFFIXES, TOPIC, recorded, setti
 from examples.research_desk.corpus import PASSAGES_MAX, make_corpus
 from examples.research_desk.desk import open_desk
 from runtime_core import Client
-from runtime_core.command.up import SERVICES
+from runtime_core.cli.up import SERVICES
+from runtime_core.config.settings import Settings
 from runtime_core.errors import WeftError
-from runtime_core.settings import Settings
 from runtime_core.telemetry import logs
 
 ENGINES = ("threads", "processes", "ray", "spark")

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runtime_core.command.supervisor import Supervisor
-from runtime_core.command.up import SERVICES, child_specs
-from runtime_core.embedded import EmbeddedServer
+from runtime_core.bus.embedded import EmbeddedServer
+from runtime_core.cli.up import SERVICES, child_specs
+from runtime_core.config.settings import Settings
 from runtime_core.errors import ConfigurationError
-from runtime_core.settings import Settings
+from runtime_core.host.supervisor import Supervisor
 
 APP = "examples.research_desk.app:app"
 

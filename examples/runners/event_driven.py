@@ -3,7 +3,7 @@
 import asyncio
 
 from runtime_core import AgentContext, Runners, Task, TaskRunner
-from runtime_core.events import AgentMessage, Message
+from runtime_core.aworld.events import AgentMessage, Message
 
 msg = AgentMessage(receiver="loud", payload="a stream", sender="user")
 

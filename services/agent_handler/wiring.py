@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from runtime_core.agents.worker import agent_worker
-from runtime_core.service import Role
-from runtime_core.settings import Settings
+from runtime_core.config.settings import Settings
+from runtime_core.host.agent_handler import agent_worker
+from runtime_core.host.service import Role
 from runtime_core.telemetry.metrics import Metrics
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from runtime_core.engines.gateway.gateway import open_gateway
-from runtime_core.engines.gateway.served import RAY
-from runtime_core.service import Role
-from runtime_core.settings import Settings
+from runtime_core.clusters.gateway import RAY, open_gateway
+from runtime_core.config.settings import Settings
+from runtime_core.host.service import Role
 from runtime_core.telemetry.metrics import Metrics
 
 

@@ -1,7 +1,7 @@
 """Admits what any language has appended to the ingress streams, in the order of each stream.
 
 `<namespace>:tasks` is for programs that are trusted. Publishers that are not have streams of their own, whose commands
-are bound to their publisher and its tenant (`runtime_core.publishers`).
+are bound to their publisher and its tenant (`runtime_core.ingress.publishers`).
 
 One admitter at a time: it carries its epoch, and a newer one fences it. An entry is acknowledged and deleted only
 after its task was started, or its rejection was kept; each step may be repeated.
@@ -20,28 +20,28 @@ from typing import cast
 import msgspec
 from msgspec.structs import replace
 
-from runtime_core import facts, submission
-from runtime_core.admission import Admission
+from runtime_core.bus.connection import Argument, Reply, Transport
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.ingress_stream import IngressEntry, IngressStream
 from runtime_core.bus.keys import STATE_MANAGER, ingress
-from runtime_core.bus.transport import Argument, Reply, Transport
+from runtime_core.bus.partition import make_group
+from runtime_core.bus.spans import command_span
+from runtime_core.bus.topics import Topics, published
 from runtime_core.bus.values import NotDurable, NotYet
-from runtime_core.bus.verbs.partition import make_group
-from runtime_core.command_fields import data_of
-from runtime_core.envelope import Envelope, parse, reply_address
+from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, Rejected, ServerError, is_temporary
-from runtime_core.progress import ProgressWatch
-from runtime_core.publishers import Publisher
-from runtime_core.schedules import definition as schedules
-from runtime_core.schedules.store import Schedules
-from runtime_core.submission import Submission
-from runtime_core.telemetry.messaging import command_span
+from runtime_core.ingress import schedules
+from runtime_core.ingress.admission import Admission
+from runtime_core.ingress.publishers import Publisher
+from runtime_core.ingress.schedules import Schedules
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import REFUSALS
 from runtime_core.telemetry.spans import Span, task_traceparent, tracing
-from runtime_core.topics import Topics, published
+from runtime_core.wire import commands as submission
+from runtime_core.wire import events as facts
+from runtime_core.wire.commands import Submission, data_of
+from runtime_core.wire.envelope import Envelope, parse, reply_address
 from services.state_manager.answers import Answers
 from services.state_manager.publisher_streams import PublisherStreams
 

@@ -8,12 +8,12 @@ import time
 
 import msgspec
 
+from runtime_core.bus.connection import Argument, Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER
-from runtime_core.bus.transport import Argument, Transport
-from runtime_core.envelope import Envelope, to_fields
 from runtime_core.errors import ServerError, WeftError, is_temporary
 from runtime_core.telemetry.metrics import Metrics
+from runtime_core.wire.envelope import Envelope, to_fields
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import logging
 import time
 
 from runtime_core.blobs.store import open_blobs
-from runtime_core.settings import Settings
+from runtime_core.config.settings import Settings
 
 logger = logging.getLogger(__name__)
 

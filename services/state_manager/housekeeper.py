@@ -1,4 +1,4 @@
-"""Keeps a partition tidy: the chores of `runtime_core.keeping`, one after the other, while this replica leads."""
+"""Keeps a partition tidy: the chores of `runtime_core.maintenance`, one after the other, while this replica leads."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from collections.abc import Awaitable, Callable
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import BusUnavailable, ServerError, is_temporary
-from runtime_core.keeping.clock import ClockWatch
-from runtime_core.keeping.ends import Ends
-from runtime_core.keeping.engines import EngineWatch
-from runtime_core.keeping.letters import LetterKeeper
-from runtime_core.keeping.measures import Measures
-from runtime_core.keeping.memory import watch_memory
-from runtime_core.keeping.sweeps import forget_old_submits, sweep_index, sweep_quarantine
+from runtime_core.maintenance.ends import Ends
+from runtime_core.maintenance.engines import EngineWatch
+from runtime_core.maintenance.measures import Measures
+from runtime_core.maintenance.server import ClockWatch, watch_memory
+from runtime_core.maintenance.sweeps import LetterKeeper, forget_old_submits, sweep_index, sweep_quarantine
 from runtime_core.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from runtime_core.admission import Admission
-from runtime_core.background import Periodic
+from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.transport import Transport
+from runtime_core.bus.topics import Topics
+from runtime_core.config.settings import Settings
 from runtime_core.consumer.leader import Leader
-from runtime_core.keeping.letters import LetterKeeper
-from runtime_core.keeping.measures import Measures
-from runtime_core.progress import Health, ProgressWatch
-from runtime_core.schedules.scheduler import Scheduler
-from runtime_core.settings import Settings
+from runtime_core.consumer.progress import Health, ProgressWatch
+from runtime_core.ingress.admission import Admission
+from runtime_core.ingress.scheduler import Scheduler
+from runtime_core.maintenance.measures import Measures
+from runtime_core.maintenance.sweeps import LetterKeeper
+from runtime_core.periodic import Periodic
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.topics import Topics
 from services.state_manager.admitter import Admitter
 from services.state_manager.blob_sweeper import BlobSweeper
 from services.state_manager.housekeeper import Housekeeper

@@ -12,11 +12,11 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Generic, Protocol, TypeVar
 
+from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.ingress_stream import AHEAD_MS, MAX_ENTRY_BYTES, IngressEntry, IngressStream
-from runtime_core.bus.transport import Transport
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, ServerError
-from runtime_core.publishers import Publisher, Publishers
+from runtime_core.ingress.publishers import Publisher, Publishers
 
 logger = logging.getLogger(__name__)
 

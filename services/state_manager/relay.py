@@ -16,15 +16,15 @@ from typing import cast
 import msgspec
 from msgspec.structs import replace
 
-from runtime_core import facts
+from runtime_core.bus.connection import Transport
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.transport import Transport
+from runtime_core.bus.topics import Topics
 from runtime_core.bus.values import NewTask, OpenRequest
 from runtime_core.errors import BusUnavailable, Fenced, Rejected, ServerError, WeftError, is_temporary
-from runtime_core.identifiers import fingerprint
+from runtime_core.ids import fingerprint
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.topics import Topics
+from runtime_core.wire import events as facts
 from services.state_manager.answers import Answers
 
 logger = logging.getLogger(__name__)

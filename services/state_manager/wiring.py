@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace, server_info
+from runtime_core.config.settings import Settings
 from runtime_core.errors import ConfigurationError
-from runtime_core.service import Role
-from runtime_core.settings import Settings
+from runtime_core.host.service import Role
 from runtime_core.telemetry.metrics import Metrics
 from services.state_manager.manager import StateManager
 

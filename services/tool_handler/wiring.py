@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from runtime_core.service import Role
-from runtime_core.settings import Settings
+from runtime_core.config.settings import Settings
+from runtime_core.host.service import Role
+from runtime_core.host.tool_handler import tool_worker
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.tools.worker import tool_worker
 
 
 async def build(settings: Settings, metrics: Metrics) -> Role:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
+from runtime_core.config.settings import Settings
 from runtime_core.errors import ConfigurationError
-from runtime_core.recording.recorder import Recorder
-from runtime_core.service import Role
-from runtime_core.settings import Settings
+from runtime_core.host.service import Role
 from runtime_core.telemetry.metrics import Metrics
+from runtime_core.trajectory.recorder import Recorder
 from runtime_core.trajectory.store import TrajectoryStore
 
 

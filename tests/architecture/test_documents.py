@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from docs import generate_acl, generate_events, generate_metrics
-from runtime_core import unknown_settings
 from runtime_core.bus.keys import Keys, ingress, namespace_settings
 from runtime_core.bus.library import FUNCTIONS
-from runtime_core.settings import Settings
+from runtime_core.config import values as unknown_settings
+from runtime_core.config.settings import Settings
 from runtime_core.telemetry import names
 from tests.architecture.test_docs import exists, paths_named_in
 from tests.architecture.tree import CORE, ROOT

@@ -21,26 +21,26 @@ PLACES = {
     "asyncpg": r"runtime_core\.trajectory(\..+)?",
     "hiredis": r"runtime_core\.bus(\..+)?",
     "lupa": r"runtime_core\.bus\.memory.*",
-    "httpx2": r"runtime_core\.(llm\.client|mcp\.streams)",
+    "httpx2": r"runtime_core\.(llm\.client|tools\.mcp\.transport)",
     "openai": r"runtime_core\.llm\.client",
-    "mcp": r"runtime_core\.mcp(\..+)?",
-    "mcp_types": r"runtime_core\.mcp(\..+)?",
-    "pyarrow": r"runtime_core\.(trajectory|blobs|engines\.spark)(\..+)?",
+    "mcp": r"runtime_core\.tools\.mcp(\..+)?",
+    "mcp_types": r"runtime_core\.tools\.mcp(\..+)?",
+    "pyarrow": r"runtime_core\.(trajectory|blobs|clusters\.spark)(\..+)?",
     "pydantic_ai": r"runtime_core\.(llm\.client|integrations\.pydantic_ai(\..+)?)",
-    "pyspark": r"runtime_core\.engines\.spark(\..+)?",
+    "pyspark": r"runtime_core\.clusters\.spark(\..+)?",
     "pytest": r"runtime_core\.testing(\..+)?",
-    "ray": r"runtime_core\.engines\.ray(\..+)?",
+    "ray": r"runtime_core\.(clusters|aworld)\.ray(\..+)?",
     "re2": r"runtime_core\.telemetry\.(redaction|secret_patterns)",
     "sqlalchemy": r"runtime_core\.trajectory(\..+)?",
-    "typer": r"runtime_core\.command(\..+)?",
+    "typer": r"runtime_core\.cli(\..+)?",
 }
 """Third-party package → the modules that may import it."""
 
 FOUNDATIONS = {
     "runtime_core.errors": (),
     "runtime_core.codec": ("runtime_core.errors",),
-    "runtime_core.identifiers": ("runtime_core.errors",),
-    "runtime_core.envelope": ("runtime_core.errors", "runtime_core.codec", "runtime_core.identifiers"),
+    "runtime_core.ids": ("runtime_core.errors",),
+    "runtime_core.wire.envelope": ("runtime_core.errors", "runtime_core.codec", "runtime_core.ids"),
 }
 """The modules at the bottom → all that they may import of ours."""
 

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from runtime_core.client import TaskResponse
+from runtime_core.client.client import TaskResponse
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.fleet import PlainRedis, plain_redis, until
 

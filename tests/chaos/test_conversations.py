@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.client import Client, TaskResponse
+from runtime_core.client.client import Client, TaskResponse
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.chaos.harm import harm_services, under
 from tests.chaos.invariants import check_broker, check_effects, check_trajectories
@@ -261,7 +261,7 @@ async def held(redis: PlainRedis, namespace: str) -> tuple[int, int]:
 
 async def waiting(fleet: Fleet) -> list[str]:
     """The tasks that `weft` shows as waiting."""
-    arguments = ("-m", "runtime_core.command.main", "task", "list", "--status", "waiting", "--limit", "10000", "--json")
+    arguments = ("-m", "runtime_core.cli.main", "task", "list", "--status", "waiting", "--limit", "10000", "--json")
     process = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, env=fleet.environ, cwd=fleet.folder, stdout=PIPE, stderr=PIPE
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.client import Client, TaskResponse
+from runtime_core.client.client import Client, TaskResponse
 from tests.chaos.harm import EVERY_SECONDS, LEASE_SECONDS, RESULT_SECONDS, harm_services, under
 from tests.chaos.invariants import check_broker, check_trajectories
 from tests.conftest import OwnServer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.client import Client, TaskResponse
+from runtime_core.client.client import Client, TaskResponse
 from tests.chaos.harm import LEASE_SECONDS, RESULT_SECONDS, TASKS, harm_broker, harm_services, under
 from tests.chaos.invariants import check_broker, check_effects, check_ends, check_trajectories, held_of
 from tests.conftest import OwnServer

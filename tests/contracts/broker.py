@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
+from runtime_core.bus.connection import Argument, Reply, Transport
 from runtime_core.bus.delivery import Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
-from runtime_core.bus.transport import Argument, Reply, Transport
 from runtime_core.bus.values import NewTask, Submitted
 from runtime_core.consumer.owner import Owner
 

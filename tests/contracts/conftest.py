@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 from runtime_core.bus.address import parse_address
+from runtime_core.bus.connection import RespTransport, Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
-from runtime_core.bus.resp import RespTransport
-from runtime_core.bus.transport import Transport
 from tests.contracts import function_rights
 from tests.contracts.broker import Broker, Connect
 from tests.servers.containers import CONTAINERS, Containers, docker_is_here

@@ -12,9 +12,9 @@ from itertools import count
 
 import pytest
 
+from runtime_core.bus.connection import Argument
 from runtime_core.bus.delivery import Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.transport import Argument
 from runtime_core.bus.values import Begun, NewTask, OpenRequest, TopicSubscription
 from runtime_core.errors import ServerError
 from tests.contracts.broker import (

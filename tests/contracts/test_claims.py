@@ -11,13 +11,12 @@ from typing import cast
 
 import pytest
 
-from runtime_core.bus.claims import submit_once
+from runtime_core.bus.claims import find_place, submit_once
+from runtime_core.bus.connection import Argument, Reply
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.places import find_place
-from runtime_core.bus.transport import Argument, Reply
 from runtime_core.bus.values import Misplaced, NewTask, Submitted
 from runtime_core.errors import Rejected
-from runtime_core.identifiers import partition_of
+from runtime_core.ids import partition_of
 from tests.contracts.broker import Broker, complete
 from tests.contracts.two_partitions import Pair, two_partitions
 

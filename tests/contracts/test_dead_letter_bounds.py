@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.letters import (
+from runtime_core.bus.failures import (
     HEAD_BYTES,
     MAX_FIELDS,
     MAX_LETTER_BYTES,
@@ -20,10 +20,10 @@ from runtime_core.bus.letters import (
     bounded,
 )
 from runtime_core.codec import MAX_DATA_BYTES
-from runtime_core.dead_letters import OVERHEAD_BYTES, DeadLetters, letter_bytes, trimmed_letters
-from runtime_core.envelope import MAX_STRUCTURED_BYTES as MAX_EVENT_BYTES
 from runtime_core.errors import InvalidInput
-from runtime_core.keeping.letters import LetterKeeper
+from runtime_core.maintenance.dead_letters import OVERHEAD_BYTES, DeadLetters, letter_bytes, trimmed_letters
+from runtime_core.maintenance.sweeps import LetterKeeper
+from runtime_core.wire.envelope import MAX_STRUCTURED_BYTES as MAX_EVENT_BYTES
 from tests.contracts.broker import Broker, bury, complete
 
 FOREVER_MS = 10**12

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from runtime_core.bus.address import parse_address
+from runtime_core.bus.connection import RespTransport
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.resp import RespTransport
 from runtime_core.bus.values import NotDurable
-from runtime_core.client import Client
+from runtime_core.client.client import Client
 from runtime_core.errors import ConfigurationError, Rejected
 from tests.conftest import OwnServer
 from tests.contracts.broker import Broker, complete, question, suspend

@@ -12,21 +12,20 @@ from typing import cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from runtime_core import facts
-from runtime_core.admission import Admission
+from runtime_core.bus.connection import Argument, Reply, Transport
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, ingress
-from runtime_core.bus.transport import Argument, Reply, Transport
+from runtime_core.bus.partition import make_group
+from runtime_core.bus.topics import Topics
 from runtime_core.bus.values import NewTask, Submitted
-from runtime_core.bus.verbs.partition import make_group
+from runtime_core.config.settings import Settings
+from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, ServerError
-from runtime_core.progress import ProgressWatch
-from runtime_core.schedules.definition import parse_set
-from runtime_core.schedules.store import Schedules
-from runtime_core.settings import Settings
+from runtime_core.ingress.admission import Admission
+from runtime_core.ingress.schedules import Schedules, parse_set
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.topics import Topics
+from runtime_core.wire import events as facts
 from services.state_manager import admitter, answers, relay
 from services.state_manager.admitter import Admitter
 from services.state_manager.relay import Relay

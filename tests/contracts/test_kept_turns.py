@@ -9,11 +9,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from runtime_core import AgentContext, App
-from runtime_core.agents.turn_handler import TurnHandler
-from runtime_core.agents.turn_port import TurnPort
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import JournalMoved, ServerError
+from runtime_core.runs.turn import TurnHandler
+from runtime_core.runs.turn_port import TurnPort
 from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import Broker, answer, ask, bury, now
 

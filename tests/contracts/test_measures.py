@@ -7,14 +7,13 @@ from typing import cast
 
 import pytest
 
+from runtime_core.bus.connection import Reply
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, TRAJECTORY_RECORDER, ingress
-from runtime_core.bus.transport import Reply
 from runtime_core.errors import ServerError
-from runtime_core.keeping.lag import PAGE, PAGES
-from runtime_core.keeping.measures import Measures
+from runtime_core.maintenance.measures import PAGE, PAGES, Measures
 from runtime_core.telemetry import names
-from runtime_core.telemetry.measured import Measured, Sample
+from runtime_core.telemetry.metrics import Measured, Sample
 from runtime_core.telemetry.names import MetricName
 from tests.contracts.broker import Broker, bury, complete, nap, suspend
 

@@ -8,11 +8,11 @@ import json
 
 import pytest
 
-from runtime_core.agents.turn_port import TurnPort
-from runtime_core.app import App
+from runtime_core.app.app import App
+from runtime_core.bus import commits
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.verbs import commits
 from runtime_core.errors import Fenced, LimitExceeded
+from runtime_core.runs.turn_port import TurnPort
 from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, suspend
 
 FIRST = f'{DIGEST}K1700000000000"first"'.encode()

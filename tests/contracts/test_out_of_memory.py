@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from runtime_core.errors import ServerError
-from runtime_core.keeping.letters import LetterKeeper
+from runtime_core.maintenance.sweeps import LetterKeeper
 from tests.conftest import OwnServer
 from tests.contracts.broker import DIGEST, LEASE_MS, Broker, answer, ask, bury, complete, fail, nap, question, suspend
 from tests.contracts.conftest import close_broker, open_broker, server_clients

@@ -10,20 +10,20 @@ from typing import cast
 
 import pytest
 
-from runtime_core.admission import Admission, announce
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.ingress_stream import MAX_ENTRY_BYTES, IngressEntry, IngressStream
 from runtime_core.bus.keys import ingress
+from runtime_core.bus.topics import Topics
 from runtime_core.bus.values import NewTask, Submitted, TopicSubscription
-from runtime_core.dead_letters import DeadLetters
+from runtime_core.declare.manifest import AgentEntry, Manifest
 from runtime_core.errors import InvalidInput, ServerError
-from runtime_core.identifiers import task_id_of
-from runtime_core.manifest import AgentEntry, Manifest
-from runtime_core.publishers import Publisher, Publishers
-from runtime_core.schedules.scheduler import Scheduler
-from runtime_core.schedules.store import Schedules
-from runtime_core.topics import Topics
+from runtime_core.ids import task_id_of
+from runtime_core.ingress.admission import Admission, announce
+from runtime_core.ingress.publishers import Publisher, Publishers
+from runtime_core.ingress.scheduler import Scheduler
+from runtime_core.ingress.schedules import Schedules
+from runtime_core.maintenance.dead_letters import DeadLetters
 from services.state_manager import publisher_streams
 from tests.contracts.broker import Broker, complete, question, suspend
 from tests.contracts.test_ingress import admitting, until

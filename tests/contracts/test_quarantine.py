@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from runtime_core.bus.deliveries import CONDEMN_AFTER, QUARANTINE_AFTER
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.values import Adopted
-from runtime_core.bus.verbs.taking import CONDEMN_AFTER, QUARANTINE_AFTER
 from runtime_core.errors import Fenced, ServerError
 from tests.contracts.broker import Broker, bury, complete, group
 

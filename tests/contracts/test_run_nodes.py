@@ -8,17 +8,16 @@ from typing import cast
 
 import pytest
 
+from runtime_core.aworld.nodes.node import NEXT, HandleResult, RunNodeBusiType, RunNodeStatus, TransitionRefused
+from runtime_core.aworld.nodes.state_manager import StateManager
+from runtime_core.aworld.nodes.stored import MEMBERS_MAX, OPEN_SECONDS
+from runtime_core.aworld.nodes.waits import StateWaits
+from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
-from runtime_core.bus.transport import Transport
 from runtime_core.bus.values import NewTask
 from runtime_core.errors import InvalidInput, Rejected
-from runtime_core.identifiers import partition_of
-from runtime_core.run_nodes.node import HandleResult, RunNodeBusiType, RunNodeStatus
-from runtime_core.run_nodes.state_manager import StateManager
-from runtime_core.run_nodes.stored import MEMBERS_MAX, OPEN_SECONDS
-from runtime_core.run_nodes.transitions import NEXT, TransitionRefused
-from runtime_core.run_nodes.waits import StateWaits
+from runtime_core.ids import partition_of
 from tests.contracts.broker import Broker, answer, ask, bury, complete, question, suspend
 
 WAIT = 20.0

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from runtime_core.admission import Admission
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import Fenced, InvalidInput, Rejected
-from runtime_core.schedules.definition import GRACE_MS, Schedule, parse_set
-from runtime_core.schedules.scheduler import REMEMBER_MS, Scheduler
-from runtime_core.schedules.store import Schedules
+from runtime_core.ingress.admission import Admission
+from runtime_core.ingress.scheduler import REMEMBER_MS, Scheduler
+from runtime_core.ingress.schedules import GRACE_MS, Schedule, Schedules, parse_set
 from tests.contracts.broker import Broker, complete
 
 BEGAN = 1_700_000_000_000

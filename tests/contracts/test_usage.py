@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
+from runtime_core.bus.connection import Argument
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.transport import Argument
 from runtime_core.errors import LimitExceeded, ServerError
 from tests.contracts.broker import DIGEST, Broker, ask, complete, now, suspend
 

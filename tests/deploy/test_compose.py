@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from runtime_core.settings import Settings
+from runtime_core.config.settings import Settings
 from services.__main__ import services
 from tests.architecture.tree import ROOT
 from tests.deploy.kubectl import K8S, build

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from kubernetes_validate import SchemaNotFoundError
 
-from runtime_core.settings import Settings
+from runtime_core.config.settings import Settings
 from services.__main__ import services
 from tests.architecture.tree import ROOT
 from tests.deploy.kubectl import K8S, Manifest, build

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.client import Client
+from runtime_core.client.client import Client
 from tests.fleet import Fleet
 from tests.openai_server.driver import OpenAIServer, answer, calls, gated, turns
 from tests.servers.process import Server

@@ -9,7 +9,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from runtime_core.engines.driver.backend import Away
+from runtime_core.engines.protocol import Away
 
 FOLDER = "ENGINE_FOLDER"
 """The variable that names the folder."""

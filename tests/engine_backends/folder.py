@@ -19,8 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from runtime_core.engines.driver.backend import Report
-from runtime_core.engines.driver.messages import Error, Outcome, Work
+from runtime_core.engines.protocol import Error, Outcome, Report, Work
 from tests.engine_backends.files import FOLDER, Files
 from tests.engine_backends.worker import OUTCOME, PID, WORK, outcome_of
 

@@ -13,9 +13,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 
-from runtime_core.engines.gateway.gateway import open_gateway
-from runtime_core.engines.gateway.served import RAY, SPARK
-from runtime_core.service import serve
+from runtime_core.clusters.gateway import RAY, SPARK, open_gateway
+from runtime_core.host.service import serve
 
 SPANS = "ENGINE_SPANS"
 

@@ -10,8 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from runtime_core.engines.driver.backend import Report
-from runtime_core.engines.driver.messages import Error, Outcome, Pickled, Registered, Value, Work
+from runtime_core.engines.protocol import Error, Outcome, Pickled, Registered, Report, Value, Work
 from tests.engine_backends.files import FOLDER, Files
 
 

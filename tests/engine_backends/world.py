@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime_core.client import Client
-from runtime_core.streaming import StreamingMode
-from runtime_core.task_handle import TaskHandle
-from runtime_core.told import TaskResponse
+from runtime_core.client.client import Client
+from runtime_core.client.task import TaskHandle
+from runtime_core.wire.results import TaskResponse
+from runtime_core.wire.streaming import StreamingMode
 from tests.engine_backends.files import FOLDER, Files
 from tests.engine_backends.folder import alive
 from tests.fleet import Fleet

@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 
 from runtime_core import EngineCall, RunConfig, RuntimeEngine, engine_named
-from runtime_core.engines.driver.process import Driver
-from runtime_core.engines.ray.engine import RayEngine
+from runtime_core.clusters.driver.process import Driver
+from runtime_core.clusters.ray.engine import RayEngine
 from runtime_core.engines.runtime_engine import CallFailed
 from runtime_core.errors import ConfigurationError
 from tests.contracts.engine import functions

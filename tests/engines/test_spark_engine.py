@@ -8,9 +8,9 @@ import pytest
 import pytest_asyncio
 
 from runtime_core import EngineCall, RunConfig, RuntimeEngine, engine_named
-from runtime_core.engines.driver.process import Driver
+from runtime_core.clusters.driver.process import Driver
+from runtime_core.clusters.spark.engine import SparkEngine
 from runtime_core.engines.runtime_engine import CallFailed
-from runtime_core.engines.spark.engine import SparkEngine
 from runtime_core.errors import ConfigurationError
 from tests.contracts.engine import functions
 from tests.contracts.engine.promises import EnginePromises

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from runtime_core import AgentContext, App, Client, ConfigurationError, InvalidInput, Runners, StreamEvent, Task
-from runtime_core.runners import ray_place
-from runtime_core.settings import Settings
+from runtime_core.aworld.ray import place as ray_place
+from runtime_core.config.settings import Settings
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.engines.ray_cluster import RayCluster
 from tests.servers.process import Server

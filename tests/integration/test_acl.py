@@ -11,12 +11,12 @@ import pytest
 from redis import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
-from runtime_core.acl.lines import LATER, Target, find_users, rules
+from runtime_core.acl.rules import LATER, Target, find_users, rules
 from runtime_core.acl.users import ALWAYS, KEYS, USERS, User
+from runtime_core.bus import partition
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect
-from runtime_core.bus.verbs import partition
 from runtime_core.errors import ServerError
 from tests.conftest import OwnServer
 from tests.servers.matrix import MATRIX

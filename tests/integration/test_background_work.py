@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from runtime_core import AgentContext, App, Client, ToolContext
-from runtime_core.agents.agent import Agent, handles
-from runtime_core.client import TaskHandle
-from runtime_core.local import LocalApp
+from runtime_core.client.client import TaskHandle
+from runtime_core.host.local import LocalApp
+from runtime_core.runs.agent import Agent, handles
 
 app = App("background")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.client import Client, TaskResponse
+from runtime_core.client.client import Client, TaskResponse
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.chaos.invariants import check_broker, check_effects, check_ends, check_trajectories
 from tests.conftest import OwnServer

@@ -7,7 +7,7 @@ import time
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
-from runtime_core.keeping.clock import ClockWatch
+from runtime_core.maintenance.server import ClockWatch
 
 HOUR_MS = 3_600_000
 

@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 import redis
 
-from runtime_core.command.main import main
-from runtime_core.command.reference import reference
-from runtime_core.command.values import typed
-from runtime_core.embedded import find_endpoint
+from runtime_core.bus.embedded import find_endpoint
+from runtime_core.cli.main import main
+from runtime_core.cli.output import typed
+from runtime_core.cli.reference import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,7 +34,7 @@ from pathlib import Path
 
 from runtime_core import AgentContext, App, Deny, HookEvent, ModelCall, Reference, Reject, TrajectoryItem
 from runtime_core import TrajectoryStrategy
-from runtime_core.policy import RetryPolicy
+from runtime_core.declare.retry_policy import RetryPolicy
 
 app = App("desk", version="7")
 ONCE = RetryPolicy(attempts=1)
@@ -211,7 +211,7 @@ Weft = Callable[..., Ended]
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "runtime_core.command.main", *arguments]
+    return [sys.executable, "-m", "runtime_core.cli.main", *arguments]
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
@@ -290,7 +290,7 @@ def letters_of(weft: Weft, task: str) -> list[str]:
 
 def test_the_page_of_the_command_is_current() -> None:
     assert (ROOT / "docs" / "command.md").read_text("utf-8") == reference(), (
-        "run python -m runtime_core.command.reference > docs/command.md"
+        "run python -m runtime_core.cli.reference > docs/command.md"
     )
 
 
@@ -303,8 +303,8 @@ def test_every_command_has_an_example_in_its_help() -> None:
 
 def test_help_imports_nothing_that_takes_time() -> None:
     code = (
-        "import sys; from runtime_core.command.main import main; status = main(['--help']);"
-        "slow = {'sqlalchemy', 'asyncio', 'rich', 'pydantic', 'lupa', 'runtime_core.client'} & set(sys.modules);"
+        "import sys; from runtime_core.cli.main import main; status = main(['--help']);"
+        "slow = {'sqlalchemy', 'asyncio', 'rich', 'pydantic', 'lupa', 'runtime_core.client.client'} & set(sys.modules);"
         "assert not slow, slow; sys.exit(status)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

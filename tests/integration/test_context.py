@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import runtime_core.local
+import runtime_core.host.local
 from runtime_core import AgentContext, App
-from runtime_core.agents.turn_handler import TurnHandler
-from runtime_core.client import Client
-from runtime_core.context.session import SESSION_AGENT
-from runtime_core.local import LocalApp
+from runtime_core.client.client import Client
+from runtime_core.host.local import LocalApp
+from runtime_core.runs.session import SESSION_AGENT
+from runtime_core.runs.turn import TurnHandler
 from tests.context_app import ROOT_RESULT, app
 from tests.fleet import Fleet
 from tests.servers.process import Server
@@ -22,7 +22,7 @@ from tests.servers.process import Server
 @pytest.fixture(params=["warm", "replayed at each turn"])
 def local(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LocalApp:
     if request.param != "warm":
-        monkeypatch.setattr(runtime_core.local, "TurnHandler", partial(TurnHandler, warm_runs=0))
+        monkeypatch.setattr(runtime_core.host.local, "TurnHandler", partial(TurnHandler, warm_runs=0))
     return LocalApp(app, trajectory=True)
 
 

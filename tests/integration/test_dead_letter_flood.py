@@ -12,7 +12,7 @@ import pytest
 from redis.exceptions import OutOfMemoryError
 
 from runtime_core.bus.keys import Keys, ingress
-from runtime_core.client import Client
+from runtime_core.client.client import Client
 from runtime_core.errors import Rejected, ServerError
 from tests.conftest import OwnServer
 from tests.fleet import Fleet, PlainRedis, plain_redis

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.embedded import EmbeddedServer, find_endpoint
+from runtime_core.bus.embedded import EmbeddedServer, find_endpoint
 from runtime_core.errors import ConfigurationError
 
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from runtime_core.embedded import EmbeddedServer
+from runtime_core.bus.embedded import EmbeddedServer
 
 async def main():
     server = EmbeddedServer(Path(sys.argv[1]))

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.engines.driver import process
-from runtime_core.engines.driver.messages import Error, Pickled, Registered, State, Value, Work
-from runtime_core.engines.driver.process import Driver
+from runtime_core.clusters.driver import process
+from runtime_core.clusters.driver.process import Driver
+from runtime_core.engines.protocol import Error, Pickled, Registered, State, Value, Work
 from tests.engine_backends.files import FOLDER, Files
 from tests.engine_backends.folder import alive
 from tests.fleet import ROOT
@@ -246,8 +246,8 @@ async def test_ten_thousand_calls_leave_nothing_behind(files: Files) -> None:
 async def test_a_driver_ends_with_the_process_that_started_it(hangs: bool, files: Files) -> None:
     code = (
         "import asyncio, os, sys\n"
-        "from runtime_core.engines.driver.messages import Registered, Work\n"
-        "from runtime_core.engines.driver.process import Driver\n"
+        "from runtime_core.engines.protocol import Registered, Work\n"
+        "from runtime_core.clusters.driver.process import Driver\n"
         "async def main():\n"
         f"    driver = Driver({SCRIPTED!r}, dict(os.environ))\n"
         "    await driver.start()\n"

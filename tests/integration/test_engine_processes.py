@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from runtime_core import AgentContext, App, Client, EngineError, Reject, StateManager
-from runtime_core.local import LocalApp
+from runtime_core.host.local import LocalApp
 from tests.contracts.engine import functions
 from tests.contracts.engine.promises import until
 from tests.contracts.engine.test_processes import gone, pid_of

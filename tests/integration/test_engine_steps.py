@@ -20,7 +20,7 @@ from runtime_core import (
     Reject,
     StreamingMode,
 )
-from runtime_core.local import LocalApp
+from runtime_core.host.local import LocalApp
 from tests.contracts.engine import functions
 from tests.contracts.engine.promises import until
 from tests.contracts.engine.test_processes import gone, pid_of

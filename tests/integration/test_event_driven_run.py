@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runtime_core import AgentContext, App, Client, ConfigurationError
-from runtime_core.events import (
+from runtime_core.aworld.events import (
     AgentMessage,
     CancelMessage,
     ChunkMessage,
@@ -21,9 +21,9 @@ from runtime_core.events import (
     TopicType,
     run_events,
 )
-from runtime_core.events.history import Recorded
-from runtime_core.local import LocalApp
-from runtime_core.told import TaskResponse
+from runtime_core.aworld.events.history import Recorded
+from runtime_core.host.local import LocalApp
+from runtime_core.wire.results import TaskResponse
 from tests.events_app import GROUP, app
 
 

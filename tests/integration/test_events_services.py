@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.client import Client
-from runtime_core.events import EventManager
-from runtime_core.events.history import Recorded
-from runtime_core.events.replay import replay
+from runtime_core.aworld.events import EventManager
+from runtime_core.aworld.events.history import Recorded
+from runtime_core.client.client import Client
+from runtime_core.replay.replay import replay
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.events_app import app
 from tests.fleet import ROOT, Fleet, until

@@ -12,7 +12,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect
 from runtime_core.bus.values import NewTask
-from runtime_core.client import Client
+from runtime_core.client.client import Client
 from tests.fleet import Fleet, PlainRedis, plain_redis, until
 from tests.servers.process import Server
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from runtime_core.bus.namespace import connect, open_namespace
-from runtime_core.bus.verbs.partition import make_group
-from runtime_core.client import Client
+from runtime_core.bus.partition import make_group
+from runtime_core.client.client import Client
 from runtime_core.errors import ConfigurationError, ServerError
 from tests.chaos.invariants import check_broker, check_trajectories
 from tests.fleet import Fleet, plain_redis

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 
 from runtime_core import AgentContext, App, Client, TaskHandle
-from runtime_core.admission import announce
-from runtime_core.dead_letters import DeadLetters
+from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.errors import ConfigurationError, Denied, InvalidInput, Reject, Rejected, ToolError
-from runtime_core.events.replay import replay
-from runtime_core.hooks.callbacks import CallbackResult, CallbackResultType, ToolResult
-from runtime_core.hooks.points import HookPoint
-from runtime_core.hooks.verdicts import Allow, Ask, Change, Deny, HookEvent
-from runtime_core.local import LocalApp
-from runtime_core.policy import RetryPolicy
+from runtime_core.hooks.declared import CallbackResult, CallbackResultType, ToolResult
+from runtime_core.hooks.points import Allow, Ask, Change, Deny, HookEvent, HookPoint
+from runtime_core.host.local import LocalApp
+from runtime_core.ingress.admission import announce
+from runtime_core.maintenance.dead_letters import DeadLetters
+from runtime_core.replay.replay import replay
 from tests.fleet import until
 
 Json = Any  # JSON of many shapes

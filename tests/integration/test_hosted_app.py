@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from runtime_core import AgentContext, App, Client, ConfigurationError, InvalidInput, Runners, Swarm, Task, TaskRunner
-from runtime_core.runners import ray_place
-from runtime_core.runners.hosted import HostedApp
-from runtime_core.runners.made import TasksApp
-from runtime_core.runners.sent import SentApp, pack, reference_of, unpack
-from runtime_core.settings import Settings
+from runtime_core.aworld.hosted import HostedApp
+from runtime_core.aworld.ray import place as ray_place
+from runtime_core.aworld.sent import SentApp, pack, reference_of, unpack
+from runtime_core.aworld.task_app import TasksApp
+from runtime_core.config.settings import Settings
 from tests.servers.process import Server
 
 app = App("hosted")

@@ -15,7 +15,7 @@ import pytest
 
 from runtime_core import AgentContext, App, Client, RetryPolicy, TaskHandle
 from runtime_core.errors import HumanTimeout, InvalidInput
-from runtime_core.local import LocalApp
+from runtime_core.host.local import LocalApp
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.conftest import OwnServer
 from tests.fleet import Fleet, plain_redis, until
@@ -45,7 +45,7 @@ async def by_command(fleet: Fleet, server: Server, task: str, request: str, valu
     arguments = ("task", "signal", task, request, json.dumps(value))
     ended = await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-m", "runtime_core.command.main", *arguments],
+        [sys.executable, "-m", "runtime_core.cli.main", *arguments],
         env={"WEFT_REDIS_URL": server.url, "WEFT_NAMESPACE": fleet.namespace, "WEFT_DATA_DIR": str(fleet.folder)},
         capture_output=True,
         text=True,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from runtime_core import AgentContext, App, ConfigurationError, ToolContext
-from runtime_core.agents.agent import Agent, handles
 from runtime_core.errors import InvalidInput
+from runtime_core.runs.agent import Agent, handles
 from runtime_core.testing.local import LocalApp
 from runtime_core.trajectory.store import TrajectoryStore
 

@@ -13,13 +13,13 @@ from typing import Any, Literal
 
 import pytest
 
-from runtime_core.agents.context import AgentContext
-from runtime_core.app import App
-from runtime_core.client import Client
+from runtime_core.app.app import App
+from runtime_core.client.client import Client
+from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.errors import ToolError
-from runtime_core.local import LocalApp
-from runtime_core.mcp.declared import MCPSettings, Mode
-from runtime_core.policy import RetryPolicy
+from runtime_core.host.local import LocalApp
+from runtime_core.runs.context import AgentContext
+from runtime_core.tools.mcp.server import MCPSettings, Mode
 from tests.fleet import until
 from tests.mcp_servers.ledger import Ledger
 from tests.mcp_servers.running import ListeningServer
@@ -359,7 +359,7 @@ async def test_no_process_is_left_when_the_app_ends(ledger: Ledger) -> None:
 async def test_what_the_server_writes_to_its_stderr_is_logged_line_by_line(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="runtime_core.mcp.streams")
+    caplog.set_level("INFO", logger="runtime_core.tools.mcp.transport")
     async with running(command=DESK, cwd=str(ROOT), env=ledger.env):
         pass
     assert "MCP server 'desk': desk: ready to serve ✓" in [record.getMessage() for record in caplog.records]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.client import Client
+from runtime_core.client.client import Client
 from tests.fleet import Fleet, plain_redis, until
 from tests.mcp_servers.ledger import VARIABLE, Ledger
 from tests.servers.process import Server

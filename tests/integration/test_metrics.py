@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from runtime_core.client import Client
+from runtime_core.client.client import Client
 from runtime_core.telemetry import names
 from runtime_core.telemetry.names import MetricName
 from tests.conftest import OwnServer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.client import Client, TaskHandle
+from runtime_core.client.client import Client, TaskHandle
 from tests.fleet import Fleet
 from tests.servers.process import Server
 

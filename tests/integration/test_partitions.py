@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from runtime_core.bus.address import parse_address
+from runtime_core.bus.connection import RespTransport
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.resp import RespTransport
-from runtime_core.client import Client
-from runtime_core.envelope import Envelope
-from runtime_core.identifiers import instance_address, partition_of
-from runtime_core.publishers import Publisher, Publishers
-from runtime_core.submission import SUBMIT, parse_submit
+from runtime_core.client.client import Client
+from runtime_core.ids import instance_address, partition_of
+from runtime_core.ingress.publishers import Publisher, Publishers
+from runtime_core.wire.commands import SUBMIT, parse_submit
+from runtime_core.wire.envelope import Envelope
 from tests.fleet import Fleet, until
 from tests.servers.process import Server
 from tests.servers.valkey import ValkeyServer

@@ -63,7 +63,7 @@ def documented_rule() -> str:
 
 def weft(fleet: Fleet, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "runtime_core.command.main", *arguments],
+        [sys.executable, "-m", "runtime_core.cli.main", *arguments],
         cwd=ROOT, env=fleet.environ, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.client import Client
+from runtime_core.client.client import Client
 from tests.fleet import Fleet, until
 from tests.openai_server.driver import OpenAIServer, answer, calls, failing, gated, output, rate_limited, turns
 from tests.servers.process import Server

@@ -15,7 +15,7 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from pydantic_ai.toolsets import AbstractToolset
 
 from runtime_core import App, Change, Deny, HookEvent
-from runtime_core.local import LocalApp
+from runtime_core.host.local import LocalApp
 
 asked: list[int] = []
 seen: list[str] = []

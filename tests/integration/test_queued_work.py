@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runtime_core.client import Client
+from runtime_core.client.client import Client
 from tests.fleet import Fleet, plain_redis, until
 from tests.servers.process import Server
 

@@ -12,15 +12,15 @@ import msgspec
 import pytest
 
 from runtime_core import AgentContext, App, Reject, RetryPolicy, ToolContext
-from runtime_core.agents.model_step import ModelCall
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.memory.server import MemoryTransport
-from runtime_core.dead_letters import DeadLetters
+from runtime_core.maintenance.dead_letters import DeadLetters
+from runtime_core.record.step import ENCODER
+from runtime_core.runs.model_step import ModelCall
 from runtime_core.telemetry import logs
 from runtime_core.telemetry.redaction import Redactor, redactor, use
 from runtime_core.testing.local import LocalApp
-from runtime_core.trajectory.steps import ENCODER
 
 KEY = "a plain word of mine"
 PASSWORD = "open" + "sesame"

@@ -18,8 +18,8 @@ import pytest
 from redis import Redis
 
 from runtime_core.bus.namespace import connect, open_namespace
+from runtime_core.config.settings import Settings
 from runtime_core.errors import ConfigurationError
-from runtime_core.settings import Settings
 from tests.conftest import OwnServer
 from tests.fleet import ROOT, SERVICES, PlainRedis
 from tests.servers.process import HOST

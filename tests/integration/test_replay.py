@@ -13,14 +13,22 @@ from typing import Any
 import pytest
 
 from runtime_core import AgentContext, App
+from runtime_core.aworld.events import (
+    EventManager,
+    Handler,
+    HandlerTable,
+    Message,
+    TaskMessage,
+    ToolMessage,
+    run_events,
+)
+from runtime_core.aworld.events.handler import NOTHING
+from runtime_core.aworld.events.handlers import DefaultToolHandler
+from runtime_core.aworld.events.message import TopicType
 from runtime_core.errors import InvalidInput, LocalStepError, WeftError
-from runtime_core.events import EventManager, Handler, HandlerTable, Message, TaskMessage, ToolMessage, run_events
-from runtime_core.events.constants import TopicType
-from runtime_core.events.handler import NOTHING
-from runtime_core.events.handlers import DefaultToolHandler
-from runtime_core.events.replay import replay
-from runtime_core.local import LocalApp
-from runtime_core.trajectory.recorded import TaskTrajectory
+from runtime_core.host.local import LocalApp
+from runtime_core.replay.replay import replay
+from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.tree import decoded
 
 

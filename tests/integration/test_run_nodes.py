@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from runtime_core import AgentContext, App, Client, HandleResult, Reject, RunNode, StateManager
+from runtime_core.aworld.nodes.node import RunNodeStatus
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.local import LocalApp
-from runtime_core.run_nodes.node import RunNodeStatus
+from runtime_core.host.local import LocalApp
 from tests.conftest import OwnServer
 from tests.servers.process import Server
 

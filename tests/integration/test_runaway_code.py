@@ -8,11 +8,11 @@ import tracemalloc
 
 import pytest
 
-from runtime_core.agents.context import AgentContext
-from runtime_core.agents.model_step import ModelCall
-from runtime_core.app import App
-from runtime_core.events.replay import replay
-from runtime_core.policy import RetryPolicy
+from runtime_core.app.app import App
+from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.replay.replay import replay
+from runtime_core.runs.context import AgentContext
+from runtime_core.runs.model_step import ModelCall
 from runtime_core.testing.local import LocalApp
 from runtime_core.tools.call import ToolContext
 

@@ -34,8 +34,8 @@ from runtime_core import (
     TaskRunner,
     TeamSwarm,
 )
-from runtime_core.events.handlers.agent import DefaultAgentHandler
-from runtime_core.local import LocalApp
+from runtime_core.aworld.events.handlers import DefaultAgentHandler
+from runtime_core.host.local import LocalApp
 
 
 @pytest.fixture(autouse=True)
@@ -627,7 +627,7 @@ async def test_questions_and_answers_of_a_swarm_are_messages_in_order() -> None:
 
 
 async def test_a_task_chooses_handlers_of_its_app() -> None:
-    from runtime_core.events import Handler, Message
+    from runtime_core.aworld.events import Handler, Message
 
     class Polite(DefaultAgentHandler):
         async def ask(self, message: Message) -> object:

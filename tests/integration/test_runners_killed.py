@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.client import Client
+from runtime_core.aworld.runners import Runners
+from runtime_core.aworld.swarm import Swarm
+from runtime_core.aworld.task import Task
+from runtime_core.client.client import Client
 from runtime_core.errors import InvalidInput
-from runtime_core.runners.runners import Runners
-from runtime_core.runners.swarm import Swarm
-from runtime_core.runners.task import Task
 from tests.fleet import Fleet, until
 from tests.runners_app import FailsAlways, Noting
 from tests.servers.process import Server

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runtime_core import AgentContext, App, Client, InvalidInput
-from runtime_core.local import LocalApp
+from runtime_core.host.local import LocalApp
 from tests.fleet import Fleet, plain_redis, until
 from tests.servers.process import Server
 

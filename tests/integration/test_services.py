@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runtime_core.client import Client
-from runtime_core.streaming import StreamingMode
+from runtime_core.client.client import Client
+from runtime_core.wire.streaming import StreamingMode
 from tests.fleet import Fleet, PlainRedis, plain_redis, until
 from tests.servers.process import Server
 

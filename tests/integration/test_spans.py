@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 from runtime_core import AgentContext, App
-from runtime_core.agents.model_step import ModelCall
+from runtime_core.runs.model_step import ModelCall
 from runtime_core.testing.local import LocalApp
 
 PARENT = "0xb7ad6b7169203331"

@@ -8,7 +8,7 @@ import pytest
 
 from runtime_core import Agent, AgentContext, App, ConfigurationError, InvalidInput, handles
 from runtime_core.bus.values import TopicSubscription
-from runtime_core.local import LocalApp
+from runtime_core.host.local import LocalApp
 from tests.fleet import until
 
 

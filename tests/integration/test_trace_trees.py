@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.client import Client
-from runtime_core.dead_letters import DeadLetters
-from runtime_core.identifiers import instance_address, partition_of
+from runtime_core.client.client import Client
+from runtime_core.ids import instance_address, partition_of
+from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.telemetry import trace_context
 from tests.fleet import Fleet, plain_redis, until
 from tests.integration.test_traces import APP, WAIT, collected, ended, is_one_tree, line

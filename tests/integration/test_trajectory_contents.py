@@ -8,8 +8,8 @@ import json
 import msgspec
 import pytest
 
-from runtime_core.trajectory.contents import LARGE_BYTES
-from runtime_core.trajectory.steps import ENCODER, Fork, Step
+from runtime_core.record.contents import LARGE_BYTES
+from runtime_core.record.step import ENCODER, Fork, Step
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.integration.trajectory_stores import Database, end, entry, step
 

@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from runtime_core.errors import ConfigurationError, Fenced, InvalidInput, StoreUnavailable
+from runtime_core.record.step import ENCODER, Step, StepError
 from runtime_core.trajectory.export import export_jsonl
-from runtime_core.trajectory.steps import ENCODER, Step, StepError
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
 from tests.integration.trajectory_stores import ENDED_MS, Database, end, entry, step
 
@@ -408,7 +408,7 @@ EXPORT = """
 import asyncio, json, resource, sys
 import msgspec
 from runtime_core.trajectory.export import export_jsonl, export_parquet
-from runtime_core.trajectory.steps import ENCODER, Step, TaskEnd
+from runtime_core.record.step import ENCODER, Step, TaskEnd
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
 
 def peak():

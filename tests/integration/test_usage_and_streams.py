@@ -18,11 +18,11 @@ from runtime_core import (
     StreamingMode,
     ToolContext,
 )
+from runtime_core.bus.connection import Argument, Reply, Transport
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.transport import Argument, Reply, Transport
-from runtime_core.client import TaskHandle
-from runtime_core.local import LocalApp
-from runtime_core.policy import RetryPolicy
+from runtime_core.client.client import TaskHandle
+from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.host.local import LocalApp
 
 app = App("meter")
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from runtime_core.acl.lines import DEFAULT_OFF, Target, find_users, lacking, rules, user_line
+from runtime_core.acl.rules import DEFAULT_OFF, Target, find_users, lacking, rules, user_line
 from runtime_core.acl.users import USERS
-from runtime_core.client import Client
-from runtime_core.command.checks import CHECKS
+from runtime_core.cli.checks import CHECKS
+from runtime_core.client.client import Client
 from runtime_core.errors import ServerError
 from tests.conftest import OwnServer
 from tests.fleet import ROOT, SERVICES, Fleet, PlainRedis, until
@@ -70,7 +70,7 @@ async def doctor(fleet: Fleet, **environ: str) -> dict[str, Any]:  # Any: JSON
 
 def weft(fleet: Fleet, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "runtime_core.command.main", *arguments],
+        [sys.executable, "-m", "runtime_core.cli.main", *arguments],
         cwd=ROOT, env={**fleet.environ, **environ}, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 

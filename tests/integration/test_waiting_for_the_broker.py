@@ -11,16 +11,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from runtime_core.bus.address import parse_address
+from runtime_core.bus.connection import RespTransport
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect, open_namespace
-from runtime_core.bus.resp import RespTransport
+from runtime_core.config.settings import Settings
 from runtime_core.consumer.consumer import Consumer
-from runtime_core.progress import ProgressWatch
-from runtime_core.recording.recorder import Recorder
-from runtime_core.settings import Settings
+from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.telemetry.metrics import Metrics
+from runtime_core.trajectory.recorder import Recorder
 from runtime_core.trajectory.store import TrajectoryStore
 from services.state_manager.manager import StateManager
 from tests.contracts.broker import Broker

@@ -10,7 +10,7 @@ from pathlib import Path
 import asyncpg
 import msgspec
 
-from runtime_core.trajectory.steps import ENCODER, Step, TaskEnd
+from runtime_core.record.step import ENCODER, Step, TaskEnd
 from runtime_core.trajectory.store import RecordEntry
 
 ENDED_MS = 1_793_491_200_000.0

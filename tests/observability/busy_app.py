@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import sys
 
-from runtime_core.agents.agent import Agent, handles
-from runtime_core.agents.context import AgentContext
-from runtime_core.app import App
+from runtime_core.app.app import App
+from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.engines.context import EngineContext
 from runtime_core.errors import EngineError, Reject
-from runtime_core.hooks.verdicts import HookEvent
-from runtime_core.llm.call import ask_model
-from runtime_core.llm.prices import Price
-from runtime_core.llm.settings import ModelSettings
+from runtime_core.hooks.points import HookEvent
+from runtime_core.llm.agent import ModelSettings
+from runtime_core.llm.budget import Price
+from runtime_core.llm.model_call import ask_model
 from runtime_core.llm.window import said
-from runtime_core.policy import RetryPolicy
+from runtime_core.runs.agent import Agent, handles
+from runtime_core.runs.context import AgentContext
 from runtime_core.tools.call import ToolContext
 from tests.mcp_servers.ledger import VARIABLE
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from deploy.observability.dashboards.pages import FOLDER
-from runtime_core.client import Client
+from runtime_core.client.client import Client
 from tests.conftest import OwnServer
 from tests.engine_backends.files import FOLDER as ENGINE_FOLDER
 from tests.engine_backends.files import Files

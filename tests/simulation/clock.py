@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import runtime_core.bus.verbs.partition
+import runtime_core.bus.partition
 import runtime_core.consumer.consumer
 import runtime_core.consumer.owner
-import runtime_core.keeping.measures
-import runtime_core.schedules.scheduler
+import runtime_core.ingress.scheduler
+import runtime_core.maintenance.measures
 import services.state_manager.housekeeper
 import services.state_manager.relay
 from runtime_core.bus.library import Library
@@ -45,12 +45,12 @@ def virtual(loop: SimLoop, library: Library, *, seed: int | str, quiet: bool = T
         with (
             patch.object(secrets, "token_hex", lambda size=8: f"{chance.getrandbits(8 * size):0{2 * size}x}"),
             patch.object(runtime_core.consumer.owner, "incarnation", lambda service: f"{service}#{next(owners)}"),
-            patch.object(runtime_core.bus.verbs.partition, "library", lambda: library),
+            patch.object(runtime_core.bus.partition, "library", lambda: library),
             patch.object(runtime_core.consumer.consumer, "PROMOTE_SECONDS", 0.5),
             patch.object(services.state_manager.relay, "IDLE_SECONDS", 0.4),
             patch.object(services.state_manager.housekeeper, "INTERVAL_SECONDS", 2.0),
-            patch.object(runtime_core.schedules.scheduler, "LOOK_SECONDS", 5.0),
-            patch.object(runtime_core.keeping.measures.Measures, "look", _measure_nothing),
+            patch.object(runtime_core.ingress.scheduler, "LOOK_SECONDS", 5.0),
+            patch.object(runtime_core.maintenance.measures.Measures, "look", _measure_nothing),
         ):
             if quiet:
                 logging.disable(logging.CRITICAL)

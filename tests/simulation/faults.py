@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from runtime_core.bus.connection import Argument
 from runtime_core.bus.keys import group_of
-from runtime_core.bus.transport import Argument
 from runtime_core.errors import ServerError
 from tests.simulation.chooser import pick
 from tests.simulation.scheduler import delay_reply, lose_reply, lose_request

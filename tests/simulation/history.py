@@ -21,17 +21,17 @@ from typing import Any, cast
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from runtime_core.admission import Admission
+from runtime_core.bus.connection import Argument, Reply
 from runtime_core.bus.keys import ingress
-from runtime_core.bus.transport import Argument, Reply
 from runtime_core.bus.values import Begun, NotDurable
-from runtime_core.client import Client
-from runtime_core.envelope import Envelope, to_fields
+from runtime_core.client.client import Client
+from runtime_core.client.fork import plan_fork
 from runtime_core.errors import BusError, InvalidInput, Rejected, ServerError
-from runtime_core.events.fork import plan_fork
-from runtime_core.keeping.clock import ClockWatch
-from runtime_core.submission import CANCEL, SIGNAL, SUBMIT, Conf, Submission, digest
+from runtime_core.ingress.admission import Admission
+from runtime_core.maintenance.server import ClockWatch
 from runtime_core.telemetry.metrics import Metrics
+from runtime_core.wire.commands import CANCEL, SIGNAL, SUBMIT, Conf, Submission, digest
+from runtime_core.wire.envelope import Envelope, to_fields
 from tests.simulation import faults, invariants
 from tests.simulation.chooser import Chooser, pick, weighted
 from tests.simulation.clock import virtual

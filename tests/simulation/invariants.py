@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from runtime_core.facts import REJECTED
-from runtime_core.submission import SIGNAL
+from runtime_core.wire.commands import SIGNAL
+from runtime_core.wire.events import REJECTED
 
 if TYPE_CHECKING:
     from tests.simulation.history import History

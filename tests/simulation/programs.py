@@ -13,9 +13,9 @@ from functools import cache
 from typing import Any
 
 from runtime_core import App
-from runtime_core.agents.context import AgentContext
+from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.errors import StepError
-from runtime_core.policy import RetryPolicy
+from runtime_core.runs.context import AgentContext
 from runtime_core.tools.call import ToolContext
 from tests.simulation.chooser import Chooser, pick, weighted
 from tests.simulation.ledger import Ledger

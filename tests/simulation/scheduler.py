@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import TYPE_CHECKING, cast
 
-from runtime_core.bus.transport import Argument, Reply
+from runtime_core.bus.connection import Argument, Reply
 from runtime_core.errors import BusUnavailable, ServerError
 from tests.simulation.chooser import Chooser
 from tests.simulation.loop import PROCESS, SimLoop

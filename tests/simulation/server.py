@@ -16,9 +16,9 @@ from typing import Self, cast
 
 import hiredis
 
+from runtime_core.bus.connection import Argument, Reply
 from runtime_core.bus.library import Library
 from runtime_core.bus.library import library as real_library
-from runtime_core.bus.transport import Argument, Reply
 from runtime_core.errors import ServerError
 from tests.servers.valkey import valkey_command
 

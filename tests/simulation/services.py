@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+from runtime_core.config.settings import Settings
 from runtime_core.errors import BusError, Fenced
-from runtime_core.recording.recorder import Recorder
-from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
+from runtime_core.trajectory.recorder import Recorder
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
 from services.state_manager.manager import StateManager
 from tests.simulation.processes import LEASE_SECONDS, Process

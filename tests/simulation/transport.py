@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from runtime_core.bus.transport import Argument, Reply
+from runtime_core.bus.connection import Argument, Reply
 from runtime_core.errors import BusUnavailable, ServerError
 
 if TYPE_CHECKING:

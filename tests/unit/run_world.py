@@ -8,11 +8,8 @@ from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime_core.agents.context import AgentContext
-from runtime_core.agents.journal import pack
-from runtime_core.agents.ports import Meta
-from runtime_core.agents.run import Run
-from runtime_core.app import App
+from runtime_core.app.app import App
+from runtime_core.app.registry import Functions
 from runtime_core.bus.values import CallBegun
 from runtime_core.consumer.effects import (
     COMPLETED,
@@ -27,9 +24,12 @@ from runtime_core.consumer.effects import (
     Timer,
     TurnResult,
 )
-from runtime_core.manifest import Manifest
-from runtime_core.registry import Functions
-from runtime_core.usage import Usage, total
+from runtime_core.declare.manifest import Manifest
+from runtime_core.record.usage import Usage, total
+from runtime_core.runs.context import AgentContext
+from runtime_core.runs.journal import pack
+from runtime_core.runs.ports import Meta
+from runtime_core.runs.run import Run
 
 STARTED_MS = 1_700_000_000_000
 Code = Callable[..., Coroutine[Any, Any, object]]  # Any: what programs of tests take and give
@@ -51,7 +51,7 @@ class Program:
         return json.loads(data)
 
     def encode_output(self, value: object, /) -> bytes:
-        from runtime_core.encoding import encode
+        from runtime_core.declare.encoding import encode
 
         return encode(value, "output")
 

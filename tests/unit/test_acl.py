@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from runtime_core.acl.function_rights import function_rights
-from runtime_core.acl.lines import SERVERS, Target, find_users, lacking, rules, user_line
-from runtime_core.acl.passwords import digests
+from runtime_core.acl.rules import SERVERS, Target, digests, find_users, lacking, rules, user_line
 from runtime_core.acl.users import SERVICES, USERS
 from runtime_core.bus.library import FUNCTIONS
-from runtime_core.command.main import main
+from runtime_core.cli.main import main
 from runtime_core.errors import ConfigurationError
 from services.__main__ import services
 

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from pydantic import BaseModel
 
-from runtime_core.agents.agent import Agent, handles
-from runtime_core.agents.definition import AgentDefinition
-from runtime_core.app import App
+from runtime_core.app.app import App
+from runtime_core.app.registry import Functions
+from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.errors import ConfigurationError, InvalidInput
-from runtime_core.policy import RetryPolicy
-from runtime_core.registry import Functions
+from runtime_core.runs.agent import Agent, handles
+from runtime_core.runs.definition import AgentDefinition
 from runtime_core.tools.call import ToolContext
 
 if TYPE_CHECKING:
-    from runtime_core.agents.context import AgentContext
-    from runtime_core.agents.ports import Definition
-    from runtime_core.agents.ports import Functions as FunctionsPort
+    from runtime_core.runs.context import AgentContext
+    from runtime_core.runs.ports import Definition
+    from runtime_core.runs.ports import Functions as FunctionsPort
 
 
 class FakeContext:

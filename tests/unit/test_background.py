@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from runtime_core.background import Periodic
-from runtime_core.progress import ProgressWatch
+from runtime_core.consumer.progress import ProgressWatch
+from runtime_core.periodic import Periodic
 
 
 async def test_it_runs_at_once_and_again_after_the_interval() -> None:

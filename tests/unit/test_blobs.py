@@ -19,8 +19,8 @@ from runtime_core import ConfigurationError, InvalidInput, Reference
 from runtime_core.blobs.arrow import ArrowBlobs
 from runtime_core.blobs.files import FileBlobs
 from runtime_core.blobs.store import BlobStore, blob_url, folder_of, open_blobs
+from runtime_core.config.settings import Settings
 from runtime_core.engines.results import Results
-from runtime_core.settings import Settings
 from services.state_manager.blob_sweeper import BlobSweeper
 
 NAME = "0" * 64 + ".json"

@@ -13,12 +13,11 @@ from prometheus_client import CollectorRegistry
 from runtime_core import AgentContext, App
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
-from runtime_core.client import Client
-from runtime_core.keeping.letters import LetterKeeper
-from runtime_core.keeping.measures import Measures
-from runtime_core.keeping.sweeps import SWEEP
-from runtime_core.local import LocalApp
-from runtime_core.replies import TRIM_EVERY
+from runtime_core.bus.replies import TRIM_EVERY
+from runtime_core.client.client import Client
+from runtime_core.host.local import LocalApp
+from runtime_core.maintenance.measures import Measures
+from runtime_core.maintenance.sweeps import SWEEP, LetterKeeper
 from runtime_core.telemetry.metrics import Metrics
 from services.state_manager.housekeeper import Housekeeper
 

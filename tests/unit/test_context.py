@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from runtime_core.context.context import Context
-from runtime_core.context.merging import Conflict
-from runtime_core.context.values import MISSING
 from runtime_core.errors import InvalidInput
+from runtime_core.sharing.context import Context
+from runtime_core.sharing.merging import Conflict
+from runtime_core.sharing.values import MISSING
 
 
 def session(**values: object) -> Context:

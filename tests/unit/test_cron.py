@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from runtime_core import InvalidInput
-from runtime_core.schedules.cron import Cron
+from runtime_core.ingress.cron import Cron
 
 BERLIN = "Europe/Berlin"
 NEW_YORK = "America/New_York"

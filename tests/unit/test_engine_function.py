@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from runtime_core import App, ConfigurationError, EngineContext, InvalidInput, Resources
-from runtime_core.engines.made_once import MadeOnce
+from runtime_core.engines.function import MadeOnce
 from tests import remote_app
 from tests.remote_app import app
 

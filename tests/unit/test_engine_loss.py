@@ -10,16 +10,15 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from runtime_core.app import App
+from runtime_core.app.app import App
+from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
-from runtime_core.bus.transport import Transport
-from runtime_core.engines.driver.messages import Error, Outcome, State, Value, Work
-from runtime_core.engines.gateway import step_handler as module
-from runtime_core.engines.gateway.gateway import Gateway
-from runtime_core.engines.gateway.served import RAY, SPARK, Served
-from runtime_core.engines.gateway.step_handler import StepHandler
+from runtime_core.clusters import step_handler as module
+from runtime_core.clusters.gateway import RAY, SPARK, Gateway, Served
+from runtime_core.clusters.step_handler import StepHandler
+from runtime_core.engines.protocol import Error, Outcome, State, Value, Work
 from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import Broker, ask, suspend
 

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime_core.engines.driver.messages import Error, Outcome, Registered, Step, Value
-from runtime_core.engines.mapped import items_of, map_outcome, with_errors
+from runtime_core.clusters.remote import run_items, run_registered
+from runtime_core.engines.protocol import Error, Outcome, Registered, Step, Value
 from runtime_core.engines.reference import Reference
-from runtime_core.engines.remote import run_items, run_registered
-from runtime_core.engines.results import Results
+from runtime_core.engines.results import Results, items_of, map_outcome, with_errors
 from runtime_core.errors import EngineError
 
 ROOT = Path(__file__).parents[2]
@@ -204,8 +203,8 @@ def in_worker(tmp_path: Path, app: str, folder: Path) -> list[Any]:
     """What two calls give in a process that was started elsewhere, as a worker's is, and whether it loads the rest."""
     script = f"""
 import json, sys
-from runtime_core.engines.driver.messages import Registered, Step
-from runtime_core.engines.remote import run_registered
+from runtime_core.engines.protocol import Registered, Step
+from runtime_core.clusters.remote import run_registered
 from runtime_core.engines.results import Results
 import msgspec
 call = Registered({app!r}, {str(folder)!r}, "once", b"{{}}")

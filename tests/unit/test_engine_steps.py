@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from runtime_core import App, EngineContext, EngineError, InvalidInput, Reference
-from runtime_core.agents.context import AgentContext
-from runtime_core.agents.journal import pack
-from runtime_core.agents.ports import Meta
 from runtime_core.consumer.effects import COMPLETED, FAILED, Call, Completed, Failed, Suspended
-from runtime_core.engines.driver.messages import Step
+from runtime_core.engines.protocol import Step
 from runtime_core.engines.results import Results
 from runtime_core.errors import ConfigurationError
+from runtime_core.runs.context import AgentContext
+from runtime_core.runs.journal import pack
+from runtime_core.runs.ports import Meta
 from tests import remote_app
 from tests.remote_app import app as functions
 from tests.unit.run_world import Program, World

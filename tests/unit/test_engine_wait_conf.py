@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runtime_core import AgentContext, App, EngineError, Runners, Task
-from runtime_core.local import LocalApp
+from runtime_core.host.local import LocalApp
 
 app = App("waits")
 

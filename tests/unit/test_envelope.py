@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime_core.codec import MAX_DATA_BYTES, MAX_DEPTH, decode
-from runtime_core.envelope import (
+from runtime_core.errors import InvalidInput
+from runtime_core.wire.envelope import (
     ATTRIBUTES,
     MAX_ATTRIBUTE_BYTES,
     MAX_ATTRIBUTES,
@@ -22,7 +23,6 @@ from runtime_core.envelope import (
     rfc3339,
     to_fields,
 )
-from runtime_core.errors import InvalidInput
 
 ENTRY = "1763690400000-0"
 

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from runtime_core import AgentContext, App
-from runtime_core.consumer.effects import Completed
-from runtime_core.errors import ConfigurationError, InvalidInput
-from runtime_core.events import (
+from runtime_core.aworld.events import (
     AgentMessage,
     CancelMessage,
     EventLoop,
@@ -22,7 +20,9 @@ from runtime_core.events import (
     TaskMessage,
     run_events,
 )
-from runtime_core.events.handlers import DefaultAgentHandler, DefaultTaskHandler
+from runtime_core.aworld.events.handlers import DefaultAgentHandler, DefaultTaskHandler
+from runtime_core.consumer.effects import Completed
+from runtime_core.errors import ConfigurationError, InvalidInput
 from tests.unit.run_world import World
 
 

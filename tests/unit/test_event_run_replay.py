@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime_core.agents.context import AgentContext
-from runtime_core.consumer.effects import Completed, Failed
-from runtime_core.events import (
+from runtime_core.aworld.events import (
     AgentMessage,
     ChunkMessage,
     EventManager,
@@ -21,6 +19,8 @@ from runtime_core.events import (
     TopicType,
     run_events,
 )
+from runtime_core.consumer.effects import Completed, Failed
+from runtime_core.runs.context import AgentContext
 from tests.unit.run_world import World
 
 

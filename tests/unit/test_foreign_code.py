@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime_core.agents.asked import call
-from runtime_core.agents.branch import Branch
-from runtime_core.agents.context import AgentContext
-from runtime_core.agents.foreign import Foreign, foreign_here, host
 from runtime_core.consumer.effects import Completed, Failed, Suspended
-from runtime_core.encoding import encode
+from runtime_core.declare.encoding import encode
 from runtime_core.errors import InvalidInput, LocalStepError, Retry, ToolError
+from runtime_core.runs.calls import call
+from runtime_core.runs.context import AgentContext
+from runtime_core.runs.foreign import Foreign, foreign_here, host
+from runtime_core.runs.scheduler import Branch
 from tests.unit.run_world import Code, Program, World
 
 

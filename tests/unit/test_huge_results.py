@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from runtime_core import codec
-from runtime_core.agents.failure import failure_of
 from runtime_core.consumer.attempt import failed_from
-from runtime_core.encoding import encode, encode_result
+from runtime_core.declare.encoding import encode, encode_result
 from runtime_core.errors import InvalidInput, Reject, Retry, ToolError
+from runtime_core.runs.failure import failure_of
 
 MIB = 1024 * 1024
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runtime_core.agents.journal import Journal, pack, payload_of, status_of, time_of
 from runtime_core.consumer.effects import FAILED, JOURNAL_PREFIX
+from runtime_core.runs.journal import Journal, pack, payload_of, status_of, time_of
 
 
 def test_a_value_is_read_as_it_was_packed() -> None:

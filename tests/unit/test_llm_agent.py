@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from runtime_core import App, Approve, ConfigurationError, InvalidInput, LLMAgent
-from runtime_core.llm.asked import is_conversation
 from runtime_core.llm.definition import ModelAgent
+from runtime_core.llm.input import is_conversation
 
 
 @pytest.mark.parametrize(

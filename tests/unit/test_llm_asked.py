@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runtime_core import InvalidInput
-from runtime_core.llm.asked import read
+from runtime_core.llm.input import read
 
 PICTURE = {"kind": "image-url", "url": "http://localhost/a.png"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime_core.llm.guards import ENDED_AT, TOLD_AT, ConversationFailed, Guards
+from runtime_core.llm.budget import ENDED_AT, TOLD_AT, ConversationFailed, Guards
 
 
 def guards() -> Guards:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 # pydantic reads the TypedDict of the standard library only from Python 3.12 on.
 from typing_extensions import TypedDict
 
-from runtime_core.declaration import Place
+from runtime_core.declare.declaration import Place
 from runtime_core.errors import ConfigurationError
 from runtime_core.llm.output import Output, OutputInvalid
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from runtime_core.app.loading import load_app
 from runtime_core.errors import ConfigurationError
-from runtime_core.loading import load_app
 
-HEAD = "from runtime_core.app import App\n"
+HEAD = "from runtime_core.app.app import App\n"
 
 
 @pytest.fixture

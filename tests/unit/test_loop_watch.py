@@ -16,11 +16,11 @@ from typing import cast
 
 import pytest
 
-from runtime_core import loop_watch
-from runtime_core.agents.failure import failure_of
+from runtime_core.consumer import loop_watch
 from runtime_core.consumer.attempt import failed_from
+from runtime_core.consumer.loop_watch import SIGNAL, LoopWatch, interruptible
 from runtime_core.errors import LoopBlocked, LoopInterrupt
-from runtime_core.loop_watch import SIGNAL, LoopWatch, interruptible
+from runtime_core.runs.failure import failure_of
 from runtime_core.tools.call import run_limited
 
 LIMIT = 0.4
@@ -96,15 +96,15 @@ def frames(*modules: str) -> FrameType | None:
 @pytest.mark.parametrize(
     ("modules", "wanted"),
     [
-        (("desk.agents", "runtime_core.agents.flow", "asyncio.runners"), True),
-        (("json.decoder", "desk.agents", "runtime_core.agents.flow"), True),
+        (("desk.agents", "runtime_core.runs.scheduler", "asyncio.runners"), True),
+        (("json.decoder", "desk.agents", "runtime_core.runs.scheduler"), True),
         (("concurrent.futures._base", "threading", "desk.agents", "runtime_core.tools.call"), True),
         (("numpy.linalg", "runtime_core.tools.call"), True),
-        (("runtime_core.encoding", "desk.agents", "runtime_core.agents.flow"), False),
-        (("logging", "runtime_core.agents.flow"), False),
-        (("asyncio.tasks", "desk.agents", "runtime_core.agents.flow"), False),
-        (("torch", "importlib._bootstrap", "desk.agents", "runtime_core.agents.flow"), False),
-        (("asyncio.runners", "runtime_core.service"), False),
+        (("runtime_core.declare.encoding", "desk.agents", "runtime_core.runs.scheduler"), False),
+        (("logging", "runtime_core.runs.scheduler"), False),
+        (("asyncio.tasks", "desk.agents", "runtime_core.runs.scheduler"), False),
+        (("torch", "importlib._bootstrap", "desk.agents", "runtime_core.runs.scheduler"), False),
+        (("asyncio.runners", "runtime_core.host.service"), False),
     ],
 )
 def test_only_code_of_users_is_interrupted(modules: tuple[str, ...], wanted: bool) -> None:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic import BaseModel
 
-from runtime_core.app import App
+from runtime_core.app.app import App
+from runtime_core.declare.manifest import AgentEntry, InputCheck, Manifest, check_input
 from runtime_core.errors import ConfigurationError, InvalidInput
-from runtime_core.manifest import AgentEntry, InputCheck, Manifest, check_input
 
 if TYPE_CHECKING:
-    from runtime_core.agents.context import AgentContext
+    from runtime_core.runs.context import AgentContext
 
 
 class Source(BaseModel):

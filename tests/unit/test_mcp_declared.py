@@ -12,21 +12,20 @@ import pytest
 from mcp_types import Tool, ToolAnnotations
 from prometheus_client import CollectorRegistry
 
-from runtime_core.agents.context import AgentContext
-from runtime_core.agents.turn_commit import parts_of_calls
-from runtime_core.app import App
+from runtime_core.app.app import App
 from runtime_core.bus.delivery import Delivery
 from runtime_core.consumer.effects import Call
-from runtime_core.declaration import Place
+from runtime_core.declare.declaration import Place
+from runtime_core.declare.manifest import Manifest, ToolEntry
 from runtime_core.errors import ConfigurationError, InvalidInput, NotReady
 from runtime_core.llm.toolset import ToolsMissing, toolset_of
-from runtime_core.manifest import Manifest, ToolEntry
-from runtime_core.mcp.arguments import ArgumentsCheck, BadSchema
-from runtime_core.mcp.declared import MCPServer, need_sdk
-from runtime_core.mcp.listing import listing_of
-from runtime_core.mcp.servers import MCPServers
+from runtime_core.runs.commit import parts_of_calls
+from runtime_core.runs.context import AgentContext
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.tools.source import Away
+from runtime_core.tools.call import Away
+from runtime_core.tools.mcp.server import MCPServer, need_sdk
+from runtime_core.tools.mcp.servers import MCPServers
+from runtime_core.tools.mcp.tool import ArgumentsCheck, BadSchema, listing_of
 
 PLACE = Place("app.py", 7)
 OBJECT: dict[str, Any] = {"type": "object"}
@@ -145,8 +144,8 @@ def test_a_missing_sdk_is_told_with_the_extra_that_brings_it(monkeypatch: pytest
 
 def test_declaring_a_server_loads_nothing_of_the_sdk() -> None:
     code = (
-        "import sys; from runtime_core.app import App; App('a').add_mcp('files', command=['x']);"
-        "import runtime_core.agents.turn_handler;"
+        "import sys; from runtime_core.app.app import App; App('a').add_mcp('files', command=['x']);"
+        "import runtime_core.runs.turn;"
         "print([name for name in ('mcp', 'mcp_types', 'httpx2', 'anyio') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

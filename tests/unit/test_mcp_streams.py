@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from runtime_core.mcp.failures import NOT_SENT
-from runtime_core.mcp.streams import _Client
+from runtime_core.tools.mcp.failures import NOT_SENT
+from runtime_core.tools.mcp.transport import _Client
 
 SESSION = {"mcp-session-id": "s-1"}
 

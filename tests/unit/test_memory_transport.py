@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable
 
 import pytest
 
+from runtime_core.bus.connection import Argument, Reply, Transport
 from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
-from runtime_core.bus.transport import Argument, Reply, Transport
 from runtime_core.errors import BusUnavailable, ServerError
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from runtime_core import errors
-from runtime_core.agents.context import AgentContext
-from runtime_core.agents.model_step import ModelCall, takes_call
 from runtime_core.bus.values import CallBegun
 from runtime_core.consumer.effects import Completed, Failed
-from runtime_core.usage import total
+from runtime_core.record.usage import total
+from runtime_core.runs.context import AgentContext
+from runtime_core.runs.model_step import ModelCall, takes_call
 from tests.unit.run_world import World
 
 

@@ -10,13 +10,13 @@ from typing import cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from runtime_core.agents.outflow import PROCESS_BYTES, RUN_BYTES, RUN_MAX_BYTES, Outflow
-from runtime_core.agents.turn_port import TurnPort
-from runtime_core.app import App
+from runtime_core.app.app import App
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.calls import REPORTED_BYTES, Calls
 from runtime_core.errors import BusUnavailable, LimitExceeded
+from runtime_core.runs.outgoing import PROCESS_BYTES, RUN_BYTES, RUN_MAX_BYTES, Outflow
+from runtime_core.runs.turn_port import TurnPort
 from runtime_core.telemetry.metrics import Metrics
 
 DIGEST = "0" * 8

@@ -10,8 +10,8 @@ import pytest
 
 from runtime_core.consumer.decision import Decision, GiveUp, Park, RetryAt, decide, reason_of
 from runtime_core.consumer.effects import Failed
+from runtime_core.declare.retry_policy import MAX_DELAY_SECONDS, RetryPolicy
 from runtime_core.errors import ConfigurationError
-from runtime_core.policy import MAX_DELAY_SECONDS, RetryPolicy
 
 STEADY = RetryPolicy(attempts=3, base_seconds=0.5, factor=2.0, max_seconds=3.0, jitter=0.0)
 

@@ -16,14 +16,14 @@ from pydantic_ai.exceptions import ApprovalRequired, ModelRetry
 from pydantic_ai.messages import ModelMessage, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
-from runtime_core.agents.journal import pack
-from runtime_core.app import App
+from runtime_core.app.app import App
 from runtime_core.consumer.effects import COMPLETED, FAILED, Completed, Failed, TurnResult
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.integrations.pydantic_ai.definition import PydanticAgent
 from runtime_core.integrations.pydantic_ai.tool_calls import CARRIED, tool_call
+from runtime_core.record.step import Step
+from runtime_core.runs.journal import pack
 from runtime_core.tools.call import AbandonedThreads, ToolContext
-from runtime_core.trajectory.steps import Step
 from tests.unit.run_world import World
 
 

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from runtime_core.engines.driver.messages import Error, Mapped, Outcome, Registered, Value, Work
-from runtime_core.engines.ray import mapping
-from runtime_core.engines.ray.mapping import run_map
-from runtime_core.engines.ray.worker import Answer, Items
+from runtime_core.clusters.ray import mapping
+from runtime_core.clusters.ray.mapping import run_map
+from runtime_core.clusters.ray.worker import Answer, Items
+from runtime_core.engines.protocol import Error, Mapped, Outcome, Registered, Value, Work
 
 Play = Callable[[list[int], float], Awaitable[Answer]]
 

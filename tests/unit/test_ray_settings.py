@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from runtime_core.engines.driver.backend import Away
-from runtime_core.engines.ray.cluster import Cluster
-from runtime_core.engines.ray.settings import RaySettings
+from runtime_core.clusters.ray.cluster import Cluster
+from runtime_core.clusters.ray.settings import RaySettings
+from runtime_core.engines.protocol import Away
 
 
 def test_without_settings_it_is_a_ray_of_ones_own() -> None:

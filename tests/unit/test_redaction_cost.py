@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime_core.record.step import ENCODER, STEPS, Step, StepError
 from runtime_core.telemetry import redaction
 from runtime_core.telemetry.redaction import PLACES, Redactor, patterns_of
 from runtime_core.telemetry.secret_patterns import RULE, look_for
-from runtime_core.trajectory.steps import ENCODER, STEPS, Step, StepError
 
 KNOWN = "a word that is known"
 KEY = "ghp" + "_0123456789abcdefghijABCDEFGHIJ012345"

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from runtime_core import errors
-from runtime_core.agents import journal as journal_module
-from runtime_core.agents import run as run_module
-from runtime_core.agents.context import AgentContext
-from runtime_core.agents.journal import pack
-from runtime_core.app import App
+from runtime_core.app.app import App
 from runtime_core.consumer.effects import COMPLETED, Completed, Failed, Suspended
+from runtime_core.runs import journal as journal_module
+from runtime_core.runs import run as run_module
+from runtime_core.runs.context import AgentContext
+from runtime_core.runs.journal import pack
 from tests.unit.run_world import Code, Program, World
 
 
@@ -500,7 +500,7 @@ async def test_a_turn_over_its_time_is_cancelled() -> None:
 
 
 async def test_code_that_ignores_its_cancellation_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime_core.agents.flow.GRACE_SECONDS", 0.01)
+    monkeypatch.setattr("runtime_core.runs.scheduler.GRACE_SECONDS", 0.01)
     release = asyncio.Event()
 
     async def code(ctx: AgentContext, _: object) -> object:

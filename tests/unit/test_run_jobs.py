@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from runtime_core.agents.context import AgentContext
 from runtime_core.consumer.effects import Completed, Failed, Suspended
 from runtime_core.errors import InvalidInput, JobCancelled, ToolError
+from runtime_core.runs.context import AgentContext
 from tests.unit.run_world import Code, Program, World
 
 events: list[str] = []

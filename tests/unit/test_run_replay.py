@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from runtime_core import errors
-from runtime_core.agents.context import AgentContext
 from runtime_core.consumer.effects import Completed, Failed
+from runtime_core.runs.context import AgentContext
 from tests.unit.run_world import Code, World
 
 bodies: list[str] = []

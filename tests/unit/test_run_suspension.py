@@ -6,8 +6,8 @@ import asyncio
 from datetime import timedelta
 from typing import Any
 
-from runtime_core.agents.context import AgentContext
 from runtime_core.consumer.effects import Completed, Send, Suspended
+from runtime_core.runs.context import AgentContext
 from tests.unit.run_world import STARTED_MS, Code, Program, World
 
 

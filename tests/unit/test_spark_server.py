@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.engines.driver.backend import Away
-from runtime_core.engines.spark.connect_server import answers, java_checked
-from runtime_core.engines.spark.sessions import address_of
+from runtime_core.clusters.spark.connect_server import answers, java_checked
+from runtime_core.clusters.spark.sessions import address_of
+from runtime_core.engines.protocol import Away
 from tests.servers.process import free_port
 
 

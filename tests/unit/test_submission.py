@@ -13,13 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime_core.codec import MSGPACK, decode
-from runtime_core.command_fields import data_of
-from runtime_core.envelope import Envelope, parse, to_fields
 from runtime_core.errors import InvalidInput, Rejected
-from runtime_core.facts import accepted, ended, human_requested, output_delta, rejected, step_recorded
-from runtime_core.identifiers import task_id_of
-from runtime_core.schedules import definition as schedules
-from runtime_core.submission import (
+from runtime_core.ids import task_id_of
+from runtime_core.ingress import schedules
+from runtime_core.wire.commands import (
     CANCEL,
     PUBLISH,
     SIGNAL,
@@ -28,11 +25,14 @@ from runtime_core.submission import (
     Conf,
     Signal,
     Submission,
+    data_of,
     parse_cancel,
     parse_publish,
     parse_signal,
     parse_submit,
 )
+from runtime_core.wire.envelope import Envelope, parse, to_fields
+from runtime_core.wire.events import accepted, ended, human_requested, output_delta, rejected, step_recorded
 
 AT = 1795226400000.0
 WIRE = Path(__file__).parents[2] / "docs" / "wire.md"

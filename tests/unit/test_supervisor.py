@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.command import supervisor as supervisor_module
-from runtime_core.command.supervisor import ChildSpec, Supervisor
-from runtime_core.command.up import SERVICES, banner, child_specs, services_for
-from runtime_core.settings import Settings
+from runtime_core.cli.up import SERVICES, banner, child_specs, services_for
+from runtime_core.config.settings import Settings
+from runtime_core.host import supervisor as supervisor_module
+from runtime_core.host.supervisor import ChildSpec, Supervisor
 from runtime_core.telemetry.logs import last_line
 
 WAITS = "import signal, sys; print('here', flush=True); signal.signal(15, lambda *_: sys.exit(0)); signal.pause()"
@@ -244,7 +244,7 @@ def told_by(environ: dict[str, str], **flags: bool) -> list[str]:
 
 
 SERVICE = """
-from runtime_core.service import Health, serve
+from runtime_core.host.service import Health, serve
 import asyncio, os
 
 class Role:
@@ -268,8 +268,8 @@ serve("{name}", build)
 """
 UP = """
 import asyncio, os
-from runtime_core.command.up import up
-from runtime_core.settings import Settings
+from runtime_core.cli.up import up
+from runtime_core.config.settings import Settings
 raise SystemExit(asyncio.run(up(Settings.from_environment(os.environ), 1, ("agent_handler", "state_manager"))))
 """
 

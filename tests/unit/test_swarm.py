@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from runtime_core.errors import InvalidInput
-from runtime_core.runners.described import describe, read_description, task_of
-from runtime_core.runners.swarm import (
+from runtime_core.aworld.described import describe, read_description, task_of
+from runtime_core.aworld.swarm import (
     GraphBuildType,
     HandoffSwarm,
     HybridSwarm,
@@ -17,7 +16,8 @@ from runtime_core.runners.swarm import (
     WorkflowSwarm,
     label,
 )
-from runtime_core.runners.task import Task
+from runtime_core.aworld.task import Task
+from runtime_core.errors import InvalidInput
 
 
 def named(kind: str, agent: object) -> str:

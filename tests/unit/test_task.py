@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from runtime_core.aworld.described import describe, read_description, task_of
+from runtime_core.aworld.swarm import label
+from runtime_core.aworld.task import Task, TaskConfig
 from runtime_core.errors import InvalidInput
-from runtime_core.runners.described import describe, read_description, task_of
-from runtime_core.runners.swarm import label
-from runtime_core.runners.task import Task, TaskConfig
-from runtime_core.streaming import StreamingMode
-from runtime_core.told import TaskResponse
+from runtime_core.wire.results import TaskResponse
+from runtime_core.wire.streaming import StreamingMode
 
 
 def test_a_config_reads_like_a_dict() -> None:

@@ -17,17 +17,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
-from runtime_core.recording.recorder import Recorder
-from runtime_core.settings import Settings
+from runtime_core.config.settings import Settings
+from runtime_core.record.step import Step
 from runtime_core.telemetry import endpoint as endpoint_module
 from runtime_core.telemetry import logs, names
 from runtime_core.telemetry.attributes import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
 from runtime_core.telemetry.endpoint import Answer, Endpoint, plain
-from runtime_core.telemetry.measured import FRESH_SECONDS, Measured, Sample
-from runtime_core.telemetry.metrics import MOST_TOOLS, Metrics
-from runtime_core.telemetry.model_calls import count_model_calls
+from runtime_core.telemetry.metrics import FRESH_SECONDS, MOST_TOOLS, Measured, Metrics, Sample, count_model_calls
 from runtime_core.telemetry.names import Kind
-from runtime_core.trajectory.steps import Step
+from runtime_core.trajectory.recorder import Recorder
 from runtime_core.trajectory.store import TrajectoryStore
 from services.state_manager.manager import StateManager
 from tests.every_metric import every_metric

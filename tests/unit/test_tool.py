@@ -22,8 +22,8 @@ import pytest
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from runtime_core.app import App
-from runtime_core.encoding import encode
+from runtime_core.app.app import App
+from runtime_core.declare.encoding import encode
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.tools.call import AbandonedThreads, ToolContext
 from runtime_core.tools.tool import Tool
@@ -449,7 +449,7 @@ def _deep() -> list[object]:
     [
         (object(), "object cannot be written as JSON"),
         ({"a": [Passage("t"), object()]}, "object cannot be written as JSON"),
-        (App("x"), r"runtime_core\.app\.App cannot be written as JSON"),
+        (App("x"), r"runtime_core\.app\.app\.App cannot be written as JSON"),
         (b"raw", "bytes cannot be written as JSON: encode it as text, or store it"),
         ({"a": [b"raw"]}, "bytes cannot be written as JSON"),
         (Passage(b"raw"), "bytes cannot be written as JSON"),  # type: ignore[arg-type]  # what is to be caught

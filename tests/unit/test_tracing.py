@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from runtime_core.bus.delivery import Delivery
-from runtime_core.engines.driver.messages import Step
+from runtime_core.engines.protocol import Step
 from runtime_core.errors import ConfigurationError
 from runtime_core.telemetry import logs, tracing
-from runtime_core.telemetry.handling import HANDLED
+from runtime_core.telemetry.logs import HANDLED
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 COLLECTOR = {ENDPOINT: "http://collector:4318"}

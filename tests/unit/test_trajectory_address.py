@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtime_core.errors import ConfigurationError, StoreUnavailable
-from runtime_core.trajectory.address import PostgresAddress, SqliteAddress, parse
+from runtime_core.trajectory.database import PostgresAddress, SqliteAddress, parse
 from runtime_core.trajectory.store import TrajectoryStore
 
 

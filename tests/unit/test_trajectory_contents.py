@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from runtime_core.trajectory.contents import Contents, Node, missing
-from runtime_core.trajectory.steps import ENCODER
+from runtime_core.record.contents import Contents, Node, missing
+from runtime_core.record.step import ENCODER
 
 
 def contents_of(*lists: list[object]) -> tuple[Contents, list[bytes]]:

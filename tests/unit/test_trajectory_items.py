@@ -13,20 +13,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from runtime_core import App, ConfigurationError, InvalidInput
+from runtime_core.record.step import ENCODER, Step, StepError, TaskEnd
 from runtime_core.trajectory import export
 from runtime_core.trajectory.export import export_items_jsonl, export_items_parquet, trajectory_items
-from runtime_core.trajectory.items import TrajectoryItem
-from runtime_core.trajectory.parquet import ITEM_SCHEMA
-from runtime_core.trajectory.recorded import TaskTrajectory
-from runtime_core.trajectory.reward import RewardFunction
-from runtime_core.trajectory.steps import ENCODER, Step, StepError, TaskEnd
-from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
-from runtime_core.trajectory.strategy import (
+from runtime_core.trajectory.items import (
     DefaultTrajectoryStrategy,
     FilteredTrajectoryStrategy,
     MemoryTrajectoryStrategy,
+    RewardFunction,
+    TrajectoryItem,
     TrajectoryStrategy,
 )
+from runtime_core.trajectory.parquet import ITEM_SCHEMA
+from runtime_core.trajectory.reading import TaskTrajectory
+from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
 
 MESSAGES = [{"role": "user", "content": "find it"}]
 ANSWER = {

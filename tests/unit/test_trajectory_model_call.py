@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime_core.agents.context import AgentContext
-from runtime_core.agents.model_step import ModelCall
+from runtime_core.client.recorded_runs import runs_of
 from runtime_core.consumer.effects import Completed
-from runtime_core.events.recorded import runs_of
+from runtime_core.record.step import NOTHING, Step, StepError, TaskEnd
+from runtime_core.runs.context import AgentContext
+from runtime_core.runs.model_step import ModelCall
 from runtime_core.telemetry.redaction import HIDDEN
+from runtime_core.trajectory.items import DefaultTrajectoryStrategy
 from runtime_core.trajectory.model_call import answer_of, content_of, is_model_call, told_by, tool_calls_of, usage_of
-from runtime_core.trajectory.recorded import TaskTrajectory
-from runtime_core.trajectory.steps import NOTHING, Step, StepError, TaskEnd
-from runtime_core.trajectory.strategy import DefaultTrajectoryStrategy
+from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.tree import render, to_tree
 from tests.unit.run_world import Program, World
 

@@ -7,8 +7,8 @@ import json
 import msgspec
 import pytest
 
-from runtime_core.trajectory.recorded import TaskTrajectory
-from runtime_core.trajectory.steps import Fork, Step, StepError, TaskEnd
+from runtime_core.record.step import Fork, Step, StepError, TaskEnd
+from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.tree import duration, render, to_tree
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from runtime_core.agents.turn_commit import parts_of, parts_of_calls
-from runtime_core.app import App
+from runtime_core.app.app import App
 from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.topics import sent
 from runtime_core.consumer.effects import Call, Completed, Send
-from runtime_core.identifiers import partition_of
-from runtime_core.topics import sent
+from runtime_core.ids import partition_of
+from runtime_core.runs.commit import parts_of, parts_of_calls
 
 
 def delivery() -> Delivery:

@@ -10,7 +10,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from runtime_core.telemetry import gen_ai, messaging, spans
+from runtime_core.bus import spans as messaging
+from runtime_core.telemetry import gen_ai, spans
 from runtime_core.telemetry.redaction import Redactor, use
 from runtime_core.telemetry.trace_context import Ids
 

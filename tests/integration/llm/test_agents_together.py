@@ -15,7 +15,7 @@ from runtime_core import (
     TaskRunner,
     TeamSwarm,
 )
-from runtime_core.runners.task import Task
+from runtime_core.aworld.task import Task
 from runtime_core.testing.local import LocalApp
 from tests.integration.llm.asking import WAIT
 from tests.integration.llm.desk import Desk, ask, failure

@@ -10,9 +10,9 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from runtime_core import Change, HookEvent
-from runtime_core.llm.call import Answer
-from runtime_core.llm.prices import Price
-from runtime_core.llm.settings import OutputSpec, ToolSpec
+from runtime_core.llm.agent import OutputSpec, ToolSpec
+from runtime_core.llm.budget import Price
+from runtime_core.llm.model_call import Answer
 from runtime_core.llm.window import said
 from runtime_core.testing.local import LocalApp
 from tests.integration.llm.asking import app_of, asked, settings, shown

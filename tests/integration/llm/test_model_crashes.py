@@ -8,7 +8,7 @@ import pytest
 
 from runtime_core import AgentContext, App
 from runtime_core.consumer.effects import Completed
-from runtime_core.llm.call import ask_model
+from runtime_core.llm.model_call import ask_model
 from runtime_core.llm.window import said
 from tests.integration.llm.asking import settings
 from tests.openai_server.driver import OpenAIServer, Usage, answer, calls, failing, turns

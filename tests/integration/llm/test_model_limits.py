@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from runtime_core import AgentContext, App
-from runtime_core.llm.call import ask_model
-from runtime_core.llm.estimate import estimate_tokens
-from runtime_core.llm.prices import Price
+from runtime_core.llm.budget import Price, estimate_tokens
+from runtime_core.llm.model_call import ask_model
 from runtime_core.llm.window import KeepRecent, Message, Summarise, said
 from runtime_core.testing.local import LocalApp
 from tests.integration.llm.asking import WAIT, app_of, asked, failure, settings, told

@@ -24,8 +24,8 @@ from runtime_core import (
     TypeSubscription,
     UndeliverableException,
 )
-from runtime_core.bus.verbs.taking import QUARANTINE_AFTER
-from runtime_core.runtime.protocol import AgentMetadata
+from runtime_core.actors.protocol import AgentMetadata
+from runtime_core.bus.deliveries import QUARANTINE_AFTER
 from tests.conftest import ROOT
 from tests.integration.runtime.agents import DEFAULT, ROUNDS, Answer, Ask, Echo, Note, OwnError, Ping, Round, Sink
 from tests.servers.process import Server

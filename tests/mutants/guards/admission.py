@@ -381,7 +381,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:claims",
     ),
     python(
-        "bus/verbs/durability.py",
+        "bus/durability.py",
         "touches",
         "            if not wrote:\n",
         "            if False:\n",
@@ -389,7 +389,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "servers:durability",
     ),
     python(
-        "bus/verbs/durability.py",
+        "bus/durability.py",
         "new_connection",
         "if self.transport.reconnects != connection:",
         "if False:",
@@ -397,7 +397,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "servers:durability",
     ),
     python(
-        "bus/verbs/durability.py",
+        "bus/durability.py",
         "fsync_policy",
         "        if problem:\n",
         "        if False:\n",
@@ -405,7 +405,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "servers:durability",
     ),
     python(
-        "bus/verbs/durability.py",
+        "bus/durability.py",
         "confirmed",
         "        if not confirmed:\n",
         "        if False:\n",

@@ -267,7 +267,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:dead_letter_bounds",
     ),
     python(
-        "bus/letters.py",
+        "bus/failures.py",
         "oversized",
         "if len(value) > (data_limit if name == _EVENT_DATA else MAX_VALUE_BYTES):",
         "if False:",
@@ -276,7 +276,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:ingress",
     ),
     python(
-        "bus/letters.py",
+        "bus/failures.py",
         "fields_sent",
         "if len(name) > MAX_NAME_BYTES or len(kept) >= MAX_FIELDS:",
         "if False:",
@@ -284,7 +284,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:dead_letter_bounds",
     ),
     python(
-        "bus/letters.py",
+        "bus/failures.py",
         "all_sent",
         "while sum(len(name) + len(value) for name, value in kept) > MAX_LETTER_BYTES:",
         "while False:",
@@ -292,7 +292,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:dead_letter_bounds",
     ),
     python(
-        "keeping/letters.py",
+        "maintenance/sweeps.py",
         "small_server",
         "        if not limit:\n",
         "        if True:\n",
@@ -300,7 +300,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "valkey:out_of_memory",
     ),
     python(
-        "keeping/letters.py",
+        "maintenance/sweeps.py",
         "recount",
         "if done.counted != done.stored and",
         "if False and",
@@ -308,7 +308,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:dead_letter_bounds",
     ),
     python(
-        "dead_letters.py",
+        "maintenance/dead_letters.py",
         "cut",
         "        if letter.cut:\n",
         "        if False:\n",
@@ -729,7 +729,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:redrive",
     ),
     python(
-        "task_handle.py",
+        "client/task.py",
         "ended_between_reads",
         'if await bus.transport.call("XRANGE", bus.keys.out(self.task_id), f"({cursor}", "+", "COUNT", 1):',
         "if False:",

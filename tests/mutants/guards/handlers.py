@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant, python
 
-TURNS = "agents/turn_handler.py"
-CALLS = "tools/call_handler.py"
+TURNS = "runs/turn.py"
+CALLS = "tools/handler.py"
 CONSUMER = "consumer/consumer.py"
 ENDED = "consumer/ended_tasks.py"
 
@@ -372,7 +372,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:calls_once",
     ),
     python(
-        "encoding.py",
+        "declare/encoding.py",
         "room",
         "if left is not None and left < 0:",
         "if False:",
@@ -380,7 +380,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit:huge_results",
     ),
     python(
-        "encoding.py",
+        "declare/encoding.py",
         "plainer_room",
         "if self._left < 0:",
         "if False:",
@@ -388,7 +388,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit:huge_results",
     ),
     python(
-        "loop_watch.py",
+        "consumer/loop_watch.py",
         "interrupts",
         "signal.pthread_kill(threading.main_thread().ident or 0, signal.Signals(SIGNAL or 0))",
         "pass",
@@ -396,7 +396,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit:loop_watch",
     ),
     python(
-        "loop_watch.py",
+        "consumer/loop_watch.py",
         "interrupts_handlers",
         "if self._interrupts:",
         "if True:",
@@ -404,7 +404,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit:loop_watch",
     ),
     python(
-        "loop_watch.py",
+        "consumer/loop_watch.py",
         "stray",
         "if held < self._limit_seconds or frame is None",
         "if frame is None",
@@ -412,7 +412,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit:loop_watch",
     ),
     python(
-        "loop_watch.py",
+        "consumer/loop_watch.py",
         "own_code",
         "        if top in _OURS:\n            return users\n",
         "        if top in _OURS:\n            return True\n",
@@ -420,7 +420,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit:loop_watch",
     ),
     python(
-        "loop_watch.py",
+        "consumer/loop_watch.py",
         "imports",
         'if top == "importlib":',
         "if False:",
@@ -452,7 +452,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration:forked_children",
     ),
     python(
-        "command/supervisor.py",
+        "host/supervisor.py",
         "group",
         "            _kill_group(process.pid)  # what it has started and left behind\n",
         "",

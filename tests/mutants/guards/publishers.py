@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant, lua, python
 
-PUBLISHERS = "publishers.py"
+PUBLISHERS = "ingress/publishers.py"
 ADMITTER = "services/state_manager/admitter.py"
 STREAMS = "services/state_manager/publisher_streams.py"
 TESTS = "contracts:publishers"
@@ -139,7 +139,7 @@ MUTANTS: tuple[Mutant, ...] = (
         TESTS,
     ),
     python(
-        "admission.py",
+        "ingress/admission.py",
         "internal",
         "        if begun is None:  # a fork repeats a task that another agent has started\n",
         "        if False:\n",
@@ -147,7 +147,7 @@ MUTANTS: tuple[Mutant, ...] = (
         TESTS,
     ),
     python(
-        "admission.py",
+        "ingress/admission.py",
         "internal_schedule",
         "        await self._check_input(submission)\n        self._check_outside(submission.agent)\n",
         "        await self._check_input(submission)\n",

@@ -297,7 +297,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "servers:ingress",
     ),
     python(
-        "schedules/scheduler.py",
+        "ingress/scheduler.py",
         "full",
         "if not is_temporary(error):",
         "if True:",

@@ -214,7 +214,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:limits",
     ),
     python(
-        "agents/turn_port.py",
+        "runs/turn_port.py",
         "journal_moved",
         "if (found.asked and not self._asked) or any(step not in known for step in found.steps):",
         "if False:",
@@ -222,7 +222,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:finished_steps",
     ),
     python(
-        "agents/turn_port.py",
+        "runs/turn_port.py",
         "turn_gone",
         'if found is None:\n            raise TurnGone(f"{self.delivery!r} is handled by another owner")\n        if (found',
         "if found is None:\n            return\n        if (found",
@@ -230,7 +230,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:kept_turns",
     ),
     python(
-        "agents/turn_port.py",
+        "runs/turn_port.py",
         "warm_confirmed",
         "        self.delivery = delivery\n        self._confirmed = False\n",
         "        self.delivery = delivery\n",
@@ -238,7 +238,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:kept_turns",
     ),
     python(
-        "agents/turn_port.py",
+        "runs/turn_port.py",
         "confirmed_while_alive",
         "if self._confirmed and time.monotonic() < self._bus.alive_until:",
         "if self._confirmed:",
@@ -246,7 +246,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:finished_steps",
     ),
     python(
-        "agents/turn_port.py",
+        "runs/turn_port.py",
         "flush",
         "if self._failed is not None:",
         "if False:",
@@ -257,7 +257,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit:turn_commit",
     ),
     python(
-        "agents/turn_port.py",
+        "runs/turn_port.py",
         "flush_over",
         "raise failed\n        if self._over is not None:",
         "raise failed\n        if False:",
@@ -265,7 +265,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit:outflow",
     ),
     python(
-        "agents/turn_port.py",
+        "runs/turn_port.py",
         "room",
         "if self._over is None and not self._outflow.full and not self._process.full:",
         "if True:",
@@ -273,7 +273,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit:outflow",
     ),
     python(
-        "agents/turn_port.py",
+        "runs/turn_port.py",
         "stream_bound",
         "if self._outflow.bytes > RUN_MAX_BYTES:",
         "if False:",
@@ -281,7 +281,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit:outflow",
     ),
     python(
-        "agents/turn_port.py",
+        "runs/turn_port.py",
         "progress_bound",
         "if not self._outflow.full:  # else dropped: a later one says more",
         "if True:",
@@ -289,7 +289,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit:outflow",
     ),
     python(
-        "agents/outgoing.py",
+        "runs/outgoing.py",
         "emit_waits",
         "        yield from room(self.run)\n",
         "        yield from ()\n",
@@ -337,7 +337,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:output_limit",
     ),
     python(
-        "agents/turn_port.py",
+        "runs/turn_port.py",
         "drains",
         "if self._draining is not None and self._draining.is_set():",
         "if False:",
@@ -345,7 +345,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:finished_steps",
     ),
     python(
-        "agents/turn_port.py",
+        "runs/turn_port.py",
         "asked_elsewhere",
         "(found.asked and not self._asked) or any(",
         "any(",
@@ -355,7 +355,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:mid_turn_asks",
     ),
     python(
-        "agents/turn_port.py",
+        "runs/turn_port.py",
         "two_at_once",
         "            self._confirmed = False  # another process is in this turn, too\n",
         "            pass\n",
@@ -364,7 +364,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:kept_turns",
     ),
     python(
-        "agents/turn_port.py",
+        "runs/turn_port.py",
         "shield",
         "return await asyncio.shield(storing)",
         "return await storing",
@@ -372,7 +372,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:finished_steps",
     ),
     python(
-        "agents/local.py",
+        "runs/local_steps.py",
         "confirms",
         "await run.port.confirm(run.journal.values)",
         "pass",
@@ -380,7 +380,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:finished_steps",
     ),
     python(
-        "bus/verbs/partition.py",
+        "bus/partition.py",
         "insists",
         "if left <= 0 or not is_temporary(error):",
         "if True:",
@@ -388,7 +388,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:finished_steps",
     ),
     python(
-        "bus/verbs/partition.py",
+        "bus/partition.py",
         "insists_in_vain",
         "if left <= 0 or not is_temporary(error):",
         "if left <= 0:",
@@ -396,7 +396,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:finished_steps",
     ),
     python(
-        "bus/verbs/commits.py",
+        "bus/commits.py",
         "insists_turn",
         'self.insist(\n            "commit_turn"',
         'self.call(\n            "commit_turn"',
@@ -404,7 +404,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:finished_steps",
     ),
     python(
-        "bus/verbs/commits.py",
+        "bus/commits.py",
         "insists_call",
         'self.insist(\n            "commit_call"',
         'self.call(\n            "commit_call"',
@@ -412,7 +412,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:finished_steps",
     ),
     python(
-        "bus/verbs/commits.py",
+        "bus/commits.py",
         "insists_record",
         'self.insist(\n            "record"',
         'self.call(\n            "record"',
@@ -420,7 +420,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:finished_steps",
     ),
     python(
-        "bus/verbs/commits.py",
+        "bus/commits.py",
         "insists_model_call",
         'self.insist(\n            "settle_call"',
         'self.call(\n            "settle_call"',
@@ -428,7 +428,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:finished_steps",
     ),
     python(
-        "bus/verbs/failures.py",
+        "bus/failures.py",
         "insists_retry",
         'self.insist(\n            "retry"',
         'self.call(\n            "retry"',
@@ -436,7 +436,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:finished_steps",
     ),
     python(
-        "bus/verbs/failures.py",
+        "bus/failures.py",
         "insists_letter",
         'self.insist(\n            "dead_letter"',
         'self.call(\n            "dead_letter"',

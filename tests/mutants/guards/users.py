@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant, python
 
 USERS = "acl/users.py"
-LINES = "acl/lines.py"
+LINES = "acl/rules.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
@@ -66,7 +66,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit:acl",
     ),
     python(
-        "acl/passwords.py",
+        "acl/rules.py",
         "mode",
         "os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)",
         "os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)",
@@ -74,7 +74,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit:acl",
     ),
     python(
-        "bus/verbs/partition.py",
+        "bus/partition.py",
         "waits_for_library",
         '            if str(error).startswith("NOPERM"):\n',
         "            if False:\n",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime_core.llm.measured import LARGE_TOKENS, Measured
+from runtime_core.llm.budget import LARGE_TOKENS, Measured
 
 
 def test_without_a_count_the_estimate_stands() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from runtime_core.llm.pacing import MAX_SPREAD_SECONDS, Gate, Pacing
+from runtime_core.llm.models import MAX_SPREAD_SECONDS, Gate, Pacing
 
 
 class Clock:

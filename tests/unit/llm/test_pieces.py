@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from runtime_core.agents.model_step import ModelCall
-from runtime_core.llm.pieces import BATCH_CHARACTERS, Pieces
+from runtime_core.llm.messages import BATCH_CHARACTERS, Pieces
+from runtime_core.runs.model_step import ModelCall
 
 
 class Call:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime_core.errors import ConfigurationError
-from runtime_core.llm.prices import Price, price_of
+from runtime_core.llm.budget import Price, price_of
 
 CHEAP, DEAR, ANY = Price(1.0, 2.0), Price(10.0, 20.0, 5.0), Price(3.0, 3.0)
 

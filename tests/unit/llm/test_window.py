@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runtime_core.errors import ConfigurationError
-from runtime_core.llm.estimate import MEDIA_TOKENS, estimate_tokens
+from runtime_core.llm.budget import MEDIA_TOKENS, estimate_tokens
 from runtime_core.llm.window import KeepAll, KeepRecent, Message, Summarise, said
 
 

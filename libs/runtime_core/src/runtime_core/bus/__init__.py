@@ -1,4 +1,3 @@
-"""The broker: `event_bus` (its verbs), `functions/` (each verb, atomic), `resp` or `memory/` (the way there).
+"""The broker: `event_bus` has the verbs of one partition.
 
-`verbs/` holds the verbs by role; `event_bus` is all of them together.
-"""
+Each is one function of `functions/`, called over `connection`."""

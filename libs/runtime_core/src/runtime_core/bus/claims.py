@@ -1,19 +1,36 @@
-"""Submits to one of several partitions so that source and id, and the task id, are used once in the whole namespace.
-
-Each of the two ids belongs to one partition. Where the task goes to another one, the id is claimed first: put if
-absent, with the submit's digest, the task's partition and a token. The submit itself then starts the task, and the
-claim's token goes with it. Any step may be repeated after a crash. A claim whose submit never started does not use up
-its id: whoever wants the id for other content has the claim refused where it would start, and only then frees the id.
-"""
+"""Finds the partition of a task, and claims an id so that one submit is accepted once in all partitions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.places import home_of
 from runtime_core.bus.values import Misplaced, NewTask, Submitted
 from runtime_core.errors import Rejected
+from runtime_core.ids import partition_of
+
+
+def home_of(buses: Sequence[EventBus], task: str) -> EventBus:
+    """The partition that a task's id says."""
+    return buses[partition_of(task, len(buses))]
+
+
+async def find_place(buses: Sequence[EventBus], task: str) -> EventBus:
+    """The partition of a task that was submitted to this namespace."""
+    home = home_of(buses, task)
+    if len(buses) == 1:
+        return home
+    noted = await home.transport.call("HGET", home.keys.places, task)
+    return buses[int(cast(bytes, noted))] if noted is not None else home
+
+
+async def forget_place(buses: Sequence[EventBus], task: str) -> None:
+    """Forget what was noted of a task that is no more."""
+    if len(buses) > 1:
+        home = home_of(buses, task)
+        await home.transport.call("HDEL", home.keys.places, task)
+
 
 ATTEMPTS = 20
 """How often a submit is tried while others claim the same ids."""

@@ -6,16 +6,12 @@ The bus knows no agents and no tools: it moves entries, and every change is one 
 
 from __future__ import annotations
 
-from runtime_core.bus.verbs.commits import CommitVerbs
-from runtime_core.bus.verbs.engines import EngineVerbs
-from runtime_core.bus.verbs.failures import FailureVerbs
-from runtime_core.bus.verbs.owners import OwnerVerbs
-from runtime_core.bus.verbs.record import RecordVerbs
-from runtime_core.bus.verbs.survey import SurveyVerbs
-from runtime_core.bus.verbs.taking import TakingVerbs
-from runtime_core.bus.verbs.tasks import TaskVerbs
-from runtime_core.bus.verbs.timers import TimerVerbs
-from runtime_core.bus.verbs.topics import TopicVerbs
+from runtime_core.bus.admin import EngineVerbs, RecordVerbs, SurveyVerbs, TimerVerbs
+from runtime_core.bus.commits import CommitVerbs
+from runtime_core.bus.deliveries import TakingVerbs
+from runtime_core.bus.failures import FailureVerbs
+from runtime_core.bus.owners import OwnerVerbs
+from runtime_core.bus.tasks import TaskVerbs, TopicVerbs
 
 
 class EventBus(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
+from runtime_core.bus.connection import Reply, Transport
 from runtime_core.bus.keys import Keys, ingress
-from runtime_core.bus.transport import Reply, Transport
-from runtime_core.bus.verbs.partition import Partition
+from runtime_core.bus.partition import Partition
 
 MAX_ENTRY_BYTES = 3 * 1024 * 1024
 """The largest entry that is read whole; no valid command is larger."""

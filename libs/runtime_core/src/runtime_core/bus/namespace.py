@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import cast
 
 from runtime_core.bus.address import Address, parse_address
+from runtime_core.bus.connection import RespTransport, Transport
 from runtime_core.bus.keys import NAMESPACE_FORMAT, Keys, namespace_settings
-from runtime_core.bus.resp import RespTransport
-from runtime_core.bus.transport import Transport
 from runtime_core.errors import BusUnavailable, ConfigurationError, ServerError
 
 logger = logging.getLogger(__name__)

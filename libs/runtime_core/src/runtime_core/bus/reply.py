@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from runtime_core.bus.transport import Reply
+from runtime_core.bus.connection import Reply
 
 
 def text(item: Reply) -> str:

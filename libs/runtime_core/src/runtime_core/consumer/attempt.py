@@ -11,11 +11,11 @@ from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.effects import Failed
 from runtime_core.errors import InvalidInput, LimitExceeded, Reject, Retry, StepError
-from runtime_core.printable import LONGEST_MESSAGE, LONGEST_TRACEBACK, LONGEST_TYPE, text_of_error
+from runtime_core.record import step as steps
+from runtime_core.record.step import ENCODER, Step
+from runtime_core.record.usage import Usage
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.trajectory import steps
-from runtime_core.trajectory.steps import ENCODER, Step
-from runtime_core.usage import Usage
+from runtime_core.text import LONGEST_MESSAGE, LONGEST_TRACEBACK, LONGEST_TYPE, text_of_error
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.attempt import NOTHING_USED, give_up, log_retry
 from runtime_core.consumer.decision import RetryAt, decide, reason_of
 from runtime_core.consumer.effects import Failed
-from runtime_core.policy import RetryPolicy
+from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.record.step import ENCODER, Step, StepError
+from runtime_core.record.usage import Usage
 from runtime_core.telemetry.attributes import DUPLICATE
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.trajectory.steps import ENCODER, Step, StepError
-from runtime_core.usage import Usage
 
 logger = logging.getLogger(__name__)
 

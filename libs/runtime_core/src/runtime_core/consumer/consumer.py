@@ -16,11 +16,11 @@ from runtime_core.bus.keys import GROUPS, group_of
 from runtime_core.bus.values import Adopted
 from runtime_core.consumer.ended_tasks import MOST_TASKS, EndedTasks
 from runtime_core.consumer.owner import Owner
+from runtime_core.consumer.progress import Health, ProgressWatch
 from runtime_core.errors import BusError, BusUnavailable, ConfigurationError, Fenced
-from runtime_core.progress import Health, ProgressWatch
-from runtime_core.telemetry.handling import HANDLED
+from runtime_core.record.step import ENCODER, StepError
+from runtime_core.telemetry.logs import HANDLED
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.trajectory.steps import ENCODER, StepError
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from runtime_core.consumer.effects import Failed
-from runtime_core.policy import MAX_DELAY_SECONDS, RetryPolicy
+from runtime_core.declare.retry_policy import MAX_DELAY_SECONDS, RetryPolicy
 
 
 @dataclass(frozen=True, slots=True)

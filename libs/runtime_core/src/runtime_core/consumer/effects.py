@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from runtime_core.trajectory.steps import Step
-from runtime_core.usage import Usage
+from runtime_core.record.step import Step
+from runtime_core.record.usage import Usage
 
 # A journal entry is `digest (8 hex) · status (1) · epoch ms (13 digits) · payload`.
 JOURNAL_PREFIX = 22

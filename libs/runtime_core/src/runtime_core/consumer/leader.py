@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.owner import Owner
+from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusError, Fenced, WeftError
-from runtime_core.progress import ProgressWatch
 
 logger = logging.getLogger(__name__)
 

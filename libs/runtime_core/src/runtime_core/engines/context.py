@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime_core.engines.driver.messages import Step
+from runtime_core.engines.protocol import Step
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A declared engine function: what may run on the local, Ray and Spark engines."""
+"""A declared engine function: what may run on the local, Ray and Spark engines; a class is made once per process."""
 
 from __future__ import annotations
 
@@ -6,20 +6,53 @@ import functools
 import inspect
 import math
 import re
+import threading
 from collections.abc import Callable, Collection
 
 import msgspec
 
-from runtime_core.declaration import Place, is_async, needed_argument, resolved, without_context
-from runtime_core.encoding import encode
+from runtime_core.declare.declaration import Place, is_async, needed_argument, resolved, without_context
+from runtime_core.declare.encoding import encode
+from runtime_core.declare.function import DeclaredFunction, FunctionSettings
+from runtime_core.declare.manifest import EngineFunctionEntry
+from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.engines.context import EngineContext
-from runtime_core.engines.driver.messages import Registered, Resources, Step, Work
-from runtime_core.engines.made_once import made_once
+from runtime_core.engines.protocol import Registered, Resources, Step, Work
 from runtime_core.engines.reference import Reference, has_references, mentions_reference, replaced
 from runtime_core.errors import ConfigurationError, InvalidInput, InvalidResult
-from runtime_core.function import DeclaredFunction, FunctionSettings
-from runtime_core.manifest import EngineFunctionEntry
-from runtime_core.policy import RetryPolicy
+
+
+class MadeOnce:
+    """Calls the object of a class; reads as the function `__call__` of it."""
+
+    def __init__(self, made: type) -> None:
+        self.made = made
+        self._lock = threading.Lock()
+        self._object: object = None
+        call = made.__call__
+        functools.update_wrapper(self, call)
+        self.__name__ = made.__name__
+        self.__qualname__ = made.__qualname__
+        self.__doc__ = inspect.getdoc(made) or inspect.getdoc(call)
+        signature = inspect.signature(call)
+        self.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    def __call__(self, /, *arguments: object, **named: object) -> object:
+        with self._lock:
+            if self._object is None:
+                self._object = self.made()
+        return self._object(*arguments, **named)  # type: ignore[operator]  # whoever declares it looks for `__call__`
+
+    def __reduce__(self) -> tuple[object, tuple[type]]:
+        # In another process the object of that process is called: it may hold what cannot be sent, as a loaded model.
+        return made_once, (self.made,)
+
+
+@functools.cache
+def made_once(made: type) -> MadeOnce:
+    """The callable of a class, the same for all who ask in this process."""
+    return MadeOnce(made)
+
 
 SESSION = "spark"
 """The first argument of a Spark job: the session, which nobody gives by name."""

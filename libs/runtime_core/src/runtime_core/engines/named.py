@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 from dataclasses import replace
 
-from runtime_core.engines.local_engine import LocalEngine
-from runtime_core.engines.run_config import RunConfig
-from runtime_core.engines.runtime_engine import RuntimeEngine
+from runtime_core.engines.local import LocalEngine
+from runtime_core.engines.runtime_engine import RunConfig, RuntimeEngine
 from runtime_core.errors import ConfigurationError
 
 _CLUSTERS = {
-    "ray": "runtime_core.engines.ray.engine:RayEngine",
-    "spark": "runtime_core.engines.spark.engine:SparkEngine",
+    "ray": "runtime_core.clusters.ray.engine:RayEngine",
+    "spark": "runtime_core.clusters.spark.engine:SparkEngine",
 }
 """Loaded by their names, so that nobody pays for those that are not used."""
 

@@ -15,7 +15,7 @@ class _Wait(msgspec.Struct):
     engine_wait_seconds: float = ENGINE_WAIT_SECONDS
 
 
-_CONTEXT = msgspec.json.Decoder(_Wait)
+_EXACT = msgspec.json.Decoder(_Wait)
 
 
 def wait_until(context: bytes, away_since: float) -> float:
@@ -24,6 +24,6 @@ def wait_until(context: bytes, away_since: float) -> float:
     It waits from when it was asked for; where the engine was lost later, from then (`away_since`) on: a step that has
     run for an hour is not given up when its gateway is started anew.
     """
-    known = _CONTEXT.decode(context) if context else _Wait()
+    known = _EXACT.decode(context) if context else _Wait()
     until = away_since + known.engine_wait_seconds
     return until if known.engine_until is None else max(until, known.engine_until)

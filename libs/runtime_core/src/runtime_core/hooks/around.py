@@ -5,27 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from runtime_core.agents.approval import Approval, ApprovalQuestion, approval_of
-from runtime_core.agents.asked import call, question
-from runtime_core.agents.context import AgentContext
-from runtime_core.agents.failure import failure_of
-from runtime_core.agents.model_step import MAX_REQUEST_BYTES, ModelStep, Reserve
-from runtime_core.agents.outgoing import Emit
-from runtime_core.agents.values import from_json
 from runtime_core.consumer.decision import RetryAt, decide
-from runtime_core.encoding import encode
+from runtime_core.declare.encoding import encode
+from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.errors import Denied, InvalidInput, ToolError
-from runtime_core.hooks.guarded import Guarded
-from runtime_core.hooks.pipeline import Moment, Pipeline
+from runtime_core.hooks.pipeline import Guarded, Moment, Pipeline
 from runtime_core.hooks.points import HookPoint
 from runtime_core.hooks.selection import settle
-from runtime_core.identifiers import ROOT_RUN
-from runtime_core.policy import RetryPolicy
+from runtime_core.ids import ROOT_RUN
+from runtime_core.runs.calls import Approval, ApprovalQuestion, approval_of, call, question
+from runtime_core.runs.context import AgentContext
+from runtime_core.runs.failure import failure_of
+from runtime_core.runs.model_step import MAX_REQUEST_BYTES, ModelStep, Reserve
+from runtime_core.runs.outgoing import Emit
+from runtime_core.runs.step import from_json
 
 if TYPE_CHECKING:
-    from runtime_core.agents.branch import Branch
-    from runtime_core.agents.run import Run
     from runtime_core.hooks.declared import HookTable
+    from runtime_core.runs.run import Run
+    from runtime_core.runs.scheduler import Branch
 
 _BEFORE_TASK = (
     HookPoint.TASK_CREATED,

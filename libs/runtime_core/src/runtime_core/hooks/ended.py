@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from runtime_core.agents.definition import AgentDefinition, Coro
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.declaration import Place
+from runtime_core.declare.declaration import Place
+from runtime_core.declare.manifest import Manifest
+from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.schema import Schema
 from runtime_core.errors import InvalidInput, WeftError
 from runtime_core.hooks.around import RunHooks
 from runtime_core.hooks.pipeline import Moment, Subject
 from runtime_core.hooks.points import AFTER_FAILED_TASK
 from runtime_core.hooks.selection import Selection
-from runtime_core.identifiers import ROOT_RUN
-from runtime_core.manifest import Manifest
-from runtime_core.policy import RetryPolicy
-from runtime_core.schema import Schema
+from runtime_core.ids import ROOT_RUN
+from runtime_core.runs.definition import AgentDefinition, Coro
 
 if TYPE_CHECKING:
-    from runtime_core.agents.context import AgentContext
+    from runtime_core.runs.context import AgentContext
 
 TURN_SECONDS = 3600.0
 """For all hooks of one end together; each has its own `timeout_seconds`."""

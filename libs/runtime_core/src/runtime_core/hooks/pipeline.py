@@ -1,28 +1,30 @@
-"""One point's hooks in order: each is a step, and its verdict decides what the next one and the agent see."""
+"""Runs one point's hooks in order. Each is a step; its verdict decides what the next one sees."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from runtime_core import codec
-from runtime_core.agents.approval import ApprovalQuestion
-from runtime_core.agents.local import LocalStep, call_function
-from runtime_core.agents.values import from_json
-from runtime_core.encoding import encode
+from runtime_core.declare.encoding import encode
 from runtime_core.errors import Denied, HumanTimeout, InvalidInput, Outcome, StepError, WeftError
-from runtime_core.hooks import callbacks
-from runtime_core.hooks.points import HookPoint
+from runtime_core.hooks import declared as callbacks
+from runtime_core.hooks.points import Change, HookEvent, HookPoint, recorded
 from runtime_core.hooks.selection import Chosen, Selection
-from runtime_core.hooks.verdicts import Change, HookEvent, recorded
-from runtime_core.identifiers import idempotency_key
+from runtime_core.ids import idempotency_key
+from runtime_core.runs.branches import Gather
+from runtime_core.runs.calls import ApprovalQuestion
+from runtime_core.runs.local_steps import LocalStep, call_function
+from runtime_core.runs.step import from_json
 
 if TYPE_CHECKING:
-    from runtime_core.agents.run import Run
     from runtime_core.hooks.declared import HookTable
+    from runtime_core.runs.run import Run
+    from runtime_core.runs.scheduler import Branch
+
 
 logger = logging.getLogger(__name__)
 
@@ -233,3 +235,40 @@ async def _limited(what: str, seconds: float, function: Callable[..., object], t
 
 async def _no_body() -> object:
     raise AssertionError("the step has no body yet")
+
+
+T = TypeVar("T")
+
+
+class Ready(Generic[T]):
+    """Gives a value that is there already."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def __await__(self) -> Generator[Any, None, T]:  # Any: asyncio's protocol; this one yields nothing
+        yield from ()
+        return self._value
+
+
+class Guarded(Generic[T]):
+    """What `ctx.tool` and its like give where hooks run around them: awaited, and gathered, as a step is.
+
+    It takes one place `k` in the program; what it does are the steps `k.0.1`, `k.0.2`, …
+    """
+
+    __slots__ = ("_label", "_work")
+
+    def __init__(self, run: Run, branch: Branch, label: str, work: Coroutine[Any, Any, T]) -> None:
+        self._label = label
+        self._work = Gather(run, branch, [work], False)
+
+    def __await__(self) -> Generator[Any, None, T]:  # Any: what asyncio's futures yield to their task
+        results = yield from self._work.__await__()
+        result: T = results[0]
+        return result
+
+    def __repr__(self) -> str:
+        return f"<guarded step {self._work.id}: {self._label}>"

@@ -1,11 +1,18 @@
-"""Where a hook may run."""
+"""Where a hook may run, what it is told there, and what it may answer."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
+from types import EllipsisType
+from typing import Any
 
+from runtime_core.declare.encoding import encode
 from runtime_core.errors import InvalidInput
+from runtime_core.wire.commands import MAX_SECONDS
 
 
 class HookPoint(StrEnum):
@@ -76,3 +83,93 @@ def point_named(name: object, field: str) -> HookPoint:
         near = difflib.get_close_matches(str(name), HookPoint, n=2)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(HookPoint)}"
         raise InvalidInput(field, f"is no hook point; {hint}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class HookEvent:
+    """One moment at which a hook runs. A copy of its own: changing `payload` in place changes nothing."""
+
+    point: HookPoint
+    task_id: str
+    run_id: str
+    agent: str
+    """The agent whose run it is."""
+    name: str
+    """What the moment is about: the tool, the model, the agent; for a question its prompt."""
+    payload: Any  # Any: JSON whose shape belongs to the point, see docs/hooks.md
+    input: Any = None  # Any: JSON: at a point behind something, what went into it
+    error: Mapping[str, str] | None = None
+    """`type` and `message`, at a point behind something that failed."""
+    key: str = ""
+    """The key of the agent's instance."""
+    session_id: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # Any: the user's own JSON
+    attempt: int = 1
+    idempotency_key: str = ""
+    """The same where this very execution is repeated after a crash: for what must not happen twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allow:
+    """Go on. The same as returning None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Go on with this in the payload's place; the hooks that follow see it."""
+
+    payload: Any  # Any: JSON of the point's own shape
+
+
+@dataclass(frozen=True, slots=True)
+class Deny:
+    """Do not go on: the agent gets `Denied` with this reason."""
+
+    reason: str = "denied"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Let a human approve, deny or edit the payload; the run waits on the broker for it.
+
+    After `timeout` (seconds or timedelta; None: no limit) the answer is `default`, True to approve and False to deny;
+    without one it is a denial.
+    """
+
+    prompt: str
+    timeout: float | timedelta | None = None
+    default: bool | EllipsisType = ...
+
+
+Verdict = Allow | Change | Deny | Ask
+
+
+def recorded(verdict: object, what: str, *, notice: bool) -> dict[str, object]:
+    """The verdict as the journal keeps it: `{"verdict": "change", "payload": …}`.
+
+    Raises TypeError for what is no verdict, and at a point where a hook can only look on (`notice`) for all but
+    Allow; InvalidInput for a payload that is no JSON.
+    """
+    if verdict is None or isinstance(verdict, Allow):
+        return {"verdict": "allow"}
+    if not isinstance(verdict, Change | Deny | Ask):
+        raise TypeError(f"{what} returned {verdict!r}: return None, Allow(), Change(…), Deny(…) or Ask(…)")
+    if notice:
+        raise TypeError(f"{what} returned {type(verdict).__name__}: here it can only look on; return None")
+    match verdict:
+        case Change(payload):
+            encode(payload, f"the payload that {what} returned")
+            return {"verdict": "change", "payload": payload}
+        case Deny(reason):
+            return {"verdict": "deny", "reason": str(reason)}
+        case Ask(prompt, timeout, default):
+            seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+            number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+            if seconds is not None and not (number and seconds <= MAX_SECONDS):
+                raise TypeError(
+                    f"{what} returned Ask(timeout={timeout!r}): give seconds or a timedelta, at most {MAX_SECONDS} s"
+                )
+            if not isinstance(default, bool | EllipsisType):
+                raise TypeError(f"{what} returned Ask(default={default!r}): give True to approve or False to deny")
+            answer = None if isinstance(default, EllipsisType) else default
+            return {"verdict": "ask", "prompt": str(prompt), "timeout": seconds, "default": answer}

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from runtime_core.agents.branch import Branch
-from runtime_core.agents.local import LocalStep
+from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.hooks.points import OF_A_TASK, HookPoint, point_named
-from runtime_core.manifest import Manifest
+from runtime_core.runs.local_steps import LocalStep
+from runtime_core.runs.scheduler import Branch
 
 if TYPE_CHECKING:
-    from runtime_core.agents.run import Run
     from runtime_core.hooks.declared import HookTable
-    from runtime_core.submission import Submission
+    from runtime_core.runs.run import Run
+    from runtime_core.wire.commands import Submission
 
 STEP = "0"
 """The place in the journal where a run keeps its selection: the steps of the agent's code begin at 1."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from runtime_core.agents.approval import checked_default
 from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.runs.calls import checked_default
 
 log = logging.getLogger(__name__)
 

@@ -35,8 +35,8 @@ from pydantic_ai.providers import Provider, infer_provider, infer_provider_class
 from pydantic_ai.settings import ModelSettings as ClientSettings
 from pydantic_ai.tools import ToolDefinition
 
+from runtime_core.llm.agent import ModelSettings
 from runtime_core.llm.failures import Broken, Place
-from runtime_core.llm.settings import ModelSettings
 
 OnText = Callable[[str], None]
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Unpack
 
-from runtime_core.agents.definition import AgentDefinition, AgentSettings, Coro
-from runtime_core.agents.values import from_json
-from runtime_core.declaration import Place
+from runtime_core.app.registry import shown
+from runtime_core.declare.declaration import Place
+from runtime_core.declare.schema import Schema
 from runtime_core.errors import ConfigurationError, InvalidInput, WeftError
 from runtime_core.llm.agent import LLMAgent
-from runtime_core.llm.asked import SCHEMA, Asked, read
+from runtime_core.llm.input import SCHEMA, Asked, read
 from runtime_core.llm.loop import Conversation
 from runtime_core.llm.output import Output
 from runtime_core.llm.toolset import Toolset, toolset_of
-from runtime_core.registry import shown
-from runtime_core.schema import Schema
+from runtime_core.runs.definition import AgentDefinition, AgentSettings, Coro
+from runtime_core.runs.step import from_json
 
 if TYPE_CHECKING:
-    from runtime_core.agents.context import AgentContext
-    from runtime_core.agents.ports import Functions
-    from runtime_core.manifest import Manifest
+    from runtime_core.declare.manifest import Manifest
+    from runtime_core.runs.context import AgentContext
+    from runtime_core.runs.ports import Functions
 
 TURN_SECONDS = 3600.0
 """The running time of one turn: several long model calls may follow each other without a wait on the broker."""

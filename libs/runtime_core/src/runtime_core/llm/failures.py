@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from runtime_core.errors import StepError, WeftError
-from runtime_core.printable import shortened
 from runtime_core.telemetry.redaction import redactor
+from runtime_core.text import shortened
 
 RATE_LIMITED = "RateLimited"
 """The type of a failure that is the provider's wish to be asked later, and of the error when patience has ended."""

@@ -10,11 +10,11 @@ from typing import Any
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from runtime_core import codec
-from runtime_core.declaration import Place, one_line
+from runtime_core.declare.declaration import Place, one_line
+from runtime_core.declare.manifest import Schema
 from runtime_core.errors import ConfigurationError, InvalidInput
-from runtime_core.llm.settings import OutputMode, OutputSpec
-from runtime_core.manifest import Schema
-from runtime_core.printable import shortened
+from runtime_core.llm.agent import OutputMode, OutputSpec
+from runtime_core.text import shortened
 
 NAME = "final_result"
 """What the tool, or the format, of the final answer is called."""

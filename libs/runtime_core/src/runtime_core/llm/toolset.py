@@ -1,4 +1,4 @@
-"""What a model may call, and by which names: tools of this app and of others, other agents, and handing over."""
+"""What a model may call and by which names: tools, other agents, and handing the conversation over."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 from runtime_core import codec
+from runtime_core.aworld.handles import StepTool
+from runtime_core.declare.manifest import AgentEntry, Manifest, Schema, SchemaCheck
 from runtime_core.errors import NotReady, WeftError
-from runtime_core.llm.asked import is_conversation
-from runtime_core.llm.settings import OutputSpec, ToolSpec
-from runtime_core.manifest import AgentEntry, Manifest, Schema, SchemaCheck
-from runtime_core.runners.tools import StepTool
+from runtime_core.llm.agent import OutputSpec, ToolSpec
+from runtime_core.llm.budget import MAX_HANDED, ConversationFailed
+from runtime_core.llm.input import is_conversation
+from runtime_core.llm.messages import Message, without_instructions
+from runtime_core.runs.step import Elsewhere
 
 if TYPE_CHECKING:
-    from runtime_core.agents.ports import Functions
-    from runtime_core.mcp.declared import MCPServer
+    from runtime_core.llm.loop import DecidedCall
+    from runtime_core.runs.calls import Asked as AskedStep
+    from runtime_core.runs.context import AgentContext
+    from runtime_core.runs.ports import Functions
+    from runtime_core.tools.mcp.server import MCPServer
+
 
 Kind = Literal["tool", "agent", "transfer", "output"]
 Check = Callable[[Mapping[str, Any]], object]  # Any: JSON
@@ -278,3 +285,37 @@ def _accepts_all(arguments: Mapping[str, Any]) -> None:  # Any: JSON
 def refusal(error: Exception) -> str:
     """What the model is told of arguments that do not fit."""
     return f"the call was not made: {error}; correct the arguments and call again"
+
+
+def hand_over(
+    ctx: AgentContext,
+    call: DecidedCall,
+    arguments: dict[str, Any],  # Any: JSON
+    messages: Sequence[Message],
+    prompt: object,
+    handed: Sequence[str],
+) -> AskedStep[Any]:  # Any: the other agent's own JSON
+    """A step: the answer of the agent that takes over. `handed` are those that have handed it over before.
+
+    An agent that goes on with a conversation gets `messages`, which end with a request; any other the model's message,
+    or else the prompt. Raises ConversationFailed where the conversation has gone round too often.
+    """
+    chain = [*handed, ctx.agent_name]
+    if len(chain) > MAX_HANDED:
+        way = " → ".join([*chain, call.name])
+        raise ConversationFailed(
+            "HandoffLimit",
+            f"the conversation was handed over {MAX_HANDED} times without an answer, {way}: say in the agents' "
+            "instructions who answers what",
+        )
+    given: object = arguments.get(MESSAGE) or prompt
+    if call.goes_on:
+        given = {"history": without_instructions(messages), "handed": chain}
+    return ctx.agent(Elsewhere(call.name, call.pool), given)
+
+
+def told(call: DecidedCall, arguments: dict[str, Any]) -> str:  # Any: JSON
+    """What the conversation says of it, for the agent that goes on."""
+    message = arguments.get(MESSAGE)
+    said = f"The conversation is handed over to {call.name}, which answers now."
+    return f"{said} {message}" if message else said

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime_core.codec import encode
 from runtime_core.errors import ConfigurationError
-from runtime_core.identifiers import fingerprint
-from runtime_core.llm.estimate import BYTES_PER_TOKEN
+from runtime_core.ids import fingerprint
+from runtime_core.llm.budget import BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
-    from runtime_core.agents.context import AgentContext
+    from runtime_core.runs.context import AgentContext
 
 Message = dict[str, Any]  # Any: the JSON of one message, as pydantic-ai writes it
 

@@ -1,8 +1,4 @@
-"""Log lines: text that a tired person can read, or one JSON object per line.
-
-Structured values go beside the message: `logger.info("committed", extra={"fields": {"task": task_id}})`. Secrets are
-taken out of every line.
-"""
+"""Log lines as text or JSON, each with the delivery that is being handled."""
 
 from __future__ import annotations
 
@@ -11,14 +7,40 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Protocol, TextIO
 
 import msgspec
 
 from runtime_core.errors import ConfigurationError
-from runtime_core.telemetry.handling import log_ids
+from runtime_core.telemetry import trace_context
 from runtime_core.telemetry.redaction import Redactor, redactor, use
+from runtime_core.telemetry.spans import current_ids
+
+
+class Handled(Protocol):
+    """A delivery, as far as a log line is concerned."""
+
+    task: str
+    run: str
+    context: bytes
+
+
+HANDLED: ContextVar[Handled | None] = ContextVar("weft_handled", default=None)
+
+
+def log_ids() -> dict[str, str]:
+    """`task_id` and `run_id` of what is being handled here; `trace_id` and, of a span under way, `span_id`."""
+    handled = HANDLED.get()
+    found = {} if handled is None else {"task_id": handled.task, "run_id": handled.run}
+    trace, span = current_ids()
+    if trace:
+        return {**found, "trace_id": trace, "span_id": span}
+    if handled is not None and (ids := trace_context.read(trace_context.stated(handled.context)[0])) is not None:
+        found["trace_id"] = f"{ids.trace:032x}"
+    return found
+
 
 GLYPHS = {
     logging.DEBUG: "·",

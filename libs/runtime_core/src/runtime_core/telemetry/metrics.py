@@ -1,11 +1,13 @@
-"""The metrics of one process, as objects of the Prometheus client on a registry of its own."""
+"""The metrics of one process, on a registry of its own; what a leader measured, and model calls."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -16,10 +18,67 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from runtime_core.telemetry import names
-from runtime_core.telemetry.measured import Measured
-from runtime_core.telemetry.names import MetricName
+from runtime_core.telemetry.attributes import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
+from runtime_core.telemetry.names import Kind, MetricName
+
+if TYPE_CHECKING:
+    from runtime_core.record.step import Step
+
+
+FRESH_SECONDS = 15.0
+"""How long a partition's values are shown after the look that gave them: a few looks may fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value of one series; `labels` in the order of the metric's own, without the partition, which comes first."""
+
+    metric: MetricName
+    value: float
+    labels: tuple[str, ...] = ()
+
+
+class Measured(Collector):
+    """The latest values of each partition that this process leads; `monotonic` gives seconds."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._taken: dict[int, tuple[float, Callable[[], bool], Sequence[Sample]]] = {}
+
+    def put(self, partition: int, samples: Sequence[Sample], leads: Callable[[], bool]) -> None:
+        """Show these values instead of the last ones, while `leads()`."""
+        self._taken[partition] = (self._monotonic(), leads, samples)
+
+    def drop(self, partition: int) -> None:
+        """Show nothing of this partition any more."""
+        self._taken.pop(partition, None)
+
+    def collect(self) -> Iterable[Metric]:
+        """For the registry: one family for each metric that has values."""
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for partition, sample in self._shown():
+            family = families.get(sample.metric.name)
+            if family is None:
+                family = families[sample.metric.name] = _family(sample.metric)
+            family.add_metric((str(partition), *sample.labels), sample.value)
+        return families.values()
+
+    def _shown(self) -> Iterator[tuple[int, Sample]]:
+        now = self._monotonic()
+        for partition, (taken, leads, samples) in self._taken.items():
+            if now - taken <= FRESH_SECONDS and leads():
+                for sample in samples:
+                    yield partition, sample
+
+
+def _family(metric: MetricName) -> CounterMetricFamily | GaugeMetricFamily:
+    make = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    return make(metric.name, metric.help, labels=metric.labels)
+
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -179,3 +238,31 @@ def version() -> str:
         return importlib.metadata.version("weft")
     except importlib.metadata.PackageNotFoundError:  # run from a source tree that is not installed
         return "unknown"
+
+
+ANSWERED = "answered"
+
+_TOKEN_TYPES = {
+    "input_tokens": "input",
+    "output_tokens": "output",
+    "cached_tokens": "cached",
+    "reasoning_tokens": "reasoning",
+}
+
+
+def count_model_calls(metrics: Metrics, rows: Iterable[Step]) -> None:
+    """Count those of these rows that are model calls; a call that was put off or has failed counts by its error."""
+    for row in rows:
+        if row.kind != "model":
+            continue
+        provider, model = str(row.attributes.get(PROVIDER, "")), str(row.attributes.get(REQUEST_MODEL, row.name))
+        outcome = row.error.type if row.error is not None else ANSWERED
+        metrics.model_calls[provider, model, outcome].inc()
+        metrics.model_call_seconds[provider, model].observe(max(row.ended - row.started, 0.0) / 1000)
+        if isinstance(first := row.attributes.get(TIME_TO_FIRST_CHUNK), int | float):
+            metrics.model_first_chunk_seconds[provider, model].observe(first)
+        for name, kind in _TOKEN_TYPES.items():
+            if amount := row.usage.get(name):
+                metrics.model_tokens[model, kind].inc(amount)
+        if cost := row.usage.get("cost"):
+            metrics.model_cost[model].inc(cost)

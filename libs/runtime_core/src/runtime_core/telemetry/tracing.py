@@ -1,13 +1,4 @@
-"""Configures OpenTelemetry's SDK for a service, by OpenTelemetry's own variables.
-
-    OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT   where spans go
-    OTEL_TRACES_EXPORTER           otlp, console, or both with a comma; none: off
-    OTEL_SDK_DISABLED              true: off
-    OTEL_EXPORTER_OTLP_PROTOCOL    http/protobuf, or grpc where its exporter is installed
-
-Without one of the first three nothing is imported. What samples, batches, and names the process, reads variables of its
-own (OTEL_TRACES_SAMPLER, OTEL_BSP_…, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES).
-"""
+"""Configures OpenTelemetry's SDK by its own variables."""
 
 from __future__ import annotations
 

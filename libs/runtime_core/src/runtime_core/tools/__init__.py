@@ -1,1 +1,1 @@
-"""Tools: `tool` (declared ones), `source` (others), `call` (a call under its limit), `call_handler` (its delivery)."""
+"""Tools: declared functions, their calls under a limit, and MCP servers."""

@@ -1,4 +1,4 @@
-"""One call of a tool: what the function is told of it, and how a call is run under its limit."""
+"""One call of a tool: where the tool comes from, what the function is told, and its time limit."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import functools
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Protocol
 
-from runtime_core.encoding import encode
+from runtime_core.declare.encoding import encode
+from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.errors import LoopInterrupt
-from runtime_core.usage import Usage, total
+from runtime_core.record.usage import Usage, total
 
 PROGRESS_AT_ONCE = 16
 """Reports that a thread may have handed to the loop before it waits."""
@@ -208,3 +211,41 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+class CallableTool(Protocol):
+    """A tool, as far as a call of it is concerned."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def repeatable(self) -> bool:
+        """False: an attempt whose end is unknown is not made again."""
+        ...
+
+    @property
+    def retry(self) -> RetryPolicy: ...
+
+    async def call(
+        self, arguments: bytes, context: ToolContext, threads: Executor, abandoned: AbandonedThreads
+    ) -> bytes:
+        """Call it with `arguments` (a JSON object); its result as JSON. Raises whatever ends the attempt."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """The tools under a name cannot be asked now."""
+
+    wait_seconds: float | None
+    """After this long a call of them is looked at again, without counting; None: it fails."""
+    message: str
+
+
+class ToolSource(Protocol):
+    """Tools that are not known before they are looked for, such as those of MCP servers."""
+
+    def find(self, name: str, /) -> CallableTool | None: ...
+
+    def away(self, name: str, /) -> Away | None: ...

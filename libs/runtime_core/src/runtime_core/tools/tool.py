@@ -7,11 +7,11 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import cast
 
-from runtime_core.declaration import Place, is_async, without_context
-from runtime_core.encoding import encode_result
-from runtime_core.function import DeclaredFunction, FunctionSettings
-from runtime_core.manifest import ToolEntry
-from runtime_core.policy import RetryPolicy
+from runtime_core.declare.declaration import Place, is_async, without_context
+from runtime_core.declare.encoding import encode_result
+from runtime_core.declare.function import DeclaredFunction, FunctionSettings
+from runtime_core.declare.manifest import ToolEntry
+from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.tools.call import AbandonedThreads, ToolContext, run_in_thread, run_limited
 
 

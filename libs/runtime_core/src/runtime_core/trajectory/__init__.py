@@ -1,1 +1,1 @@
-"""The record of each task's steps: `steps` (as they travel), `store` (where they are kept), `tree` and `export`."""
+"""The record of each task's steps: the recorder, the store, and what is read, exported and erased."""

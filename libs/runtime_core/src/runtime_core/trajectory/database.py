@@ -1,4 +1,4 @@
-"""Opens the databases: makes folder and tables, brings older ones up to date, returns an engine for reads."""
+"""Opens the databases: reads the URL, makes folder and tables, brings older ones up to date."""
 
 from __future__ import annotations
 
@@ -6,23 +6,60 @@ import asyncio
 import sqlite3
 import time
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import event, func, insert, select, text
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.engine import URL
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from runtime_core.errors import ConfigurationError, StoreUnavailable
 from runtime_core.trajectory import migrations, tables
-from runtime_core.trajectory.address import PostgresAddress, SqliteAddress
 from runtime_core.trajectory.failures import translated
-from runtime_core.trajectory.sqlite_writer import BUSY_TIMEOUT_SECONDS
+from runtime_core.trajectory.writers import BUSY_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     import asyncpg
+
+
+_REMEDY = "set WEFT_TRAJECTORY_URL to sqlite:///path or postgresql://<user>:<password>@host/database"
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteAddress:
+    """A file; its folder is made when the store is opened."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresAddress:
+    """A database, as a libpq URL: `sslmode`, `host` and the like may stand in its query."""
+
+    dsn: str
+
+
+def parse(url: str) -> SqliteAddress | PostgresAddress:
+    """Read a trajectory URL. ConfigurationError, without the URL's password, where it names neither."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        raise ConfigurationError(f"the trajectory URL cannot be read: {_REMEDY}") from None
+    match parsed.get_backend_name():
+        case "sqlite":
+            if not parsed.database or parsed.database == ":memory:":
+                raise ConfigurationError(f"the trajectory URL names no file: {_REMEDY}")
+            return SqliteAddress(Path(parsed.database))
+        case "postgresql" | "postgres":
+            plain = parsed.set(drivername="postgresql")
+            return PostgresAddress(plain.render_as_string(hide_password=False))
+        case other:
+            raise ConfigurationError(f"the trajectory URL names {other!r}, which is not supported: {_REMEDY}")
+
 
 _PREPARE_LOCK = 0x77656674
 """Number of the advisory lock under which PostgreSQL's tables are made; any constant will do."""

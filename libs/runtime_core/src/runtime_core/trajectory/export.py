@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 import msgspec
 
 from runtime_core.errors import ConfigurationError
-from runtime_core.trajectory.items import TrajectoryItem
+from runtime_core.record.step import ENCODER, StepError
+from runtime_core.trajectory.items import (
+    DefaultTrajectoryStrategy,
+    RewardFunction,
+    TrajectoryItem,
+    TrajectoryStrategy,
+    score,
+)
 from runtime_core.trajectory.model_call import logprobs_of, usage_of
-from runtime_core.trajectory.recorded import StoredStep, TaskTrajectory
-from runtime_core.trajectory.reward import RewardFunction, score
-from runtime_core.trajectory.steps import ENCODER, StepError
+from runtime_core.trajectory.reading import StoredStep, TaskTrajectory
 from runtime_core.trajectory.store import Filters, TrajectoryStore
-from runtime_core.trajectory.strategy import DefaultTrajectoryStrategy, TrajectoryStrategy
 
 if TYPE_CHECKING:
     from runtime_core.trajectory.parquet import Shape

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from runtime_core.codec import readable
+from runtime_core.record.step import Step, StepError
 from runtime_core.telemetry import gen_ai
-from runtime_core.trajectory.steps import Step, StepError
 
 _OWN_KINDS = ("model", "step", "engine")
 _encode = msgspec.json.Encoder().encode

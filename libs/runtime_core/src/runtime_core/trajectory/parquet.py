@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from runtime_core.trajectory.steps import ENCODER
+from runtime_core.record.step import ENCODER
 
 if TYPE_CHECKING:
     from runtime_core.trajectory.export import ExportedStep

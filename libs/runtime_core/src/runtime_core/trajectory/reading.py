@@ -1,15 +1,60 @@
-"""Reads what steps refer to: contents, and lists of messages with all that comes before them."""
+"""Reads recorded steps and what they refer to: contents, lists of messages, and where a task was forked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Row, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from runtime_core.record.contents import REFERENCES, Contents, Node
+from runtime_core.record.step import Fork, Step, TaskEnd, before, place
 from runtime_core.trajectory import tables
-from runtime_core.trajectory.contents import REFERENCES, Contents, Node
+from runtime_core.trajectory.rows import step_of
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTrajectory:
+    """What is recorded of one task."""
+
+    namespace: str
+    task: str
+    end: TaskEnd | None
+    """None while the task runs, or while its end has not been recorded yet."""
+    steps: list[Step]
+    """By run path, then step path, then attempt; a run's own row comes first, `r/2` before `r/10`."""
+    fork: Fork | None = None
+    """Where the task was forked, if it was."""
+    inherited: list[Step] = field(default_factory=list)
+    """The steps before the fork, which other tasks have done; in the order of `steps`."""
+
+    @property
+    def complete(self) -> bool:
+        """The end is recorded, and at least as many steps as it counts."""
+        return self.end is not None and len(self.steps) >= self.end.steps
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStep:
+    """A step with its task."""
+
+    task: str
+    end: TaskEnd | None
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A record entry whose steps could not be read, kept as it came."""
+
+    partition: int
+    entry_id: str
+    task: str
+    reason: str
+    steps: bytes
+
 
 _AT_ONCE = 400
 """Digests per query: SQLite takes no more than 999 parameters in some builds."""
@@ -73,3 +118,40 @@ async def _read_values(connection: AsyncConnection, namespace: str, digests: Seq
     )
     for digest, content in (await connection.execute(read)).all():
         into.values[digest] = content
+
+
+async def fork_of(connection: AsyncConnection, namespace: str, task: str) -> Fork | None:
+    """Return where a task was forked; None where it began by itself."""
+    forks = tables.FORKS.c
+    read = select(forks.fork_of_task, forks.fork_of_step).where(forks.namespace == namespace, forks.task == task)
+    found = (await connection.execute(read)).one_or_none()
+    return Fork(found.fork_of_task, found.fork_of_step) if found is not None else None
+
+
+async def inherited_by(connection: AsyncConnection, namespace: str, fork: Fork) -> list[Step]:
+    """Return the steps before a fork, ordered by their place; of a fork of a fork, those of all its origins."""
+    inherited: list[Step] = []
+    origin: Fork | None = fork
+    seen: set[str] = set()
+    while origin is not None and origin.step and origin.task not in seen:
+        seen.add(origin.task)
+        inherited += await _steps_before(connection, namespace, origin)
+        further = await fork_of(connection, namespace, origin.task)
+        # What the origin has inherited itself counts up to this fork at most.
+        if further is not None and place("r", origin.step) < place("r", further.step):
+            further = Fork(further.task, origin.step)
+        origin = further
+    inherited.sort(key=lambda step: (place(step.run, step.step), step.attempt))
+    return inherited
+
+
+async def _steps_before(connection: AsyncConnection, namespace: str, fork: Fork) -> list[Step]:
+    steps = tables.STEPS.c
+    read = (
+        select(tables.STEPS)
+        .where(steps.namespace == namespace, steps.task == fork.task)
+        .order_by(steps.place, steps.attempt)
+    )
+    rows = [row for row in (await connection.execute(read)).all() if before(row.run, row.step, fork.step)]
+    contents = await contents_of(connection, namespace, rows)
+    return [step_of(row, contents) for row in rows]

@@ -10,9 +10,8 @@ import msgspec
 from sqlalchemy import Row
 
 from runtime_core.errors import InvalidInput
-from runtime_core.trajectory.contents import REFERENCES, Contents, readable
-from runtime_core.trajectory.place import place
-from runtime_core.trajectory.steps import ENCODER, INCOMPLETE, STEPS, Step, StepError, TaskEnd
+from runtime_core.record.contents import REFERENCES, Contents, readable
+from runtime_core.record.step import ENCODER, INCOMPLETE, STEPS, Step, StepError, TaskEnd, place
 
 TASK_MAX = 500
 """Bytes of a task id; see PLACE_MAX."""

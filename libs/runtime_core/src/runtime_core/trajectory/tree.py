@@ -10,11 +10,10 @@ from typing import Any, TypedDict
 import msgspec
 
 from runtime_core.codec import readable
-from runtime_core.printable import plain, shortened
+from runtime_core.record.step import Fork, Step, StepError, place
+from runtime_core.text import plain, shortened
 from runtime_core.trajectory.model_call import ModelAnswer, answer_of, messages_of, said_in, usage_of
-from runtime_core.trajectory.place import place
-from runtime_core.trajectory.recorded import TaskTrajectory
-from runtime_core.trajectory.steps import Fork, Step, StepError
+from runtime_core.trajectory.reading import TaskTrajectory
 
 PREVIEW = 48
 """Characters of an input or output that a line shows."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from runtime_core.bus.connection import Reply
 from runtime_core.bus.memory.arguments import glob, integer
 from runtime_core.bus.memory.lua import LuaFunction, LuaScripts
 from runtime_core.bus.memory.replies import NO_LIMIT, OK, Args, Command, shown, wrong_arity
-from runtime_core.bus.transport import Reply
 from runtime_core.errors import ServerError
 
 SCRIPTING = frozenset({b"FUNCTION", b"FCALL", b"FCALL_RO", b"EVAL"})

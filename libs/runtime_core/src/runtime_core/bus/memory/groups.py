@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runtime_core.bus.connection import Reply
 from runtime_core.bus.memory.arguments import integer, option_value
 from runtime_core.bus.memory.keyspace import Keyspace
 from runtime_core.bus.memory.replies import NO_LIMIT, OK, Args, Command, shown, syntax_error, wrong_arity
 from runtime_core.bus.memory.stream_commands import interval
 from runtime_core.bus.memory.streams import LAST_ID, Group, Stream, parse_id, print_id
-from runtime_core.bus.transport import Reply
 from runtime_core.errors import ServerError
 
 _NEW = -1  # the id `>`: what no consumer of the group has got yet

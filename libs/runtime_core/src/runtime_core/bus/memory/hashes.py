@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from decimal import Decimal, InvalidOperation, localcontext
 
+from runtime_core.bus.connection import Reply
 from runtime_core.bus.memory.arguments import fits_integer, glob, integer, option_value
 from runtime_core.bus.memory.keyspace import Hash, Keyspace
 from runtime_core.bus.memory.replies import NO_LIMIT, Args, Command, syntax_error, wrong_arity
-from runtime_core.bus.transport import Reply
 from runtime_core.errors import ServerError
 
 _DECIMALS = Decimal("1e-17")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from runtime_core.bus.connection import Reply
 from runtime_core.bus.memory.arguments import glob, integer, option_value
 from runtime_core.bus.memory.keyspace import TYPE_NAMES, Keyspace
 from runtime_core.bus.memory.replies import NO_LIMIT, OK, Args, Command, Status, shown, syntax_error
-from runtime_core.bus.transport import Reply
 from runtime_core.errors import ServerError
 
 # No limit is set on this process, so there is nothing to compare a measured figure with.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import islice
 
+from runtime_core.bus.connection import Reply
 from runtime_core.bus.memory.arguments import integer
 from runtime_core.bus.memory.keyspace import Keyspace, List
 from runtime_core.bus.memory.replies import NO_LIMIT, OK, Args, Command
-from runtime_core.bus.transport import Reply
 from runtime_core.errors import ServerError
 
 

@@ -22,9 +22,9 @@ from typing import Any, TypeAlias
 
 from lupa import lua51
 
+from runtime_core.bus.connection import Reply
 from runtime_core.bus.memory.arguments import print_lua_number
 from runtime_core.bus.memory.replies import Args, Command, Status
-from runtime_core.bus.transport import Reply
 from runtime_core.errors import ServerError
 
 _log = logging.getLogger("weft.bus.script")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from runtime_core.bus.transport import Reply
+from runtime_core.bus.connection import Reply
 from runtime_core.errors import ServerError
 
 Args: TypeAlias = tuple[bytes, ...]

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from runtime_core.bus.connection import Argument, Reply
 from runtime_core.bus.memory.arguments import print_lua_number
 from runtime_core.bus.memory.functions import FunctionCommands
 from runtime_core.bus.memory.groups import GroupCommands, Read
@@ -23,7 +24,6 @@ from runtime_core.bus.memory.sorted_sets import SortedSetCommands
 from runtime_core.bus.memory.stream_commands import StreamCommands
 from runtime_core.bus.memory.strings import StringCommands
 from runtime_core.bus.memory.waiters import Blocked, Waiters
-from runtime_core.bus.transport import Argument, Reply
 from runtime_core.errors import BusUnavailable, ServerError
 
 

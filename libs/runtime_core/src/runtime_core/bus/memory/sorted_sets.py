@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from runtime_core.bus.connection import Reply
 from runtime_core.bus.memory.arguments import integer, option_value, print_real, real, score_bound
 from runtime_core.bus.memory.keyspace import Keyspace
 from runtime_core.bus.memory.lists import span
 from runtime_core.bus.memory.replies import NO_LIMIT, Args, Command, syntax_error
 from runtime_core.bus.memory.sorted_set import SortedSet
-from runtime_core.bus.transport import Reply
 from runtime_core.errors import ServerError
 
 _CONDITIONS = (b"NX", b"XX", b"GT", b"LT")

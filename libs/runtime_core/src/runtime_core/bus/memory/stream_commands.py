@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from runtime_core.bus.connection import Reply
 from runtime_core.bus.memory.arguments import integer, option_value
 from runtime_core.bus.memory.keyspace import Keyspace
 from runtime_core.bus.memory.replies import NO_LIMIT, OK, Args, Command, shown, syntax_error, wrong_arity
@@ -16,7 +17,6 @@ from runtime_core.bus.memory.streams import (
     parse_id,
     print_id,
 )
-from runtime_core.bus.transport import Reply
 from runtime_core.errors import ServerError
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import TypeAlias
 
+from runtime_core.bus.connection import Reply
 from runtime_core.bus.memory.replies import Args
-from runtime_core.bus.transport import Reply
 from runtime_core.errors import ServerError
 
 SEQUENCE = (1 << 64) - 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from runtime_core.bus.connection import Reply
 from runtime_core.bus.memory.groups import GroupCommands, Read
 from runtime_core.bus.memory.keyspace import Keyspace
-from runtime_core.bus.transport import Reply
 from runtime_core.errors import ServerError
 
 

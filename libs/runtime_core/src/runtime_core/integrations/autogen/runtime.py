@@ -16,10 +16,10 @@ from autogen_core import (
 )
 from opentelemetry.trace import TracerProvider
 
+from runtime_core.actors.runtime import Runtime
 from runtime_core.integrations.autogen.serialization import FaithfulRegistry
 from runtime_core.integrations.autogen.telemetry import Telemetry
 from runtime_core.integrations.autogen.vocabulary import autogen, locks_itself, saves_state
-from runtime_core.runtime.runtime import Runtime
 
 AgentT = TypeVar("AgentT", bound=Agent)
 

@@ -1,27 +1,221 @@
-"""Serializers of AutoGen's messages: plain JSON where it is enough, tagged JSON where it would lose a class."""
+"""Serializers of AutoGen's messages: plain JSON where it is enough, tagged JSON where classes matter."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import dataclasses
+import enum
+import json
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
-from autogen_core import UnknownPayload
+from autogen_core import AgentId, UnknownPayload
 from autogen_core._serialization import (
     DataclassJsonMessageSerializer,
     ProtobufMessageSerializer,
     PydanticJsonMessageSerializer,
 )
+from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
 
-from runtime_core.integrations.autogen.tagged import PREFIX, TaggedJson
-from runtime_core.runtime.classes import name_of
-from runtime_core.runtime.errors import SerializationError
-from runtime_core.runtime.serialization import (
+from runtime_core.actors.checks import find_class, name_of
+from runtime_core.actors.errors import SerializationError
+from runtime_core.actors.serialization import (
     JsonSerializer,
     MessageSerializer,
     SerializationRegistry,
     try_get_known_serializers_for_type,
 )
-from runtime_core.runtime.serialization import UnknownPayload as Unknown
+from runtime_core.actors.serialization import UnknownPayload as Unknown
+
+TYPE = "$type"
+PREFIX = b'{"$type":'
+"""How everything that is written here begins."""
+
+# Any below: the values of a message may be of any kind, and those of a JSON tree too.
+_COLLECTIONS: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+class TaggedJson:
+    """Writes values and reads them. One for each runtime: it remembers classes that no module has by name."""
+
+    def __init__(self) -> None:
+        self._seen: WeakValueDictionary[str, type] = WeakValueDictionary()
+        self._adapters: dict[type, TypeAdapter[Any]] = {}
+
+    def know(self, cls: type) -> str:
+        """Remember the class; the name under which it travels."""
+        name = name_of(cls)
+        self._seen[name] = cls
+        return name
+
+    def write(self, value: Any) -> bytes:
+        """Begins with `PREFIX`. Raises SerializationError for a value that cannot be made again from its parts."""
+        tree = self._tree(value, "message")
+        if not (isinstance(tree, dict) and TYPE in tree):
+            tree = {TYPE: "value", "value": tree}
+        return json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
+
+    def read(self, data: bytes) -> Any:
+        """Raises SerializationError for data that names an unknown class, or not the parts that its class needs."""
+        try:
+            return self._value(json.loads(data))
+        except SerializationError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError, PydanticUserError) as error:
+            raise SerializationError("message", f"cannot be read: {error}") from error
+
+    def _tree(self, value: Any, place: str) -> Any:
+        cls = type(value)
+        if value is None or cls in (bool, int, str):
+            return value
+        if cls is float:
+            return value if math.isfinite(value) else {TYPE: "float", "value": repr(value)}
+        if cls is list:
+            return self._trees(value, place)
+        if cls is dict:
+            return self._mapping(value, place)
+        if cls is bytes:
+            return {TYPE: "bytes", "value": base64.b64encode(value).decode()}
+        if cls in (tuple, set, frozenset):
+            return {TYPE: cls.__name__, "value": self._trees(value, place)}
+        return {TYPE: self._reference(cls), **self._parts(cls, value, place)}
+
+    def _trees(self, values: Any, place: str) -> list[Any]:
+        return [self._tree(value, f"{place}[{at}]") for at, value in enumerate(values)]
+
+    def _mapping(self, value: dict[Any, Any], place: str) -> Any:
+        if TYPE not in value and all(type(key) is str for key in value):
+            return {key: self._tree(part, f"{place}.{key}") for key, part in value.items()}
+        pairs = [[self._tree(key, place), self._tree(part, f"{place}[{key!r}]")] for key, part in value.items()]
+        return {TYPE: "dict", "value": pairs}
+
+    def _parts(self, cls: type, value: Any, place: str) -> dict[str, Any]:
+        if isinstance(value, BaseModel):
+            return self._parts_of_model(value, place)
+        if dataclasses.is_dataclass(cls):
+            there = [field.name for field in dataclasses.fields(cls) if hasattr(value, field.name)]
+            return {"fields": {name: self._tree(getattr(value, name), f"{place}.{name}") for name in there}}
+        if isinstance(value, enum.Enum):
+            return {"value": self._tree(value.value, place)}
+        if isinstance(value, tuple) and hasattr(cls, "_make"):
+            return {"value": self._trees(value, place)}
+        if isinstance(value, BaseException):
+            return {"args": self._trees(value.args, f"{place}.args"), "fields": self._mapping(vars(value), place)}
+        if isinstance(value, AgentId):
+            return {"value": str(value)}
+        try:
+            return {"value": self._adapter(cls).dump_python(value, mode="json", warnings="error")}
+        except (PydanticUserError, PydanticSerializationError) as error:
+            raise SerializationError(
+                "message",
+                f"{place} is a {name_of(cls)}, which cannot be sent: make it a dataclass or a pydantic model, or add "
+                "a serializer for the message with runtime.add_message_serializer(…)",
+            ) from error
+
+    def _parts_of_model(self, value: BaseModel, place: str) -> dict[str, Any]:
+        cls = type(value)
+        there = [name for name in cls.model_fields if name in value.__dict__]
+        parts: dict[str, Any] = {
+            "fields": {name: self._tree(value.__dict__[name], f"{place}.{name}") for name in there}
+        }
+        if value.model_extra:
+            parts["extra"] = self._mapping(value.model_extra, place)
+        unset = [name for name in there if name not in value.model_fields_set]
+        if unset:
+            parts["unset"] = unset
+        return parts
+
+    def _reference(self, cls: type) -> Any:
+        """The name of a class; of a generic model's, a list of the model's and its arguments' names."""
+        generic = getattr(cls, "__pydantic_generic_metadata__", None) or {}
+        if generic.get("origin") and all(isinstance(argument, type) for argument in generic["args"]):
+            return [self._reference(part) for part in (generic["origin"], *generic["args"])]
+        return self.know(cls)
+
+    def _value(self, tree: Any) -> Any:
+        if isinstance(tree, list):
+            return [self._value(part) for part in tree]
+        if not isinstance(tree, dict):
+            return tree
+        if TYPE not in tree:
+            return {key: self._value(part) for key, part in tree.items()}
+        name = tree[TYPE]
+        if name == "value":
+            return self._value(tree["value"])
+        if name == "float":
+            return float(tree["value"])
+        if name == "bytes":
+            return base64.b64decode(tree["value"], validate=True)
+        if name == "dict":
+            return {self._value(key): self._value(part) for key, part in tree["value"]}
+        if isinstance(name, str) and name in _COLLECTIONS:
+            return _COLLECTIONS[name](self._value(tree["value"]))
+        return self._made(self._class(name), tree)
+
+    def _class(self, reference: Any) -> Any:
+        if isinstance(reference, list):
+            origin, *arguments = [self._class(part) for part in reference]
+            return origin[tuple(arguments)]
+        found = self._seen.get(reference) or find_class(reference)
+        if found is None:
+            raise SerializationError(
+                "message",
+                f"has a part of class {reference!r}, which this process has not loaded: import its module here",
+            )
+        return found
+
+    def _made(self, cls: Any, tree: dict[str, Any]) -> Any:
+        if issubclass(cls, BaseModel):
+            return self._made_model(cls, tree)
+        if dataclasses.is_dataclass(cls):
+            return _made_dataclass(cls, self._value(tree["fields"]))
+        if issubclass(cls, enum.Enum):
+            return cls(self._value(tree["value"]))
+        if issubclass(cls, tuple) and hasattr(cls, "_make"):
+            return cls._make(self._value(tree["value"]))
+        if issubclass(cls, BaseException):
+            error = cls.__new__(cls)
+            error.args = tuple(self._value(tree["args"]))
+            vars(error).update(self._value(tree["fields"]))
+            return error
+        if issubclass(cls, AgentId):
+            return cls.from_str(tree["value"])
+        return self._adapter(cls).validate_python(tree["value"])
+
+    def _made_model(self, cls: type[BaseModel], tree: dict[str, Any]) -> BaseModel:
+        fields = self._value(tree["fields"])
+        given = {
+            cls.model_fields[name].alias or name: part for name, part in fields.items() if name in cls.model_fields
+        }
+        try:
+            made = cls.model_validate({**given, **self._value(tree.get("extra", {}))}, by_alias=True, by_name=True)
+        except ValidationError as error:
+            raise SerializationError("message", f"is no {name_of(cls)}: {error}") from error
+        for name in tree.get("unset", ()):
+            made.__pydantic_fields_set__.discard(name)
+        return made
+
+    def _adapter(self, cls: type) -> TypeAdapter[Any]:
+        if cls not in self._adapters:
+            self._adapters[cls] = TypeAdapter(cls)
+        return self._adapters[cls]
+
+
+def _made_dataclass(cls: Any, fields: dict[str, Any]) -> Any:
+    # Its constructor may take other arguments, and has done its work already: the fields are restored as they were.
+    made = cls.__new__(cls)
+    for field in dataclasses.fields(cls):
+        if field.name in fields:
+            object.__setattr__(made, field.name, fields[field.name])
+        elif field.default is not dataclasses.MISSING:
+            object.__setattr__(made, field.name, field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            object.__setattr__(made, field.name, field.default_factory())
+    return made
+
 
 _OWN = (DataclassJsonMessageSerializer, ProtobufMessageSerializer, PydanticJsonMessageSerializer)
 

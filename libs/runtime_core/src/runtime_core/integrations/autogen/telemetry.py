@@ -26,8 +26,8 @@ from autogen_core.logging import (
 )
 from opentelemetry.trace import Span, TracerProvider
 
-from runtime_core.runtime.errors import SerializationError
-from runtime_core.runtime.serialization import SerializationRegistry
+from runtime_core.actors.errors import SerializationError
+from runtime_core.actors.serialization import SerializationRegistry
 
 logger = logging.getLogger(f"{ROOT_LOGGER_NAME}.weft")
 events = logging.getLogger(EVENT_LOGGER_NAME)

@@ -26,8 +26,8 @@ from autogen_core.exceptions import (
     UndeliverableException,
 )
 
+from runtime_core.actors.vocabulary import Vocabulary, topic_reader
 from runtime_core.integrations.autogen.telemetry import Telemetry
-from runtime_core.runtime.vocabulary import Vocabulary, topic_reader
 
 
 def autogen(telemetry: Telemetry) -> Vocabulary:

@@ -1,8 +1,9 @@
-"""A pydantic-ai agent as an agent of an app: what it is asked, its conversation, what it answers."""
+"""A pydantic-ai agent as an agent of an app: its input, its dependencies, its conversation, its tools."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,17 +20,78 @@ from pydantic_ai.toolsets import AbstractToolset
 from pydantic_core import to_jsonable_python
 
 from runtime_core import codec
-from runtime_core.agents.context import AgentContext
-from runtime_core.agents.definition import AgentDefinition, AgentSettings, Coro
-from runtime_core.agents.foreign import Foreign, host
-from runtime_core.declaration import Place
-from runtime_core.encoding import encode
+from runtime_core.declare.declaration import Place
+from runtime_core.declare.encoding import encode
+from runtime_core.declare.schema import Schema
 from runtime_core.errors import AgentError, ConfigurationError, InvalidInput
-from runtime_core.integrations.pydantic_ai.dependencies import Dependencies
 from runtime_core.integrations.pydantic_ai.durability import StepBackend, WeftDurability
 from runtime_core.integrations.pydantic_ai.model_calls import Prices
 from runtime_core.integrations.pydantic_ai.tool_calls import PydanticTool, tools_of
-from runtime_core.schema import Schema
+from runtime_core.runs.context import AgentContext
+from runtime_core.runs.definition import AgentDefinition, AgentSettings, Coro
+from runtime_core.runs.foreign import Foreign, host
+
+
+class Dependencies:
+    """Makes the deps of an agent: in agent-handler for its code, and in tool-handler for each call of a tool.
+
+    `make` is a function `()` or `(data)`, sync or async, of the input's `deps`; None: these are read as the agent's
+    `deps_type`. What one process changes in them no other sees.
+    """
+
+    def __init__(
+        self, what: str, agent: AbstractAgent[Any, Any], make: Callable[..., object] | None, place: Place
+    ) -> None:
+        """Raises ConfigurationError for what is no such function."""
+        self._what = what
+        self._type = agent.deps_type
+        self._make = make
+        self._takes_data = False
+        if make is None:
+            return
+        if not callable(make):
+            raise ConfigurationError(
+                f"{what} ({place}) has deps={make!r}: give a function that makes them, since several processes need "
+                "them; data goes into the input, as deps"
+            )
+        try:
+            needed = len(inspect.signature(make).parameters)
+        except ValueError:  # some classes of C have no signature
+            needed = 0
+        if needed > 1:
+            raise ConfigurationError(f"{what} ({place}): deps takes {needed} arguments: take none, or the input's deps")
+        self._takes_data = needed == 1
+
+    @functools.cached_property
+    def _adapter(self) -> TypeAdapter[Any]:  # Any: the user's own type
+        return TypeAdapter(self._type)
+
+    async def make(self, data: object) -> Any:  # Any: the user's own type
+        """The deps for the input's `deps`, JSON. Raises InvalidInput(`input.deps`)."""
+        if self._make is not None:
+            made = self._make(data) if self._takes_data else self._make()
+            return await made if inspect.isawaitable(made) else made
+        if self._type in (type(None), object, Any):
+            return data
+        name = getattr(self._type, "__name__", str(self._type))
+        if data is None:
+            raise InvalidInput(
+                "input.deps",
+                f'{self._what} needs deps of type {name}: send them as JSON, {{"prompt": …, "deps": {{…}}}}, or '
+                "declare the agent with deps=, a function that makes them in each process",
+            )
+        try:
+            return self._adapter.validate_python(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(("input.deps", *map(str, first["loc"])))
+            raise InvalidInput(place, f"{first['msg']} ({name})") from None
+        except Exception as error:
+            raise InvalidInput(
+                "input.deps",
+                f"{name} cannot be read from JSON ({error}): declare {self._what} with deps=, a function that makes it",
+            ) from None
+
 
 THREADS = 4
 """Of an agent in one process; made when they are needed."""

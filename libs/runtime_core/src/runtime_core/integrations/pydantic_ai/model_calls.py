@@ -19,19 +19,18 @@ from pydantic_ai.models import ModelRequestParameters
 from pydantic_core import to_jsonable_python
 
 from runtime_core.errors import LocalStepError
-from runtime_core.llm.estimate import estimate_tokens, tokens_of_json
+from runtime_core.llm.agent import OUTAGES
+from runtime_core.llm.budget import estimate_tokens, price_of, tokens_of_json
 from runtime_core.llm.failures import Later, ModelFailed, ModelProblem, Place, given_up, judged
-from runtime_core.llm.pieces import Pieces
-from runtime_core.llm.prices import price_of
-from runtime_core.llm.settings import OUTAGES
+from runtime_core.llm.messages import Pieces
 from runtime_core.telemetry.attributes import ERROR_TYPE
 from runtime_core.telemetry.gen_ai import Span, model_span, request_attributes, response_attributes
 from runtime_core.telemetry.redaction import Attribute
 from runtime_core.telemetry.spans import within
 
 if TYPE_CHECKING:
-    from runtime_core.agents.context import AgentContext
-    from runtime_core.agents.model_step import ModelCall, Reserve
+    from runtime_core.runs.context import AgentContext
+    from runtime_core.runs.model_step import ModelCall, Reserve
 
 RATE_LIMIT_PATIENCE_SECONDS = 3600.0
 """How long a provider may put a request off, again and again."""

@@ -25,10 +25,10 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_core import to_jsonable_python
 
 from runtime_core import codec
-from runtime_core.declaration import NAME, Place
-from runtime_core.encoding import encode
+from runtime_core.declare.declaration import NAME, Place
+from runtime_core.declare.encoding import encode
+from runtime_core.declare.manifest import ToolEntry
 from runtime_core.errors import ConfigurationError, InvalidInput
-from runtime_core.manifest import ToolEntry
 from runtime_core.tools.call import AbandonedThreads, ToolContext, run_limited
 from runtime_core.tools.tool import Tool, ToolSettings
 

@@ -1,0 +1,169 @@
+"""What callers of a runtime may give: each error names the argument and says what to give instead."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeGuard
+
+from runtime_core.declare.encoding import encode
+from runtime_core.errors import ConfigurationError, InvalidInput
+
+
+def name_of(cls: type) -> str:
+    """`module.Outer.Inner`; a built-in class is named without its module."""
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def find_class(name: str) -> type | None:
+    """The class of this name in a module that is loaded here, else None.
+
+    Nothing is imported for a name that came with a message: a message must not choose what code is run.
+    """
+    parts = name.split(".")
+    for at in range(len(parts) - 1, -1, -1):
+        module = sys.modules.get(".".join(parts[:at]) or "builtins")
+        if module is None:
+            continue
+        found: object = module
+        for part in parts[at:]:
+            found = getattr(found, part, None)
+        if isinstance(found, type) and name_of(found) == name:
+            return found
+    return None
+
+
+# Any and object below: anything that a caller may have given by mistake.
+_AGENT = ("bind_id_and_runtime", "on_message")
+_SUBSCRIPTION = ("id", "is_match", "map_to_agent")
+_SERIALIZER = ("type_name", "data_content_type", "serialize", "deserialize")
+_INTERVENTION = ("on_send", "on_publish", "on_response")
+_TOKEN = ("is_cancelled", "add_callback")
+
+
+def check_agent_id(field: str, value: object) -> None:
+    """Raises InvalidInput."""
+    if not (_is_text(value, "type") and _is_text(value, "key")):
+        raise InvalidInput(field, f"{value!r} is no agent's id: give AgentId(type, key)")
+
+
+def check_topic_id(field: str, value: object) -> None:
+    """Raises InvalidInput."""
+    if not (_is_text(value, "type") and _is_text(value, "source")):
+        raise InvalidInput(field, f"{value!r} is no topic's id: give TopicId(type, source)")
+
+
+def check_message(sender: object, token: object, message_id: object) -> None:
+    """What requests and publications have in common. Raises InvalidInput."""
+    if sender is not None:
+        check_agent_id("sender", sender)
+    if token is not None:
+        _check_has("cancellation_token", token, _TOKEN, "is no token: give a CancellationToken(), or nothing")
+    if message_id is not None and not (isinstance(message_id, str) and message_id):
+        raise InvalidInput("message_id", f"{message_id!r} is no id: give a text that no other message has, or nothing")
+
+
+def check_seconds(field: str, value: object) -> None:
+    """Raises InvalidInput."""
+    if not _is_number(value) or not value > 0:
+        raise InvalidInput(field, f"{value!r} is no time to wait: give seconds above 0, or nothing")
+
+
+def agent_type_of(value: object) -> Any:
+    """The name of a type that was given as a text or as an AgentType. Raises InvalidInput."""
+    if isinstance(value, str):
+        return value
+    if not _is_text(value, "type"):
+        raise InvalidInput("type", f"{value!r} is no agent's type: give a text or AgentType(…)")
+    return value.type  # type: ignore[attr-defined]  # just looked at
+
+
+def check_factory(type: str, value: object) -> None:
+    """Raises InvalidInput."""
+    if not callable(value):
+        raise InvalidInput("agent_factory", f"{value!r} of type {type!r} cannot be called: give a function or a class")
+
+
+def check_agent(what: str, value: object) -> None:
+    """Raises InvalidInput, as in `what='the factory of agents of type …'`."""
+    _check_has("agent", value, _AGENT, f"of {what} is no agent: derive its class from BaseAgent")
+
+
+def check_class(value: object) -> None:
+    """Raises InvalidInput."""
+    if not isinstance(value, type):
+        raise InvalidInput("type", f"{value!r} is no class: give the one that the agent's object should be of")
+
+
+def encoded_state(state: object) -> bytes:
+    """An agent's state as JSON. Raises InvalidInput."""
+    if not isinstance(state, Mapping):
+        raise InvalidInput("state", f"{state!r} is no state: give an object of JSON, as save_state gave it")
+    return encode(state, "state")
+
+
+def check_saved(state: object, of_subscription: Sequence[str], of_message: Sequence[str], names: Sequence[str]) -> None:
+    """The state of a whole runtime; `names` are those of its subscriptions and messages. Raises InvalidInput."""
+    if not isinstance(state, Mapping):
+        raise InvalidInput("state", f"{state!r} is no saved state: give what Runtime.save_state gave")
+    for name, fields in zip(names, (of_subscription, of_message), strict=True):
+        entries = state.get(name, ())
+        if not isinstance(entries, list | tuple):
+            raise InvalidInput(f"state[{name!r}]", f"is a {type(entries).__name__}: give the list that was saved")
+        for at, entry in enumerate(entries):
+            missing = [field for field in fields if not isinstance(entry, Mapping) or field not in entry]
+            if missing:
+                raise InvalidInput(f"state[{name!r}][{at}]", f"has no {', '.join(missing)}: give it as it was saved")
+
+
+def check_subscription(value: object) -> None:
+    """Raises InvalidInput."""
+    _check_has("subscription", value, _SUBSCRIPTION, "is no subscription: give a TypeSubscription, or one of your own")
+
+
+def check_serializer(value: object) -> None:
+    """One, or a sequence of them. Raises InvalidInput."""
+    for each in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
+        _check_has("serializer", each, _SERIALIZER, "is no serializer")
+
+
+def checked_interventions(handlers: Iterable[object] | None) -> list[Any]:
+    """The handlers as a list. Raises ConfigurationError."""
+    if not isinstance(handlers, Iterable | None):
+        raise ConfigurationError(f"intervention_handlers is {handlers!r}: give a list of handlers")
+    found = list(handlers or ())
+    for handler in found:
+        try:
+            if isinstance(handler, type):
+                raise InvalidInput("intervention_handlers", f"{handler.__name__} is a class: give an object of it")
+            remedy = "is none: derive its class from DefaultInterventionHandler"
+            _check_has("intervention_handlers", handler, _INTERVENTION, remedy)
+        except InvalidInput as error:
+            raise ConfigurationError(str(error)) from None
+    return found
+
+
+def check_settings(lease_seconds: object, shutdown_seconds: object, max_instances: object) -> None:
+    """Raises ConfigurationError."""
+    if not _is_number(lease_seconds) or not lease_seconds > 0:
+        raise ConfigurationError(f"lease_seconds is {lease_seconds!r}: give seconds above 0")
+    if not _is_number(shutdown_seconds) or shutdown_seconds < 0:
+        raise ConfigurationError(f"shutdown_seconds is {shutdown_seconds!r}: give seconds, 0 for no wait")
+    if not isinstance(max_instances, int) or isinstance(max_instances, bool) or max_instances < 1:
+        raise ConfigurationError(f"max_instances is {max_instances!r}: give a whole number from 1")
+
+
+def _check_has(field: str, value: object, names: Sequence[str], remedy: str) -> None:
+    missing = [name for name in names if not hasattr(value, name)]
+    if missing or isinstance(value, type):
+        lacks = f" (it has no {', '.join(missing)})" if missing else ""
+        raise InvalidInput(field, f"{value!r} {remedy}{lacks}")
+
+
+def _is_text(value: object, name: str) -> bool:
+    return not isinstance(value, type) and isinstance(getattr(value, name, None), str)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,139 @@
+"""Errors of the actor runtime, how they travel to who waits, and the token that cancels a request."""
+
+from __future__ import annotations
+
+import threading
+from asyncio import Future
+from collections.abc import Callable
+from typing import Any
+
+from runtime_core.actors.checks import find_class, name_of
+from runtime_core.errors import InvalidInput, WeftError
+
+
+class InvalidName(InvalidInput, ValueError):
+    """A type, key or source that cannot name an agent or a topic. A ValueError too, as other runtimes raise it."""
+
+
+class UndeliverableException(WeftError):
+    """A message that has no recipient: its type is registered nowhere in the namespace."""
+
+
+class CantHandleException(WeftError):
+    """An agent got a message that none of its handlers takes."""
+
+
+class MessageDroppedException(WeftError):
+    """An intervention handler dropped the message, or the response to it."""
+
+
+class NotAccessibleError(WeftError):
+    """The agent object lives in another process, so it cannot be handed out here."""
+
+
+class RuntimeStopped(WeftError):
+    """The runtime was stopped while a caller waited. The message stays on the broker and is handled later."""
+
+
+class SerializationError(InvalidInput, ValueError):
+    """A message that has no serializer, or whose serializer cannot write or read it. The text names its type."""
+
+
+class RemoteError(WeftError):
+    """A handler failed with an error whose class this process does not have.
+
+    `type` is the module-qualified name of that class, `message` the error's text (maybe empty).
+    """
+
+    def __init__(self, type: str, message: str) -> None:
+        super().__init__(f"{type}: {message}" if message else type)
+        self.type = type
+        self.message = message
+
+
+class CancellationToken:
+    """Cancels the futures that are linked to it, and calls back; once. May be used from any thread.
+
+    Callbacks run in the thread that cancels and outside of the lock, so that one may use the token again.
+    """
+
+    def __init__(self) -> None:
+        self._cancelled = False
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], None]] = []
+
+    def cancel(self) -> None:
+        """Cancel; a repeat does nothing."""
+        with self._lock:
+            if self._cancelled:
+                return
+            self._cancelled = True
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def is_cancelled(self) -> bool:
+        return self._cancelled
+
+    def add_callback(self, callback: Callable[[], None]) -> None:
+        """Call back at the cancellation; at once where it has been."""
+        with self._lock:
+            if not self._cancelled:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def remove_callback(self, callback: Callable[[], None]) -> None:
+        """Forget a callback, so that a token that lives long does not collect them."""
+        with self._lock:
+            if callback in self._callbacks:
+                self._callbacks.remove(callback)
+
+    def link_future(self, future: Future[Any]) -> Future[Any]:  # Any: futures of all result types
+        """Cancel the future with this token."""
+
+        def cancel() -> None:
+            future.cancel()
+
+        self.add_callback(cancel)
+        return future
+
+
+UNDELIVERABLE = "UnknownName"
+"""How the broker says that no agent has the name that was asked."""
+_NOT_FROM_ELSEWHERE = (RemoteError, KeyboardInterrupt, SystemExit, GeneratorExit)
+"""Classes that no message may raise here."""
+_OF_THE_CORE = {"TimeLimit": TimeoutError, "HumanTimeout": TimeoutError, "RequestTimeout": TimeoutError}
+
+
+def text_of(error: BaseException) -> str:
+    """What the error says. Of one that was given a single text, that text: `str` of a KeyError would quote it."""
+    if len(error.args) == 1 and isinstance(error.args[0], str):
+        return error.args[0]
+    return str(error)
+
+
+class Failures:
+    """Makes errors again from what travelled. One for each runtime."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, type[BaseException]] = {}
+
+    def name(self, error: BaseException) -> str:
+        """The name under which the error travels; classes made inside of functions are found again by it too."""
+        name = error.type if isinstance(error, RemoteError) else name_of(type(error))
+        if not isinstance(error, RemoteError):
+            self._seen[name] = type(error)
+        return name
+
+    def error(self, type: str, message: str) -> BaseException:
+        """The error of this class with this text; RemoteError where this process does not have the class."""
+        found = self._seen.get(type) or _OF_THE_CORE.get(type) or find_class(type)
+        if found is None or not issubclass(found, BaseException) or issubclass(found, _NOT_FROM_ELSEWHERE):
+            return RemoteError(type, message)
+        try:
+            return found(message)
+        except Exception:  # a constructor of the user's takes other arguments, or refuses these
+            error = found.__new__(found)
+            error.args = (message,)
+            return error

@@ -1,0 +1,291 @@
+"""The broker of a runtime, and the consumers by which this process runs its agents."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
+
+from prometheus_client import CollectorRegistry
+
+from runtime_core.actors.actor import ActorDefinition, Actors
+from runtime_core.app.app import App
+from runtime_core.bus.connection import Transport
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.namespace import connect
+from runtime_core.bus.replies import Replies
+from runtime_core.bus.topics import Topics
+from runtime_core.client.client import Client
+from runtime_core.consumer.consumer import Consumer
+from runtime_core.declare.manifest import Manifest
+from runtime_core.errors import ConfigurationError, WeftError
+from runtime_core.ids import instance_address, partition_of
+from runtime_core.ingress.admission import announce
+from runtime_core.maintenance.keeper import Keeper
+from runtime_core.periodic import Periodic
+from runtime_core.runs.turn import TurnHandler
+from runtime_core.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from runtime_core.bus.memory.server import MemoryServer
+
+logger = logging.getLogger(__name__)
+
+ANNOUNCE_SECONDS = 5.0
+IN_FLIGHT = 10_000
+"""Turns at once. Handlers that wait for others hold their places, so there must be room for those they wait for."""
+
+
+class Host:
+    """Connects at the first use; `start` and `stop` the work as often as wanted.
+
+    `url` None: WEFT_REDIS_URL, else a broker in this process that only this host sees.
+    """
+
+    def __init__(
+        self,
+        url: str | None,
+        namespace: str | None,
+        actors: Actors,
+        *,
+        lease_seconds: float,
+        shutdown_seconds: float,
+        services: bool,
+        on_new_loop: Callable[[], None],
+    ) -> None:
+        self.url = url or os.environ.get("WEFT_REDIS_URL") or "memory://"
+        self.namespace = namespace or os.environ.get("WEFT_NAMESPACE") or "weft"
+        self.private = self.url.startswith("memory://")
+        self._actors = actors
+        self._actors.shared = not self.private
+        self._lease = lease_seconds
+        self._shutdown = shutdown_seconds
+        self._on_new_loop = on_new_loop
+        self._services = services and not self.private
+        self._app = App("actors")
+        self._metrics = Metrics(CollectorRegistry(), "runtime")
+        self._connect: Callable[[], Transport] | None = None
+        self._client: Client | None = None
+        self._opening: asyncio.Task[Client] | None = None
+        self._transports: list[Transport] = []
+        self._consumers: list[Consumer] = []
+        self._running: list[asyncio.Task[None]] = []
+        self._keepers: list[Keeper] = []
+        self._working = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: MemoryServer | None = None
+        """The broker in this process; it outlives event loops."""
+        self._lock = asyncio.Lock()
+        self._announcing = Periodic("announce", ANNOUNCE_SECONDS, self._announce)
+
+    # -- connections -------------------------------------------------------------------------------------------
+
+    def follow_loop(self) -> None:
+        """In another event loop than before all begins anew: what was made in that one has ended with it.
+
+        Raises RuntimeError where the other one still runs, in another thread.
+        """
+        loop, before = asyncio.get_running_loop(), self._loop
+        if loop is before:
+            return
+        if before is not None and before.is_running():
+            raise RuntimeError("the runtime is used in another thread's event loop: make one runtime for each loop")
+        self._loop = loop
+        if before is None:
+            return
+        self._client, self._opening, self._working = None, None, False
+        self._consumers, self._running, self._keepers, self._transports = [], [], [], []
+        self._lock = asyncio.Lock()
+        self._announcing = Periodic("announce", ANNOUNCE_SECONDS, self._announce)
+        self._actors.begin_anew()
+        self._on_new_loop()
+
+    async def client(self) -> Client:
+        """The client of this runtime. Raises ConfigurationError where no broker answers."""
+        self.follow_loop()
+        if self._client is None:
+            if self._opening is None:
+                self._opening = asyncio.create_task(self._open(), name="open the runtime")
+            # Several may wait, and one of them may be cancelled.
+            self._client = await asyncio.shield(self._opening)
+        return self._client
+
+    async def topics(self) -> Topics:
+        return (await self.client()).topics
+
+    async def place(self, name: str, key: str) -> tuple[EventBus, Replies]:
+        """The partition of an instance: its bus, and the stream on which answers come from there."""
+        client = await self.client()
+        replies = client.replies[partition_of(instance_address(name, key), len(client.replies))]
+        return replies.bus, replies
+
+    async def buses(self) -> Sequence[EventBus]:
+        return (await self.client()).buses
+
+    async def _open(self) -> Client:
+        try:
+            client = self._private_client() if self.private else Client.connect(self.url, namespace=self.namespace)
+            await client.open()
+            for bus in client.buses:
+                await bus.load_library()
+                await bus.make_groups(())
+            return client
+        except BaseException:
+            self._opening = None
+            raise
+
+    def _private_client(self) -> Client:
+        # Loaded only where it is used: it brings a Lua interpreter.
+        from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
+        from runtime_core.host.local import MemoryClient
+
+        server = self._server = self._server or MemoryServer()
+        self._connect = lambda: MemoryTransport(server)
+        return MemoryClient(server, self.namespace)
+
+    async def _transport(self) -> Transport:
+        transport = await connect(self.url) if self._connect is None else self._connect()
+        self._transports.append(transport)
+        return transport
+
+    # -- types -------------------------------------------------------------------------------------------------
+
+    def definition(self, name: str) -> ActorDefinition | None:
+        """What is registered here under an agent's name."""
+        found = self._app.agents.get(name)
+        return found if isinstance(found, ActorDefinition) else None
+
+    async def register(self, definition: ActorDefinition) -> None:
+        """Make a type known in the namespace; if the host works, read its stream at once."""
+        await self.client()
+        self._app.functions.agents.add(definition)
+        await self._announce_one(definition)
+        for bus in await self.buses():
+            await bus.note_agent(definition.name)
+        async with self._lock:
+            if self._working:
+                await self._consume([f"agent:{definition.pool}"])
+
+    async def _announce(self) -> None:
+        for name in list(self._app.agents):
+            definition = self.definition(name)
+            if definition is not None:
+                await self._announce_one(definition)
+
+    async def _announce_one(self, definition: ActorDefinition) -> None:
+        # A manifest for each type: processes of one namespace that serve different types would replace each other's.
+        whole = self._app.manifest()
+        entry = {definition.name: whole.agents[definition.name]}
+        await announce(await self.buses(), Manifest(f"actor.{definition.name}", whole.version, agents=entry))
+
+    # -- work --------------------------------------------------------------------------------------------------
+
+    @property
+    def working(self) -> bool:
+        return self._working
+
+    async def start(self) -> None:
+        """Run the registered agents from now on."""
+        async with self._lock:
+            if self._working:
+                return
+            await self.client()
+            self._actors.start()
+            self._working = True
+            if self._services:
+                await self._look_for_services()
+            else:
+                await self._keep()
+            self._announcing.start()
+            await self._consume([f"agent:{agent.pool}" for agent in self._app.agents.values()])
+
+    async def stop(self) -> None:
+        """Finish what runs, hand back what waits for others, leave. What is queued stays."""
+        self.follow_loop()
+        async with self._lock:
+            if not self._working:
+                return
+            self._working = False
+            self._actors.stop()
+            await self._announcing.stop()
+            await self._stop_consumers()
+            results = await asyncio.gather(*self._running, return_exceptions=True)
+            for keeper in self._keepers:
+                await keeper.stop()
+            for transport in self._transports:
+                await transport.close()
+            self._consumers, self._running, self._keepers, self._transports = [], [], [], []
+            for result in results:
+                if isinstance(result, WeftError):
+                    raise result
+
+    async def _stop_consumers(self) -> None:
+        """Wait for the handlers in hand; those that take too long are cut off, and their messages handled again."""
+        stopping = [asyncio.ensure_future(consumer.stop()) for consumer in self._consumers]
+        if stopping:
+            _, late = await asyncio.wait(stopping, timeout=self._shutdown)
+            if late:
+                logger.warning("handlers did not end within %g s: their messages are handled again", self._shutdown)
+                self._actors.cut_off()
+            await asyncio.gather(*stopping)
+
+    async def close(self) -> None:
+        """Stop, and let go of the connections."""
+        await self.stop()
+        client, self._client, self._opening, self._server = self._client, None, None, None
+        if client is not None:
+            await client.close()
+
+    async def idle(self) -> bool:
+        """Whether the broker has nothing to do for anybody in this namespace."""
+        return await (await self.topics()).idle()
+
+    async def _consume(self, streams: Sequence[str]) -> None:
+        if not streams:
+            return
+        if self._consumers:
+            for consumer in self._consumers:
+                await consumer.add_streams(streams)
+            return
+        client = await self.client()
+        for replies in client.replies:
+            bus = EventBus(await self._transport(), replies.bus.keys)
+            handler = TurnHandler(bus, self._app, self._metrics, partitions=len(client.replies), replies=replies)
+            consumer = Consumer(
+                bus,
+                streams,
+                handler,
+                self._metrics,
+                service="agent-handler",
+                lease_seconds=self._lease,
+                in_flight=IN_FLIGHT,
+            )
+            await consumer.start()
+            self._consumers.append(consumer)
+            self._running.append(asyncio.create_task(consumer.run(), name="consume"))
+
+    async def _keep(self) -> None:
+        buses = await self.buses()
+        if len(buses) > 1:
+            raise ConfigurationError(
+                f"the namespace {self.namespace!r} has {len(buses)} partitions, and services=False: start the "
+                "services (`weft up`), which carry messages between partitions"
+            )
+        for known in buses:
+            keeper = Keeper(EventBus(await self._transport(), known.keys), self._lease)
+            await keeper.start()
+            self._keepers.append(keeper)
+
+    async def _look_for_services(self) -> None:
+        """One line where nobody keeps the namespace: its record grows until submits are refused."""
+        bus = (await self.buses())[0]
+        leader = await bus.transport.call("HGET", f"{bus.keys.base}leader:admit", "owner")
+        alive = leader is not None and await bus.transport.call("ZSCORE", bus.keys.alive, cast(bytes, leader))
+        if not alive:
+            logger.warning(
+                "no state-manager runs for the namespace %r: start the services (`weft up`), or let this runtime keep "
+                "the namespace with Runtime(services=False)",
+                self.namespace,
+            )

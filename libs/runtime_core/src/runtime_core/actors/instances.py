@@ -1,0 +1,214 @@
+"""The agent objects of one process: one for each agent, made once, let go when idle and their state is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from runtime_core.actors.identity import Address
+from runtime_core.declare.encoding import encode
+
+logger = logging.getLogger(__name__)
+
+REMEMBERED_STATES = 100
+
+Place = tuple[str, str]
+"""Type and key."""
+
+
+class Instance:
+    """An agent object and what of its state the broker holds."""
+
+    def __init__(self, agent: Any, place: Place, *, keeps_state: bool, made_here: bool) -> None:
+        self.agent = agent  # Any: another library's agents have no common base with ours
+        self.place = place
+        self.keeps_state = keeps_state
+        self.made_here = made_here
+        """False: the user gave the object, so it cannot be made again."""
+        self._known: bytes | None = b""
+        self._past = deque([hash(b"")], maxlen=REMEMBERED_STATES)
+        self.holders: list[Place] = []
+        """Task and run of each handler that is in it, outermost first."""
+        self.free = asyncio.Event()
+        self.free.set()
+
+    @property
+    def known(self) -> bytes | None:
+        """The state on the broker that the object agrees with (empty: none yet); None: it agrees with none."""
+        return self._known
+
+    @known.setter
+    def known(self, state: bytes | None) -> None:
+        self._known = state
+        if state is not None:
+            self._past.append(hash(state))
+
+    def is_behind(self, state: bytes) -> bool:
+        """Whether the object agrees with this state, or has before: then it is not newer than the object."""
+        return self._known is not None and hash(state) in self._past
+
+    async def state(self) -> bytes:
+        """Its state as JSON. Raises InvalidInput for one that JSON cannot hold."""
+        return encode(await self.agent.save_state(), f"state of agent {'/'.join(self.place)}")
+
+    async def load(self, state: bytes) -> None:
+        """Make the object agree with a state of the broker's."""
+        if state:
+            await self.agent.load_state(msgspec.json.decode(state))
+        self.known = state
+
+    def nests(self, task: str, run: str) -> bool:
+        """Whether one of the handlers in it waits for this run."""
+        return any(task == holder and run.startswith(f"{above}/") for holder, above in self.holders)
+
+
+class Instances:
+    """At most `limit` objects are kept, unless more are in use or have state that is nowhere else."""
+
+    def __init__(
+        self, build: Callable[[str, str], Awaitable[Any]], keeps_state: Callable[[Any], bool], limit: int
+    ) -> None:
+        self._build = build
+        self._keeps_state = keeps_state
+        self._limit = limit
+        self._there: OrderedDict[Place, Instance] = OrderedDict()
+        self._being_made: dict[Place, asyncio.Task[Instance]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._there)
+
+    def all(self) -> list[Instance]:
+        """Those that are in memory now."""
+        return list(self._there.values())
+
+    def find(self, id: Address) -> Instance | None:
+        """The object of this agent, where there is one now."""
+        return self._there.get((id.type, id.key))
+
+    def put(self, id: Address, agent: Any) -> Instance:  # Any: see Instance
+        """Keep an object that the user gave."""
+        place = (id.type, id.key)
+        instance = Instance(agent, place, keeps_state=self._keeps_state(agent), made_here=False)
+        self._there[place] = instance
+        return instance
+
+    async def get(self, type: str, key: str) -> Instance:
+        """The object of this agent; made where there is none, once however many ask. Raises what its factory raises."""
+        place = (type, key)
+        found = self._there.get(place)
+        if found is None:
+            making = self._being_made.get(place)
+            if making is None:
+                making = self._being_made[place] = asyncio.create_task(self._make(place), name=f"make {type}/{key}")
+            # One of several who wait may be cancelled; the others still want it.
+            found = await asyncio.shield(making)
+        elif place in self._there:
+            self._there.move_to_end(place)
+        return found
+
+    async def enter(
+        self, type: str, key: str, task: str, run: str, state: bytes, *, alone: bool, shared: bool
+    ) -> Instance:
+        """The object, agreeing with the broker's `state`, for one handler; `leave` ends that.
+
+        `alone`: not while another handler is in it, unless that one waits for this. `shared`: other processes may have
+        an object of this agent too.
+        """
+        while True:
+            instance = await self.get(type, key)
+            if self._there.get(instance.place) is not instance:
+                continue  # let go again while this handler waited for it
+            if not instance.holders or not alone or instance.nests(task, run):
+                break
+            # Left behind by a turn that this process has lost: its handler is being cancelled.
+            await instance.free.wait()
+        instance.holders.append((task, run))
+        instance.free.clear()
+        try:
+            # Handled beside others, a message may have been read with the state of before their commits.
+            agrees = instance.known == state or (not alone and instance.is_behind(state))
+            first = len(instance.holders) == 1
+            # A call back finds the object as the waiting handler left it, unless one before it went to another process.
+            if instance.keeps_state and not agrees and (first or (alone and shared)):
+                if first and not state and instance.made_here:
+                    self._forget(instance)
+                    fresh = await self.get(type, key)
+                    self.leave(instance, (task, run))
+                    fresh.holders.append((task, run))
+                    fresh.free.clear()
+                    return fresh
+                await instance.load(state)
+        except BaseException:
+            self.leave(instance, (task, run))
+            raise
+        return instance
+
+    def leave(self, instance: Instance, holder: Place) -> None:
+        """The handler is no longer in it."""
+        if holder in instance.holders:
+            instance.holders.remove(holder)
+        if not instance.holders:
+            instance.free.set()
+            self._shrink()
+
+    def release(self) -> None:
+        """No handler is in any of them: those there were have ended with their event loop."""
+        self._being_made.clear()
+        self._closing.clear()
+        for instance in self._there.values():
+            if instance.holders:
+                instance.known = None
+                instance.holders.clear()
+            instance.free = asyncio.Event()
+            instance.free.set()
+
+    async def close(self) -> None:
+        """Let all of them go."""
+        instances, self._there = list(self._there.values()), OrderedDict()
+        for instance in instances:
+            await _close(instance)
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    async def _make(self, place: Place) -> Instance:
+        try:
+            agent = await self._build(*place)
+            instance = Instance(agent, place, keeps_state=self._keeps_state(agent), made_here=True)
+            # Its state may be on the broker already; the first handler that enters looks.
+            self._there[place] = instance
+            self._shrink(instance)
+            return instance
+        finally:
+            self._being_made.pop(place, None)
+
+    def _forget(self, instance: Instance) -> None:
+        if self._there.get(instance.place) is instance:
+            del self._there[instance.place]
+        closing = asyncio.create_task(_close(instance), name="close an agent")
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    def _shrink(self, but: Instance | None = None) -> None:
+        """Let go of the longest unused, as far as nothing is lost by it."""
+        excess = len(self._there) - self._limit
+        if excess <= 0:
+            return
+        for instance in list(self._there.values()):
+            if instance is not but and not instance.holders and instance.made_here and instance.keeps_state:
+                self._forget(instance)
+                excess -= 1
+                if not excess:
+                    return
+
+
+async def _close(instance: Instance) -> None:
+    try:
+        await instance.agent.close()
+    except Exception:  # the user's own code; its agent is gone all the same
+        logger.exception("agent %s/%s failed in close()", *instance.place)

@@ -1,0 +1,139 @@
+"""What an agent is to a runtime and a runtime to an agent, and a proxy for an agent that may live anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from runtime_core.actors.context import MessageContext
+from runtime_core.actors.errors import CancellationToken
+from runtime_core.actors.identity import AgentId, AgentType, TopicId
+from runtime_core.actors.serialization import MessageSerializer
+from runtime_core.actors.subscription import Subscription
+
+AgentT = TypeVar("AgentT")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentMetadata:
+    """What an agent says of itself."""
+
+    type: str
+    key: str
+    description: str
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """An agent that a runtime can hold. State is a JSON object."""
+
+    @property
+    def metadata(self) -> AgentMetadata: ...
+
+    @property
+    def id(self) -> AgentId: ...
+
+    async def bind_id_and_runtime(self, id: AgentId, runtime: AgentRuntime) -> None:
+        """Called once, before the first message. Raises RuntimeError for an agent bound elsewhere."""
+        ...
+
+    async def on_message(self, message: Any, ctx: MessageContext) -> Any:  # Any: the user's message types
+        """Handle one message; what is returned is the answer to a request."""
+        ...
+
+    async def save_state(self) -> Mapping[str, Any]: ...  # Any: the user's JSON
+
+    async def load_state(self, state: Mapping[str, Any]) -> None: ...  # Any: as above
+
+    async def close(self) -> None:
+        """The object is let go; its state may live on."""
+        ...
+
+
+class AgentRuntime(Protocol):
+    """The verbs of a runtime. Any: the user's message types, and JSON states."""
+
+    async def send_message(
+        self,
+        message: Any,
+        recipient: AgentId,
+        *,
+        sender: AgentId | None = None,
+        cancellation_token: CancellationToken | None = None,
+        message_id: str | None = None,
+    ) -> Any: ...
+
+    async def publish_message(
+        self,
+        message: Any,
+        topic_id: TopicId,
+        *,
+        sender: AgentId | None = None,
+        cancellation_token: CancellationToken | None = None,
+        message_id: str | None = None,
+    ) -> None: ...
+
+    async def register_factory(
+        self,
+        type: str | AgentType,
+        agent_factory: Callable[[], AgentT | Awaitable[AgentT]],
+        *,
+        expected_class: type[AgentT] | None = None,
+    ) -> AgentType: ...
+
+    async def register_agent_instance(self, agent_instance: Agent, agent_id: AgentId) -> AgentId: ...
+
+    async def try_get_underlying_agent_instance(self, id: AgentId, type: type[AgentT] = ...) -> AgentT: ...
+
+    async def get(self, id_or_type: AgentId | AgentType | str, /, key: str = ..., *, lazy: bool = ...) -> AgentId: ...
+
+    async def save_state(self) -> Mapping[str, Any]: ...
+
+    async def load_state(self, state: Mapping[str, Any]) -> None: ...
+
+    async def agent_metadata(self, agent: AgentId) -> AgentMetadata: ...
+
+    async def agent_save_state(self, agent: AgentId) -> Mapping[str, Any]: ...
+
+    async def agent_load_state(self, agent: AgentId, state: Mapping[str, Any]) -> None: ...
+
+    async def add_subscription(self, subscription: Subscription) -> None: ...
+
+    async def remove_subscription(self, id: str) -> None: ...
+
+    def add_message_serializer(self, serializer: MessageSerializer[Any] | Sequence[MessageSerializer[Any]]) -> None: ...
+
+
+class AgentProxy:
+    """Speaks to one agent through its runtime. Any: the user's message types, and JSON states."""
+
+    def __init__(self, agent: AgentId, runtime: AgentRuntime) -> None:
+        self._agent = agent
+        self._runtime = runtime
+
+    @property
+    def id(self) -> AgentId:
+        return self._agent
+
+    @property
+    def metadata(self) -> Awaitable[AgentMetadata]:
+        return self._runtime.agent_metadata(self._agent)
+
+    async def send_message(
+        self,
+        message: Any,
+        *,
+        sender: AgentId | None = None,
+        cancellation_token: CancellationToken | None = None,
+        message_id: str | None = None,
+    ) -> Any:
+        return await self._runtime.send_message(
+            message, self._agent, sender=sender, cancellation_token=cancellation_token, message_id=message_id
+        )
+
+    async def save_state(self) -> Mapping[str, Any]:
+        return await self._runtime.agent_save_state(self._agent)
+
+    async def load_state(self, state: Mapping[str, Any]) -> None:
+        await self._runtime.agent_load_state(self._agent, state)

@@ -1,0 +1,583 @@
+"""The runtime of agents: what a program calls.
+
+async with Runtime() as runtime:
+    await Writer.register(runtime, "writer", Writer)
+    answer = await runtime.send_message(Draft("streams"), AgentId("writer", "default"))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from runtime_core.actors.actor import TURN_SECONDS, ActorDefinition, Actors, current_run, split
+from runtime_core.actors.checks import (
+    agent_type_of,
+    check_agent,
+    check_agent_id,
+    check_class,
+    check_factory,
+    check_message,
+    check_seconds,
+    check_serializer,
+    check_settings,
+    check_subscription,
+    check_topic_id,
+    checked_interventions,
+    encoded_state,
+)
+from runtime_core.actors.host import Host
+from runtime_core.actors.identity import AgentId, AgentType, agent_name, checked_agent_type
+from runtime_core.actors.instances import Instance, Instances
+from runtime_core.actors.message import MessageEnvelope, content_of, decode_response, intervene
+from runtime_core.actors.publishing import Publishing
+from runtime_core.actors.requests import Requests
+from runtime_core.actors.saved import Saved
+from runtime_core.actors.serialization import MessageSerializer, SerializationRegistry
+from runtime_core.actors.vocabulary import Vocabulary, native
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.declare.declaration import place_of
+from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.errors import InvalidInput
+
+logger = logging.getLogger(__name__)
+
+AgentT = TypeVar("AgentT")
+
+MAX_INSTANCES = 10_000
+IDLE_LOOK_SECONDS = 0.01
+IDLE_LOOK_LONGEST_SECONDS = 0.1
+
+
+class Runtime:
+    """Runs agents, and sends and publishes messages, durably: what the broker has accepted is handled.
+
+    `url` is the broker's; None: WEFT_REDIS_URL, else one in this process that only this runtime sees (`memory://`).
+    On a server, this process is a worker for the types registered in it, one of several if others register the same,
+    and a client for all types of the namespace. `intervention_handlers` see what this process sends and receives.
+    `ignore_unhandled_exceptions=False`: what a handler of a published message raised in this process is raised by the
+    next `publish_message`, `stop` or `stop_when_idle`. `services=False`: no services run beside it, so it keeps the
+    namespace itself. At most `max_instances` agent objects whose state is on the broker are kept in memory. A process
+    that is silent for `lease_seconds` is taken for dead, and its messages are handled by others. A stop waits
+    `shutdown_seconds` for handlers that run.
+
+    Any: messages, agents and states are the user's own types.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        namespace: str | None = None,
+        *,
+        intervention_handlers: Iterable[Any] | None = None,
+        ignore_unhandled_exceptions: bool = True,
+        serializers: Sequence[MessageSerializer[Any]] = (),
+        services: bool = True,
+        max_instances: int = MAX_INSTANCES,
+        lease_seconds: float = 3.0,
+        shutdown_seconds: float = 30.0,
+        vocabulary: Vocabulary | None = None,
+        registry: SerializationRegistry | None = None,
+    ) -> None:
+        check_settings(lease_seconds, shutdown_seconds, max_instances)
+        self._interventions = checked_interventions(intervention_handlers)
+        check_serializer(serializers)
+        self._vocabulary = vocabulary or native()
+        self._registry = registry or SerializationRegistry()
+        self._registry.add_serializer(serializers)
+        self._factories: dict[str, Callable[[], Any] | None] = {}
+        self._expected: dict[str, type[Any] | None] = {}
+        self._instances = Instances(self._build, self._vocabulary.keeps_state, max_instances)
+        self._actors = Actors(self._vocabulary, self._registry, self._instances, self._note_unhandled)
+        self._host = Host(
+            url,
+            namespace,
+            self._actors,
+            lease_seconds=lease_seconds,
+            shutdown_seconds=shutdown_seconds,
+            services=services,
+            on_new_loop=self._begin_anew,
+        )
+        self._ignore_unhandled = ignore_unhandled_exceptions
+        self._unhandled: BaseException | None = None
+        self._requests = Requests(self._host, self._actors)
+        self._publishing = Publishing(self._host, self._vocabulary)
+        self._busy = 0
+        """How many messages this process is about to send, or waits for the answer of."""
+        self._started = False
+        self._starting: asyncio.Task[None] | None = None
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to handle messages, those queued before among them. Raises RuntimeError where it has been started.
+
+        What fails in the background (no broker, say) is raised by the next call.
+        """
+        self._host.follow_loop()
+        if self._started:
+            raise RuntimeError("the runtime is started already")
+        self._started = True
+        self._starting = asyncio.get_running_loop().create_task(self._host.start(), name="start the runtime")
+
+    async def stop(self) -> None:
+        """Finish the messages in hand and stop; what is queued stays on the broker for the next start.
+
+        Callers that still wait get RuntimeStopped. Handlers that wait for other agents are handled again later.
+        """
+        self._host.follow_loop()
+        if not self._started:
+            raise RuntimeError("the runtime is not started")
+        await self._stop()
+        self._raise_unhandled()
+
+    async def stop_when_idle(self) -> None:
+        """Stop when nothing is queued or handled in the namespace, by any process, and nobody here waits."""
+        self._host.follow_loop()
+        if not self._started:
+            raise RuntimeError("the runtime is not started")
+        pause = IDLE_LOOK_SECONDS
+        while not await self._is_idle():
+            if not self._ignore_unhandled and self._unhandled is not None:
+                break
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, IDLE_LOOK_LONGEST_SECONDS)
+        await self.stop()
+
+    async def stop_when(self, condition: Callable[[], bool]) -> None:
+        """Stop when the condition holds; it is looked at now and then."""
+        if not callable(condition):
+            raise InvalidInput("condition", f"{condition!r} cannot be called: give a function without arguments")
+        while not condition():  # noqa: ASYNC110  # what it looks at is the caller's, and sets no event
+            await asyncio.sleep(IDLE_LOOK_SECONDS)
+        await self.stop()
+
+    async def close(self) -> None:
+        """Stop, close the agent objects of this process, and let go of the broker."""
+        self._host.follow_loop()
+        try:
+            if self._started:
+                await self._stop()
+        finally:
+            await self._requests.close()
+            await self._instances.close()
+            await self._host.close()
+        self._raise_unhandled()
+
+    async def __aenter__(self) -> Runtime:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _stop(self) -> None:
+        self._started = False
+        starting, self._starting = self._starting, None
+        try:
+            if starting is not None:
+                await asyncio.wait((starting,))
+            await self._host.stop()
+        finally:
+            self._requests.fail_waiting()
+        if starting is not None:
+            starting.result()
+
+    async def _is_idle(self) -> bool:
+        await self._ready()
+        return not self._in_use() and await self._host.idle() and not self._in_use()
+
+    def _in_use(self) -> bool:
+        return self._busy > 0 or self._requests.waiting
+
+    async def _ready(self) -> None:
+        """Raise what the start in the background met."""
+        self._host.follow_loop()
+        # Kept here, since a stop meanwhile forgets it.
+        starting = self._starting
+        if starting is not None:
+            await asyncio.wait((starting,))
+            starting.result()
+
+    def _begin_anew(self) -> None:
+        """In another event loop the runtime is not started: its work ended with the loop before."""
+        self._started, self._starting, self._busy = False, None, 0
+        self._requests.forget_waiting()
+
+    def _note_unhandled(self, error: BaseException) -> None:
+        self._unhandled = self._unhandled or error
+
+    def _raise_unhandled(self) -> None:
+        error, self._unhandled = self._unhandled, None
+        if error is not None and not self._ignore_unhandled:
+            raise error
+
+    async def broker(self) -> Sequence[EventBus]:
+        """The partitions of the broker, for tools that look at it itself."""
+        return await self._host.buses()
+
+    # -- messages ----------------------------------------------------------------------------------------------
+
+    async def send_message(
+        self,
+        message: Any,
+        recipient: AgentId,
+        *,
+        sender: AgentId | None = None,
+        cancellation_token: Any = None,
+        message_id: str | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Ask an agent and wait for its answer, or for the error that its handler raised, of the same class.
+
+        `message_id` makes a repeat the same request: it starts nothing and gets the first one's answer. `timeout`, in
+        seconds, ends the handling of the request too. Inside of a handler the request is part of its run: it is asked
+        once, also when the handler runs again. Raises UndeliverableException at once where no process has registered
+        the type, MessageDroppedException where an intervention handler drops it, SerializationError,
+        RuntimeStopped.
+        """
+        check_agent_id("recipient", recipient)
+        check_message(sender, cancellation_token, message_id)
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        self._host.follow_loop()
+        self._busy += 1  # before anything is awaited: a `stop_when_idle` beside this call must see it
+        try:
+            return await self._send(message, recipient, sender, cancellation_token, message_id, timeout)
+        finally:
+            self._busy -= 1
+
+    async def _send(
+        self,
+        message: Any,
+        recipient: AgentId,
+        sender: AgentId | None,
+        cancellation_token: Any,
+        message_id: str | None,
+        timeout: float | None,
+    ) -> Any:
+        vocabulary = self._vocabulary
+        token = cancellation_token or vocabulary.cancellation_token()
+        if token.is_cancelled() and not vocabulary.cancelled_is_handled:
+            raise asyncio.CancelledError("the token was cancelled before the message was sent")
+        context = vocabulary.message_context(
+            sender=sender,
+            topic_id=None,
+            is_rpc=True,
+            cancellation_token=token,
+            message_id=message_id or secrets.token_hex(16),
+        )
+        message = await intervene(
+            self._interventions,
+            message,
+            lambda handler, now: handler.on_send(now, message_context=context, recipient=recipient),
+            vocabulary.drop_message,
+        )
+        if message is vocabulary.drop_message:
+            raise vocabulary.dropped(f"an intervention handler dropped the message to {recipient}")
+        envelope = MessageEnvelope(
+            content_of(message, self._registry),
+            sender="" if sender is None else f"{sender.type}/{sender.key}",
+            message_id=message_id or "",
+            is_rpc=True,
+        )
+        await self._ready()
+        output = await self._requests.ask(recipient, envelope, token, timeout)
+        response = decode_response(output, self._registry)
+        response = await intervene(
+            self._interventions,
+            response,
+            lambda handler, now: handler.on_response(now, sender=recipient, recipient=sender),
+            vocabulary.drop_message,
+        )
+        if response is vocabulary.drop_message:
+            raise vocabulary.dropped(f"an intervention handler dropped the response of {recipient}")
+        return response
+
+    async def publish_message(
+        self,
+        message: Any,
+        topic_id: Any,
+        *,
+        sender: AgentId | None = None,
+        cancellation_token: Any = None,
+        message_id: str | None = None,
+    ) -> None:
+        """Publish to every agent that has subscribed to the topic; its sender never gets it.
+
+        Returns when the broker has it (inside of a handler: it leaves with the handler's end, its next request, or
+        after 50 ms). `message_id`: a repeat from outside of a handler reaches nobody twice. What nobody has subscribed
+        to is kept for types of agents that are registered later. Raises MessageDroppedException never: a dropped
+        publication just ends.
+        """
+        check_topic_id("topic_id", topic_id)
+        check_message(sender, cancellation_token, message_id)
+        if current_run(self._actors) is None:
+            self._raise_unhandled()
+        self._host.follow_loop()
+        self._busy += 1
+        try:
+            await self._publish(message, topic_id, sender, cancellation_token, message_id)
+        finally:
+            self._busy -= 1
+
+    async def _publish(
+        self,
+        message: Any,
+        topic_id: Any,
+        sender: AgentId | None,
+        cancellation_token: Any,
+        message_id: str | None,
+    ) -> None:
+        vocabulary = self._vocabulary
+        token = cancellation_token or vocabulary.cancellation_token()
+        context = vocabulary.message_context(
+            sender=sender,
+            topic_id=topic_id,
+            is_rpc=False,
+            cancellation_token=token,
+            message_id=message_id or secrets.token_hex(16),
+        )
+        message = await intervene(
+            self._interventions,
+            message,
+            lambda handler, now: handler.on_publish(now, message_context=context),
+            vocabulary.drop_message,
+        )
+        if message is vocabulary.drop_message:
+            logger.info("an intervention handler dropped a message to topic %s", topic_id)
+            return
+        envelope = MessageEnvelope(
+            content_of(message, self._registry),
+            sender="" if sender is None else f"{sender.type}/{sender.key}",
+            topic=f"{topic_id.type}/{topic_id.source}",
+            message_id=message_id or "",
+        )
+        run = current_run(self._actors)
+        if run is None:
+            envelope.message_id = envelope.message_id or secrets.token_hex(16)
+            # Before it is published: a handler may begin at once.
+            self._actors.published_tokens[envelope.message_id] = token
+        await self._publishing.publish(run, topic_id, sender, envelope)
+        self._actors.published_tokens[envelope.message_id] = token
+
+    async def _operate(self, agent: AgentId, operation: str, state: bytes = b"") -> Any:
+        """An operation on an agent wherever it lives, in line with its messages."""
+        envelope = MessageEnvelope(operation=operation, is_rpc=True)
+        if state:
+            envelope.state = msgspec.Raw(state)
+        token = self._vocabulary.cancellation_token()
+        await self._ready()
+        return msgspec.json.decode(await self._requests.ask(agent, envelope, token))
+
+    # -- agents ------------------------------------------------------------------------------------------------
+
+    async def register_factory(
+        self,
+        type: str | AgentType,
+        agent_factory: Callable[[], AgentT | Awaitable[AgentT]],
+        *,
+        expected_class: type[AgentT] | None = None,
+        retry: RetryPolicy | None = None,
+        timeout_seconds: float = TURN_SECONDS,
+        interleave: bool = False,
+    ) -> AgentType:
+        """Let this process run agents of a type; the factory makes one object for each key.
+
+        `retry` is for published messages whose handler fails (default: one attempt, then a dead letter; the error of a
+        request goes to its caller at once). A handler may run for `timeout_seconds`. With `interleave`, messages of one
+        agent are handled beside each other. Raises ValueError for a type that this runtime has already.
+        """
+        name = checked_agent_type(agent_type_of(type))
+        check_factory(name, agent_factory)
+        if name in self._factories:
+            raise ValueError(f"agents of type {name!r} are registered in this runtime already")
+        self._factories[name] = agent_factory
+        self._expected[name] = expected_class
+        await self._define(name, retry, timeout_seconds, interleave)
+        return cast(AgentType, self._vocabulary.agent_type(name))
+
+    async def register_agent_instance(
+        self,
+        agent_instance: Any,
+        agent_id: AgentId,
+        *,
+        retry: RetryPolicy | None = None,
+        timeout_seconds: float = TURN_SECONDS,
+        interleave: bool = False,
+    ) -> AgentId:
+        """Let this process run one agent, with this object. Raises ValueError for an agent that is there already."""
+        check_agent_id("agent_id", agent_id)
+        check_agent("the caller", agent_instance)
+        name = checked_agent_type(agent_id.type)
+        if self._instances.find(agent_id) is not None:
+            raise ValueError(f"an agent {agent_id} is registered in this runtime already")
+        known = name in self._factories
+        if known and self._factories[name] is not None:
+            raise ValueError(f"agents of type {name!r} are made by a factory: {agent_id} cannot be given as an object")
+        await agent_instance.bind_id_and_runtime(id=agent_id, runtime=self)
+        self._instances.put(agent_id, agent_instance)
+        if not known:
+            self._factories[name] = None
+            await self._define(name, retry, timeout_seconds, interleave)
+        return agent_id
+
+    async def _define(self, type: str, retry: RetryPolicy | None, timeout_seconds: float, interleave: bool) -> None:
+        try:
+            await self._host.register(
+                ActorDefinition(
+                    type,
+                    self._actors,
+                    place_of(None, 3),
+                    retry=retry,
+                    timeout_seconds=timeout_seconds,
+                    interleave=interleave,
+                )
+            )
+        except BaseException:
+            self._factories.pop(type, None)
+            raise
+
+    async def _build(self, type: str, key: str) -> Any:
+        vocabulary = self._vocabulary
+        id = vocabulary.agent_id(type, key)
+        factory = self._factories.get(type)
+        if factory is None:
+            raise LookupError(f"there is no agent {type}/{key} in this process, and no factory for its type")
+        with vocabulary.factory_scope(self, id):
+            try:
+                made = factory()
+                agent = await made if inspect.isawaitable(made) else made
+            except Exception as error:
+                logger.error("the factory of agent %s/%s failed: %s", type, key, error)
+                raise
+        expected = self._expected.get(type)
+        if expected is not None and not isinstance(agent, expected):
+            raise ValueError(
+                f"the factory of agents of type {type!r} gave a {agent.__class__.__name__}, not a {expected.__name__}"
+            )
+        check_agent(f"the factory of type {type!r}", agent)
+        await agent.bind_id_and_runtime(id=id, runtime=self)
+        return agent
+
+    async def try_get_underlying_agent_instance(self, id: AgentId, type: type[AgentT] = object) -> AgentT:  # type: ignore[assignment]  # any class
+        """The agent object in this process, with the state that the broker has; made where there is none.
+
+        Raises NotAccessibleError where only other processes have registered the type, LookupError where none has,
+        TypeError for an object of another class.
+        """
+        check_agent_id("id", id)
+        check_class(type)
+        if id.type not in self._factories:
+            if await (await self._host.buses())[0].knows_agent(agent_name(id.type)):
+                raise self._vocabulary.not_accessible(f"agents of type {id.type!r} live in other processes")
+            raise LookupError(f"agents of type {id.type!r} are not registered")
+        agent = (await self._up_to_date(id)).agent
+        if not isinstance(agent, type):
+            raise TypeError(f"agent {id} is a {agent.__class__.__name__}, not a {type.__name__}")
+        return agent
+
+    async def get(
+        self, id_or_type: AgentId | AgentType | str, /, key: str = "default", *, lazy: bool = True
+    ) -> AgentId:
+        """The id of an agent; with `lazy=False` its object is made now. Raises LookupError then, for unknown types."""
+        if isinstance(id_or_type, str):
+            name = id_or_type
+        else:
+            name, key = agent_type_of(id_or_type), getattr(id_or_type, "key", key)
+        id = self._vocabulary.agent_id(name, key)
+        if not lazy:
+            await self.try_get_underlying_agent_instance(id)
+        return cast(AgentId, id)
+
+    async def agent_metadata(self, agent: AgentId) -> Any:
+        """What the agent says of itself, wherever it lives."""
+        check_agent_id("agent", agent)
+        if agent.type in self._factories:
+            return (await self._instances.get(agent.type, agent.key)).agent.metadata
+        found = await self._operate(agent, "metadata")
+        return self._vocabulary.metadata(agent.type, agent.key, found["description"])
+
+    # -- state -------------------------------------------------------------------------------------------------
+
+    async def agent_save_state(self, agent: AgentId) -> Mapping[str, Any]:
+        """The agent's state (a JSON object), between two messages, wherever it lives."""
+        check_agent_id("agent", agent)
+        if self._started or agent.type not in self._factories:
+            return cast("Mapping[str, Any]", await self._operate(agent, "save_state"))
+        instance = await self._up_to_date(agent)
+        return cast("Mapping[str, Any]", await instance.agent.save_state())
+
+    async def agent_load_state(self, agent: AgentId, state: Mapping[str, Any]) -> None:
+        """Give the agent this state, between two messages, wherever it lives; it is on the broker then."""
+        check_agent_id("agent", agent)
+        data = encoded_state(state)
+        if self._started or agent.type not in self._factories:
+            await self._operate(agent, "load_state", data)
+            return
+        await Saved(self._host).put(agent, data)
+        instance = await self._instances.get(agent.type, agent.key)
+        await instance.agent.load_state(state)
+        if instance.keeps_state:
+            instance.known = data
+
+    async def save_state(self) -> Mapping[str, Any]:
+        """States of all agents of the namespace by `type/key`, its subscriptions, and the messages still queued."""
+        state, kept = await Saved(self._host).read()
+        for instance in self._instances.all():
+            name = "/".join(instance.place)
+            # What was changed outside of a handler is not on the broker; what another process did is only there.
+            if instance.keeps_state and not instance.holders and instance.is_behind(kept.get(name, b"")):
+                state[name] = await instance.agent.save_state()
+        return state
+
+    async def _up_to_date(self, agent: AgentId) -> Instance:
+        """The object in this process, with the state of its last message, whichever process handled that."""
+        instance = await self._instances.get(agent.type, agent.key)
+        if instance.keeps_state and not instance.holders:
+            kept = await Saved(self._host).state(agent)
+            if kept and not instance.is_behind(kept):
+                await instance.load(kept)
+        return instance
+
+    async def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `save_state` gave: agents of the types registered here, subscriptions, queued messages.
+
+        Messages keep their ids: one that is queued here already is not queued twice.
+        """
+        saved = Saved(self._host)
+        saved.check(state)
+        for name, value in state.items():
+            if "/" in name:
+                type, key = split(name)
+                if type in self._factories:
+                    await self.agent_load_state(cast(AgentId, self._vocabulary.agent_id(type, key)), value)
+        await saved.restore(state)
+
+    # -- subscriptions -----------------------------------------------------------------------------------------
+
+    async def add_subscription(self, subscription: Any) -> None:
+        """Raises ValueError where this runtime has an equal one.
+
+        By type and by prefix they are kept on the broker and hold for the namespace; others work in this process.
+        """
+        check_subscription(subscription)
+        await self._publishing.subscribe(subscription)
+
+    async def remove_subscription(self, id: str) -> None:
+        """Raises LookupError for an id that this runtime does not have."""
+        await self._publishing.unsubscribe(id)
+
+    def add_message_serializer(self, serializer: MessageSerializer[Any] | Sequence[MessageSerializer[Any]]) -> None:
+        """Know messages of one more type, or write those of a known one in another way."""
+        check_serializer(serializer)
+        self._registry.add_serializer(serializer)

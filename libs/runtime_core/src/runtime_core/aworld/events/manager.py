@@ -1,0 +1,330 @@
+"""The dispatcher of one event-driven run, and the table that says which handler takes which message."""
+
+from __future__ import annotations
+
+import heapq
+import importlib
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import msgspec
+
+from runtime_core.aworld.events.handler import Handler
+from runtime_core.aworld.events.message import Constants, EventOutcome, Message, MessageQuestions, UnknownReceiver
+from runtime_core.codec import quoted
+from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.record.step import place
+
+if TYPE_CHECKING:
+    from runtime_core.aworld.events.history import EventHistory, Recorded
+    from runtime_core.runs.context import AgentContext
+
+
+HandlerClass: TypeAlias = type[Handler]
+
+DEFAULTS: Mapping[str, str] = {
+    Constants.AGENT: "DefaultAgentHandler",
+    Constants.TOOL: "DefaultToolHandler",
+    Constants.TOOL_CALLBACK: "ToolCallbackHandler",
+    Constants.TASK: "DefaultTaskHandler",
+    Constants.GROUP: "DefaultGroupHandler",
+    Constants.HUMAN: "DefaultHumanHandler",
+    Constants.HUMAN_RESPONSE: "DefaultHumanHandler",
+    Constants.OUTPUT: "DefaultOutputHandler",
+    Constants.CHUNK: "DefaultOutputHandler",
+    Constants.MEMORY: "DefaultMemoryHandler",
+    Constants.CONTEXT: "DefaultContextHandler",
+    Constants.BACKGROUND_TASK: "DefaultBackgroundTaskHandler",
+}
+"""Category → class in `runtime_core.aworld.events.handlers`, which is loaded when a run needs it."""
+
+
+class HandlerTable(MutableMapping[str, HandlerClass]):
+    """Category → handler class: the defaults, and over them what the app and the task say."""
+
+    def __init__(self, changes: Mapping[str, HandlerClass] | None = None) -> None:
+        self._changes: dict[str, HandlerClass] = {}
+        for category, handler in (changes or {}).items():
+            self[category] = handler
+
+    @classmethod
+    def of(cls, ctx: AgentContext, chosen: Mapping[str, str] | None = None) -> HandlerTable:
+        """The table of a run: the app's `handlers`, and what the task's `conf.handlers` chooses among them by name.
+
+        `chosen` maps a category to a name in `app.handlers`. Raises InvalidInput for a name that is not there.
+        """
+        known = ctx.handlers
+        table = cls({name: handler for name, handler in known.items() if name in DEFAULTS})
+        for category, name in (chosen or {}).items():
+            handler = known.get(name)
+            if handler is None:
+                names = ", ".join(known) or "none"
+                raise InvalidInput(
+                    f"conf.handlers.{category}", f"{quoted(name)} is no handler of this app; app.handlers has {names}"
+                )
+            table[category] = handler
+        # Categories of the user's own, where no name was chosen for them.
+        for name, handler in known.items():
+            table._changes.setdefault(name, handler)
+        return table
+
+    def __getitem__(self, category: str) -> HandlerClass:
+        found = self._changes.get(category)
+        if found is None:
+            found = getattr(importlib.import_module("runtime_core.aworld.events.handlers"), DEFAULTS[category])
+            self._changes[category] = found
+        return found
+
+    def __setitem__(self, category: str, handler: HandlerClass) -> None:
+        if not (isinstance(handler, type) and issubclass(handler, Handler)):
+            raise ConfigurationError(f"handlers[{category!r}] = {handler!r}: give a subclass of events.Handler")
+        self._changes[category] = handler
+
+    def __delitem__(self, category: str) -> None:
+        """Back to the default."""
+        del self._changes[category]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**DEFAULTS, **self._changes})
+
+    def __len__(self) -> int:
+        return len({**DEFAULTS, **self._changes})
+
+    def __contains__(self, category: object) -> bool:
+        return category in self._changes or category in DEFAULTS
+
+
+Subscriber: TypeAlias = Callable[[Message], Any]
+"""Takes a message; gives None, a message, several, or an awaitable or async iterator of them. (Any: one of these.)"""
+Transformer: TypeAlias = Callable[[Message], Message | Awaitable[Message]]
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode  # Any: JSON
+
+ANY = ""
+"""The topic of subscribers that take a category's messages of all topics."""
+
+
+class EventManager(MessageQuestions):
+    """Dispatches the messages of one run, first in, first out among those of equal priority.
+
+    It lives in the run: a replay emits the same messages in the same order. Each is a row of kind `message` in the
+    task's trajectory, where `EventManager.of(store)` finds it later.
+    """
+
+    def __init__(self, ctx: AgentContext, table: HandlerTable | None = None) -> None:
+        self.ctx = ctx
+        self.table = HandlerTable.of(ctx) if table is None else table
+        self.context: dict[str, Any] = {}
+        """What handlers share in this run. (Any: JSON.)"""
+        self.outcome: EventOutcome | None = None
+        """Set by the handler that ends the run."""
+        self._waiting: list[tuple[int, str, Message]] = []
+        self._kept: list[tuple[str, Message]] = []
+        self._subscribers: dict[tuple[str, str], list[tuple[int, Subscriber]]] = {}
+        self._transformers: dict[tuple[str, str], list[tuple[int, Transformer]]] = {}
+        self._handlers: dict[str, Handler] = {}
+        for each in ctx.functions.subscribers:
+            self._add(each.category, each.topic, each.function, each.transformer, each.order)
+
+    @staticmethod
+    def of(recorded: Recorded) -> EventHistory:
+        """The messages of tasks that were recorded, with the same questions: `messages_by_…`."""
+        from runtime_core.aworld.events.history import EventHistory
+
+        return EventHistory(recorded)
+
+    # ---- emitting ----------------------------------------------------------------------------------------
+
+    async def emit_message(self, message: Message) -> Message:
+        """Keep a message and put it in the line; returns it with its id. Raises InvalidInput for what is not JSON."""
+        if not isinstance(message, Message):
+            raise InvalidInput("message", f"{quoted(message)} is not a Message")
+        ctx = self.ctx
+        if message.task_id:  # emitted before, and changed or not: this is another message
+            message = message.replace(id="", timestamp=0.0)
+        message = message._checked().replace(
+            task_id=ctx.task_id,
+            session_id=message.session_id or ctx.session_id,
+            timestamp=message.timestamp or ctx.now().timestamp(),
+        )
+        try:
+            note = ctx.note(message.category, message.to_dict())
+        except InvalidInput as error:
+            raise InvalidInput("message.payload", error.message) from None
+        await note
+        # Read back: what handlers get is what the record holds, and nobody else's object.
+        message = Message.from_dict(_decode(note.data))
+        message = message.replace(id=message.id or message_id(ctx.task_id, ctx.run_id, note.id))
+        # The place in the program, which is the order of emission also among handlers that run at once.
+        where = place("", note.id)
+        self._kept.append((where, message))
+        heapq.heappush(self._waiting, (message.priority, where, message))
+        return message
+
+    async def emit(
+        self,
+        data: object,
+        sender: str,
+        receiver: str = "",
+        topic: str = "",
+        session_id: str = "",
+        event_type: str = Constants.TASK,
+    ) -> Message:
+        """Emit a message of these parts."""
+        return await self.emit_message(
+            Message.from_dict(
+                {
+                    "category": event_type,
+                    "payload": data,
+                    "sender": sender,
+                    "receiver": receiver,
+                    "topic": topic,
+                    "session_id": session_id,
+                }
+            )
+        )
+
+    # ---- who takes what ----------------------------------------------------------------------------------
+
+    async def register(
+        self,
+        event_type: str,
+        topic: str,
+        handler: Subscriber | Transformer,
+        *,
+        transformer: bool = False,
+        order: int = 0,
+    ) -> None:
+        """Let a function take the messages of a category, in place of its handler; a lower `order` goes first.
+
+        `topic` is a message's topic or its receiver; empty: all of the category. With `transformer` the function
+        gives the message that goes on in the place of the one it was given.
+        """
+        if not callable(handler):
+            raise InvalidInput("handler", f"{handler!r} cannot be called; give a function of a message")
+        self._add(event_type, topic, handler, transformer, order)
+
+    def _add(
+        self, event_type: str, topic: str, handler: Subscriber | Transformer, transformer: bool, order: int
+    ) -> None:
+        table = cast("dict[tuple[str, str], list[tuple[int, Any]]]", self._table(transformer))  # Any: either kind
+        taken = table.setdefault((event_type, topic), [])
+        taken.append((order, handler))
+        taken.sort(key=lambda each: each[0])
+
+    async def unregister(
+        self, event_type: str, topic: str, handler: Subscriber | Transformer, *, transformer: bool = False
+    ) -> None:
+        """Take back a registration. Raises InvalidInput where there is none."""
+        table = self._table(transformer)
+        taken = table.get((event_type, topic), [])
+        kept = [each for each in taken if each[1] != handler]
+        if len(kept) == len(taken):
+            raise InvalidInput("handler", f"{handler!r} is not registered for {event_type!r}, topic {topic!r}")
+        taken[:] = kept
+
+    def subscribers(self, event_type: str, *topics: str) -> list[Subscriber]:
+        """Who takes messages of a category with one of these topics: those of the first topic that has any."""
+        for topic in (*(topic for topic in topics if topic), ANY):
+            if taken := self._subscribers.get((event_type, topic)):
+                return [subscriber for _, subscriber in taken]
+        return []
+
+    def _table(self, transformer: bool) -> Mapping[tuple[str, str], list[tuple[int, Any]]]:  # Any: either kind
+        return self._transformers if transformer else self._subscribers
+
+    # ---- dispatching -------------------------------------------------------------------------------------
+
+    def take(self, limit: int) -> list[Message]:
+        """The next messages that may be handled at once: those of the highest priority that waits, in order.
+
+        A message about the task itself is handled alone, after what was emitted before it.
+        """
+        batch: list[Message] = []
+        while self._waiting and len(batch) < limit:
+            priority, _, message = self._waiting[0]
+            if batch and (priority != batch[0].priority or message.category == Constants.TASK):
+                break
+            heapq.heappop(self._waiting)
+            batch.append(message)
+            if message.category == Constants.TASK:
+                break
+        return batch
+
+    @property
+    def waiting(self) -> list[Message]:
+        """What is not handled yet, in the order in which it will be."""
+        return [message for _, _, message in sorted(self._waiting, key=lambda each: each[:2])]
+
+    async def dispatch(self, message: Message) -> None:
+        """Hand a message to who takes it, and emit what follows. Raises UnknownReceiver where nobody does."""
+        for transform in self._transformers_of(message):
+            changed = transform(message)
+            given: object = await changed if inspect.isawaitable(changed) else changed
+            if not isinstance(given, Message):
+                raise InvalidInput("message", f"a transformer gave {quoted(given)}: give the Message that goes on")
+            message = given
+        if message.category != Constants.TOOL_CALLBACK and (
+            subscribers := self.subscribers(message.category, message.topic, message.receiver)
+        ):
+            for subscriber in subscribers:
+                async for following in _messages(subscriber(message)):
+                    await self.emit_message(following)
+            return
+        if message.category not in self.table:
+            raise UnknownReceiver(
+                "category",
+                f"nobody takes {quoted(message.category)} (receiver {quoted(message.receiver)}, topic "
+                f"{quoted(message.topic)}): register a function for it, or give the app a handler",
+            )
+        async for following in self.handler(message.category).handle(message):
+            await self.emit_message(following)
+
+    def handler(self, category: str) -> Handler:
+        """This run's handler of a category."""
+        handler = self._handlers.get(category)
+        if handler is None:
+            handler = self._handlers[category] = self.table[category](self)
+        return handler
+
+    def _transformers_of(self, message: Message) -> list[Transformer]:
+        found: list[tuple[int, Transformer]] = []
+        for topic in dict.fromkeys((message.topic, message.receiver, ANY)):
+            found += self._transformers.get((message.category, topic), [])
+        return [transformer for _, transformer in sorted(found, key=lambda each: each[0])]
+
+    # ---- what was emitted --------------------------------------------------------------------------------
+
+    @property
+    def messages(self) -> list[Message]:
+        """All messages of this run so far, in the order of emission."""
+        return [message for _, message in sorted(self._kept, key=lambda each: each[0])]
+
+    async def _all(self, task_id: str = "") -> AsyncIterator[Message]:
+        for message in self.messages:
+            if task_id in ("", message.task_id):
+                yield message
+
+
+def message_id(task: str, run: str, step: str) -> str:
+    """The id of the message that a step has emitted."""
+    return f"{task}/{run}/{step}"
+
+
+async def _messages(given: object) -> AsyncIterator[Message]:
+    """What a subscriber gave, as messages. Raises InvalidInput for anything else."""
+    if inspect.isawaitable(given):
+        given = await given
+    if given is None:
+        return
+    if isinstance(given, Message):
+        yield given
+    elif isinstance(given, AsyncIterator):
+        async for message in given:
+            yield message
+    elif isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
+        for message in given:
+            yield message
+    else:
+        raise InvalidInput("message", f"a subscriber gave {quoted(given)}: give a Message, several, or None")

@@ -1,0 +1,303 @@
+"""Messages of an event-driven run: their categories, fields and outcome, and how to query them."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from runtime_core.codec import quoted
+from runtime_core.errors import InvalidInput, LimitExceeded, StepError, TaskCancelled
+
+
+class Constants:
+    """Categories: which handler takes a message. Any other text is a category of the user's own."""
+
+    AGENT = "agent"
+    TOOL = "tool"
+    TASK = "task"
+    PLAN = "plan"
+    OUTPUT = "output"
+    TOOL_CALLBACK = "tool_callback"
+    AGENT_CALLBACK = "agent_callback"
+    GROUP = "group"
+    HUMAN = "human"
+    HUMAN_RESPONSE = "human_response"
+    MEMORY = "memory"
+    CONTEXT = "context"
+    CONTEXT_RESPONSE = "context_response"
+    CHUNK = "chunk"
+    BACKGROUND_TASK = "background_task"
+
+
+class TopicType:
+    """Topics: what a message wants of its handler. Any other text is a topic of the user's own."""
+
+    START = "__start"
+    FINISHED = "__finished"
+    OUTPUT = "__output"
+    ERROR = "__error"
+    RERUN = "__rerun"
+    HUMAN_CONFIRM = "__human_confirm"
+    CANCEL = "__cancel"
+    INTERRUPT = "__interrupt"
+    SUBSCRIBE_TOOL = "__subscribe_tool"
+    SUBSCRIBE_AGENT = "__subscribe_agent"
+    GROUP_ACTIONS = "__group_actions"
+    GROUP_RESULTS = "__group_results"
+    AGENT_RESULT = "__agent_result"
+    SYSTEM_PROMPT = "__system_prompt"
+    TOOL_RESULT = "__tool_result"
+    TASK_RESPONSE = "__task_response"
+    BACKGROUND_TOOL_COMPLETE = "__background_tool_complete"
+    BACKGROUND_TASK_COMPLETE = "__background_task_complete"
+    PEER_BROADCAST = "__peer_broadcast"
+
+
+class Priority:
+    """Lower numbers go first; among equal ones, the order of emission."""
+
+    ERROR = -10
+    CANCEL = -5
+    MEMORY = -2
+    HUMAN = -1
+    NORMAL = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message. It gets `id`, `task_id`, `session_id` and `timestamp` when it is emitted.
+
+    `category` says which handler takes it, `topic` what is wanted, `receiver` who it is for, `sender` who it is from,
+    and `caller` who waits for what comes of it. `id` is `<task>/<run>/<step>`: the same at each replay of the run.
+    """
+
+    category: str = Constants.TASK
+    payload: Any = None  # Any: JSON of the sender's choice
+    sender: str = ""
+    receiver: str = ""
+    caller: str = ""
+    topic: str = ""
+    priority: int = Priority.NORMAL
+    """Lower numbers go first."""
+    headers: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON
+    session_id: str = ""
+    task_id: str = ""
+    id: str = ""
+    timestamp: float = 0.0
+    """Epoch seconds: the time that the run had seen when it emitted the message."""
+
+    def to_dict(self) -> dict[str, Any]:  # Any: JSON
+        """All that is not at its default, and the category."""
+        told: dict[str, Any] = {"category": self.category}
+        for part in dataclasses.fields(self):
+            value = getattr(self, part.name)
+            if value or part.name == "payload":
+                told[part.name] = value
+        return told
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Message:  # Any: JSON
+        """The message that `to_dict` has told, of the class of its category. Raises InvalidInput, field `message`."""
+        kind = _class_of(data)
+        known = {part.name for part in dataclasses.fields(kind)}
+        unknown = sorted(set(data) - known)
+        if unknown:
+            raise InvalidInput(
+                f"message.{unknown[0]}", f"is no field of a {kind.__name__}; known are {', '.join(sorted(known))}"
+            )
+        return kind(**data)._checked()
+
+    @staticmethod
+    def is_message(value: object) -> bool:
+        """Whether JSON is a message: an object with `category` and only fields of messages."""
+        if not isinstance(value, Mapping) or not isinstance(value.get("category"), str) or "payload" not in value:
+            return False
+        return set(value) <= {part.name for part in dataclasses.fields(_class_of(value))}
+
+    def replace(self, **changes: Any) -> Self:  # Any: values of fields
+        """A copy with other fields."""
+        return dataclasses.replace(self, **changes)
+
+    def _checked(self) -> Self:
+        for name in ("category", "sender", "receiver", "caller", "topic", "session_id", "task_id", "id"):
+            if not isinstance(getattr(self, name), str):
+                raise InvalidInput(f"message.{name}", f"{quoted(getattr(self, name))} is not text")
+        if not self.category:
+            raise InvalidInput("message.category", "is empty; give one of Constants, or a text of your own")
+        if not isinstance(self.priority, int):
+            raise InvalidInput("message.priority", f"{quoted(self.priority)} is not a whole number")
+        if not isinstance(self.headers, Mapping):
+            raise InvalidInput("message.headers", f"{quoted(self.headers)} is not an object")
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentMessage(Message):
+    """Asks the agent `receiver`; `headers["key"]` names its instance."""
+
+    category: str = Constants.AGENT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolMessage(Message):
+    """Calls the tool `receiver` with the payload as arguments, or several tools: a list of `{"tool", "arguments"}`."""
+
+    category: str = Constants.TOOL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskMessage(Message):
+    """Tells the task itself, as `topic` says: that it is finished, failed, cancelled, has an output."""
+
+    category: str = Constants.TASK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelMessage(TaskMessage):
+    """Ends the task as cancelled, before what else waits; the payload is the reason."""
+
+    topic: str = TopicType.CANCEL
+    priority: int = Priority.CANCEL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMessage(Message):
+    """Several agents and tools at once: the payload is a list of messages, the results go on together, in order."""
+
+    category: str = Constants.GROUP
+    topic: str = TopicType.GROUP_ACTIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HumanMessage(Message):
+    """Asks a human: the payload is the prompt, or `{"prompt", "data", "timeout", "default"}`."""
+
+    category: str = Constants.HUMAN
+    topic: str = TopicType.HUMAN_CONFIRM
+    priority: int = Priority.HUMAN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEventMessage(Message):
+    """Adds the payload to the memory of `agent`."""
+
+    category: str = Constants.MEMORY
+    priority: int = Priority.MEMORY
+    agent: str = ""
+    memory_event_type: str = "message"
+    """What kind of memory it is, such as `system`, `human`, `ai`, `tool` or `summary`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextMessage(Message):
+    """Puts the members of the payload (an object) into the context that the run's handlers share."""
+
+    category: str = Constants.CONTEXT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkMessage(Message):
+    """A piece of output for the client's stream."""
+
+    category: str = Constants.CHUNK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackgroundTaskMessage(Message):
+    """Starts the agent `receiver` beside the task, or brings what such a task gave (topic: it is complete)."""
+
+    category: str = Constants.BACKGROUND_TASK
+    background_task_id: str = ""
+
+
+_CLASSES: dict[str, type[Message]] = {
+    Constants.AGENT: AgentMessage,
+    Constants.TOOL: ToolMessage,
+    Constants.TASK: TaskMessage,
+    Constants.GROUP: GroupMessage,
+    Constants.HUMAN: HumanMessage,
+    Constants.MEMORY: MemoryEventMessage,
+    Constants.CONTEXT: ContextMessage,
+    Constants.CHUNK: ChunkMessage,
+    Constants.BACKGROUND_TASK: BackgroundTaskMessage,
+}
+
+
+def _class_of(data: Mapping[str, Any]) -> type[Message]:  # Any: JSON
+    category = data.get("category")
+    if category == Constants.TASK and data.get("topic") == TopicType.CANCEL:
+        return CancelMessage
+    return _CLASSES.get(category, Message) if isinstance(category, str) else Message
+
+
+class MessageQuestions(ABC):
+    """Finds messages, in the order of their emission; of several tasks, those of each in order."""
+
+    @abstractmethod
+    def _all(self, task_id: str = "") -> AsyncIterator[Message]:
+        """All messages, or those of one task."""
+
+    async def messages_by_task_id(self, task_id: str) -> list[Message]:
+        """What a task has emitted."""
+        return [message async for message in self._all(task_id)] if task_id else []
+
+    async def messages_by_key(self, key: str) -> list[Message]:
+        """The same: a message's key is its task."""
+        return await self.messages_by_task_id(key)
+
+    async def messages_by_session_id(self, session_id: str) -> list[Message]:
+        """What all tasks of a session have emitted."""
+        return [message async for message in self._all() if message.session_id == session_id]
+
+    async def messages_by_sender(self, sender: str, key: str = "") -> list[Message]:
+        """Of all tasks, or of the task `key`."""
+        return [message async for message in self._all(key) if message.sender == sender]
+
+    async def messages_by_topic(self, topic: str, key: str = "") -> list[Message]:
+        """Of all tasks, or of the task `key`."""
+        return [message async for message in self._all(key) if message.topic == topic]
+
+    async def messages_by_caller(self, caller: str, key: str = "") -> list[Message]:
+        """Of all tasks, or of the task `key`."""
+        return [message async for message in self._all(key) if message.caller == caller]
+
+
+class UnknownReceiver(InvalidInput):
+    """A message that nobody takes: no handler of its category, or none of its topic. It ends the task."""
+
+
+class HandlerError(StepError):
+    """A handler has failed; `type` and `message` are those of its error. The run is not tried again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventOutcome:
+    """What `run_events` gives. `value()` is the answer, or raises the error."""
+
+    status: str
+    """`completed`, `failed`, `cancelled` or `interrupted`."""
+    answer: Any = None  # Any: the payload of the message that ended the run
+    error: dict[str, str] | None = None
+    """`type` and `message`, where it did not complete."""
+    message: Message | None = None
+    """What ended the run."""
+    unhandled: Sequence[Message] = field(default_factory=tuple)
+    """Messages that waited when the run ended. They are on the record as all others are."""
+    handled: int = 0
+    cause: Exception | None = None
+    """The handler's own exception, in the process where it was raised."""
+
+    def value(self) -> Any:  # Any: as answer
+        """The answer. Raises HandlerError, TaskCancelled, or the StepError that a handler left through."""
+        if self.status == "completed":
+            return self.answer
+        # These say by themselves that another attempt would give the same.
+        if isinstance(self.cause, StepError | InvalidInput | LimitExceeded):
+            raise self.cause
+        error = self.error or {}
+        if self.status in ("cancelled", "interrupted"):
+            raise TaskCancelled(error.get("type", self.status), error.get("message", ""))
+        raise HandlerError(error.get("type", self.status), error.get("message", "")) from self.cause

@@ -1,0 +1,274 @@
+"""Run nodes and groups that user code makes itself, on the broker: every change is one function there."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from runtime_core.aworld.nodes.node import HandleResult, NodeGroup, RunNode, RunNodeStatus, TransitionRefused
+from runtime_core.bus.connection import Argument
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.reply import fields as hash_fields
+from runtime_core.bus.reply import texts
+from runtime_core.declare.encoding import encode
+from runtime_core.errors import InvalidInput, Rejected, WeftError
+from runtime_core.ids import TASK_ID_RULE, has_control, is_task_id, partition_of
+
+OPEN_SECONDS = 7 * 24 * 3600
+"""How long the broker keeps a node or group that has not ended, from its last change on."""
+MEMBERS_MAX = 1000
+"""Nodes that a group may hold; groups may be nested."""
+
+
+class StoredNodes:
+    """Makes, changes and reads nodes and groups in the partitions of a namespace.
+
+    A session's nodes live together in one partition, and so does a group with its members.
+    """
+
+    def __init__(self, buses: Sequence[EventBus]) -> None:
+        self._buses = buses
+
+    # -- make ----------------------------------------------------------------------------------------------------
+
+    async def create_node(self, node: RunNode) -> None:
+        """Make a node. The same one again changes nothing.
+
+        Raises InvalidInput for an id that is taken, and for a group that is unknown, full or has ended; Rejected
+        (`overloaded`) where the broker takes no new work.
+        """
+        check_id("node_id", node.node_id)
+        for field in ("busi_id", "task_id", "session_id", "parent_node_id", "msg_id", "msg_from"):
+            _check_text(field, getattr(node, field))
+        bus = await self._place(node.node_id, node.session_id, node.group_id)
+        root = node.sub_group_root_id or node.node_id if node.group_id else ""
+        indexes = [
+            f"{name}/{value}"
+            for name, value in (("task", node.task_id), ("session", node.session_id), ("group", node.group_id))
+            if value
+        ]
+        if node.busi_id:
+            indexes.append(f"busi/{node.busi_type}/{node.busi_id}")
+        fixed = _fixed(node, "node_id", "status", "group_id", "sub_group_root_id")
+        reply = await self._create(bus, "node", node.node_id, fixed, node.group_id, root, "\n".join(indexes))
+        _check_created("node", node.node_id, reply)
+
+    async def create_group(self, group: NodeGroup, roots: Sequence[str]) -> None:
+        """Make a group with these sub groups. Raises as `create_node`."""
+        check_id("group_id", group.group_id)
+        _check_text("session_id", group.session_id)
+        roots = list(dict.fromkeys(roots))
+        for root in roots:
+            check_id("root_node_ids", root)
+        bus = await self._place(group.group_id, group.session_id, group.parent_group_id)
+        for root in roots if len(self._buses) > 1 else ():
+            there = await self._find("node", root)
+            if there is not None and there is not bus:
+                raise InvalidInput(
+                    "root_node_ids",
+                    f"the node {root!r} lives in another partition than the group: make the group first, or give "
+                    "both the same session_id",
+                )
+        fixed = encode({"roots": roots, **msgspec.json.decode(_fixed(group, "group_id", "status"))}, "metadata")
+        parent, name = group.parent_group_id, group.group_id if group.parent_group_id else ""
+        _check_created("group", group.group_id, await self._create(bus, "group", name or group.group_id, fixed, parent,
+                                                                   name, "", *roots))  # fmt: skip
+
+    async def _create(
+        self, bus: EventBus, kind: str, id: str, fixed: bytes, group: str, root: str, indexes: str, *roots: str
+    ) -> list[str]:
+        return texts(await bus.call("create_node", kind, id, fixed, group, root, OPEN_SECONDS, indexes, *roots))
+
+    # -- change --------------------------------------------------------------------------------------------------
+
+    async def move(
+        self, node_id: str, to: RunNodeStatus, message: str = "", results: Iterable[HandleResult] = ()
+    ) -> bool:
+        """Change a node's status; False where it had this status before. Raises TransitionRefused, InvalidInput."""
+        bus = await self._known("node", node_id)
+        # A repeat over a new connection has the same token, so that it is told what the first one did.
+        token = secrets.token_hex(8)
+        reply = texts(await bus.call("node", "move", node_id, OPEN_SECONDS, to.value, token, message, *_pairs(results)))
+        if reply[0] == "refused":
+            raise TransitionRefused(f"node {node_id!r}", RunNodeStatus(reply[1]), to)
+        _check_known("node", node_id, reply)
+        return reply[0] == "moved"
+
+    async def save(self, node_id: str, results: Iterable[HandleResult]) -> None:
+        """Keep results with a node, whatever its status. Raises InvalidInput (`node_id`)."""
+        bus = await self._known("node", node_id)
+        _check_known("node", node_id, texts(await bus.call("node", "save", node_id, OPEN_SECONDS, *_pairs(results))))
+
+    async def add_sub_group(self, group_id: str, root: str) -> bool:
+        """Add a sub group to an open group; False where it has one of this root."""
+        check_id("root_node_id", root)
+        bus = await self._known("group", group_id)
+        reply = texts(await bus.call("node", "sub", group_id, OPEN_SECONDS, root))
+        _check_known("group", group_id, reply)
+        if reply[0] == "refused":
+            raise InvalidInput("group_id", f"the group {group_id!r} is {reply[1]}: nothing can be added to it any more")
+        if reply[0] == "full":
+            raise _full(group_id)
+        return reply[0] == "moved"
+
+    async def finish_sub_group(self, group_id: str, root: str, status: RunNodeStatus, message: str = "") -> bool:
+        """Finish a sub group, SUCCESS or FAILED; False where that had been done before."""
+        if status not in (RunNodeStatus.SUCCESS, RunNodeStatus.FAILED):
+            raise InvalidInput("status", f"a sub group ends SUCCESS or FAILED, not {status}")
+        bus = await self._known("group", group_id)
+        reply = texts(await bus.call("node", "finish", group_id, OPEN_SECONDS, root, status.value, message))
+        _check_known("group", group_id, reply)
+        if reply[0] == "no_sub_group":
+            raise InvalidInput("root_node_id", f"the group {group_id!r} has no sub group {root!r}: create it first")
+        if reply[0] == "refused":
+            raise TransitionRefused(f"sub group {group_id}/{root}", RunNodeStatus(reply[1]), status)
+        return reply[0] == "moved"
+
+    # -- read ----------------------------------------------------------------------------------------------------
+
+    async def node(self, node_id: str) -> RunNode | None:
+        """A node; None where there is none (any more)."""
+        bus = await self._find("node", node_id)
+        if bus is None:
+            return None
+        return _node(node_id, hash_fields(await bus.transport.call("HGETALL", bus.keys.node(node_id))))
+
+    async def group(self, group_id: str) -> NodeGroup | None:
+        """A group; None where there is none (any more)."""
+        bus = await self._find("group", group_id)
+        if bus is None:
+            return None
+        return _group(group_id, hash_fields(await bus.transport.call("HGETALL", bus.keys.group(group_id))))
+
+    async def indexed(self, index: str) -> list[RunNode]:
+        """The nodes of one index, as in `task/t-1`, oldest first."""
+        found = []
+        for bus in self._buses:
+            call, keys = bus.transport.call, bus.keys
+            ids = [item.decode() for item in cast(list[bytes], await call("ZRANGE", keys.nodes(index), 0, -1))]
+            reads = [call("HGETALL", keys.node(id)) for id in ids]
+            found += [_node(id, hash_fields(await read)) for id, read in zip(ids, reads, strict=True)]
+        return sorted([node for node in found if node is not None], key=lambda node: (node.create_time, node.node_id))
+
+    async def bus_of(self, kind: str, id: str) -> EventBus | None:
+        """The partition in which a `node` or `group` lives; None where there is none."""
+        return await self._find(kind, id)
+
+    # -- places --------------------------------------------------------------------------------------------------
+
+    async def _place(self, id: str, session_id: str, group_id: str) -> EventBus:
+        """Where a new one goes: to its group, else to its session."""
+        if group_id:
+            found = await self._find("group", group_id)
+            if found is None:
+                raise InvalidInput("group_id", f"no group {group_id!r} is known: create it first")
+            return found
+        return self._buses[partition_of(session_id or id, len(self._buses))]
+
+    async def _find(self, kind: str, id: str) -> EventBus | None:
+        reads = [bus.transport.call("EXISTS", f"{bus.keys.base}{kind}:{id}") for bus in self._buses]
+        found = [bus for bus, read in zip(self._buses, reads, strict=True) if await read == 1]
+        return found[0] if found else None
+
+    async def _known(self, kind: str, id: str) -> EventBus:
+        found = self._buses[0] if len(self._buses) == 1 else await self._find(kind, id)
+        if found is None:
+            raise _unknown(kind, id)
+        return found
+
+
+def check_id(field: str, id: object) -> None:
+    """Raises InvalidInput where `id` cannot name a node or group: it becomes part of a key."""
+    if not isinstance(id, str) or not is_task_id(id):
+        raise InvalidInput(field, f"{id!r} cannot be used: give {TASK_ID_RULE}")
+
+
+def _check_text(field: str, text: object) -> None:
+    if not isinstance(text, str) or has_control(text):
+        raise InvalidInput(field, f"{text!r} is no text without control characters")
+
+
+def _check_created(kind: str, id: str, reply: list[str]) -> None:
+    match reply:
+        case ["created" | "known"]:
+            return
+        case ["other"]:
+            raise InvalidInput(f"{kind}_id", f"a {kind} {id!r} with other content exists")
+        case ["overloaded", message]:
+            raise Rejected("overloaded", message, retry_after_seconds=1.0)
+        case ["no_group", group]:
+            raise InvalidInput("group_id", f"no group {group!r} is known: create it first")
+        case ["no_sub_group", root]:
+            raise InvalidInput("sub_group_root_id", f"the group has no sub group {root!r}: create it first")
+        case ["ended", what, status]:
+            raise InvalidInput("group_id", f"{what!r} is {status}: nothing can be added to it any more")
+        case ["full", group]:
+            raise _full(group)
+    raise WeftError(f"the broker gave an unknown answer to the creation of a {kind}: {reply}")
+
+
+def _full(group_id: str) -> InvalidInput:
+    return InvalidInput("group_id", f"the group {group_id!r} has {MEMBERS_MAX} members: make groups inside it")
+
+
+def _check_known(kind: str, id: str, reply: list[str]) -> None:
+    if reply[0] == "unknown":
+        raise _unknown(kind, id)
+
+
+def _unknown(kind: str, id: str) -> InvalidInput:
+    return InvalidInput(f"{kind}_id", f"no {kind} {id!r} is known; it may be past its retention time")
+
+
+def _pairs(results: Iterable[HandleResult]) -> list[Argument]:
+    flat: list[Argument] = []
+    for result in results:
+        _check_text("results.name", result.name)
+        flat += [result.name, encode(result, f"results.{result.name}")]
+    return flat
+
+
+def _fixed(value: RunNode | NodeGroup, *without: str) -> bytes:
+    """What never changes, as JSON."""
+    fields = cast(dict[str, Any], msgspec.to_builtins(value))  # Any: JSON
+    return encode({name: part for name, part in fields.items() if name not in without}, "metadata")
+
+
+def _node(node_id: str, fields: Mapping[str, bytes]) -> RunNode | None:
+    if "v" not in fields:
+        return None
+    saved = sorted((value, name) for name, value in fields.items() if name.startswith("r:"))
+    values = cast(dict[str, Any], msgspec.json.decode(fields["v"]))  # Any: JSON
+    values |= {
+        "node_id": node_id,
+        "status": fields["s"].decode(),
+        "result_msg": fields.get("m", b"").decode(),
+        "results": [msgspec.json.decode(value[13:]) for value, _ in saved],
+        "create_time": int(fields["c"]) / 1000,
+        "execute_time": int(fields["x"]) / 1000 if "x" in fields else None,
+        "end_time": int(fields["d"]) / 1000 if "d" in fields else None,
+        "group_id": fields.get("g", b"").decode(),
+        "sub_group_root_id": fields.get("root", b"").decode(),
+    }
+    return msgspec.convert(values, RunNode)
+
+
+def _group(group_id: str, fields: Mapping[str, bytes]) -> NodeGroup | None:
+    if "v" not in fields:
+        return None
+    values = cast(dict[str, Any], msgspec.json.decode(fields["v"]))  # Any: JSON
+    subs = {name[4:]: value.decode() for name, value in fields.items() if name.startswith("sub:")}
+    first = [root for root in values.pop("roots") if root in subs]
+    values |= {
+        "group_id": group_id,
+        "status": fields["s"].decode(),
+        "result_msg": fields.get("m", b"").decode(),
+        # As they were given, then what was added later.
+        "sub_groups": {root: subs[root] for root in dict.fromkeys([*first, *sorted(subs)])},
+        "create_time": int(fields["c"]) / 1000,
+        "end_time": int(fields["d"]) / 1000 if "d" in fields else None,
+    }
+    return msgspec.convert(values, NodeGroup)

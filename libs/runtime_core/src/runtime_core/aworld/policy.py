@@ -1,0 +1,299 @@
+"""Agents that are objects with a policy: observations in, actions out, until no action is left."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast
+
+import msgspec
+
+from runtime_core.aworld.handles import Surroundings, call_tool
+from runtime_core.aworld.values import ActionModel, ActionResult, Handoff, Observation, action_of, handoff_in
+from runtime_core.codec import encode as encode_plain
+from runtime_core.declare.declaration import Place, needed_argument, one_line
+from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.schema import Schema
+from runtime_core.errors import AgentError, ConfigurationError, InvalidInput, LimitExceeded, StepError
+from runtime_core.runs.definition import AgentDefinition, AgentSettings, Coro
+from runtime_core.runs.step import from_json
+
+if TYPE_CHECKING:
+    from runtime_core.runs.context import AgentContext
+
+
+class ObservingAgent(AgentDefinition):
+    """Its input is an Observation, or just its content; what it gives is not declared."""
+
+    def decode_input(self, data: bytes) -> Observation:
+        return Observation.of(from_json(data))
+
+    def start(self, ctx: AgentContext, value: object) -> Coro:
+        assert isinstance(value, Observation)  # what decode_input gave
+        return self.observe(ctx, value)
+
+    @abstractmethod
+    async def observe(self, ctx: AgentContext, observation: Observation) -> object:
+        """One run."""
+
+    def input_schema(self) -> Schema:
+        return {}
+
+    def output_schema(self) -> Schema | None:
+        return None
+
+
+MAX_HANDOFFS = 100
+"""How often the peers of a team may hand over before one of them answers."""
+
+
+async def act(
+    ctx: AgentContext, actions: Sequence[ActionModel], *, team: Sequence[str] = (), peers: Sequence[str] = ()
+) -> list[ActionResult]:
+    """Do all actions at once; their results in the same order. An action that fails is a result, not an error.
+
+    A `tool_name` stands for an agent where it is in `team`, or is an agent's and no tool's; else for a tool. Agents of
+    `peers` may hand over to one another.
+    """
+    surroundings = Surroundings(ctx, ())
+    found = await ctx.gather(*(_step(surroundings, action, team, peers) for action in actions), return_exceptions=True)
+    return [_result(action, result) for action, result in zip(actions, found, strict=True)]
+
+
+def _step(
+    surroundings: Surroundings, action: ActionModel, team: Sequence[str], peers: Sequence[str]
+) -> Awaitable[object]:
+    functions, name = surroundings.functions, action.tool_name
+    if name in peers:
+        return ask_among_peers(surroundings, name, content_of(action), peers)
+    if name in team or (functions.tool(name) is None and functions.agent(name) is not None):
+        return surroundings.agent(name).run(Observation(content_of(action)))
+    with_action = f"{name}__{action.action_name}"
+    if action.action_name and functions.tool(with_action) is not None:
+        name = with_action
+    return call_tool(surroundings.ctx, name, action.params)
+
+
+async def ask_among_peers(surroundings: Surroundings, name: str, content: object, peers: Sequence[str]) -> object:
+    """The answer of an agent, or of the peer that it hands over to."""
+    asked = ""
+    for _ in range(MAX_HANDOFFS):
+        others = [peer for peer in peers if peer != name]
+        output: object = await surroundings.agent(name).run(Observation(content, asked), info={"handoffs": others})
+        handoff = handoff_in(output)
+        if handoff is None:
+            return output
+        if handoff.handoff not in others:
+            raise AgentError(
+                "UnknownHandoff", f"agent {name!r} hands over to {handoff.handoff!r}; it may to {', '.join(others)}"
+            )
+        asked, name = name, handoff.handoff
+        content = content if handoff.content is None else handoff.content
+    raise AgentError("LimitExceeded", f"peers {', '.join(peers)} have handed over {MAX_HANDOFFS} times without an end")
+
+
+def content_of(action: ActionModel) -> object:
+    """What another agent shall see of an action."""
+    if "content" in action.params:
+        return action.params["content"]
+    return action.params or action.policy_info
+
+
+def _result(action: ActionModel, found: object) -> ActionResult:
+    """What an action gave: its output, or the error that it was answered with."""
+    if isinstance(found, StepError):
+        return ActionResult(None, False, str(found), action.tool_name, action.tool_call_id)
+    if isinstance(found, BaseException):
+        raise found
+    return ActionResult(found, True, "", action.tool_name, action.tool_call_id)
+
+
+def observation_after(before: Observation, results: list[ActionResult]) -> Observation:
+    """What an agent sees after its actions: the content of the last one, and what all of them gave."""
+    last = results[-1]
+    content = last.content if last.success else last.error
+    return Observation(content, before.observer, before.images, before.info, results)
+
+
+MAX_STEPS = 100
+
+
+class _Decided(msgspec.Struct):
+    """What one call of the policy gave, as it is recorded."""
+
+    actions: list[Any]  # Any: JSON of actions
+    answer: Any = None  # Any: JSON
+    finished: bool = False
+    attributes: dict[str, Any] = {}  # Any: JSON
+    """Those of the object that the call has changed."""
+
+
+class HasAsyncPolicy(Protocol):
+    """An object or class with `async def async_policy(self, observation, info=None)`."""
+
+    @property
+    def async_policy(self) -> Callable[..., Any]: ...  # Any: actions or an answer
+
+
+class HasPolicy(Protocol):
+    """An object or class with `def policy(self, observation, info=None)`, which runs in a thread."""
+
+    @property
+    def policy(self) -> Callable[..., Any]: ...  # Any: actions or an answer
+
+
+def has_policy(agent: object) -> bool:
+    """Whether this object or class has a policy."""
+    return any(callable(getattr(agent, name, None)) for name in ("async_policy", "policy"))
+
+
+class PolicyDefinition(ObservingAgent):
+    """An object, or class, with `async_policy` or `policy`. Its input is an Observation, or just its content."""
+
+    sees_observations = True
+
+    def __init__(
+        self,
+        name: str,
+        agent: object,
+        place: Place,
+        *,
+        max_steps: int = MAX_STEPS,
+        **settings: Unpack[AgentSettings],
+    ) -> None:
+        """`max_steps` bounds the calls of the policy in one run, where its observation's `info` does not.
+
+        Raises ConfigurationError for what has no policy, or is a class that needs arguments.
+        """
+        # The errors of a policy are the task's to try again.
+        settings["retry"] = settings.get("retry") or RetryPolicy(attempts=1)
+        super().__init__(
+            name,
+            agent,
+            place,
+            **settings,
+            description=inspect.getdoc(agent if isinstance(agent, type) else type(agent)) or "",
+        )
+        if not has_policy(agent):
+            raise ConfigurationError(
+                f"{self.what} ({place}): {agent!r} is not a subclass of Agent and has no async_policy(observation): "
+                "use @app.agent for a function"
+            )
+        needed = needed_argument(agent) if isinstance(agent, type) else None
+        if needed is not None:
+            raise ConfigurationError(
+                f"{self.what} ({place}): {cast(type, agent).__name__}() needs {needed!r}: give an object of it, which "
+                "is copied for each run, or give that a default"
+            )
+        self.agent = agent
+        self.max_steps = max_steps
+
+    async def observe(self, ctx: AgentContext, observation: Observation) -> object:
+        agent = self._instance()
+
+        async def decide(seen: Observation) -> _Decided:
+            return await _decide(self.what, agent, seen)
+
+        info = observation.info
+        max_steps = _max_steps(info, self.max_steps)
+        for _ in range(max_steps):
+            found: Mapping[str, Any] = await ctx.step(decide, observation, name="policy")  # Any: JSON of _Decided
+            for name, value in found["attributes"].items():
+                # So that a frozen class takes what its own code has put there.
+                object.__setattr__(agent, name, value)
+            actions = [ActionModel(**action) for action in found["actions"]]
+            wanted = [action for action in actions if action.tool_name]
+            handoff = _handoff(actions, observation)
+            if handoff is not None:
+                return handoff
+            if found["finished"] or not wanted:
+                return _answer(found["answer"], actions)
+            observation = observation_after(
+                observation, await act(ctx, wanted, team=info.get("team", ()), peers=info.get("peers", ()))
+            )
+        raise LimitExceeded(f"{self.what} has not finished after max_steps={max_steps} calls of its policy")
+
+    def _instance(self) -> object:
+        """An object for one run, so that no two tasks see each other's data."""
+        if isinstance(self.agent, type):
+            made: object = self.agent()
+            return made
+        try:
+            return copy.deepcopy(self.agent)
+        except Exception as error:  # copying runs the user's code: it may fail in any way
+            raise ConfigurationError(
+                f"{self.what} ({self.place}) cannot be copied for a run, {one_line(error)}: give its class, "
+                "or define __deepcopy__"
+            ) from error
+
+
+async def _decide(what: str, agent: object, observation: Observation) -> _Decided:
+    before = _plain(agent)
+    policy = getattr(agent, "async_policy", None)
+    if policy is not None:
+        made = await cast("Callable[..., Awaitable[object]]", policy)(observation, info=observation.info)
+    else:
+        made = await _in_thread(cast("Callable[..., object]", getattr(agent, "policy")), observation)  # noqa: B009
+    decided = _Decided([], finished=getattr(agent, "finished", False) is True)
+    if isinstance(made, ActionModel):
+        made = [made]
+    if isinstance(made, list) and all(isinstance(action, ActionModel | Mapping) for action in made):
+        decided.actions = [vars(action_of(action, f"{what}: action {n}")) for n, action in enumerate(made)]
+    else:
+        decided.answer = made
+    after = _plain(agent)
+    decided.attributes = {name: from_json(value) for name, value in after.items() if before.get(name) != value}
+    return decided
+
+
+async def _in_thread(policy: Callable[..., object], observation: Observation) -> object:
+    return await asyncio.to_thread(policy, observation, info=observation.info)
+
+
+def _attributes(agent: object) -> dict[str, object]:
+    found: dict[str, object] = dict(getattr(agent, "__dict__", {}))
+    for base in type(agent).__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(agent, name) and not name.startswith("__"):
+                found[name] = getattr(agent, name)
+    return found
+
+
+def _plain(agent: object) -> dict[str, bytes]:
+    """The attributes that JSON gives back as they were, as JSON."""
+    found = {}
+    for name, value in _attributes(agent).items():
+        try:
+            data = encode_plain(value)
+        except (InvalidInput, TypeError):
+            continue
+        if from_json(data) == value:
+            found[name] = data
+    return found
+
+
+def _max_steps(info: Mapping[str, object], default: int) -> int:
+    """The task's bound, where it says one."""
+    asked = info.get("max_steps")
+    return asked if isinstance(asked, int) and not isinstance(asked, bool) and asked > 0 else default
+
+
+def _answer(answer: object, actions: list[ActionModel]) -> object:
+    if not actions:
+        return answer
+    said = [action.policy_info for action in actions]
+    return said[0] if len(said) == 1 else said
+
+
+def _handoff(actions: list[ActionModel], observation: Observation) -> Handoff | None:
+    """The first action that names one of those to whom this agent may hand over."""
+    allowed = observation.info.get("handoffs", ())
+    for action in actions:
+        target = action.agent_name or action.tool_name
+        if target and target in allowed:
+            return Handoff(target, content_of(action))
+    return None

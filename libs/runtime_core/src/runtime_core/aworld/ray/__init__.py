@@ -1,0 +1,1 @@
+"""Whole tasks on Ray: the handlers of their app run in workers of a Ray cluster."""

@@ -1,0 +1,320 @@
+"""Whole tasks on Ray: the handlers of their app run in workers of a Ray cluster, and take the tasks from a broker.
+
+    this process            client, and without a broker of its own: an embedded server, schedules, the recorder
+    └─ driver process       holds the connection to Ray (engines/driver), keeps the hosts
+       └─ workers of Ray    agents and tools, as a handler service runs them
+
+The tasks themselves are on the broker: the death of a host, or of all of Ray, loses nothing that had ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from runtime_core.app.app import App
+from runtime_core.app.loading import load_app
+from runtime_core.aworld.hosted import HostsWanted, agent_pools
+from runtime_core.aworld.place import RunPlace
+from runtime_core.aworld.sent import SentApp, pack
+from runtime_core.aworld.task import Task
+from runtime_core.aworld.task_app import TasksApp
+from runtime_core.bus.address import parse_address
+from runtime_core.bus.embedded import EmbeddedServer
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.namespace import connect, open_namespace
+from runtime_core.client.client import Client
+from runtime_core.clusters.driver.process import Driver
+from runtime_core.config.settings import Settings
+from runtime_core.engines.protocol import Error, Pickled, Work
+from runtime_core.errors import BusError, ConfigurationError, EngineError, WeftError
+from runtime_core.hooks.ended import ends_told
+from runtime_core.host.local import ENDS_SECONDS, MemoryClient
+from runtime_core.ingress.admission import Admission
+from runtime_core.ingress.scheduler import Scheduler
+from runtime_core.maintenance.engines import LOOK_SECONDS, EngineWatch
+from runtime_core.periodic import Periodic
+from runtime_core.telemetry.metrics import Metrics
+from runtime_core.trajectory.recorder import LocalTrajectories
+
+ADDRESS = "WEFT_RAY_ADDRESS"
+BACKEND = "runtime_core.aworld.ray.hosts_backend:HostsBackend"
+NO_HOST_SECONDS = 300.0
+"""How long there may be no host: Ray takes half a minute to start, and on a busy machine several."""
+AGAIN_SECONDS = 1.0
+"""Between two tries to have hosts."""
+SILENT_SECONDS = 20.0
+"""How often it is told that there is none yet."""
+RECORDED_SECONDS = 15.0
+"""How long the record may take behind the ends of the tasks."""
+CANCEL_SECONDS = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def ray_place(
+    tasks: Sequence[Task], *, client: Client | None, url: str | None, app: App | None, workers: int, at_once: int
+) -> AsyncIterator[RunPlace]:
+    """A place whose handlers run in `workers` processes of Ray (0: as many as the cluster has CPUs).
+
+    `at_once` is how many of the tasks are under way at once.
+    Raises ConfigurationError where Ray or the broker cannot be used, and InvalidInput for what cannot be sent there.
+    """
+    settings = Settings.from_environment(os.environ)
+    reference = (settings.app or "") if app is None else ""
+    base = load_app(reference) if reference else app
+    given = client is not None or bool(url or settings.redis_url)
+    # On a broker that others use too, apps need different names.
+    made = TasksApp(base, f"tasks-{secrets.token_hex(4)}") if given else TasksApp(base)
+    for task in tasks:
+        made.take(task)
+    sent = await asyncio.to_thread(_packed, made, reference)
+    async with AsyncExitStack() as stack:
+        broker: _EmbeddedBroker | None = None
+        if not given:
+            _check_here(os.environ.get(ADDRESS, ""))
+            broker = await stack.enter_async_context(_EmbeddedBroker(settings))
+            client = await stack.enter_async_context(Client.connect(broker.url, namespace=settings.namespace))
+        elif client is None:
+            client = await stack.enter_async_context(Client.connect(url, namespace=settings.namespace))
+        elif isinstance(client, MemoryClient):
+            raise ConfigurationError("engine 'ray': the client's broker lives in this process: give url= or no client")
+        assert client is not None
+        told = replace(
+            settings, redis_url=client.url, namespace=client.namespace, partitions=len(client.buses), metrics_port=None
+        )
+        wanted = HostsWanted(sent, told.to_environment(), workers, at_once, _answers_here_only(client.url))
+        hosting = await stack.enter_async_context(_Hosting(wanted))
+        place = RunPlace(client, made.whole, made.names, hosting.failed, gateways=broker is None)
+        try:
+            await hosting.first()
+            yield place
+        finally:
+            if broker is None:
+                await _cancel_open(place)
+        if broker is not None:
+            await broker.finish(place, made.whole)
+
+
+class _Hosting:
+    """The hosts, from the start of the driver's process to their end."""
+
+    def __init__(self, wanted: HostsWanted) -> None:
+        # Not the call of a function: the backend takes nothing else.
+        self._work = Work(Pickled(msgspec.msgpack.encode(wanted)), "task hosts")
+        self._driver = Driver(BACKEND, os.environ)
+        self._hosts = 0
+        self._seen = time.monotonic()
+        """When there was a host last."""
+        self._changed = asyncio.Event()
+        self.failed: asyncio.Future[WeftError] = asyncio.get_running_loop().create_future()
+        """Why there will be no host any more."""
+        self._keeping: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> _Hosting:
+        loop = asyncio.get_running_loop()
+        self._keeping = [
+            loop.create_task(self._keep(), name="task hosts"),
+            loop.create_task(self._watch(), name="watch the task hosts"),
+        ]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._keeping:
+            task.cancel()
+        await asyncio.wait(self._keeping)
+        await self._driver.stop()
+
+    async def first(self) -> None:
+        """Wait for the first host. Raises ConfigurationError where there will be none."""
+        while not self._hosts:
+            if self.failed.done():
+                raise self.failed.result()
+            await self._changed.wait()
+
+    async def _keep(self) -> None:
+        await self._driver.start()
+        state = await self._driver.reached()
+        if not state.connected and os.environ.get(ADDRESS):
+            # At the start nobody waits for a cluster that is not there. One of our own may be late on a busy machine.
+            self._fail(ConfigurationError(f"engine 'ray': {state.reason}"))
+            return
+        while True:
+            while not state.connected:
+                state = await self._driver.changed(state)
+            outcome = await self._driver.run(self._work, self._heard)
+            self._count(0)
+            if not isinstance(outcome, Error) or outcome.cause == "invalid":
+                message = outcome.message if isinstance(outcome, Error) else "its hosts have ended by themselves"
+                self._fail(ConfigurationError(f"engine 'ray': {message}"))
+                return
+            logger.warning("the hosts on Ray are lost, they are started again: %s", outcome.message)
+            # A cluster that comes or goes fails in many ways; the watch says when that has lasted too long.
+            await asyncio.sleep(AGAIN_SECONDS)
+            state = self._driver.state
+
+    async def _watch(self) -> None:
+        told = time.monotonic()
+        while not self.failed.done():
+            await asyncio.sleep(1)
+            now = time.monotonic()
+            if self._hosts:
+                self._seen = told = now
+            elif now - self._seen > NO_HOST_SECONDS:
+                self._fail(EngineError("EngineUnavailable", f"no host on Ray for {NO_HOST_SECONDS:g} s: {self._why()}"))
+            elif now - told > SILENT_SECONDS:
+                told = now
+                logger.warning("no host on Ray for %d s: %s", now - self._seen, self._why())
+
+    def _why(self) -> str:
+        return self._driver.state.reason or "the cluster has not started one yet, is a CPU free there?"
+
+    def _heard(self, progress: bytes) -> None:
+        self._count(msgspec.json.decode(progress, type=dict[str, int])["hosts"])
+
+    def _count(self, hosts: int) -> None:
+        if self._hosts or hosts:
+            self._seen = time.monotonic()
+        self._hosts = hosts
+        self._tell()
+
+    def _fail(self, error: WeftError) -> None:
+        if not self.failed.done():
+            self.failed.set_result(error)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class _EmbeddedBroker:
+    """A broker for the time of one call, with what else tasks need of services: schedules, the record, and an end of
+    waits for gateways."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stack = AsyncExitStack()
+        self._server: EmbeddedServer | None = None
+        # The record's place is the one that `weft up` has; how far this one has come is its own concern.
+        number = 2**20 + secrets.randbelow(2**30)
+        self._record = LocalTrajectories(settings.namespace, settings.trajectory_url, store_partition=number)
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None  # from `__aenter__` on
+        return self._server.url
+
+    async def __aenter__(self) -> _EmbeddedBroker:
+        async with AsyncExitStack() as stack:
+            if self._settings.trajectory_url.startswith("sqlite"):
+                self._settings.make_data_dir()
+            folder = stack.enter_context(TemporaryDirectory(prefix="weft-", ignore_cleanup_errors=True))
+            self._server = EmbeddedServer(
+                Path(folder), appendfsync="everysec" if self._settings.durability == "fast" else "always"
+            )
+            stack.push_async_callback(self._server.stop)
+            await self._server.start()
+            stack.push_async_callback(_cancelled, asyncio.create_task(self._server.keep(), name="keep the server"))
+            home = await self._bus()
+            stack.push_async_callback(home.transport.close)
+            await home.load_library()
+            stack.push_async_callback(self._record.stop)
+            await self._record.start(await self._bus(), Metrics(CollectorRegistry(), "trajectory-recorder"))
+            watching = Periodic("watch engines", LOOK_SECONDS, EngineWatch(home, anyone_may_come=False).look)
+            stack.push_async_callback(watching.stop)
+            watching.start()
+            scheduling = asyncio.create_task(Scheduler(home, Admission([home])).run(), name="scheduler")
+            stack.push_async_callback(_cancelled, scheduling)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def finish(self, place: RunPlace, app: App) -> None:
+        """Wait for what still has to be done for tasks that have ended: hooks of their ends, and their record."""
+        if app.hooks.of_ends:
+            bus = await self._bus()
+            with suppress(TimeoutError, BusError):
+                async with asyncio.timeout(ENDS_SECONDS):
+                    streams = [f"agent:{pool}" if pool else "agent" for pool in agent_pools(app)]
+                    await ends_told(bus, streams, app.name)
+            await bus.transport.close()
+        try:
+            async with asyncio.timeout(RECORDED_SECONDS):
+                for task in place.ended:
+                    await self._record.recorded(task, RECORDED_SECONDS)
+        except TimeoutError:
+            logger.warning("not all that the tasks did was recorded within %g s", RECORDED_SECONDS)
+
+    async def _bus(self) -> EventBus:
+        transport = await connect(self.url)
+        keys = await open_namespace(transport, self._settings.namespace, 1)
+        return EventBus(transport, keys[0])
+
+
+def _packed(made: TasksApp, reference: str) -> SentApp:
+    if find_spec("ray") is None:
+        raise ConfigurationError("engine 'ray': ray is not installed: pip install 'weft[ray]'")
+
+    def dumps(value: object) -> bytes:
+        from runtime_core.aworld.ray.task_host import dumps  # here: it loads Ray
+
+        return dumps(value)
+
+    return pack(made, reference, dumps)
+
+
+def _check_here(address: str) -> None:
+    """Refuse a Ray elsewhere, whose workers could not reach a broker of this process."""
+    host = address.rpartition("://")[2].rpartition(":")[0].strip("[]")
+    if address and host and not _is_here(host):
+        raise ConfigurationError(
+            f"{ADDRESS}={address!r} is another machine, and without WEFT_REDIS_URL the broker is one of this "
+            "process, which that cannot reach: set WEFT_REDIS_URL, or give url="
+        )
+
+
+def _answers_here_only(url: str) -> bool:
+    address = parse_address(url)
+    return bool(address.path) or address.host == "localhost" or address.host.startswith("127.") or address.host == "::1"
+
+
+def _is_here(host: str) -> bool:
+    """Whether an address is one of this machine: only then can it be bound."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, _, _, address in found:
+        with socket.socket(family, kind) as probe, suppress(OSError):
+            probe.bind(address)
+            return True
+    return False
+
+
+async def _cancel_open(place: RunPlace) -> None:
+    """Cancel what has not ended: without these hosts there may be nobody who runs it."""
+    with suppress(WeftError, TimeoutError):
+        async with asyncio.timeout(CANCEL_SECONDS):
+            await place.give_up()
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])

@@ -1,0 +1,202 @@
+"""Spans of events: where one is sent, where it is handled, where its task ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.keys import Keys, group_of
+from runtime_core.telemetry import trace_context
+from runtime_core.telemetry.attributes import (
+    AGENT_NAME,
+    ATTEMPT,
+    BATCH_MESSAGES,
+    CLIENT_ID,
+    CONSUMER_GROUP,
+    DELIVERIES,
+    DESTINATION,
+    DESTINATION_PARTITION,
+    MESSAGE_CONVERSATION,
+    MESSAGE_ID,
+    MESSAGING_OPERATION,
+    MESSAGING_OPERATION_TYPE,
+    MESSAGING_SYSTEM,
+    RUN,
+    STATUS,
+    STEPS,
+)
+from runtime_core.telemetry.redaction import Attribute, redactor
+from runtime_core.telemetry.spans import Span, current_traceparent, ended_span, span, task_traceparent, tracing
+
+SYSTEM = "redis"
+SEND = "send"
+PROCESS = "process"
+TASKS = "tasks"
+TOPICS = "topics"
+RECORD = "record"
+LINKS_MAX = 128
+"""As many links as an SDK keeps of one span, unless it is told otherwise."""
+
+
+@contextmanager
+def send_span(destination: str, *, message: str, task: str = "", traceparent: str = "") -> Iterator[Span]:
+    """Around a submit or a message: `send tasks`. Under `traceparent`, where its caller names one."""
+    attributes = {**_operation(SEND, SEND, destination), MESSAGE_ID: message}
+    if task:
+        attributes[MESSAGE_CONVERSATION] = task
+    name = f"{SEND} {destination}"
+    with span(name, "PRODUCER", attributes, parent=traceparent, inner=not traceparent, make=Span) as made:
+        yield made
+
+
+@contextmanager
+def sending(destination: str, *, message: str, task: str = "") -> Iterator[str]:
+    """Around a message of a program that may trace: the traceparent that it carries, empty where nothing is traced.
+
+    That of a `send_span`; where only a library here has an SDK of its own, that of the library's span.
+    """
+    if not tracing():
+        yield current_traceparent()
+        return
+    with send_span(destination, message=message, task=task) as made:
+        yield made.traceparent or current_traceparent()
+
+
+@contextmanager
+def command_span(group: str, *, entry: str, task: str, traceparent: str, tracestate: str) -> Iterator[Span]:
+    """Around a command from the ingress stream: `process tasks`."""
+    attributes = {
+        **_operation(PROCESS, PROCESS, TASKS),
+        CONSUMER_GROUP: group,
+        MESSAGE_ID: entry,
+        MESSAGE_CONVERSATION: task,
+    }
+    name = f"{PROCESS} {TASKS}"
+    with span(name, "CONSUMER", attributes, parent=traceparent, state=tracestate, inner=False, make=Span) as made:
+        yield made
+
+
+@contextmanager
+def delivery_span(
+    delivery: Delivery, keys: Keys, owner: str, *, traceparent: str, tracestate: str = "", links: Sequence[str] = ()
+) -> Iterator[Span]:
+    """Around the handling of a delivery, its commit included: `process <stream>`."""
+    attributes: dict[str, Attribute] = {
+        **_operation(PROCESS, PROCESS, delivery.stream),
+        DESTINATION_PARTITION: str(keys.partition),
+        CONSUMER_GROUP: group_of(delivery.stream),
+        CLIENT_ID: owner,
+        MESSAGE_ID: delivery.entry.decode(),
+        MESSAGE_CONVERSATION: delivery.task,
+        RUN: delivery.run,
+        ATTEMPT: delivery.attempt,
+        DELIVERIES: delivery.deliveries,
+    }
+    with span(
+        f"{PROCESS} {delivery.stream}",
+        "CONSUMER",
+        attributes,
+        parent=traceparent,
+        state=tracestate,
+        inner=False,
+        links=links[:LINKS_MAX],
+        make=Span,
+    ) as made:
+        yield made
+
+
+@contextmanager
+def call_span(delivery: Delivery, keys: Keys, owner: str) -> Iterator[Span]:
+    """A `delivery_span` under what the context of the delivery says; what the call causes is under it."""
+    traceparent, tracestate = trace_context.stated(delivery.context)
+    traceparent = task_traceparent(keys.namespace, delivery.task, traceparent)
+    with delivery_span(delivery, keys, owner, traceparent=traceparent, tracestate=tracestate) as made:
+        delivery.span = made
+        yield made
+
+
+def task_span(
+    namespace: str,
+    task: str,
+    *,
+    traceparent: str,
+    agent: str,
+    status: str,
+    steps: int,
+    created_ms: float,
+    ended_ms: float,
+    error: str = "",
+    again: bool = False,
+) -> None:
+    """The span of a task that has ended, `task <agent>`: beside its turns, or the root where nobody named a trace.
+
+    `again`: it had ended before, and its span was the root; this one is under it.
+    """
+    name = redactor().text(agent)
+    attributes: dict[str, Attribute] = {MESSAGE_CONVERSATION: task, AGENT_NAME: name, STATUS: status, STEPS: steps}
+    parent = task_traceparent(namespace, task, traceparent)
+    found = trace_context.read(parent)
+    if found is None or not found.flags & trace_context.SAMPLED:
+        return
+    own = trace_context.of_task(namespace, task)
+    is_root = found.trace == own.trace and not again
+    ended_span(
+        f"task {name}",
+        "INTERNAL",
+        attributes,
+        began_ns=int(created_ms * 1_000_000),
+        ended_ns=int(ended_ms * 1_000_000),
+        parent="" if is_root else parent,
+        ids=own if is_root else None,
+        error=error,
+    )
+
+
+def record_spans(
+    namespace: str, group: str, ended: Sequence[tuple[str, str, str]], *, entries: int, seconds: float
+) -> None:
+    """A batch of the record has just been stored: one span, and one in the tree of each task that ended in it.
+
+    `ended` are (task, entry, traceparent or empty). Each of the two kinds links to the other.
+    """
+    ended_ns = time.time_ns()
+    began_ns = ended_ns - int(seconds * 1e9)
+    parents = {task: task_traceparent(namespace, task, traceparent) for task, _, traceparent in ended}
+    kept = [each for each in ended if _sampled(parents[each[0]])]
+    if not kept:
+        return
+    common = {**_operation(PROCESS, PROCESS, RECORD), CONSUMER_GROUP: group}
+    batch = ended_span(
+        f"{PROCESS} {RECORD}",
+        "CONSUMER",
+        {**common, BATCH_MESSAGES: entries},
+        began_ns=began_ns,
+        ended_ns=ended_ns,
+        links=[parents[task] for task, _, _ in kept[:LINKS_MAX]],
+    )
+    for task, entry, _ in kept:
+        ended_span(
+            f"{PROCESS} {RECORD}",
+            "CONSUMER",
+            {**common, MESSAGE_ID: entry, MESSAGE_CONVERSATION: task},
+            began_ns=began_ns,
+            ended_ns=ended_ns,
+            parent=parents[task],
+            links=[batch.traceparent],
+        )
+
+
+def _operation(name: str, type: str, destination: str) -> dict[str, Attribute]:
+    return {
+        MESSAGING_SYSTEM: SYSTEM,
+        MESSAGING_OPERATION: name,
+        MESSAGING_OPERATION_TYPE: type,
+        DESTINATION: destination,
+    }
+
+
+def _sampled(traceparent: str) -> bool:
+    ids = trace_context.read(traceparent)
+    return ids is not None and bool(ids.flags & trace_context.SAMPLED)

@@ -1,0 +1,169 @@
+"""Topics: who has subscribed to what, and how a message reaches them in all partitions."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Sequence
+from typing import cast
+
+import msgspec
+
+from runtime_core.bus.connection import Reply
+from runtime_core.bus.delivery import pairs
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import group_of
+from runtime_core.bus.values import NewTask, TopicSubscription
+from runtime_core.errors import Rejected
+from runtime_core.ids import checked_topic, fingerprint, instance_address, partition_of
+
+OVERLOADED_SECONDS = 0.5
+
+_CONTEXT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def published(context: bytes, topic: str, sender: str = "", traceparent: str = "") -> bytes:
+    """The context of a published message: its publisher's, but for the time limit, with the topic and the sender."""
+    known = _carried(context)
+    if traceparent:
+        known["traceparent"] = msgspec.Raw(msgspec.json.encode(traceparent))
+    known["topic"] = msgspec.Raw(msgspec.json.encode(topic))
+    if sender:
+        known["sender"] = msgspec.Raw(msgspec.json.encode(sender))
+    return msgspec.json.encode(known)
+
+
+def sent(context: bytes) -> bytes:
+    """The context of a message to an agent: its sender's, but not its time limit, nor what it was sent by."""
+    known = _carried(context)
+    return msgspec.json.encode(known) if known else b""
+
+
+def _carried(context: bytes) -> dict[str, msgspec.Raw]:
+    """What a message that nobody waits for takes along."""
+    known = _CONTEXT.decode(context) if context else {}
+    for own in ("deadline", "topic", "sender", "~chain"):
+        known.pop(own, None)
+    return known
+
+
+class Topics:
+    """Subscriptions and publishing over all partitions of a namespace.
+
+    With one partition each verb is one function on the broker. With several, subscriptions are kept in all of them
+    and the recipients are found here, since each lives in the partition of its instance.
+    """
+
+    def __init__(self, buses: Sequence[EventBus]) -> None:
+        self._buses = buses
+
+    async def subscribe(self, wanted: TopicSubscription) -> bool:
+        """Subscribe; False where there is an equal subscription. A name that exists nowhere yet may subscribe.
+
+        Raises InvalidInput for a topic that is none.
+        """
+        if wanted.topic or not wanted.prefix:
+            checked_topic(wanted.topic)
+        if len(self._buses) == 1:
+            return await self._buses[0].subscribe(wanted)
+        new = [await bus.subscribe(wanted, deliver=False) for bus in self._buses]
+        if new[0]:
+            await self._deliver_unheard(wanted)
+        return any(new)
+
+    async def unsubscribe(self, unwanted: TopicSubscription) -> bool:
+        """End a subscription; False where there is none."""
+        return any([await bus.unsubscribe(unwanted) for bus in self._buses])
+
+    async def subscriptions(self) -> list[TopicSubscription]:
+        """All of them, by topic."""
+        return await self._buses[0].subscriptions()
+
+    async def publish(
+        self, message: str, topic: str, source: str, data: bytes, *, context: bytes = b"", sender: str = ""
+    ) -> int:
+        """Start a task for each agent that has subscribed; returns how many there are.
+
+        `message` is its id: a repeat starts nothing again. `context` says what travels with it (see `published`).
+        Raises InvalidInput for a topic that is none, and `Rejected` where the broker is full: publish it again, under
+        the same id, after the time it names.
+        """
+        checked_topic(topic)
+        if len(self._buses) == 1:
+            return await self._buses[0].publish(message, topic, source, data, context, sender)
+        agents = [
+            wanted.agent
+            for wanted in await self._buses[0].subscriptions()
+            if (topic.startswith(wanted.topic) if wanted.prefix else topic == wanted.topic)
+        ]
+        if not agents:
+            return await self._buses[0].publish(message, topic, source, data, context, sender)
+        recipients = [agent for agent in dict.fromkeys(agents) if instance_address(agent, source) != sender]
+        for agent in recipients:
+            await self._start(message, agent, source, data, context)
+        return len(recipients)
+
+    async def idle(self) -> bool:
+        """Whether nothing is left to do in any partition; runs that wait for a timer or a person do not count."""
+        first = [await bus.idle() for bus in self._buses]
+        if any(left for left, _ in first):
+            return False
+        if len(self._buses) == 1:
+            return True
+        # What one partition sends to another is in neither for a moment: two equal looks say that nothing moved.
+        return first == [await bus.idle() for bus in self._buses]
+
+    async def _start(self, message: str, agent: str, source: str, data: bytes, context: bytes) -> None:
+        task = task_of_message(message, agent, source)
+        place = instance_address(agent, source) if source else task
+        bus = self._buses[partition_of(place, len(self._buses))]
+        new = NewTask(
+            task=task,
+            source="weft",
+            event_id=task,
+            digest=fingerprint(task, agent),
+            agent=agent,
+            key=source,
+            data=data,
+            context=context,
+        )
+        try:
+            await bus.submit(new)
+        except Rejected as error:
+            if error.retry_after_seconds is not None:
+                raise
+            # As within one partition: one recipient that cannot be reached does not keep the message from the others.
+            await bus.keep_letter((
+                "reason", "unknown_name", "stream", "agent", "group", group_of("agent"),
+                "time", time.time_ns() // 1_000_000, "taskid", message, "name", agent,
+                "error", msgspec.json.encode({"type": "UnknownName", "message": str(error)}), "errors", "[]", "d", data,
+            ))  # fmt: skip
+
+    async def _deliver_unheard(self, wanted: TopicSubscription) -> None:
+        """What was published before the agent was first heard of, and that nobody had subscribed to."""
+        home = self._buses[0]
+        since = await home.transport.call("HGET", home.keys.topics, f"@{wanted.agent}")
+        kept = await home.transport.call("XRANGE", home.keys.unheard, "-", str(int(cast(bytes, since)) - 1))
+        for _, fields in pairs(cast(list[Reply], kept)):
+            entry = dict(zip(fields[::2], fields[1::2], strict=True))
+            topic, source = entry[b"topic"].decode(), entry[b"key"].decode()
+            heard = topic.startswith(wanted.topic) if wanted.prefix else topic == wanted.topic
+            if not heard or instance_address(wanted.agent, source) == entry[b"sender"].decode():
+                continue
+            await self._start_when_there_is_room(entry[b"id"].decode(), wanted.agent, source, entry[b"d"], entry[b"x"])
+
+    async def _start_when_there_is_room(
+        self, message: str, agent: str, source: str, data: bytes, context: bytes
+    ) -> None:
+        while True:
+            try:
+                return await self._start(message, agent, source, data, context)
+            except Rejected:
+                await asyncio.sleep(OVERLOADED_SECONDS)
+
+
+def task_of_message(message: str, agent: str, source: str) -> str:
+    """The task by which an agent gets a published message, as `prelude.lua` derives it."""
+    address = f"{message}\n{agent}/{source}"
+    return hashlib.sha1(address.encode(), usedforsecurity=False).hexdigest()[:32]

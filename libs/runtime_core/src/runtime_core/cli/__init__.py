@@ -1,0 +1,1 @@
+"""The command `weft`: `main`, then one file or folder for each group of commands."""

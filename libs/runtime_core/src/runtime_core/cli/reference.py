@@ -1,0 +1,57 @@
+"""The page `docs/command.md`, made from the help texts.
+
+Write it anew with `python -m runtime_core.cli.reference > docs/command.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import typer
+from typer.main import get_command
+
+from runtime_core.cli.main import build
+
+WIDTH = 100
+_HEAD = """\
+# The command `weft`
+
+This page is made from the help texts: `python -m runtime_core.cli.reference > docs/command.md`.
+
+| exit status | meaning |
+|---|---|
+| 0 | done |
+| 1 | it could not be done, or the task failed; one line on standard error says why and what to do |
+| 2 | used wrongly; one line names the command whose `--help` says more |
+| 130 | ended by Ctrl-C; a task that was submitted goes on |
+| 141 | whoever read the output has gone, as in `weft task list \\| head -1` |
+
+`--json` prints one JSON document; `weft submit --stream --json` and `weft trajectory export` print JSON lines. Times
+are epoch milliseconds there.
+"""
+
+
+def reference() -> str:
+    """The page's text."""
+    sections = [_HEAD]
+    for path, text in _helps():
+        sections.append(f"## `{path}`\n\n```text\n{text}\n```\n")
+    return "\n".join(sections)
+
+
+def _helps() -> Iterator[tuple[str, str]]:
+    """Every command with its help, a group before its commands."""
+    root = get_command(build())
+    pending = [("weft", root, root.make_context("weft", [], resilient_parsing=True, terminal_width=WIDTH))]
+    while pending:
+        path, command, context = pending.pop(0)
+        yield path, "\n".join(line.rstrip() for line in command.get_help(context).strip().splitlines())
+        inner = []
+        for name, one in getattr(command, "commands", {}).items():
+            below = one.make_context(name, [], parent=context, resilient_parsing=True, terminal_width=WIDTH)
+            inner.append((f"{path} {name}", one, below))
+        pending[:0] = inner
+
+
+if __name__ == "__main__":
+    typer.echo(reference(), nl=False)

@@ -1,0 +1,310 @@
+"""Finds what nothing drives any more, runs that wait for each other in a circle too, and frees it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import msgspec
+
+from runtime_core.bus.delivery import pairs
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.cli.connection import pages
+from runtime_core.cli.lag import work_streams
+from runtime_core.cli.task.show import hash_at, unpacked
+from runtime_core.wire.results import ENDED
+
+PAGE = 1000
+PAUSE_SECONDS = 0.5
+"""Between two looks: what moves from one place to another meanwhile is stuck in neither."""
+
+Fields = dict[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """Something that will never go on by itself."""
+
+    partition: int
+    what: str
+    """`run`, `call`, `instance` or `mailbox`: see the bus's function `repair`."""
+    task: str
+    run: str
+    detail: str
+    """The run's `cur`, or the instance (`agent/key`)."""
+
+    def __str__(self) -> str:
+        match self.what:
+            case "run":
+                return f"run {self.run} of task {self.task}: what would carry it on ({self.detail}) is gone"
+            case "call":
+                return f"step {self.run} of task {self.task}: the call that would answer it is gone"
+            case "instance":
+                return f"instance {self.detail} is held by task {self.task}, which is no more"
+        return f"the mailbox of {self.detail} holds events, and nobody works on them"
+
+
+async def find_stuck(bus: EventBus) -> list[Stuck]:
+    """What is stuck in a partition: it was so in two looks with a pause between them."""
+    first = await _look(bus)
+    if not first:
+        return []
+    await asyncio.sleep(PAUSE_SECONDS)
+    second = set(await _look(bus))
+    return [one for one in first if one in second]
+
+
+async def free(bus: EventBus, stuck: Stuck) -> bool:
+    """Dead-letter it, or let the instance go on; False where it was not stuck after all."""
+    error = {
+        "type": "LostEntry",
+        "message": "what would have carried this on was deleted from the broker, not by Weft",
+        "at": float(time.time_ns() // 1_000_000),
+    }
+    reply = await bus.call(
+        "repair", stuck.what, stuck.task, stuck.run, stuck.detail, time.time_ns() // 1_000_000,
+        msgspec.json.encode(error),
+    )  # fmt: skip
+    return reply == b"OK"
+
+
+async def _look(bus: EventBus) -> list[Stuck]:
+    # In this order: what is read of tasks first and found nowhere later was nowhere in between, or has changed.
+    runs = await open_runs(bus)
+    held, idle_mailboxes = await _instances(bus)
+    entries, at_work = await _entries(bus)
+    timers = {
+        member.decode() for member in cast(list[bytes], await bus.transport.call("ZRANGE", bus.keys.timers, 0, -1))
+    }
+    waiting = await _delayed(bus)
+    queued = await _queued(bus)
+    more_entries, more_at_work = await _entries(bus)
+    entries |= more_entries
+    at_work |= more_at_work
+    found: list[Stuck] = []
+    partition = bus.keys.partition
+    for (task, run), fields in runs.items():
+        if fields.get(b"cur") == b"queue" and task not in queued:
+            found.append(Stuck(partition, "run", task, run, "queue"))
+        found += _stuck_run(partition, task, run, fields, runs, entries, at_work | waiting, timers)
+    for instance, task, run in held:
+        if (task, run) not in runs and (task, run) not in at_work | waiting:
+            found.append(Stuck(partition, "instance", task, run, instance))
+    found += [
+        Stuck(partition, "mailbox", "", "", instance) for instance in idle_mailboxes if f"i|{instance}" not in timers
+    ]
+    return found
+
+
+def _stuck_run(
+    partition: int,
+    task: str,
+    run: str,
+    fields: Fields,
+    runs: dict[tuple[str, str], Fields],
+    entries: set[tuple[str, str]],
+    driven: set[tuple[str, str]],
+    timers: set[str],
+) -> list[Stuck]:
+    cur = fields.get(b"cur", b"").decode()
+    stream = fields.get(b"h", b"").decode().partition("\n")[0]
+    missing = [(name[2:].decode(), chr(value[8])) for name, value in fields.items() if name.startswith(b"m:")]
+    lost_entry = "-" in cur and (stream, cur) not in entries
+    lost_retry = cur == "retry" and (task, run) not in driven
+    if lost_entry or lost_retry or (cur == "held" and not missing):
+        return [Stuck(partition, "run", task, run, cur)]
+    found = []
+    for step, kind in missing:
+        child = f"{run}/{step}"
+        if kind == "a":
+            elsewhere = runs[task, "r"].get(b"k:" + child.encode(), b"").startswith(b"@")
+            lost = (task, child) not in runs and not elsewhere
+        elif kind == "i":
+            lost = f"s|{task}|{run}|{step}" not in timers
+        else:
+            lost = kind != "h" and (task, child) not in driven
+        if lost:
+            found.append(Stuck(partition, "call", task, child, ""))
+    return found
+
+
+async def open_runs(bus: EventBus) -> dict[tuple[str, str], Fields]:
+    """The fields of every run of every task that has not ended, by task and run."""
+    call, keys = bus.transport.call, bus.keys
+    found: dict[tuple[str, str], Fields] = {}
+    start = 0
+    while tasks := cast(list[bytes], await call("ZRANGE", keys.index, start, start + PAGE - 1)):
+        start += PAGE
+        states = [(task.decode(), call("HGET", keys.task(task.decode()), "status")) for task in tasks]
+        for task, asked in states:
+            status = cast(bytes | None, await asked)
+            if status is None or status.decode() in ENDED:
+                continue
+            fields = await hash_at(bus, keys.task(task))
+            if fields.get(b"status", b"").decode() in (*ENDED, ""):
+                continue
+            found[task, "r"] = fields
+            for run in [name[2:].decode() for name in fields if name.startswith(b"k:")]:
+                child = await hash_at(bus, f"{keys.base}run:{task}/{run}")
+                if child:
+                    found[task, run] = child
+    return found
+
+
+async def _instances(bus: EventBus) -> tuple[list[tuple[str, str, str]], list[str]]:
+    """Instances that are held (instance, task, run), and those that nobody holds though events wait for them."""
+    call, base = bus.transport.call, bus.keys.base
+    held: list[tuple[str, str, str]] = []
+    async for keys in pages(bus.transport, f"{base}inst:*", "hash"):
+        for key, asked in [(key, call("HGET", key, "busy")) for key in keys]:
+            busy = cast(bytes | None, await asked)
+            if busy:
+                task, _, run = busy.decode().rpartition("\n")[2].rpartition("|")
+                held.append((key.removeprefix(f"{base}inst:"), task, run))
+    idle: list[str] = []
+    async for keys in pages(bus.transport, f"{base}mail:*", "list"):
+        instances = [key.removeprefix(f"{base}mail:") for key in keys]
+        for instance, asked in [(one, call("HGET", f"{base}inst:{one}", "busy")) for one in instances]:
+            if not await asked:
+                idle.append(instance)
+    return held, idle
+
+
+async def _entries(bus: EventBus) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+    """All work on the streams: (stream, entry id), and (task, run)."""
+    entries: set[tuple[str, str]] = set()
+    runs: set[tuple[str, str]] = set()
+    for stream in await work_streams(bus):
+        start = "-"
+        while True:
+            reply = pairs(await bus.transport.call("XRANGE", bus.keys.stream(stream), start, "+", "COUNT", PAGE))
+            for entry, fields in reply:
+                entries.add((stream, entry.decode()))
+                runs |= _run_of(dict(zip(fields[::2], fields[1::2], strict=False)))
+            if len(reply) < PAGE:
+                break
+            start = f"({reply[-1][0].decode()}"
+    return entries, runs
+
+
+async def _queued(bus: EventBus) -> set[str]:
+    """Tasks that wait for the turns of their tenants, and whose turns will come."""
+    call, keys = bus.transport.call, bus.keys
+    found: set[str] = set()
+    for stream in await work_streams(bus):
+        for tenant in cast(list[bytes], await call("ZRANGE", keys.turns(stream), 0, -1)):
+            start = 0
+            key = keys.queue(stream, tenant.decode())
+            while tasks := cast(list[bytes], await call("ZRANGE", key, start, start + PAGE - 1)):
+                start += PAGE
+                found |= {task.decode() for task in tasks}
+    return found
+
+
+async def _delayed(bus: EventBus) -> set[tuple[str, str]]:
+    """(task, run) of deliveries that wait in the timers for another attempt."""
+    key = bus.keys.base + "delayed"
+    members = cast(list[bytes], await bus.transport.call("HKEYS", key))
+    found: set[tuple[str, str]] = set()
+    for start in range(0, len(members), PAGE):
+        retries = [member for member in members[start : start + PAGE] if member.startswith(b"e|")]
+        if retries:
+            for packed in cast(list[bytes | None], await bus.transport.call("HMGET", key, *retries)):
+                found |= _run_of(unpacked(packed))
+    return found
+
+
+def _run_of(fields: Fields) -> set[tuple[str, str]]:
+    lines = fields.get(b"h", b"").decode("utf-8", "replace").split("\n")
+    return {(lines[2], lines[3])} if len(lines) > 3 else set()
+
+
+Place = tuple[int, str, str]
+"""Partition, task, run."""
+
+
+async def find_circles(buses: Sequence[EventBus]) -> list[str]:
+    """Each circle as one line: it was there in two looks with a pause between them."""
+    first = await _look_for_circle(buses)
+    if not first:
+        return []
+    await asyncio.sleep(PAUSE_SECONDS)
+    second = await _look_for_circle(buses)
+    return [circle for circle in first if circle in second]
+
+
+async def _look_for_circle(buses: Sequence[EventBus]) -> list[str]:
+    runs: dict[Place, Fields] = {}
+    for bus in buses:
+        for (task, run), fields in (await open_runs(bus)).items():
+            runs[bus.keys.partition, task, run] = fields
+    lines: dict[Place, str] = {}
+    """The instance in whose line a run stands."""
+    waits: dict[Place, list[Place]] = {}
+    for place, fields in runs.items():
+        waits[place] = _children(place, fields, runs)
+        if fields.get(b"cur", b"") == b"mail":
+            _, agent, key = fields[b"h"].decode().split("\n")[:3]
+            lines[place] = f"{agent}/{key}"
+            waits[place] += await _holders(buses[place[0]], lines[place])
+    found = []
+    for circle in _circles(waits):
+        links = [f"{lines[place]} (task {place[1]})" for place in circle if place in lines]
+        start = links.index(min(links))
+        found.append(" waits for ".join([*links[start:], *links[:start], links[start]]))
+    return sorted(set(found))
+
+
+def _children(place: Place, fields: Fields, runs: dict[Place, Fields]) -> list[Place]:
+    """The runs whose answers a run lacks."""
+    partition, task, run = place
+    found = []
+    for name, value in fields.items():
+        if not name.startswith(b"m:") or value[8:9] != b"a":
+            continue
+        child = f"{run}/{name[2:].decode()}"
+        elsewhere = runs.get((partition, task, "r"), {}).get(b"k:" + child.encode(), b"").decode()
+        if elsewhere.startswith("@"):
+            there, _, other = elsewhere[1:].partition(":")
+            found.append((int(there), other, "r"))
+        else:
+            found.append((partition, task, child))
+    return found
+
+
+async def _holders(bus: EventBus, instance: str) -> list[Place]:
+    """The runs that hold an instance."""
+    busy = cast(bytes | None, await bus.transport.call("HGET", bus.keys.base + f"inst:{instance}", "busy"))
+    found = []
+    for holder in (busy or b"").decode().split("\n"):
+        task, _, run = holder.rpartition("|")
+        if task:
+            found.append((bus.keys.partition, task, run))
+    return found
+
+
+def _circles(waits: dict[Place, list[Place]]) -> list[list[Place]]:
+    """One circle for each group of runs that wait for each other, in the order of their waits."""
+    found: list[list[Place]] = []
+    done: set[Place] = set()
+    for start in waits:
+        path: list[Place] = []
+        on_path: dict[Place, int] = {}
+        todo: list[tuple[Place, bool]] = [(start, True)]
+        while todo:
+            place, entering = todo.pop()
+            if not entering:
+                path.pop()
+                del on_path[place]
+                done.add(place)
+            elif place in on_path:
+                found.append(path[on_path[place] :])
+            elif place not in done:
+                on_path[place] = len(path)
+                path.append(place)
+                todo.append((place, False))
+                todo += [(following, True) for following in waits.get(place, ())]
+    return found

@@ -1,0 +1,118 @@
+"""A fork: a new task that begins with results of another, and goes its own way from a step on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from runtime_core.bus.values import Begun
+from runtime_core.client.recorded_runs import RecordedRun, RecordedStep, on_broker
+from runtime_core.codec import quoted
+from runtime_core.consumer.effects import COMPLETED
+from runtime_core.declare.encoding import encode
+from runtime_core.errors import InvalidInput
+from runtime_core.hooks.selection import STEP, named_before
+from runtime_core.runs.journal import MAX_JOURNAL_BYTES
+from runtime_core.wire.commands import SUBMIT, Submission, digest, parse_submit
+from runtime_core.wire.envelope import ANONYMOUS, Envelope
+
+if TYPE_CHECKING:
+    from runtime_core.client.client import Client
+    from runtime_core.trajectory.store import TrajectoryStore
+
+_STEP = re.compile(r"[1-9][0-9]*(\.(0|[1-9][0-9]*))*")
+
+
+@dataclass(frozen=True, slots=True)
+class ForkPlan:
+    """What a fork takes over."""
+
+    run: RecordedRun
+    input: bytes
+    context: dict[str, object]
+    begun: Begun
+
+    def submission(
+        self,
+        *,
+        task_id: str,
+        session_id: str | None,
+        max_steps: int | None,
+        timeout_seconds: float | None,
+        metadata: dict[str, Any] | None,  # Any: JSON
+    ) -> Submission:
+        """The submit of the fork; what is None is as the origin has it. Raises InvalidInput."""
+        body: dict[str, object] = {"agent": self.run.agent, "input": msgspec.json.decode(self.input)}
+        body |= {"task_id": task_id, "metadata": self.context.get("metadata", {}) if metadata is None else metadata}
+        if self.run.key:
+            body["key"] = self.run.key
+        if STEP in self.run.steps:
+            body["hooks"] = named_before(self.run.steps[STEP].payload)
+        session = self.context.get("session_id", "") if session_id is None else session_id
+        if session:
+            body["session_id"] = session
+        conf = {"max_steps": max_steps, "timeout_seconds": timeout_seconds}
+        body["conf"] = {name: value for name, value in conf.items() if value is not None}
+        data = msgspec.json.encode(body)
+        tenant = str(self.context.get("tenant", ""))
+        submission = parse_submit(Envelope(id=task_id, source=ANONYMOUS, type=SUBMIT, tenant=tenant, data=data))
+        # Two forks are equal where what they begin with is.
+        values = {step: value.decode(errors="replace") for step, value in self.begun.journal.items()}
+        whole = {**body, "fork": {"task": self.begun.task, "step": self.begun.step, "journal": values}}
+        return msgspec.structs.replace(submission, digest=digest(SUBMIT, whole))
+
+
+async def plan_fork(
+    client: Client,
+    origin: str,
+    *,
+    at: str | None,
+    input: object,
+    store: TrajectoryStore | None,
+) -> ForkPlan:
+    """See `Client.fork`."""
+    if at is not None and not (isinstance(at, str) and _STEP.fullmatch(at)):
+        raise InvalidInput(
+            "at",
+            f"{quoted(at)} is not a step of the task's first run, as 3 or 3.0.1; `weft trajectory show` lists them",
+        )
+    known = await store.task(client.namespace, origin) if store is not None else None
+    run, context = await on_broker(client, origin, known)
+    new_input = run.input
+    journal: dict[str, bytes] = {}
+    result = b""
+    if at is None:
+        if not isinstance(input, EllipsisType):
+            new_input = encode(input, "input")
+    else:
+        last = max((int(first) for step in run.steps if (first := step.partition(".")[0]).isdigit()), default=0)
+        if int(at.partition(".")[0]) > last + 1:
+            raise InvalidInput(
+                "at", f"step {at} does not follow from what task {origin!r} has done: its last is {last}"
+            )
+        journal = {step.id: step.wildcard for step in run.before(at)}
+        if not isinstance(input, EllipsisType):
+            result = encode(input, "input")
+            journal[at] = _replaced(run, at, result).wildcard
+    if not new_input:
+        # A run's row, which has its input, is written when it ends by itself.
+        raise InvalidInput(
+            "input", f"of task {origin!r} is not recorded, since it was cancelled or ran out of time: give it"
+        )
+    if sum(map(len, journal.values())) > MAX_JOURNAL_BYTES:
+        raise InvalidInput("at", f"the results before step {at} are more than {MAX_JOURNAL_BYTES} bytes together")
+    return ForkPlan(run, new_input, context, Begun(origin, at or "", journal, result))
+
+
+def _replaced(run: RecordedRun, at: str, result: bytes) -> RecordedStep:
+    there = run.steps.get(at)
+    if there is None:
+        raise InvalidInput(
+            "at",
+            f"step {at} has no recorded result that `input` could replace: name one that `weft trajectory show` lists",
+        )
+    return RecordedStep(at, there.kind, there.name, there.key, b"", COMPLETED, result, there.ended_ms)

@@ -1,0 +1,1 @@
+"""Driver processes: each holds the connection to one cluster and runs what it is sent."""

@@ -1,0 +1,306 @@
+"""The far end of a driver: one process with one connection to its engine. Its log lines go to the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Coroutine
+from typing import Any, NoReturn, TextIO
+
+import msgspec
+
+from runtime_core.engines.protocol import (
+    READ_AHEAD,
+    Away,
+    Backend,
+    Cancel,
+    Ended,
+    Error,
+    Forget,
+    Frames,
+    FromDriver,
+    Outcome,
+    Progress,
+    Run,
+    State,
+    ToDriver,
+    Work,
+)
+
+MARK = "\x1e"
+"""Begins a line that is a record: JSON, (level, logger, text)."""
+CHATTY = ("ray", "pyspark", "py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""Loggers whose records are told like other lines that a library prints."""
+
+
+class Teller(logging.Handler):
+    """Writes records as marked lines."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = logging.DEBUG if record.name.partition(".")[0] in CHATTY else record.levelno
+        data = msgspec.json.encode((level, record.name, self.format(record)))
+        try:
+            self._stream.write(f"{MARK}{data.decode()}\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            return  # nobody listens any more
+
+
+def tell_logs(level: int) -> None:
+    """Let this process's log go to who started it."""
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(Teller(sys.stderr))
+    root.setLevel(level)
+
+
+def heard(line: str) -> tuple[int, str, str]:
+    """(level, logger, text) of a line that was printed."""
+    if line.startswith(MARK):
+        try:
+            level, name, text = msgspec.json.decode(line[1:], type=tuple[int, str, str])
+        except msgspec.DecodeError:
+            return logging.DEBUG, "", line[1:]
+        return level, name, text
+    return logging.DEBUG, "", line
+
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
+"""Between two tries to reach an engine."""
+CLOSING_SECONDS = 8.0
+"""How long letting go of an engine may take."""
+LOST_CLOSING_SECONDS = 2.0
+"""The same, of one that is lost."""
+BEAT_SECONDS = 2.0
+"""How often the gateway is told that this loop goes round."""
+KNOWN = {
+    "ray": ("runtime_core.clusters.ray.backend:RayBackend", "weft[ray]"),
+    "spark": ("runtime_core.clusters.spark.backend:SparkBackend", "weft[spark]"),
+}
+"""The engines by name: backend, and the extra that has what it needs."""
+
+logger = logging.getLogger(__name__)
+
+
+def main(engine: str, socket_number: int, lifeline: int) -> NoReturn:
+    """Run a driver until its gateway hangs up or the engine is lost; ends the process."""
+    # What the engine starts must not keep these open: their closing says that an end has gone.
+    os.set_inheritable(socket_number, False)
+    os.set_inheritable(lifeline, False)
+    tell_logs(logging.INFO)
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_main(engine, socket_number, lifeline))
+    # Not sys.exit: that waits for threads, and those of a lost engine may never end.
+    os._exit(0)
+
+
+async def _main(engine: str, socket_number: int, lifeline: int) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    # Ctrl-C goes to the whole group; the gateway decides what becomes of the work.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    threading.Thread(target=_end_with_gateway, args=(lifeline, loop, stop), name="lifeline", daemon=True).start()
+    reader, writer = await asyncio.open_unix_connection(
+        sock=socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=socket_number), limit=READ_AHEAD
+    )
+    frames: Frames[FromDriver, ToDriver] = Frames(reader, writer, msgspec.msgpack.Decoder(ToDriver))
+    await Host(engine, frames, stop).run()
+
+
+def _end_with_gateway(lifeline: int, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """In a thread of its own, so that a loop that something blocks does not outlive its gateway."""
+    with contextlib.suppress(OSError):
+        os.read(lifeline, 1)
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(stop.set)
+    threading.Event().wait(CLOSING_SECONDS + 2)
+    os._exit(1)
+
+
+def backend_of(engine: str) -> Backend:
+    """A backend by its engine's name, or by `package.module:Class`. Raises Away for what is not installed."""
+    reference, extra = KNOWN.get(engine, (engine, ""))
+    module, _, name = reference.partition(":")
+    importlib.invalidate_caches()
+    try:
+        made = getattr(importlib.import_module(module), name)(dict(os.environ))
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "runtime_core" or not extra:
+            raise
+        raise missing(engine, error) from error
+    backend: Backend = made
+    return backend
+
+
+def missing(engine: str, error: ImportError) -> Away:
+    """What an engine needs cannot be imported."""
+    extra = KNOWN.get(engine, ("", ""))[1]
+    remedy = f": pip install '{extra}'" if extra else ""
+    return Away(f"{error.name or engine} is not installed ({error}){remedy}")
+
+
+class Host:
+    """Serves one gateway."""
+
+    def __init__(self, engine: str, frames: Frames[FromDriver, ToDriver], stop: asyncio.Event) -> None:
+        self._engine = engine
+        self._frames = frames
+        self._stop = stop
+        self._backend: Backend | None = None
+        self._state = State(False, "it is being connected", trying=True)
+        self._lost = False
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._asked_to_stop: set[int] = set()
+        self._others: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until the gateway hangs up, SIGTERM, or the engine is lost."""
+        loop = asyncio.get_running_loop()
+        living = loop.create_task(self._live(), name="keep the connection")
+        parts = [
+            loop.create_task(self._stop.wait(), name="wait for the end"),
+            loop.create_task(self._receive(), name="receive"),
+            living,
+            loop.create_task(self._beat(), name="beat"),
+        ]
+        done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        # What is let go of is not lost: nobody watches it any more.
+        living.cancel()
+        for part in done:
+            if not part.cancelled() and part.exception() is not None:
+                logger.error("the driver ends by a defect of its own", exc_info=part.exception())
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(LOST_CLOSING_SECONDS):
+                await self._frames.sent()
+        if self._backend is not None:
+            try:
+                async with asyncio.timeout(LOST_CLOSING_SECONDS if self._lost else CLOSING_SECONDS):
+                    await self._backend.close()
+            except Exception as error:
+                logger.warning("%s was not closed as it should: %s", self._engine, _shown(error))
+        # Returning would cancel what runs, and so stop it on the cluster.
+        os._exit(0)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            self._frames.send(self._state)
+
+    # -- the connection to the engine --------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        """Connect, wait for the loss, answer all that runs."""
+        backend = await self._connected()
+        reason = await backend.lost()
+        self._lost = True
+        logger.warning("%s is lost: %s", self._engine, reason)
+        self._say(State(False, reason))
+        for number in list(self._running):
+            self._end(number, Error("lost", "EngineLost", f"{self._engine} was lost while it ran: {reason}"))
+
+    async def _connected(self) -> Backend:
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                if self._backend is None:
+                    self._backend = backend_of(self._engine)
+                info = await self._backend.connect()
+            except Away as away:
+                self._say(State(False, str(away)))
+            except ImportError as error:
+                self._say(State(False, str(missing(self._engine, error))))
+            except Exception as error:
+                logger.exception("%s cannot be connected, by an error that nobody expected", self._engine)
+                self._say(State(False, _shown(error)))
+            else:
+                self._say(State(True, info=dict(info)))
+                return self._backend
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
+
+    def _say(self, state: State) -> None:
+        if state != self._state:
+            self._state = state
+            self._frames.send(state)
+
+    # -- work --------------------------------------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        loop = asyncio.get_running_loop()
+        while (message := await self._frames.receive()) is not None:
+            match message:
+                case Run(id=number, work=work):
+                    self._running[number] = loop.create_task(self._run(number, work), name=f"run {work.name}")
+                case Cancel(id=number):
+                    task = self._running.get(number)
+                    if task is not None:
+                        self._asked_to_stop.add(number)
+                        task.cancel()
+                case Forget(key=key):
+                    self._beside(self._forget(key))
+
+    async def _run(self, number: int, work: Work) -> None:
+        backend = self._backend
+        if backend is None or not self._state.connected:
+            self._end(number, away(self._engine, self._state.reason))
+            return
+
+        def report(value: bytes) -> None:
+            if number in self._running:
+                self._frames.send(Progress(number, value))
+
+        try:
+            outcome = await backend.run(work, report)
+        except asyncio.CancelledError:
+            if number not in self._asked_to_stop:
+                logger.error("%s has cancelled the call of %s, which nobody asked for", self._engine, work.name)
+            outcome = Error("cancelled", "Cancelled", "it was stopped as asked")
+        except Exception as error:
+            logger.exception("%s could not run %s, by an error that nobody expected", self._engine, work.name)
+            outcome = Error("worker", type(error).__name__, f"the {self._engine} driver failed on it: {error}")
+        self._end(number, outcome)
+
+    def _end(self, number: int, outcome: Outcome) -> None:
+        """Answer a call, once."""
+        if self._running.pop(number, None) is None:
+            return
+        self._asked_to_stop.discard(number)
+        try:
+            self._frames.send(Ended(number, outcome))
+        except ValueError as error:
+            self._frames.send(Ended(number, Error("invalid", "ResultTooLarge", str(error), retryable=False)))
+
+    async def _forget(self, key: str) -> None:
+        if self._backend is None:
+            return
+        try:
+            await self._backend.forget(key)
+        except Exception as error:
+            logger.warning("%s does not forget %s: %s", self._engine, key, _shown(error))
+
+    def _beside(self, body: Coroutine[Any, Any, None]) -> None:  # Any: what asyncio gives and takes
+        task = asyncio.get_running_loop().create_task(body)
+        self._others.add(task)
+        task.add_done_callback(self._others.discard)
+
+
+def away(engine: str, reason: str) -> Error:
+    """The end of a call that has not begun, since there is no connection."""
+    return Error("away", "EngineUnavailable", f"{engine} cannot be used now: {reason}")
+
+
+def _shown(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,149 @@
+"""A gateway: a worker on the streams of its engine, and the driver process that does the work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime_core.app.app import App
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.clusters.driver.process import Driver
+from runtime_core.config.settings import Settings
+from runtime_core.consumer.consumer import Handler
+from runtime_core.engines.protocol import Error, Outcome, State, Value
+from runtime_core.engines.results import Results
+from runtime_core.errors import BusError, ConfigurationError, InvalidInput
+from runtime_core.host.worker import Worker
+from runtime_core.telemetry import names
+from runtime_core.telemetry.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One engine."""
+
+    name: str
+    """As agents name it; also its work stream."""
+    title: str
+    """As people write it."""
+    in_flight: int
+    """How many steps run at once, where the settings do not say."""
+    redrives: int | None
+    """How often a step is driven again that was lost with its engine; None: as often as its function is tried."""
+    attaches: bool
+    """Whether work outlives the gateway that began it, so that another one can attach to it by its key."""
+
+
+RAY = Served("ray", "Ray", in_flight=64, redrives=None, attaches=True)
+SPARK = Served("spark", "Spark", in_flight=8, redrives=1, attaches=False)
+
+
+logger = logging.getLogger(__name__)
+
+FINISH_PART = 0.3
+"""The part of the time to stop in which steps may still end; the rest is for handing back and for the driver."""
+
+
+class Gateway:
+    """One process's connection to its engine. The service reads at once, also while the engine is away."""
+
+    def __init__(self, engine: Served, app: App, settings: Settings, metrics: Metrics, backend: str = "") -> None:
+        """`backend` is one of one's own, `package.module:Class`, in place of the engine's."""
+        environ = {**os.environ, **settings.to_environment()}
+        starts = metrics.engine_driver_starts[engine.name]
+        self.engine = engine
+        self.app = app
+        self.driver = Driver(backend or engine.name, environ, on_start=starts.inc)
+        self.reference = settings.app or ""
+        """How a worker of the cluster finds the app: `package.module:app`."""
+        self.folder = os.getcwd()
+        """Where it may be imported from."""
+        self.connected_at = time.time()
+        """When the engine was last connected, or this gateway began, in seconds since 1970."""
+        self._results = Results.from_environment(environ)
+        self._following: asyncio.Task[None] | None = None
+        for end in names.STEP_ENDS:
+            metrics.engine_steps[engine.name, end].inc(0)  # shown from the start, so that a first loss is an increase
+        metrics.engine_running[engine.name].set_function(lambda: self.driver.running)
+        metrics.engine_connected[engine.name].set_function(lambda: self.driver.state.connected)
+        metrics.engine_driver_memory[engine.name].set_function(lambda: self.driver.memory_bytes)
+
+    async def start(self) -> None:
+        """Start the driver; does not wait for the engine."""
+        self.connected_at = time.time()
+        self._following = asyncio.get_running_loop().create_task(self._follow(), name="follow the engine")
+        await self.driver.start()
+
+    async def stop(self) -> None:
+        """End the driver."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait((self._following,))
+        await self.driver.stop()
+
+    def kept(self, value: bytes, task: str) -> Outcome:
+        """A result (JSON) that was put together here: itself, or where it is large a Reference. Blocks."""
+        try:
+            return Value(self._results.kept(value, task))
+        except (InvalidInput, ConfigurationError, OSError) as error:
+            return Error("invalid", type(error).__name__, str(error), retryable=False)
+
+    async def _follow(self) -> None:
+        """Say whenever the connection comes or goes."""
+        state = self.driver.state
+        while True:
+            state = await self.driver.changed(state)
+            if state.connected:
+                logger.info("connected to %s: %s", self.engine.title, _shown(state))
+            else:
+                logger.warning("%s cannot be used now, steps wait: %s", self.engine.title, state.reason)
+            while state.connected and self.driver.state == state:
+                self.connected_at = time.time()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(1):
+                        await self.driver.changed(state)
+
+
+async def open_gateway(engine: Served, settings: Settings, metrics: Metrics, backend: str = "") -> Worker:
+    """Wire a gateway's service. Raises ConfigurationError in one line."""
+    # Here: the handler names this module.
+    from runtime_core.clusters.step_handler import StepHandler
+
+    worker = await Worker.open(settings, metrics, service=f"{engine.name}-gateway", stream=engine.name)
+    gateway = Gateway(engine, worker.app, settings, metrics, backend)
+    streams = worker.streams
+
+    def handler(bus: EventBus) -> Handler:
+        return StepHandler(bus, gateway, metrics)
+
+    async def announce(buses: Sequence[EventBus]) -> None:
+        for bus in buses:
+            await bus.announce_engine(streams)
+
+    async def withdraw(buses: Sequence[EventBus]) -> None:
+        for bus in buses:
+            with contextlib.suppress(BusError):
+                await bus.withdraw_engine(streams)
+
+    worker.consume(
+        handler,
+        in_flight=settings.engine_in_flight or engine.in_flight,
+        finish_seconds=FINISH_PART * settings.shutdown_seconds,
+        # A step may take hours. What hangs is the driver, which is watched by itself.
+        stall_seconds=math.inf,
+    )
+    worker.at_start(gateway.start)
+    worker.announce_also(announce)
+    worker.at_leaving(withdraw)
+    worker.at_stop(gateway.stop)
+    return worker
+
+
+def _shown(state: State) -> str:
+    return ", ".join(f"{name} {value}" for name, value in state.info.items())

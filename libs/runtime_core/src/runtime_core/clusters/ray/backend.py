@@ -1,0 +1,159 @@
+"""Ray as a driver process uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from runtime_core.clusters.ray.cluster import Cluster
+from runtime_core.clusters.ray.settings import RaySettings
+from runtime_core.clusters.ray.worker import Job
+from runtime_core.engines.protocol import Error, Outcome, Report, Work
+
+if TYPE_CHECKING:
+    from runtime_core.clusters.ray.execution import Execution
+    from runtime_core.clusters.ray.keeper import News
+
+UNAVAILABLE_TRIES = 5
+"""How often a keeper is asked again, with a pause, that cannot be reached for the moment."""
+UNAVAILABLE_PAUSE_SECONDS = 1.0
+STOP_SECONDS = 12.0
+
+logger = logging.getLogger(__name__)
+
+
+class RayBackend:
+    """Runs work with a key through the keeper, which attaches to what runs already; other work by itself."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._cluster: Cluster | None = None
+        self._settings: RaySettings | None = None
+        self._execution: Execution | None = None
+        self._keeper: Any = None  # Any: Ray's
+        self._attaching = asyncio.Lock()
+
+    async def connect(self) -> Mapping[str, str]:
+        """As of Backend: joins the cluster of WEFT_RAY_ADDRESS, or starts one."""
+        if self._cluster is None:
+            self._settings = RaySettings.from_environment(self._environ)
+            self._cluster = Cluster(self._settings)
+        info = await self._cluster.open()
+        # Not before: Ray reads its environment when it is imported.
+        from runtime_core.clusters.ray.execution import Execution
+
+        self._execution = Execution()
+        return info
+
+    async def lost(self) -> str:
+        """As of Backend."""
+        assert self._cluster is not None
+        return await self._cluster.lost()
+
+    async def run(self, work: Work, report: Report) -> Outcome:
+        """As of Backend."""
+        outcome = await self._run(work, report)
+        # Where the head dies its workers do so first, which is no failure of what they ran.
+        if isinstance(outcome, Error) and outcome.cause == "worker" and self._cluster is not None:
+            gone = await self._cluster.gone()
+            if gone:
+                return Error("lost", "EngineLost", f"ray was lost while it ran: {gone}")
+        return outcome
+
+    async def _run(self, work: Work, report: Report) -> Outcome:
+        assert self._settings is not None
+        assert self._cluster is not None
+        assert self._execution is not None
+        if work.driver_side:
+            return Error("invalid", "WrongEngine", f"{work.name} is a Spark job: Ray cannot run it", retryable=False)
+        if work.batch:
+            from runtime_core.clusters.ray.batch import run_batch
+
+            return await run_batch(self._cluster.jobs_url, work, self._execution, self._settings.results, report)
+        if not work.key:
+            outcome: Outcome = await self._execution.run(work, self._settings.results, report)
+            return outcome
+        return await self._kept(work, report)
+
+    async def forget(self, key: str) -> None:
+        """As of Backend."""
+        if self._keeper is not None:
+            await self._keeper.forget.remote(key)
+
+    async def close(self) -> None:
+        """As of Backend."""
+        if self._cluster is not None:
+            await self._cluster.close()
+
+    # -- the keeper ------------------------------------------------------------------------------------------------
+
+    async def _kept(self, work: Work, report: Report) -> Outcome:
+        from ray.exceptions import ActorDiedError, RayActorError
+
+        assert self._settings is not None
+        packed = Job(work, self._settings.results).packed()
+        keeper = await self._attached()
+        try:
+            try:
+                await _asked(lambda: keeper.begin.remote(packed))
+            except ActorDiedError:
+                # It died before it was told: nothing of this has begun, and the next one knows nothing of it.
+                keeper = await self._attached(instead_of=keeper)
+                await _asked(lambda: keeper.begin.remote(packed))
+            return await self._follow(keeper, work.key, report)
+        except RayActorError as error:
+            await self._left(keeper)
+            return Error("lost", "KeeperLost", f"the keeper of this work died in the cluster: {type(error).__name__}")
+        except asyncio.CancelledError:
+            with suppress(RayActorError, TimeoutError):
+                async with asyncio.timeout(STOP_SECONDS):
+                    await keeper.stop.remote(work.key)
+            raise
+
+    async def _follow(self, keeper: Any, key: str, report: Report) -> Outcome:  # Any: Ray's
+        from runtime_core.clusters.ray.keeper import News
+
+        seen = 0
+        while True:
+            news: News = msgspec.msgpack.decode(await _asked(lambda: keeper.follow.remote(key, seen)), type=News)  # noqa: B023  # asked at once
+            if news.unknown:
+                return Error("lost", "WorkLost", "the keeper does not hold it any more")
+            for progress in news.progress:
+                report(progress)
+            seen = news.seen
+            if news.outcome is not None:
+                if isinstance(news.outcome, Error):
+                    # Whoever asks with this key again wants another attempt.
+                    await keeper.forget.remote(key)
+                return news.outcome
+
+    async def _attached(self, instead_of: Any = None) -> Any:  # Any: Ray's
+        from runtime_core.clusters.ray.keeper import attach
+
+        assert self._settings is not None
+        async with self._attaching:
+            if self._keeper is None or self._keeper is instead_of:
+                self._keeper = await asyncio.to_thread(attach, self._settings.namespace)
+            return self._keeper
+
+    async def _left(self, keeper: Any) -> None:  # Any: Ray's
+        async with self._attaching:
+            if self._keeper is keeper:
+                self._keeper = None
+
+
+async def _asked(question: Callable[[], Awaitable[Any]]) -> Any:  # Any: what the keeper answers
+    """Ask the keeper; again where it could not be reached, since all questions may be asked twice."""
+    from ray.exceptions import ActorUnavailableError
+
+    for _ in range(UNAVAILABLE_TRIES - 1):
+        try:
+            return await question()
+        except ActorUnavailableError:
+            await asyncio.sleep(UNAVAILABLE_PAUSE_SECONDS)
+    return await question()

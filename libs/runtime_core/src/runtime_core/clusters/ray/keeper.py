@@ -1,0 +1,175 @@
+"""The keeper: an actor in the cluster that holds the work which has a key, so that it outlives drivers and gateways.
+
+              begin(key) ──> new: run it · known: nothing to do
+driver ──>   follow(key) ──> progress since then, and the outcome
+               stop(key) ──> ended where it runs
+             forget(key) ──> the outcome is dropped
+
+What a driver submits itself ends with it; what the keeper submits does not. Its own death ends what it has submitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import ray
+
+from runtime_core.clusters.ray.cluster import RAY_NAMESPACE
+from runtime_core.clusters.ray.execution import Execution
+from runtime_core.clusters.ray.worker import Job
+from runtime_core.engines.protocol import Error, Outcome, Value
+
+PROTOCOL = 1
+"""Part of its name: drivers of two versions have a keeper each."""
+HELD_SECONDS = 600.0
+"""How long an outcome waits for somebody who asks for it."""
+MOST_HELD = 10_000
+MOST_HELD_BYTES = 256 * 1024**2
+SWEEP_SECONDS = 10.0
+FOLLOW_SECONDS = 20.0
+"""How long a driver's question may wait for news."""
+PROGRESS_HELD = 64
+MOST_CALLS = 4000
+"""Questions that may wait at once."""
+
+logger = logging.getLogger(__name__)
+
+
+class News(msgspec.Struct, frozen=True):
+    """What has become of a run."""
+
+    seen: int
+    """To be given back with the next question."""
+    progress: list[bytes]
+    outcome: Outcome | None = None
+    unknown: bool = False
+    """There is no such run."""
+
+
+@dataclass(eq=False)
+class _Run:
+    task: asyncio.Task[None] | None = None
+    progress: deque[bytes] = field(default_factory=lambda: deque(maxlen=PROGRESS_HELD))
+    reported: int = 0
+    outcome: Outcome | None = None
+    ended_at: float = 0.0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def size(self) -> int:
+        return len(self.outcome.data) if isinstance(self.outcome, Value) else 0
+
+    def report(self, value: bytes) -> None:
+        self.progress.append(value)
+        self.reported += 1
+        self.tell()
+
+    def tell(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class Keeper:
+    """The actor. All its methods are on one loop."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, _Run] = {}
+        self._execution: Execution | None = None
+        self._sweeping: asyncio.Task[None] | None = None
+
+    async def ping(self) -> None:
+        """Answer."""
+
+    async def begin(self, packed: bytes) -> None:
+        """Run a Job, unless its key is known."""
+        if self._execution is None:
+            self._execution = Execution()
+            self._sweeping = asyncio.create_task(self._sweep())
+        job = msgspec.msgpack.decode(packed, type=Job)
+        if job.work.key not in self._runs:
+            run = self._runs[job.work.key] = _Run()
+            run.task = asyncio.create_task(self._run(self._execution, run, job), name=f"run {job.work.name}")
+
+    async def follow(self, key: str, seen: int) -> bytes:
+        """News of a run, as soon as there are more than `seen` progress events or its end."""
+        run = self._runs.get(key)
+        if run is None:
+            return msgspec.msgpack.encode(News(seen, [], unknown=True))
+        if run.outcome is None and run.reported <= seen:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FOLLOW_SECONDS):
+                    await run.changed.wait()
+        new = run.reported - seen
+        progress = list(run.progress)[-new:] if new > 0 else []
+        return msgspec.msgpack.encode(News(run.reported, progress, run.outcome))
+
+    async def stop(self, key: str) -> None:
+        """End a run where it runs, and drop it."""
+        run = self._runs.get(key)
+        if run is None or run.task is None:
+            return
+        run.task.cancel()
+        await asyncio.wait((run.task,))
+        if self._runs.get(key) is run:
+            del self._runs[key]
+
+    async def forget(self, key: str) -> None:
+        """Drop what became of a run that has ended."""
+        run = self._runs.get(key)
+        if run is not None and run.outcome is not None:
+            del self._runs[key]
+
+    async def _run(self, execution: Execution, run: _Run, job: Job) -> None:
+        try:
+            run.outcome = await execution.run(job.work, job.results, run.report)
+        except asyncio.CancelledError:
+            run.outcome = Error("cancelled", "Cancelled", "it was stopped as asked")
+        except Exception as error:
+            logger.exception("%s ended by an error that nobody expected", job.work.name)
+            run.outcome = Error("worker", type(error).__name__, f"the keeper failed on it: {error}")
+        finally:
+            run.ended_at = asyncio.get_running_loop().time()
+            run.tell()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            assert self._execution is not None
+            self._execution.actors.sweep()
+            self._drop(asyncio.get_running_loop().time() - HELD_SECONDS)
+
+    def _drop(self, before: float) -> None:
+        """Drop outcomes that are old, and the oldest of too many."""
+        ended = sorted(
+            ((run.ended_at, run.size, key) for key, run in self._runs.items() if run.outcome is not None), reverse=True
+        )
+        held = 0
+        for number, (ended_at, size, key) in enumerate(ended):
+            held += size
+            if ended_at < before or number >= MOST_HELD or held > MOST_HELD_BYTES:
+                del self._runs[key]
+
+
+def attach(namespace: str) -> Any:  # Any: Ray's
+    """The keeper of a namespace; started where there is none. Blocks."""
+    return (
+        ray.remote(Keeper)
+        .options(
+            name=f"weft-keeper-{namespace}-{PROTOCOL}",
+            namespace=RAY_NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            # It computes nothing, and must be there when all processors are taken.
+            num_cpus=0,
+            max_concurrency=MOST_CALLS,
+            max_restarts=0,
+            max_task_retries=0,
+        )
+        .remote()
+    )

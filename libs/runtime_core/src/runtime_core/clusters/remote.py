@@ -1,0 +1,135 @@
+"""A registered function where it runs: in a worker process of a cluster, which knows the app by its name only.
+
+Everything here is plain and blocks. `run_registered` makes one whole call; an engine that does some of that by itself
+takes the parts: `declared`, `error_of`, `outcome_of`.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from runtime_core.engines.protocol import Error, Outcome, Registered, Step, Value
+from runtime_core.engines.results import Results
+from runtime_core.errors import ConfigurationError, InvalidInput, InvalidResult, Reject, Retry
+from runtime_core.telemetry.spans import within
+from runtime_core.text import LONGEST_MESSAGE, LONGEST_TRACEBACK
+
+if TYPE_CHECKING:
+    from runtime_core.app.app import App
+    from runtime_core.engines.function import EngineFunction
+
+
+class NotRunnable(Exception):
+    """The call cannot be made; holds the Error that says why."""
+
+    def __init__(self, error: Error) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def run_registered(call: Registered, step: Step, results: Results, session: object = None) -> Outcome:
+    """Make one call, and say how it ended. Never raises: SystemExit and KeyboardInterrupt end the call, too.
+
+    `session` is what a Spark job gets.
+    """
+    try:
+        function = declared(call.app, call.folder, call.name)
+    except NotRunnable as refused:
+        return refused.error
+    return run_function(function, call.arguments, step, results, session)
+
+
+def run_items(call: Registered, over: str, items: bytes, step: Step, results: Results) -> Iterator[Outcome]:
+    """Call the function with each of `items` (a JSON array) as its argument `over`; how each ended, in order."""
+    try:
+        function = declared(call.app, call.folder, call.name)
+    except NotRunnable as refused:
+        for _ in msgspec.json.decode(items, type=list[msgspec.Raw]):
+            yield refused.error
+        return
+    common = msgspec.json.decode(call.arguments, type=dict[str, msgspec.Raw]) if call.arguments else {}
+    for item in msgspec.json.decode(items, type=list[msgspec.Raw]):
+        yield run_function(function, msgspec.json.encode({**common, over: item}), step, results)
+
+
+def run_function(
+    function: EngineFunction, arguments: bytes, step: Step, results: Results, session: object = None
+) -> Outcome:
+    """Call a declared function, and say how it ended."""
+    try:
+        body = function.bound(arguments, step, store=results.blob_url, session=session)
+    except Exception as error:
+        return _invalid(error)
+    try:
+        with within(step.traceparent):
+            value = body()
+    except BaseException as error:  # SystemExit too: it ends the call and not the worker
+        return error_of(error)
+    return outcome_of(value, step, results)
+
+
+def declared(app: str, folder: str, name: str) -> EngineFunction:
+    """The function of that name, with or without its version. Raises NotRunnable."""
+    try:
+        found = _app(app, folder).functions.engine_function(name)
+    except ConfigurationError as error:
+        raise NotRunnable(_invalid(error)) from error
+    if found is None:
+        raise NotRunnable(Error("invalid", "UnknownName", f"no engine function of {app} is named {name}"))
+    return found
+
+
+def outcome_of(value: object, step: Step, results: Results) -> Outcome:
+    """What a function has returned: as JSON, or as a Reference to it where it is large."""
+    try:
+        return Value(results.encoded(value, step.task))
+    except (InvalidInput, ConfigurationError) as error:
+        return _invalid(error)
+    except Exception as error:  # the value's own methods, or the place of the blobs
+        return error_of(error)
+
+
+def error_of(error: BaseException) -> Error:
+    """How a call ended in which the function raised."""
+    if isinstance(error, Retry):
+        return Error("function", "Retry", _text(error.reason), retry_after_seconds=error.after_seconds)
+    if isinstance(error, Reject):
+        return Error("function", error.type, _text(error.reason), retryable=False)
+    trace = "".join(traceback.format_exception(error))[-LONGEST_TRACEBACK:].encode(errors="replace").decode()
+    if isinstance(error, ImportError | InvalidResult):
+        return Error("invalid", type(error).__name__, _message(error), trace, retryable=False)
+    return Error(
+        "function", type(error).__name__, _message(error), trace, retryable=not isinstance(error, InvalidInput)
+    )
+
+
+def _invalid(error: Exception) -> Error:
+    return Error("invalid", type(error).__name__, _message(error), retryable=False)
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return _text(str(error))
+    except Exception:  # its own __str__ may fail too
+        return "its message cannot be shown"
+
+
+def _text(message: str) -> str:
+    return str(message)[:LONGEST_MESSAGE].encode(errors="replace").decode()
+
+
+@functools.cache
+def _app(reference: str, folder: str) -> App:
+    """The app, imported once in this process. Raises ConfigurationError."""
+    # Here, since it brings all that apps may declare: not before the first call of the process.
+    from runtime_core.app.loading import find_app
+
+    if folder and folder not in sys.path:
+        sys.path.insert(0, folder)
+    return find_app(reference, folder)

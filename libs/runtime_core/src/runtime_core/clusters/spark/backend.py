@@ -1,0 +1,181 @@
+"""Spark for a driver process: one Connect server, named by WEFT_SPARK_REMOTE or started here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+
+from runtime_core.clusters.spark.calls import Calls, in_thread, lost
+from runtime_core.clusters.spark.connect_server import ConnectServer, answers
+from runtime_core.clusters.spark.jobs import Jobs
+from runtime_core.clusters.spark.maps import run_map
+from runtime_core.clusters.spark.sessions import Sessions, address_of, is_lost
+from runtime_core.engines.protocol import Away, Error, Mapped, Outcome, Report, Work
+from runtime_core.engines.results import Results
+
+CONNECT_SECONDS = 60.0
+"""How long a server that listens may take to answer, on a machine that is busy."""
+LOOK_SECONDS = 1.0
+"""Between two looks at whether the server listens."""
+UNHEARD = 3
+"""So many looks in a row find nobody: the server is gone."""
+LOSS_SECONDS = 10.0
+"""How long `lost` may take to see what a call has seen."""
+SILENT_SECONDS = 60.0
+"""How long a server that listens may take for a small answer."""
+IN_FLIGHT = 8
+"""Calls of a map under way, of a server that does not say how many tasks it runs at once."""
+
+
+class SparkBackend:
+    """Plain functions run on the executors, jobs beside the driver."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """Raises ImportError where PySpark is not installed, ConfigurationError for a variable that cannot be used."""
+        self._environ = dict(environ)
+        self._remote = (environ.get("WEFT_SPARK_REMOTE") or "").strip()
+        self._results = Results.from_environment(environ)
+        self._server: ConnectServer | None = None
+        self._sessions: Sessions | None = None
+        self._calls: Calls | None = None
+        self._jobs: Jobs | None = None
+        self._cpus = IN_FLIGHT
+
+    @property
+    def server_pid(self) -> int | None:
+        """The process id of the server that was started here."""
+        return None if self._server is None else self._server.pid
+
+    @property
+    def abandoned(self) -> int:
+        """How many threads there are of jobs that did not end when they were stopped."""
+        return 0 if self._jobs is None else self._jobs.abandoned
+
+    async def connect(self) -> Mapping[str, str]:
+        """Reach the server, or start one. Raises Away and ImportError."""
+        remote = self._remote or await self._started()
+        host, port = address_of(remote)
+        if not await answers(host, port):
+            raise Away(
+                f"no Spark Connect server listens at {host}:{port} (WEFT_SPARK_REMOTE={remote!r}): start it, or leave "
+                "the variable out for a local one"
+            )
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                sessions = await in_thread(lambda: Sessions(remote))
+                details = await in_thread(sessions.details)
+        except TimeoutError:
+            raise Away(f"what listens at {host}:{port} does not answer as a Spark Connect server") from None
+        except ImportError:
+            raise
+        except Exception as error:
+            raise Away(f"the Spark Connect server at {host}:{port} cannot be used: {_one_line(error)}") from error
+        self._sessions = sessions
+        files = self._server.files if self._server is not None else None
+        self._calls = Calls(sessions, self._results, files)
+        self._jobs = Jobs(sessions, self._results)
+        self._cpus = int(details["cpus"] or IN_FLIGHT)
+        return {**details, "cpus": str(self._cpus), "address": f"{host}:{port}"}
+
+    async def lost(self) -> str:
+        """Wait until the server does not listen, does not answer, or has forgotten the session."""
+        watchers = [asyncio.ensure_future(self._look()), asyncio.ensure_future(self._ask())]
+        if self._server is not None:
+            watchers.append(asyncio.ensure_future(self._server.ended()))
+        try:
+            done, _ = await asyncio.wait(watchers, return_when=asyncio.FIRST_COMPLETED)
+            return next(iter(done)).result()
+        finally:
+            for watcher in watchers:
+                watcher.cancel()
+
+    async def run(self, work: Work, report: Report) -> Outcome:
+        """Run one call; nothing attaches to an earlier one, since a client's operations are its own."""
+        assert self._calls is not None
+        assert self._jobs is not None
+        if work.batch:
+            return Error("invalid", "InvalidInput", f"{work.name} is a batch job, and those are Ray's", retryable=False)
+        if work.driver_side:
+            outcome = await self._jobs.run(work, report)
+        elif isinstance(work.call, Mapped):
+            outcome = await run_map(self._calls, work, report, self._cpus)
+        else:
+            answer = await self._calls.run(work.call, work.step, work.name, work.key, work.timeout_seconds)
+            [outcome] = answer.ends
+        if isinstance(outcome, Error):
+            outcome = await self._looked_at(outcome)
+        return outcome
+
+    async def forget(self, key: str) -> None:
+        """Nothing is kept for a key."""
+
+    async def close(self) -> None:
+        """Let go of the server, and end the one that was started here."""
+        sessions, self._sessions = self._sessions, None
+        server, self._server = self._server, None
+        if server is not None:
+            # Its sessions go with it.
+            await server.stop()
+        elif sessions is not None:
+            await in_thread(sessions.close)
+
+    async def _started(self) -> str:
+        if self._server is None:
+            server = ConnectServer(self._environ)
+            await server.start()
+            self._server = server
+        return self._server.url
+
+    async def _looked_at(self, error: Error) -> Error:
+        """The same error, or that the server is lost: whatever a call says that fails while nobody listens."""
+        if error.cause == "lost":
+            await self._asked()
+            return error
+        host, port = self._address
+        if error.cause in ("function", "worker") and not await answers(host, port):
+            await self._asked()
+            return lost(ConnectionError(f"nobody listens at {host}:{port} any more; it ended with {error.type}"))
+        return error
+
+    async def _asked(self) -> None:
+        """Return at once where the server is there all the same, and one session was lost; else wait for `lost`.
+
+        Who asks for the same again is to find another driver, and not this one.
+        """
+        assert self._sessions is not None
+        with suppress(Exception):
+            async with asyncio.timeout(LOSS_SECONDS):
+                await in_thread(self._sessions.ask)
+                return
+        await asyncio.sleep(LOSS_SECONDS)
+
+    @property
+    def _address(self) -> tuple[str, int]:
+        return address_of(self._remote or (self._server.url if self._server is not None else "sc://127.0.0.1"))
+
+    async def _look(self) -> str:
+        host, port = self._address
+        unheard = 0
+        while unheard < UNHEARD:
+            await asyncio.sleep(LOOK_SECONDS)
+            unheard = 0 if await answers(host, port) else unheard + 1
+        return f"nobody listens at {host}:{port} any more"
+
+    async def _ask(self) -> str:
+        assert self._sessions is not None
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                async with asyncio.timeout(SILENT_SECONDS):
+                    await in_thread(self._sessions.ask)
+            except TimeoutError:
+                return f"the Spark Connect server has not answered for {SILENT_SECONDS:g} s"
+            except Exception as error:
+                if is_lost(error):
+                    return _one_line(error)
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).partition("\n\nJVM stacktrace:")[0]
+    return " ".join(text.split())[:300] or type(error).__name__

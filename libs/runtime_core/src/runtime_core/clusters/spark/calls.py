@@ -1,0 +1,227 @@
+"""Functions on the executors: each call is a Spark job of one task. Code that blocks runs in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import functools
+import re
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+from runtime_core.clusters.spark import worker
+from runtime_core.clusters.spark.sessions import Sessions, Told, Watched, condition_of, is_lost
+from runtime_core.clusters.spark.worker import Answer, Assignment
+from runtime_core.engines.protocol import Error, Pickled, Registered, Step
+from runtime_core.engines.results import Results
+from runtime_core.text import LONGEST_MESSAGE
+
+STOP_SECONDS = 2.0
+"""How long what is stopped may take to end."""
+REPEAT_SECONDS = 0.1
+"""Between two interrupts: one that comes before the server knows of the operation finds nothing."""
+CODE_SECONDS = 0.5
+"""When a body is stopped in its own code, where no end of its operations has ended it."""
+Result = TypeVar("Result")
+
+
+class Stopped(BaseException):
+    """Raised inside a job's own code, which nothing else stops. Not an Exception, so that few handlers keep it."""
+
+
+class InThread(Generic[Result]):
+    """Runs a body at once. A daemon: one that never ends does not keep the process."""
+
+    def __init__(self, body: Callable[[], Result], name: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[Result] = self._loop.create_future()
+        """What the body returns or raises."""
+        self._body = body
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Wait for its end, without ending it when this is cancelled; whether it has ended."""
+        await asyncio.wait((self.done,), timeout=seconds)
+        return self.done.done()
+
+    def stop_code(self) -> None:
+        """Raise Stopped in it as soon as it comes back to Python code."""
+        thread = self._thread.ident
+        if thread is not None and self._thread.is_alive():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Stopped))
+
+    def _run(self) -> None:
+        try:
+            settle = functools.partial(self._succeed, self._body())
+        except BaseException as error:  # SystemExit too: it ends the body and not the process
+            settle = functools.partial(self._fail, error)
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            self._loop.call_soon_threadsafe(settle)
+
+    def _succeed(self, result: Result) -> None:
+        if not self.done.done():
+            self.done.set_result(result)
+
+    def _fail(self, failure: BaseException) -> None:
+        if not self.done.done():
+            # A future takes no StopIteration.
+            self.done.set_exception(RuntimeError(repr(failure)) if isinstance(failure, StopIteration) else failure)
+            self.done.exception()  # whoever does not want it any more need not be warned
+
+
+async def in_thread(body: Callable[[], Result], name: str = "weft spark") -> Result:
+    """What a body gives; cancelled, it lets go of the thread."""
+    thread = InThread(body, name)
+    await thread.wait()
+    return thread.done.result()
+
+
+async def stop(thread: InThread[Result], interrupt: Callable[[], object], *, code: bool = False) -> bool:
+    """Stop a body by ending its operations, again and again until it ends; whether it did in time.
+
+    With `code` its own code is stopped, too, after a while.
+    """
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    asking: InThread[object] | None = None
+    while not thread.done.done() and loop.time() < begun + STOP_SECONDS:
+        if asking is None or asking.done.done():
+            asking = InThread(interrupt, "spark interrupt")
+        if await thread.wait(REPEAT_SECONDS):
+            break
+        if code and loop.time() >= begun + CODE_SECONDS:
+            code = False
+            thread.stop_code()
+    return thread.done.done()
+
+
+UNTOLD_SECONDS = 15.0
+"""When a call counts as begun of which the server tells nothing: it may have been told not to report progress."""
+_SCHEMA = "index long, piece binary"
+_DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|Python worker failed to connect back")
+_NO_WEFT = re.compile(r"ModuleNotFoundError: No module named '(runtime_core|msgspec|pyarrow)")
+
+
+class Calls:
+    """Runs calls in one session, each with a tag of its own, so that a cancel ends one and no other."""
+
+    def __init__(self, sessions: Sessions, results: Results, files: Path | None) -> None:
+        """`files`: a folder that this process and all workers share, for what is large."""
+        self._session = sessions.first
+        self._watched = Watched(self._session)
+        self._results = results
+        self._files = files
+
+    async def run(
+        self, call: Registered | worker.Items | Pickled, step: Step, name: str, key: str, timeout_seconds: float
+    ) -> Answer:
+        """How a call ended, or of items each one; a single Error where they were not run to their ends.
+
+        `timeout_seconds` begin when a worker has begun. Cancelled, it stops the call.
+        """
+        assignment = Assignment(call, step, self._results, str(self._files or ""))
+        sent = await in_thread(functools.partial(self._sent, assignment))
+        tag = f"weft-{uuid.uuid4().hex}"
+        loop = asyncio.get_running_loop()
+        begun = asyncio.Event()
+
+        def told(stages: int, tasks_done: int, tasks: int, running: int, operation: str) -> None:
+            if running or tasks_done:
+                with suppress(RuntimeError):  # the loop has ended meanwhile
+                    loop.call_soon_threadsafe(begun.set)
+
+        tags = [tag, *([tag_of(key)] if key else [])]
+        thread = InThread(functools.partial(self._in_thread, sent, tags, told), f"spark call {name}")
+        try:
+            if timeout_seconds:
+                await _either(begun, thread, UNTOLD_SECONDS)
+                if not await thread.wait(timeout_seconds):
+                    await self._stop(thread, tag)
+                    return Answer([over_limit(timeout_seconds)])
+            await thread.wait()
+        except asyncio.CancelledError:
+            await self._stop(thread, tag)
+            raise
+        finally:
+            if isinstance(sent, Path):
+                sent.unlink(missing_ok=True)
+        try:
+            return thread.done.result()
+        except Exception as error:
+            return Answer([error_from(error)])
+
+    def _sent(self, assignment: Assignment) -> bytes | Path:
+        data = msgspec.msgpack.encode(assignment)
+        if self._files is None or len(data) <= worker.PIECE_BYTES:
+            return data
+        path = self._files / f"{uuid.uuid4().hex}.call"
+        path.write_bytes(data)
+        return path
+
+    def _in_thread(self, sent: bytes | Path, tags: Sequence[str], told: Told) -> Answer:
+        session = self._session
+        for tag in tags:
+            session.addTag(tag)
+        self._watched.tell(told)
+        one_row = session.range(0, 1, 1, 1)
+        return worker.joined(one_row.mapInArrow(functools.partial(worker.work, sent), _SCHEMA).toArrow())
+
+    async def _stop(self, thread: InThread[Answer], tag: str) -> None:
+        await stop(thread, functools.partial(self._session.interruptTag, tag))
+
+
+async def _either(begun: asyncio.Event, thread: InThread[Answer], seconds: float) -> None:
+    """Wait until a call has begun or ended, a while."""
+    waiting = asyncio.ensure_future(begun.wait())
+    try:
+        await asyncio.wait((waiting, thread.done), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+
+
+def over_limit(seconds: float) -> Error:
+    """The end of what took too long."""
+    return Error("limit", "TimeoutError", f"it was not done within {seconds:g} s; it was stopped")
+
+
+def lost(error: BaseException) -> Error:
+    """The end of what ran when the server was lost, or its session there."""
+    return Error("lost", "EngineLost", f"Spark was lost while it ran: {first_lines(error)}")
+
+
+def error_from(error: Exception) -> Error:
+    """Why Spark itself could not run a call to its end."""
+    text = first_lines(error)
+    if is_lost(error):
+        return lost(error)
+    if condition_of(error) == "OPERATION_CANCELED":
+        return Error("worker", "OperationCanceled", "its Spark operation was ended by somebody else")
+    if _DIED.search(text):
+        return Error("worker", "WorkerDied", "the Python worker of the executor died, or the executor with it")
+    if missing := _NO_WEFT.search(text):
+        message = f"the Python of the executors has no {missing[1]}: install weft[spark] there as it is here"
+        return Error("invalid", "ModuleNotFoundError", message, retryable=False)
+    if "PYTHON_VERSION_MISMATCH" in text:
+        return Error("invalid", "PythonVersionMismatch", text, retryable=False)
+    if getattr(getattr(error, "getGrpcStatusCode", lambda: None)(), "name", "") == "RESOURCE_EXHAUSTED":
+        return Error("invalid", "TooLarge", f"its arguments or its result are too large for the server: {text}")
+    return Error("worker", type(error).__name__, text)
+
+
+def first_lines(error: BaseException) -> str:
+    """What an error of Spark says, without the lines of its server's code."""
+    text = str(error).partition("\n\nJVM stacktrace:")[0].strip()
+    return re.split(r"\n\s+at (?:org|java|scala)\.", text, maxsplit=1)[0][:LONGEST_MESSAGE]
+
+
+def tag_of(key: str) -> str:
+    """How the operations of a step are tagged on the server."""
+    # A comma ends a tag.
+    return key.replace(",", "_")

@@ -1,0 +1,150 @@
+"""What runs on a Python worker of an executor: the calls that it was sent, and how they ended, as bytes.
+
+Spark's own answer to an error is a text; here all errors of the user's code are values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from runtime_core.engines.protocol import Error, Outcome, Pickled, Registered, Step, Value
+from runtime_core.engines.results import Results
+
+if TYPE_CHECKING:
+    import pyarrow
+
+PIECE_BYTES = 1024 * 1024
+"""What goes through the server in one row. More goes by a file, where the server is of this machine."""
+BY_FILE = -1
+"""The index of a row that holds the path of a file."""
+
+
+class Items(msgspec.Struct, frozen=True, tag="items"):
+    """Some calls of a map."""
+
+    function: Registered
+    over: str
+    items: bytes
+    """A JSON array."""
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """What a worker is sent."""
+
+    call: Registered | Items | Pickled
+    step: Step = Step()
+    results: Results = Results()
+    files: str = ""
+    """A folder that driver and worker share, for what is large; empty: there is none."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """How the calls ended."""
+
+    ends: list[Outcome]
+    seconds: float = 0.0
+    """What the functions took, without all around them."""
+
+
+def work(sent: bytes | Path, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """Do what was sent, and give back the ends as rows (index, piece)."""
+    import pyarrow
+
+    for _ in batches:
+        pass
+    data = sent if isinstance(sent, bytes) else sent.read_bytes()
+    assignment = msgspec.msgpack.decode(data, type=Assignment)
+    answer = msgspec.msgpack.encode(_died() if _attempt() else _answer(assignment))
+    schema = pyarrow.schema([("index", pyarrow.int64()), ("piece", pyarrow.binary())])
+    for index, piece in _pieces(answer, assignment.files):
+        yield pyarrow.RecordBatch.from_pydict({"index": [index], "piece": [piece]}, schema=schema)
+
+
+def _attempt() -> int:
+    """How often Spark has begun this before: it repeats what a worker died of, uncounted and at once."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return 0 if context is None else context.attemptNumber()
+
+
+def _died() -> Answer:
+    return Answer([Error("worker", "WorkerDied", "the Python worker of the executor died, or the executor with it")])
+
+
+def _answer(assignment: Assignment) -> Answer:
+    call = assignment.call
+    if isinstance(call, Pickled):
+        return Answer([_pickled(call)])
+    # Here: it brings what an app needs, and a pickled call has no app.
+    from runtime_core.clusters.remote import NotRunnable, declared, run_items, run_registered
+
+    if isinstance(call, Registered):
+        return Answer([run_registered(call, assignment.step, assignment.results)])
+    # Not in the seconds: only the first call of a process imports the app. Where it cannot, each item says so.
+    with suppress(NotRunnable):
+        declared(call.function.app, call.function.folder, call.function.name)
+    begun = time.monotonic()
+    ends = list(run_items(call.function, call.over, call.items, assignment.step, assignment.results))
+    return Answer(ends, time.monotonic() - begun)
+
+
+def _pickled(call: Pickled) -> Outcome:
+    from pyspark import cloudpickle
+
+    from runtime_core.clusters.remote import error_of
+
+    try:
+        function, args, kwargs = cloudpickle.loads(call.payload)
+        result = function(*args, **kwargs)
+        if inspect.iscoroutine(result):
+            result = asyncio.run(result)
+    except BaseException as error:  # SystemExit too: it ends the call and not the worker
+        return msgspec.structs.replace(error_of(error), pickled=_sendable(error))
+    try:
+        return Value(cloudpickle.dumps(result))
+    except Exception as error:  # whatever the result's own methods raise
+        message = f"the result, a {type(result).__qualname__}, cannot be sent back: {error}"
+        return Error("invalid", "PicklingError", message, retryable=False)
+
+
+def _sendable(error: BaseException) -> bytes:
+    from pyspark import cloudpickle
+
+    try:
+        data: bytes = cloudpickle.dumps(error)
+    except Exception:  # an error may hold anything
+        return b""
+    return data
+
+
+def _pieces(answer: bytes, files: str) -> Iterator[tuple[int, bytes]]:
+    if files and len(answer) > PIECE_BYTES:
+        path = Path(files) / f"{uuid.uuid4().hex}.answer"
+        path.write_bytes(answer)
+        yield BY_FILE, os.fsencode(path)
+        return
+    for index, start in enumerate(range(0, max(len(answer), 1), PIECE_BYTES)):
+        yield index, answer[start : start + PIECE_BYTES]
+
+
+def joined(rows: pyarrow.Table) -> Answer:
+    """The answer, out of the rows that a worker gave; a file is read and removed."""
+    indexes, pieces = rows["index"].to_pylist(), rows["piece"].to_pylist()
+    if indexes == [BY_FILE]:
+        path = Path(os.fsdecode(pieces[0]))
+        data = path.read_bytes()
+        path.unlink(missing_ok=True)
+        return msgspec.msgpack.decode(data, type=Answer)
+    data = b"".join(piece for _, piece in sorted(zip(indexes, pieces, strict=True)))
+    return msgspec.msgpack.decode(data, type=Answer)

@@ -1,0 +1,249 @@
+"""Handles a delivery of an engine step: run it on the cluster, commit what it gave, or decide what follows.
+
+    no such function ─> handed on          away ─> waits, or fails when it has waited long enough
+    invalid ─> fails                       lost ─> driven again, with the same key
+    begun ─> value ─> committed            function, worker, limit ─> tried again as the function's policy says
+
+The work is named by a key that all attempts share until one of them has ended: a gateway that takes the step over
+finds what runs already. When this one lets go (another owns the step, or it stops) the work goes on; when the task is
+over, it is stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import msgspec
+
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.spans import call_span
+from runtime_core.clusters.gateway import Gateway
+from runtime_core.consumer.calls import Calls
+from runtime_core.consumer.consumer import STOPPED
+from runtime_core.consumer.effects import Failed
+from runtime_core.engines.function import EngineFunction
+from runtime_core.engines.protocol import Error, Mapped, Outcome, Registered, Step, Value, Work
+from runtime_core.engines.results import MAP, MapRequest, map_outcome
+from runtime_core.engines.waiting import UNAVAILABLE, wait_until
+from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.record.step import StepError
+from runtime_core.telemetry import gen_ai
+from runtime_core.telemetry.metrics import Metrics
+from runtime_core.telemetry.spans import tracing
+
+logger = logging.getLogger(__name__)
+
+LOST = "EngineLost"
+"""The type of the error of an attempt of which nobody knows how far it came."""
+STEADY_SECONDS = 15.0
+"""An engine that was lost under a step, and is connected still after so long, has lost that step alone."""
+AWAY_SECONDS = 1.0
+"""How long a step is handed back for whose engine is away."""
+TOLD_MAX = 10_000
+"""Steps of which this gateway remembers that it has told them to wait."""
+
+
+class _Context(msgspec.Struct):
+    """What a call's context may say; anything else in it is for others."""
+
+    deadline: float = 0.0
+    traceparent: str = ""
+
+
+_CONTEXT = msgspec.json.Decoder(_Context)
+_ERRORS = msgspec.json.Decoder(list[StepError])
+
+
+class StepHandler:
+    """Runs steps on one engine, for the deliveries of one consumer."""
+
+    def __init__(self, bus: EventBus, gateway: Gateway, metrics: Metrics) -> None:
+        self._bus = bus
+        self._gateway = gateway
+        self._engine = gateway.engine
+        self._driver = gateway.driver
+        self._metrics = metrics
+        self._calls = Calls(bus, metrics, self._engine.name)
+        self._told: set[str] = set()
+
+    async def handle(self, delivery: Delivery) -> None:
+        began, started = time.monotonic(), time.time() * 1000
+        end = "let go"
+        try:
+            if tracing():
+                with call_span(delivery, self._bus.keys, self._bus.owner):
+                    end = await self._handle(delivery, started)
+            else:
+                end = await self._handle(delivery, started)
+        finally:
+            self._metrics.engine_steps[self._engine.name, end].inc()
+            if end in ("completed", "failed", "retried"):
+                self._metrics.engine_step_seconds[self._engine.name].observe(time.monotonic() - began)
+
+    def forget(self) -> None:
+        """What runs is let go of with its delivery; nothing else is kept."""
+
+    def drain(self) -> None:
+        """A call is one step: it has begun."""
+
+    def stop_task(self, task: str) -> None:
+        """The consumer cancels what runs; nothing else is kept."""
+
+    # -- one step, and how it ended ----------------------------------------------------------------------------------
+
+    async def _handle(self, delivery: Delivery, started: float) -> str:
+        try:
+            function = self._gateway.app.functions.engine_function(delivery.name)
+            lacking = f"no engine function is named {delivery.name}"
+        except ConfigurationError as error:
+            function, lacking = None, str(error)
+        if function is None:
+            known = await self._bus.knows_engine_function(delivery.name)
+            await self._calls.hand_on(delivery, known, lacking)
+            return "handed on"
+        context = _CONTEXT.decode(delivery.context) if delivery.context else _Context()
+        mapped: MapRequest | None = None
+        try:
+            mapped = MapRequest.from_json(delivery.data) if delivery.key == MAP else None
+            work = self._work(delivery, function, mapped, context)
+        except InvalidInput as error:
+            refused = Error("invalid", "InvalidInput", str(error), retryable=False)
+            return await self._settle_error(delivery, function, refused, started)
+        if not self._driver.state.connected:
+            return await self._wait_or_fail(delivery, self._driver.state.reason, started)
+        if self._may_be_going_down(delivery):
+            await self._calls.wait(delivery, AWAY_SECONDS)
+            return "waits"
+        with gen_ai.engine_span(self._engine.name, delivery.name, call=delivery.run) as span:
+            if span.recording:
+                delivery.trace = span.traceparent
+                step = msgspec.structs.replace(work.step, traceparent=delivery.trace)
+                work = msgspec.structs.replace(work, step=step)
+            outcome = await self._run(delivery, work)
+            if isinstance(outcome, Value) and mapped is not None:
+                outcome = await asyncio.to_thread(self._map_value, outcome.data, mapped, delivery.task)
+            if isinstance(outcome, Error):
+                span.failed(outcome.type, outcome.message)
+        if isinstance(outcome, Error):
+            return await self._settle_error(delivery, function, outcome, started, work.key)
+        await self._calls.complete(delivery, outcome.data, started)
+        self._ended(delivery, work.key)
+        return "completed"
+
+    def _may_be_going_down(self, delivery: Delivery) -> bool:
+        """Whether the engine lost an earlier attempt on this very connection a moment ago.
+
+        A server that goes down ends its steps before it stops listening. The one redrive would end with it.
+        """
+        if self._engine.attaches:
+            return False
+        lost_at = max((error.at / 1000 for error in _errors(delivery) if error.type == LOST), default=0.0)
+        return self._driver.connected_since <= lost_at and time.time() < lost_at + STEADY_SECONDS
+
+    def _work(self, delivery: Delivery, function: EngineFunction, mapped: MapRequest | None, context: _Context) -> Work:
+        """What the driver is to run. Raises InvalidInput."""
+        refusal = function.refusal(self._engine.name)
+        if refusal:
+            raise InvalidInput("engine", refusal)
+        gateway = self._gateway
+        arguments = delivery.data if mapped is None else msgspec.json.encode(mapped.arguments)
+        registered = Registered(gateway.reference, gateway.folder, delivery.name, arguments)
+        step = Step(
+            task=delivery.task,
+            run=delivery.run,
+            attempt=delivery.attempt,
+            key=f"{delivery.task}/{delivery.run}",
+            deadline=context.deadline,
+            traceparent=context.traceparent,
+        )
+        work = function.work(registered, self._key(delivery), step)
+        if mapped is None:
+            return work
+        over = function.item_argument(mapped.over, mapped.arguments.keys())
+        call = Mapped(registered, over, msgspec.json.encode(mapped.items), mapped.in_flight)
+        return msgspec.structs.replace(work, call=call)
+
+    def _key(self, delivery: Delivery) -> str:
+        """The same over all attempts of which none has ended: after a failure, nothing old may be found."""
+        ended = sum(error.type != LOST for error in _errors(delivery))
+        key = f"{self._bus.keys.namespace}/{delivery.task}/{delivery.run}"
+        return f"{key}#{ended}" if ended else key
+
+    async def _run(self, delivery: Delivery, work: Work) -> Outcome:
+        try:
+            begun = self._driver.begin(work, lambda value: self._calls.report(delivery, value))
+        except ValueError as error:
+            return Error("invalid", "InvalidInput", f"arguments: {error}", retryable=False)
+        try:
+            await asyncio.wait((begun.ended,))
+        except asyncio.CancelledError as error:
+            if STOPPED in error.args or not self._engine.attaches:
+                await begun.stop()
+                self._ended(delivery, work.key)
+            else:
+                begun.leave()
+            raise
+        return begun.ended.result()
+
+    def _map_value(self, outcomes: bytes, mapped: MapRequest, task: str) -> Outcome:
+        outcome = map_outcome(outcomes, mapped.return_exceptions)
+        return self._gateway.kept(outcome.data, task) if isinstance(outcome, Value) else outcome
+
+    async def _settle_error(
+        self, delivery: Delivery, function: EngineFunction, error: Error, started: float, key: str = ""
+    ) -> str:
+        if error.cause == "away":
+            return await self._wait_or_fail(delivery, error.message, started)
+        failed = Failed(
+            error.type,
+            error.message,
+            error.traceback,
+            retryable=error.retryable and error.cause != "invalid",
+            retry_after_seconds=error.retry_after_seconds,
+            # What the function says itself will not work is an answer, and no defect.
+            rejected=error.cause == "function" and not error.retryable,
+        )
+        if error.cause == "lost":
+            before = sum(each.type == LOST for each in _errors(delivery))
+            failed.type = LOST
+            failed.retryable = self._engine.redrives is None or before < self._engine.redrives
+            failed.retry_after_seconds = 0.0
+        again = await self._calls.fail(delivery, function.retry, failed, started)
+        if error.cause != "lost":
+            self._ended(delivery, key)
+        if not again:
+            return "failed"
+        return "lost" if error.cause == "lost" else "retried"
+
+    async def _wait_or_fail(self, delivery: Delivery, reason: str, started: float) -> str:
+        """An engine that is away is waited for as long as the task says, on the broker and without counting."""
+        # An engine that is on its way, as a local one that is being started, is not away yet.
+        there = time.time() if self._driver.state.trying else self._gateway.connected_at
+        since = max([there, *(error.at / 1000 for error in _errors(delivery))])
+        left = wait_until(delivery.context, since) - time.time()
+        if left <= 0:
+            await self._calls.end(delivery, StepError(UNAVAILABLE, reason, at=time.time() * 1000), started)
+            self._ended(delivery, "")
+            return "unavailable"
+        step = f"{delivery.task}/{delivery.run}"
+        if step not in self._told:
+            if len(self._told) >= TOLD_MAX:
+                self._told.clear()
+            self._told.add(step)
+            self._calls.report(delivery, msgspec.json.encode({"waiting": self._engine.name, "reason": reason}))
+        await self._calls.wait(delivery, min(AWAY_SECONDS, left))
+        return "waits"
+
+    def _ended(self, delivery: Delivery, key: str) -> None:
+        """Nobody asks for this again."""
+        self._told.discard(f"{delivery.task}/{delivery.run}")
+        if key:
+            self._driver.forget(key)
+
+
+def _errors(delivery: Delivery) -> list[StepError]:
+    """What earlier attempts ended with."""
+    return _ERRORS.decode(delivery.errors) if delivery.errors else []

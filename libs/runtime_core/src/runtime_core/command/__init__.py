@@ -1,1 +1,0 @@
-"""The command `weft`: `main`, then one file, or folder, per group of commands."""

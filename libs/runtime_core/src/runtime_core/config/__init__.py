@@ -1,0 +1,1 @@
+"""The settings of a process, read from the environment once."""

@@ -1,0 +1,139 @@
+"""The engine `local`: threads or processes of this machine, or coroutines on this loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import pickle
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from runtime_core.engines.runtime_engine import EngineCall, Failure, RunConfig, RuntimeEngine
+from runtime_core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from runtime_core.engines.pool import WorkerPool
+
+Body = Callable[[], Any]
+"""A call without arguments; Any: what the user's function returns."""
+
+
+class LocalEngine(RuntimeEngine):
+    """Runs calls here, by `RunConfig.mode`.
+
+    | mode | a plain function | an async one | a call that takes too long |
+    |---|---|---|---|
+    | `threads` | in a thread | in a thread, with a loop of its own | is left to itself: nobody can end a thread |
+    | `processes` | in a process | in a process, with a loop of its own | its process is killed |
+    | `async` | in a thread | on this loop | is cancelled; a plain one as in `threads` |
+
+    Processes need functions, arguments and results that `pickle` can send: functions at the top of a module.
+    """
+
+    def __init__(self, config: RunConfig | None = None) -> None:
+        super().__init__(config)
+        self._pool: WorkerPool | None = None
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The process ids of its workers; none in the other modes."""
+        return self._pool.pids if self._pool is not None else []
+
+    async def _start(self) -> None:
+        if self.config.mode == "processes":
+            # Loaded only where it is used: it brings multiprocessing.
+            from runtime_core.engines.pool import WorkerPool
+
+            self._pool = WorkerPool(self.config.workers)
+
+    async def _stop(self) -> None:
+        if self._pool is not None:
+            await self._pool.close()
+
+    def _prepare(self, call: EngineCall) -> Body | bytes:
+        if self._pool is None:
+            return functools.partial(call.function, *call.args, **call.kwargs)
+        try:
+            return pickle.dumps((call.function, call.args, dict(call.kwargs)), pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # whatever the arguments' own methods raise
+            raise InvalidInput(
+                "calls",
+                f"cannot be sent to a process, {error}; give a function from the top of a module and plain arguments, "
+                "or use mode='threads'",
+            ) from error
+
+    async def _run(self, prepared: Body | bytes, timeout_seconds: float | None) -> object:
+        if self._pool is not None:
+            return await self._pool.run(cast(bytes, prepared), timeout_seconds)
+        body = cast(Body, prepared)
+        on_loop = self.config.mode == "async" and _is_async(body)
+        running = asyncio.ensure_future(_on_loop(body) if on_loop else _in_thread(body))
+        try:
+            await asyncio.wait((running,), timeout=timeout_seconds)
+            if not running.done():
+                raise Failure("TimeoutError", f"it was not done within {timeout_seconds:g} s")
+            return running.result()
+        finally:
+            if not running.done():
+                running.cancel()
+                await asyncio.wait((running,))
+            if not running.cancelled():
+                running.exception()  # whoever does not want it any more need not be warned
+
+
+def _is_async(body: Body) -> bool:
+    function: object = body
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004  # whether its call is async
+
+
+async def _on_loop(body: Body) -> object:
+    try:
+        return await body()
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise Failure("CancelledError", "the function was cancelled from inside") from None
+    except BaseException as error:  # SystemExit too: it would end the loop
+        raise Failure.of(error) from None
+
+
+async def _in_thread(body: Body) -> object:
+    """Run a call in a thread of its own; cancelled, it lets go of the thread.
+
+    Not a pool's: calls that are left to themselves would fill it up. A daemon, so that one of those does not keep the
+    program from ending.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[tuple[object, BaseException | None]] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(result: object, error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result((result, error))
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = context.run(_call, body)
+        except BaseException as error:  # SystemExit too: it ends the call
+            failure = error
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=run, name="weft engine call", daemon=True).start()
+    result, error = await done
+    if error is not None:
+        raise Failure.of(error)
+    return result
+
+
+def _call(body: Body) -> object:
+    result = body()
+    return asyncio.run(result) if inspect.iscoroutine(result) else result

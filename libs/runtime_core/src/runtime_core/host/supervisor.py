@@ -1,0 +1,268 @@
+"""Runs services as child processes: starts them, shows what they say, starts again those that die."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from runtime_core.bus.embedded import ended_how
+from runtime_core.lifeline import tied
+
+FIRST_BACKOFF_SECONDS = 0.2
+LONGEST_BACKOFF_SECONDS = 5.0
+SETTLED_SECONDS = 10.0
+"""A child that lived this long had started well: its next death is the first one again."""
+REFUSALS_MAX = 3
+DRAIN_SECONDS = 1.0
+LINE_MAX_BYTES = 64 * 1024
+KILLED_WAIT_SECONDS = 5.0
+
+REFUSAL = re.compile(r'weft [\w-]+: .+|\{"time":"[^"]*","level":"error","service":"[^"]*","logger":"weft",.+')
+"""The one line with which a process says that it cannot run as it was told to, as text or as JSON."""
+NAMES_ITSELF = re.compile(r'\d\d:\d\d:\d\d (?P<name>[\w-]+) |\{"time":')
+"""A log line that needs no prefix."""
+COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """What to start: a name for its lines, the command, and its whole environment."""
+
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+
+
+@dataclass
+class _Child:
+    spec: ChildSpec
+    colour: int
+    process: asyncio.subprocess.Process | None = None
+    backoff_seconds: float = FIRST_BACKOFF_SECONDS
+    refusal: str = ""
+    """The line of this kind that its present process wrote last."""
+    refusals: int = 0
+    """Processes in a row that ended at the start with such a line."""
+
+
+@dataclass
+class Supervisor:
+    """Keeps children alive until `stop`.
+
+    A child that dies is started again, after 0.2 s at first and 5 s at most. One that refuses to start three
+    times in a row (status 1 and its one line) ends them all. Children run in sessions of their own, so that
+    Ctrl-C reaches only this process, and on Linux they are killed when it is killed.
+    """
+
+    specs: Sequence[ChildSpec]
+    output: TextIO
+    shutdown_seconds: float = 20.0
+    colour: bool | None = None
+    """None: where the output is a terminal and NO_COLOR is not set."""
+
+    _children: list[_Child] = field(default_factory=list, init=False)
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _failure: str = field(default="", init=False)
+    _width: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if self.colour is None:
+            self.colour = self.output.isatty() and not os.environ.get("NO_COLOR")
+        self._width = max((len(spec.name) for spec in self.specs), default=0)
+        self._children = [_Child(spec, COLOURS[place % len(COLOURS)]) for place, spec in enumerate(self.specs)]
+
+    @property
+    def failure(self) -> str:
+        """The line of the child that made the supervisor give up; empty: none did."""
+        return self._failure
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids of the children that run now, by name."""
+        running = [child for child in self._children if child.process and child.process.returncode is None]
+        return {child.spec.name: child.process.pid for child in running if child.process}
+
+    async def run(self) -> int:
+        """Starts all and returns when all have ended: 0 after `stop`, 1 where a child refused to start.
+
+        Cancelled, it kills what runs. Call it in the main thread.
+        """
+        killer: asyncio.TimerHandle | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                for child in self._children:
+                    group.create_task(self._keep(child), name=f"keep {child.spec.name}")
+                await self._stopping.wait()
+                killer = asyncio.get_running_loop().call_later(self.shutdown_seconds, self._kill, True)
+        finally:
+            if killer is not None:
+                killer.cancel()
+            self._kill(False)
+        return 1 if self._failure else 0
+
+    def stop(self) -> None:
+        """Asks all children to end; a second call kills them. Returns at once: `run` ends when they have."""
+        if self._stopping.is_set():
+            self._kill(True)
+            return
+        self._stopping.set()
+        for child in self._children:
+            self._signal(child, signal.SIGTERM)
+
+    async def _keep(self, child: _Child) -> None:
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            child.refusal = ""
+            try:
+                status = await self._run_once(child)
+            except OSError as error:
+                self._give_up(f"weft up: {child.spec.name} cannot be started: {error}")
+                return
+            if self._stopping.is_set():
+                return
+            lived = time.monotonic() - began
+            self._count_refusal(child, status, lived)
+            if self._stopping.is_set():
+                return
+            if lived >= SETTLED_SECONDS:
+                child.backoff_seconds = FIRST_BACKOFF_SECONDS
+            self._say(
+                child,
+                logging.WARNING,
+                f"ended by itself ({ended_how(status)}) after {lived:.1f} s;"
+                f" starting it again in {child.backoff_seconds:g} s",
+            )
+            await self._pause(child.backoff_seconds)
+            child.backoff_seconds = min(2 * child.backoff_seconds, LONGEST_BACKOFF_SECONDS)
+
+    async def _run_once(self, child: _Child) -> int:
+        """One process from start to end; returns its exit status, negative for a signal."""
+        # A pipe of our own: asyncio's would make `wait` wait for grandchildren that inherited it.
+        read_end, write_end = os.pipe()
+        try:
+            child.process = process = await asyncio.create_subprocess_exec(
+                # Not SIGTERM: one that hangs in its stop would be left over with nobody to look after it,
+                # and what a killed one had in hand is adopted.
+                *tied(child.spec.argv, signal.SIGKILL),
+                env=child.spec.env,
+                stdin=subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+        if self._stopping.is_set():  # asked to while it was being started
+            self._signal(child, signal.SIGTERM)
+        pump = asyncio.get_running_loop().create_task(self._pump(child, read_end), name=f"show {child.spec.name}")
+        try:
+            status = await process.wait()
+            _kill_group(process.pid)  # what it has started and left behind
+            await asyncio.wait([pump], timeout=DRAIN_SECONDS)
+        finally:
+            pump.cancel()
+            await asyncio.wait([pump])
+        return status
+
+    async def _pump(self, child: _Child, read_end: int) -> None:
+        """Shows the child's lines as they come; a very long one in pieces."""
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb", buffering=0)
+        )
+        rest = b""
+        try:
+            while part := await reader.read(LINE_MAX_BYTES):
+                *lines, rest = (rest + part).split(b"\n")
+                if len(rest) >= LINE_MAX_BYTES:
+                    lines, rest = [*lines, rest], b""
+                for line in lines:
+                    self._show(child, line)
+        finally:
+            if rest:
+                self._show(child, rest)
+            transport.close()
+
+    def _show(self, child: _Child, raw: bytes) -> None:
+        line = raw.decode(errors="replace").rstrip("\r")
+        if REFUSAL.fullmatch(line):
+            child.refusal = line
+        itself = NAMES_ITSELF.match(line)
+        if itself is None:
+            self._write(f"{_clock()} {self._painted(child)}  | {line}")
+        elif itself["name"] == child.spec.name:
+            self._write(line[: itself.start("name")] + self._painted(child) + line[itself.end("name") :])
+        else:
+            self._write(line)
+
+    def _say(self, child: _Child, level: int, text: str) -> None:
+        glyph = "!" if level < logging.ERROR else "✗"
+        self._write(f"{_clock()} {self._painted(child)}  {glyph} {text}")
+
+    def _painted(self, child: _Child) -> str:
+        name = child.spec.name.ljust(self._width)
+        return f"\x1b[{child.colour}m{name}\x1b[0m" if self.colour else name
+
+    def _write(self, line: str) -> None:
+        try:
+            print(line, file=self.output, flush=True)
+        except OSError:  # whoever read the output has gone, as in `weft up | head`
+            if not self._stopping.is_set():
+                self.stop()
+
+    def _count_refusal(self, child: _Child, status: int, lived_seconds: float) -> None:
+        if status == 1 and child.refusal and lived_seconds < SETTLED_SECONDS:
+            child.refusals += 1
+        else:
+            child.refusals = 0
+        if child.refusals >= REFUSALS_MAX:
+            self._give_up(child.refusal)
+
+    def _give_up(self, line: str) -> None:
+        if not self._failure:
+            self._failure = line
+        if not self._stopping.is_set():
+            self.stop()
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+
+    def _signal(self, child: _Child, number: signal.Signals) -> None:
+        if child.process is not None and child.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                child.process.send_signal(number)
+
+    def _kill(self, asked: bool) -> None:
+        """Kills what runs, with all that it started itself."""
+        for child in self._children:
+            process = child.process
+            if process is None or process.returncode is not None:
+                continue
+            if asked:
+                self._say(child, logging.ERROR, "did not end in time: killing it")
+            _kill_group(process.pid)
+
+
+def _kill_group(leader: int) -> None:
+    """Kill a child with all that it has started itself: it leads a session, hence a group, of its own."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _clock() -> str:
+    return time.strftime("%H:%M:%S")

@@ -1,0 +1,1 @@
+"""From a command to a started task: admission, publishers, tenants and schedules."""

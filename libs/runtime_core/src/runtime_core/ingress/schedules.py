@@ -1,0 +1,321 @@
+"""Schedules: what each starts and when, and how they are set, listed and removed on the broker."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal, cast
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import msgspec
+
+from runtime_core import codec
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import Submitted
+from runtime_core.codec import quoted
+from runtime_core.errors import InvalidInput, Rejected
+from runtime_core.ingress.admission import Admission
+from runtime_core.ingress.cron import Cron
+from runtime_core.wire.commands import SUBMIT, Submission, digest, parse_submit, refuse_unknown
+from runtime_core.wire.envelope import Envelope, epoch_ms
+
+SET = "weft.schedule.set"
+DELETE = "weft.schedule.delete"
+
+LEAST_EVERY_SECONDS = 1.0
+MOST_SECONDS = 10 * 366 * 86_400
+GRACE_MS = 60_000
+"""A time that is no later than this was not missed: its leader died, or the broker was busy."""
+_SCHEDULE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+=-]{0,179}")
+SCHEDULE_ID_RULE = "1 to 180 letters, digits and . _ @ + = -, a letter or digit first"
+_WHEN = ("every_seconds", "cron", "at", "delay_seconds")
+_WHAT = ("agent", "input", "key", "session_id", "conf", "hooks", "metadata")
+FIELDS = ("schedule_id", *_WHAT, *_WHEN, "timezone", "overlap", "catch_up")
+_WHEN_SAID = "every_seconds, cron, at or delay_seconds"
+
+Overlap = Literal["skip", "start"]
+
+
+class Schedule(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A schedule as the broker keeps it. Times are epoch milliseconds."""
+
+    schedule_id: str
+    task: dict[str, Any]  # Any: JSON, the data of the submits that it makes
+    tenant: str = ""
+    """On whose behalf its tasks run."""
+    digest: str
+    """Of what was asked for: setting an equal schedule again changes nothing."""
+    every_ms: int = 0
+    cron: str = ""
+    timezone: str = "UTC"
+    overlap: Overlap = "skip"
+    """What becomes of a time at which the task of the time before is not done: left out, or started beside it."""
+    catch_up: bool = True
+    """Whether times that were missed are made up for, by one task for all of them."""
+    set_ms: int = 0
+    """When it was set: what `every_ms` counts from."""
+    next_ms: int | None = None
+    """None: it comes no more."""
+    last_ms: int | None = None
+    """The time of the newest task."""
+    last_task: str = ""
+    started: int = 0
+    skipped: int = 0
+    """Times at which nothing was started: the one before was not done, they were missed, or the submit was refused."""
+    error: str = ""
+    """Why the newest submit was refused."""
+
+    @property
+    def once(self) -> bool:
+        return not self.every_ms and not self.cron
+
+    @property
+    def agent(self) -> str:
+        agent: str = self.task["agent"]
+        return agent
+
+    @property
+    def next_at(self) -> datetime | None:
+        """UTC."""
+        return None if self.next_ms is None else datetime.fromtimestamp(self.next_ms / 1000, UTC)
+
+    @property
+    def next_task_id(self) -> str:
+        """The id of the task that the next time will start; empty where there is none."""
+        return "" if self.next_ms is None else self.task_id(self.next_ms)
+
+    def task_id(self, due_ms: int) -> str:
+        """The task of one time: the same, whoever starts it."""
+        return f"{self.schedule_id}-{due_ms}"
+
+    def after(self, moment_ms: int) -> int | None:
+        """The first time after a moment; None where it comes no more."""
+        if self.every_ms:
+            return self.set_ms + ((moment_ms - self.set_ms) // self.every_ms + 1) * self.every_ms
+        if not self.cron:
+            return None
+        found = self._times().after(_moment(moment_ms))
+        return None if found is None else int(found.timestamp() * 1000)
+
+    def newest(self, due_ms: int, now_ms: int) -> int:
+        """The last time until now, where `due_ms` is one."""
+        if self.every_ms:
+            return max(due_ms, self.set_ms + (now_ms - self.set_ms) // self.every_ms * self.every_ms)
+        if not self.cron:
+            return due_ms
+        return int(self._times().before_or_at(_moment(now_ms), _moment(due_ms)).timestamp() * 1000)
+
+    def starts(self, time_ms: int, now_ms: int) -> bool:
+        """Whether a time is still to be started now. One that comes once is, however late."""
+        return self.once or self.catch_up or now_ms - time_ms <= GRACE_MS
+
+    def submission(self, due_ms: int) -> Submission:
+        """The submit for one time. Raises InvalidInput."""
+        task_id = self.task_id(due_ms)
+        body = codec.encode({**self.task, "task_id": task_id})
+        source = f"schedule/{self.schedule_id}"
+        return parse_submit(Envelope(id=task_id, source=source, type=SUBMIT, tenant=self.tenant, data=body))
+
+    def _times(self) -> Cron:
+        return Cron.parse(self.cron, ZoneInfo(self.timezone))
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Schedule:
+        return msgspec.json.decode(data, type=cls)
+
+
+def parse_set(data: Mapping[str, object], at_ms: int, tenant: str = "") -> Schedule:
+    """The schedule in the data of a `weft.schedule.set` that was said at `at_ms`. Raises InvalidInput."""
+    refuse_unknown("data", data, FIELDS)
+    schedule_id = checked_id(data.get("schedule_id"))
+    task = {name: data[name] for name in _WHAT if name in data}
+    overlap = data.get("overlap")
+    catch_up = data.get("catch_up")
+    schedule = Schedule(
+        schedule_id=schedule_id,
+        task=task,
+        tenant=tenant,
+        digest=digest(SET, {**data, "tenant": tenant} if tenant else dict(data)),
+        timezone=_timezone(data.get("timezone")),
+        overlap=_overlap(overlap),
+        catch_up=_flag("catch_up", catch_up, True),
+        set_ms=at_ms,
+    )
+    _set_when(schedule, data, at_ms)
+    schedule.submission(at_ms)  # raises what every one of its submits would raise
+    return schedule
+
+
+def parse_delete(data: Mapping[str, object]) -> str:
+    """The id in the data of a `weft.schedule.delete`. Raises InvalidInput."""
+    refuse_unknown("data", data, ("schedule_id",))
+    return checked_id(data.get("schedule_id"))
+
+
+def checked_id(value: object) -> str:
+    """Raises InvalidInput for what is no id of a schedule."""
+    if not isinstance(value, str) or not _SCHEDULE_ID.fullmatch(value):
+        raise InvalidInput("data.schedule_id", f"{quoted(value)} is no id of a schedule: {SCHEDULE_ID_RULE}")
+    return value
+
+
+def _set_when(schedule: Schedule, data: Mapping[str, object], at_ms: int) -> None:
+    given = [name for name in _WHEN if data.get(name) is not None]
+    if len(given) != 1:
+        said = "is missing" if not given else f"has {' and '.join(given)}"
+        raise InvalidInput("data", f"the time {said}: give one of {_WHEN_SAID}")
+    match given[0]:
+        case "every_seconds":
+            seconds = _seconds("every_seconds", data["every_seconds"], LEAST_EVERY_SECONDS)
+            schedule.every_ms = round(seconds * 1000)
+            schedule.next_ms = at_ms + schedule.every_ms
+        case "cron":
+            if not isinstance(data["cron"], str):
+                raise InvalidInput("data.cron", f"{quoted(data['cron'])} is not text")
+            schedule.cron = data["cron"]
+            Cron.parse(schedule.cron, ZoneInfo(schedule.timezone), "data.cron")
+            schedule.next_ms = schedule.after(at_ms)
+        case "delay_seconds":
+            schedule.next_ms = at_ms + round(_seconds("delay_seconds", data["delay_seconds"], 0.0) * 1000)
+        case _:
+            if not isinstance(data["at"], str):
+                raise InvalidInput("data.at", f"{quoted(data['at'])} is not a time as in 2030-01-01T09:00:00Z")
+            schedule.next_ms = int(epoch_ms("data.at", data["at"]))
+
+
+def _seconds(name: str, value: object, least: float) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or not least <= value <= MOST_SECONDS:  # type: ignore[operator]  # a number, as was just looked at
+        raise InvalidInput(f"data.{name}", f"{quoted(value)} is not a number from {least:g} to {MOST_SECONDS}")
+    return float(value)  # type: ignore[arg-type]  # as above
+
+
+def _overlap(value: object) -> Overlap:
+    if value is None or value == "skip":
+        return "skip"
+    if value == "start":
+        return "start"
+    raise InvalidInput("data.overlap", f"{quoted(value)} is neither skip nor start")
+
+
+def _flag(name: str, value: object, default: bool) -> bool:
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise InvalidInput(f"data.{name}", f"{quoted(value)} is neither true nor false")
+    return value
+
+
+def _timezone(value: object) -> str:
+    if value is None:
+        return "UTC"
+    try:
+        if isinstance(value, str) and value:
+            return ZoneInfo(value).key
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        pass
+    raise InvalidInput(
+        "data.timezone",
+        f"{quoted(value)} is no time zone that this system knows, such as Europe/Berlin; where it knows none, install "
+        "its tzdata package",
+    )
+
+
+def _moment(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+MAX_SCHEDULES = 100_000
+
+
+class Schedules:
+    """`bus` is the first partition; `admission` starts what is due, and checks what will be."""
+
+    def __init__(self, bus: EventBus, admission: Admission) -> None:
+        self._bus = bus
+        self._admission = admission
+
+    async def set(self, schedule: Schedule) -> Schedule:
+        """Keep a schedule, in the place of one with the same id; returns what is kept now.
+
+        Setting an equal one again changes nothing. Raises Rejected for an agent that nobody has declared, InvalidInput
+        for an input that its agent refuses, NotDurable as a submit does.
+        """
+        await self._admission.check(schedule.submission(schedule.set_ms))
+        while True:
+            connection = self._bus.transport.reconnects
+            stored = await self._stored(schedule.schedule_id)
+            if stored is not None and (there := Schedule.from_json(stored)).digest == schedule.digest:
+                await self._bus.make_durable(connection, wrote=False)
+                return there
+            if await self.replace(schedule, stored or b""):
+                await self._bus.make_durable(connection, wrote=True)
+                return schedule
+
+    async def get(self, schedule_id: str) -> Schedule:
+        """Raises InvalidInput (`schedule_id`) where there is none."""
+        stored = await self._stored(schedule_id)
+        if stored is None:
+            raise InvalidInput("schedule_id", f"there is no schedule {schedule_id!r}")
+        return Schedule.from_json(stored)
+
+    async def all(self) -> list[Schedule]:
+        """All schedules, by id."""
+        found = cast(list[bytes], await self._bus.transport.call("HVALS", self._bus.keys.schedules))
+        return sorted(map(Schedule.from_json, found), key=lambda schedule: schedule.schedule_id)
+
+    async def delete(self, schedule_id: str) -> bool:
+        """Remove a schedule; False where there is none. Tasks that it has started go on."""
+        connection = self._bus.transport.reconnects
+        deleted = await self._bus.schedule(schedule_id, "*", b"", None) == 1
+        await self._bus.make_durable(connection, wrote=deleted)
+        return deleted
+
+    async def run_now(self, schedule_id: str) -> Submitted:
+        """Start a task of the schedule now, besides its times. Raises InvalidInput where there is none."""
+        schedule = await self.get(schedule_id)
+        return await self._admission.admit(schedule.submission(time.time_ns() // 1_000_000))
+
+    async def due(self, now_ms: int, count: int) -> list[tuple[str, bytes]]:
+        """Schedules (id, JSON) whose time has come, the longest due first."""
+        call, keys = self._bus.transport.call, self._bus.keys
+        ids = cast(list[bytes], await call("ZRANGEBYSCORE", keys.scheduled, "-inf", now_ms, "LIMIT", 0, count))
+        if not ids:
+            return []
+        found = cast(list[bytes | None], await call("HMGET", keys.schedules, *ids))
+        return [(id.decode(), stored) for id, stored in zip(ids, found, strict=True) if stored is not None]
+
+    async def postpone(self, schedule_id: str, look_ms: int) -> None:
+        """Look at a schedule later, and leave it as it is."""
+        await self._bus.transport.call("ZADD", self._bus.keys.scheduled, "XX", look_ms, schedule_id)
+
+    async def next_due(self) -> int | None:
+        """When the next one is due (epoch ms)."""
+        found = cast(
+            list[bytes], await self._bus.transport.call("ZRANGE", self._bus.keys.scheduled, 0, 0, "WITHSCORES")
+        )
+        return int(float(found[1])) if found else None
+
+    async def replace(self, schedule: Schedule, seen: bytes, *, forget_ms: int | None = None) -> bool:
+        """Keep a schedule where the broker still holds what was seen; False where it does not.
+
+        `forget_ms`: one that comes no more is looked at again then.
+        """
+        due = schedule.next_ms if schedule.next_ms is not None else forget_ms
+        done = await self._bus.schedule(schedule.schedule_id, seen, schedule.to_json(), due, MAX_SCHEDULES)
+        if done < 0:
+            raise Rejected("overloaded", f"the namespace holds {MAX_SCHEDULES} schedules, as many as it may")
+        return done == 1
+
+    async def remove(self, schedule: Schedule, seen: bytes) -> bool:
+        """Remove a schedule where the broker still holds what was seen."""
+        return await self._bus.schedule(schedule.schedule_id, seen, b"", None) == 1
+
+    async def _stored(self, schedule_id: str) -> bytes | None:
+        return cast(bytes | None, await self._bus.transport.call("HGET", self._bus.keys.schedules, schedule_id))

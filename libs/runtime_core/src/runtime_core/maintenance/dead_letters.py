@@ -1,0 +1,437 @@
+"""Dead letters: what will not be tried again; listed, grouped, driven again, dropped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+import msgspec
+
+from runtime_core.bus.connection import Argument, Reply
+from runtime_core.bus.delivery import pairs
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import ingress
+from runtime_core.bus.reply import position
+from runtime_core.codec import readable
+from runtime_core.errors import InvalidInput
+from runtime_core.ingress.publishers import Publishers
+from runtime_core.telemetry.redaction import redactor
+
+PAGE = 200
+REJECTED = "rejected"
+_EVENT = "event:"
+
+By = Literal["error", "name", "reason", "stream"]
+OVERHEAD_BYTES = 256
+"""What a letter costs the server besides its fields, as `letters.lua` counts it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One dead letter."""
+
+    letter_id: str
+    """The entry id; where the namespace has several partitions, `partition/entry id`."""
+    partition: int
+    entry: str
+    fields: dict[str, bytes]
+    """As they are on the stream."""
+
+    def without_secrets(self) -> DeadLetter:
+        """The letter as it may be shown; what is redriven is what is kept."""
+        secrets = redactor()
+        shown = {
+            name: secrets.data(value)
+            if value[:1] in (b"{", b"[", b'"')
+            else secrets.text(value.decode("utf-8", "replace")).encode()
+            for name, value in self.fields.items()
+        }
+        return replace(self, fields=shown)
+
+    def _text(self, name: str) -> str:
+        return self.fields.get(name, b"").decode("utf-8", "replace")
+
+    @property
+    def reason(self) -> str:
+        """`attempts`, `not_retryable`, `poison`, `rejected`, …"""
+        return self._text("reason")
+
+    @property
+    def stream(self) -> str:
+        """The stream that the delivery was on, without its base: `agent`, `tool:gpu`, `tasks`."""
+        return self._text("stream")
+
+    @property
+    def group(self) -> str:
+        return self._text("group")
+
+    @property
+    def delivery(self) -> str:
+        """The entry id that the delivery had."""
+        return self._text("entry")
+
+    @property
+    def task(self) -> str:
+        return self._text("taskid")
+
+    @property
+    def run(self) -> str:
+        return self._text("runid")
+
+    @property
+    def name(self) -> str:
+        """The agent, tool or engine function that failed; for a rejected submit the field that is wrong."""
+        return self._text("name") or self._text("field")
+
+    @property
+    def attempt(self) -> int:
+        text = self._text("attempt")
+        return int(text) if text.isdecimal() else 0
+
+    @property
+    def at_ms(self) -> int:
+        text = self._text("time")
+        return int(text) if text.isdecimal() else int(self.entry.partition("-")[0])
+
+    @property
+    def kind(self) -> str:
+        """`start`, `resume` or `call`; `rejected` for an entry of the ingress; else empty."""
+        if self.reason == REJECTED or self.event:
+            return REJECTED
+        lines = self._text("h").split("\n")
+        return lines[1] if len(lines) > 2 else ""
+
+    @property
+    def error(self) -> dict[str, Any]:  # Any: JSON
+        """`type`, `message`, and where there is one `traceback`."""
+        found = readable(self.fields.get("error", b""))
+        return found if isinstance(found, dict) else {"type": "", "message": str(found or "")}
+
+    @property
+    def errors(self) -> list[dict[str, Any]]:  # Any: JSON
+        """The error of each attempt, oldest first, with `traceback` and `at` (epoch milliseconds)."""
+        found = readable(self.fields.get("errors", b""))
+        return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+
+    @property
+    def event(self) -> dict[str, str]:
+        """The fields of a rejected entry as they came; empty for work."""
+        return {
+            name[len(_EVENT) :]: value.decode("utf-8", "replace")
+            for name, value in self.fields.items()
+            if name.startswith(_EVENT)
+        }
+
+    @property
+    def size(self) -> int:
+        """The bytes that it counts for on the broker."""
+        return OVERHEAD_BYTES + sum(len(name.encode()) + len(value) for name, value in self.fields.items())
+
+    @property
+    def cut(self) -> dict[str, Any]:  # Any: JSON
+        """What was too large to keep; empty for a letter that is whole.
+
+        `bytes` of all fields as they came; `fields` of which only a head is kept, each with its `bytes` and `sha256`
+        (or `sha1`); `left_out`: how many fields were dropped.
+        """
+        found = readable(self.fields.get("cut", b""))
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def data(self) -> object:
+        """What the delivery carried: an input, arguments, or the data of a rejected event."""
+        return readable(self.fields.get(_EVENT + "data", self.fields.get("d", b"")))
+
+    def group_key(self, by: By) -> str:
+        """What letters are counted by."""
+        if by == "error":
+            message = str(self.error.get("message", "")).partition("\n")[0]
+            return ": ".join(part for part in (str(self.error.get("type", "")), message) if part)
+        return {"name": self.name, "reason": self.reason, "stream": self.stream}[by]
+
+    def summary(self) -> dict[str, Any]:  # Any: JSON
+        """A line of a list."""
+        return {
+            "letter_id": self.letter_id,
+            "time": self.at_ms,
+            "reason": self.reason,
+            "stream": self.stream,
+            "name": self.name,
+            "task_id": self.task,
+            "run_id": self.run,
+            "attempt": self.attempt,
+            "bytes": self.size,
+            "error": {"type": self.error.get("type", ""), "message": self.error.get("message", "")},
+        }
+
+    def details(self) -> dict[str, Any]:  # Any: JSON
+        """Everything that is kept."""
+        return {
+            **self.summary(),
+            "group": self.group,
+            "kind": self.kind,
+            "delivery": self.delivery,
+            "error": self.error,
+            "errors": self.errors,
+            "data": self.data,
+            "context": readable(self.fields.get("x", b"")),
+            "event": self.event,
+            "cut": self.cut,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which letters are meant; what is empty chooses all."""
+
+    reason: str = ""
+    name: str = ""
+    task: str = ""
+
+    def __contains__(self, letter: DeadLetter) -> bool:
+        wanted = ((self.reason, letter.reason), (self.name, letter.name), (self.task, letter.task))
+        return all(not value or value == found for value, found in wanted)
+
+
+EVERY = Selection()
+
+
+@dataclass(frozen=True, slots=True)
+class LetterGroup:
+    """Letters that have something in common."""
+
+    key: str
+    count: int
+    size: int
+    """Their bytes."""
+    newest: DeadLetter
+
+
+@dataclass(frozen=True, slots=True)
+class LetterSizes:
+    """How many bytes dead letters take."""
+
+    shares: dict[str, int]
+    """By share, the largest first: a stream, `replyto` for answers, `parked` for runs that wait for their letter."""
+    bound: int
+    """What all shares but `parked` may have together; 0 where no state-manager has said so yet."""
+    trimmed: int
+    """How many letters were trimmed so far."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.shares.values())
+
+
+class DeadLetters:
+    """The dead letters of a namespace, over all its partitions."""
+
+    def __init__(self, buses: Sequence[EventBus]) -> None:
+        self._buses = buses
+
+    async def count(self) -> int:
+        """How many there are."""
+        return sum([cast(int, await bus.transport.call("XLEN", bus.keys.dead)) for bus in self._buses])
+
+    async def sizes(self) -> LetterSizes:
+        """How many bytes letters take, by share and over all partitions."""
+        shares: Counter[str] = Counter()
+        bound = trimmed = 0
+        for bus in self._buses:
+            stored = await letter_bytes(bus)
+            shares.update({share: size for share, size in stored.items() if share})
+            most = await bus.transport.call("HGET", bus.keys.meta, "dead_max")
+            bound += int(cast(bytes, most)) if most is not None else 0
+            trimmed += sum((await trimmed_letters(bus)).values())
+        return LetterSizes(dict(shares.most_common()), bound, trimmed)
+
+    async def newest(self, limit: int, selection: Selection = EVERY) -> list[DeadLetter]:
+        """Up to `limit` letters, the newest first."""
+        found: list[DeadLetter] = []
+        for bus in self._buses:
+            of_partition: list[DeadLetter] = []
+            async for letter in self._walk(bus, newest_first=True):
+                if letter in selection:
+                    of_partition.append(letter)
+                if len(of_partition) >= limit:
+                    break
+            found += of_partition
+        return sorted(found, key=lambda letter: position(letter.entry), reverse=True)[:limit]
+
+    async def counted(self, by: By, selection: Selection = EVERY) -> list[LetterGroup]:
+        """Letters counted by what they have in common, the most frequent first."""
+        counts: Counter[str] = Counter()
+        sizes: Counter[str] = Counter()
+        newest: dict[str, DeadLetter] = {}
+        async for letter in self.all(selection):
+            key = letter.group_key(by)
+            counts[key] += 1
+            sizes[key] += letter.size
+            if key not in newest or position(letter.entry) >= position(newest[key].entry):
+                newest[key] = letter
+        return [LetterGroup(key, count, sizes[key], newest[key]) for key, count in counts.most_common()]
+
+    async def all(self, selection: Selection = EVERY) -> AsyncIterator[DeadLetter]:
+        """Every letter that is there now, the oldest of each partition first; what comes in meanwhile is left out."""
+        for bus in self._buses:
+            async for letter in self._walk(bus, newest_first=False):
+                if letter in selection:
+                    yield letter
+
+    async def get(self, letter_id: str) -> DeadLetter:
+        """Raises InvalidInput (`letter_id`) where there is none."""
+        bus, entry = self._place(letter_id)
+        found = pairs(await bus.transport.call("XRANGE", bus.keys.dead, entry, entry))
+        if not found:
+            raise _missing(letter_id)
+        return self._letter(bus, *found[0])
+
+    async def redrive(self, letter_id: str, *, reopen: bool = False, data: bytes = b"") -> str:
+        """Give a letter's delivery to the consumer that failed, with its attempts counted anew; returns its task.
+
+        `reopen` lets an ended task go on; `data` (JSON) replaces what was sent. A rejected entry goes to the ingress
+        again under the id it had, so that doing this twice starts one task; its task may not be known yet (``).
+        Raises InvalidInput where there is no such letter, or nothing that waits for it.
+        """
+        letter = await self.get(letter_id)
+        bus, entry = self._place(letter_id)
+        if letter.cut:
+            raise _was_cut(letter_id)
+        if letter.kind == REJECTED:
+            return await self._submit_again(bus, letter, data)
+        if not letter.kind:
+            raise InvalidInput(
+                "letter_id", f"{letter_id} holds no work that can be given again ({letter.reason}); look and drop it"
+            )
+        if data and letter.kind == "resume":
+            raise InvalidInput("data", f"{letter_id} is a turn in the middle of its run, which has no data to replace")
+        answer = await bus.redrive(entry, reopen, data)
+        match answer[0]:
+            case "ok":
+                return answer[1]
+            case "missing":
+                raise _missing(letter_id)
+            case "cut":
+                raise _was_cut(letter_id)
+            case "ended":
+                raise InvalidInput(
+                    "letter_id",
+                    f"the task {answer[1]} of {letter_id} has ended ({answer[2]}); --reopen lets it go on from there",
+                )
+        raise InvalidInput(
+            "letter_id", f"what waited for {letter_id} is no more (task {letter.task or 'unknown'}); look and drop it"
+        )
+
+    async def drop(self, letter_id: str) -> None:
+        """Forget a letter. Raises InvalidInput where there is none."""
+        bus, entry = self._place(letter_id)
+        if not await bus.drop_letter(entry):
+            raise _missing(letter_id)
+
+    async def _submit_again(self, bus: EventBus, letter: DeadLetter, data: bytes) -> str:
+        fields = {name[len(_EVENT) :]: value for name, value in letter.fields.items() if name.startswith(_EVENT)}
+        structured = "type" not in fields and fields.keys() <= {"data", "metadata"}
+        if data and structured:
+            fields["data"] = _with_data(fields.get("data", b""), data)
+        elif data:
+            fields.update(data=data, datacontenttype=b"application/json")
+        if not structured:
+            # What had no id of its own was named by its entry; a new entry would be another event.
+            fields.setdefault("id", letter.delivery.encode())
+        arguments: list[Argument] = [item for pair in fields.items() for item in pair]
+        if not arguments:
+            raise InvalidInput("letter_id", f"{letter.letter_id} holds no event; look and drop it")
+        publisher = letter.stream.partition(":")[2]
+        if publisher and await Publishers(self._buses[0]).get(publisher) is None:
+            # On another stream it would be bound to nobody.
+            raise InvalidInput(
+                "letter_id",
+                f"{letter.letter_id} came from publisher {publisher!r}, which is not registered any more: register it "
+                f"with `weft publisher set {publisher} --tenant …`, or drop the letter",
+            )
+        await bus.transport.call("XADD", ingress(bus.keys.namespace, publisher), "*", *arguments)
+        await bus.drop_letter(letter.entry)
+        return letter.task
+
+    async def _walk(self, bus: EventBus, *, newest_first: bool) -> AsyncIterator[DeadLetter]:
+        call, key = bus.transport.call, bus.keys.dead
+        last = pairs(await call("XREVRANGE", key, "+", "-", "COUNT", 1))
+        if not last:
+            return
+        end = last[0][0].decode()
+        start = "-"
+        while True:
+            if newest_first:
+                reply: Reply = await call("XREVRANGE", key, end, "-", "COUNT", PAGE)
+            else:
+                reply = await call("XRANGE", key, start, end, "COUNT", PAGE)
+            entries = pairs(reply)
+            for entry, fields in entries:
+                yield self._letter(bus, entry, fields)
+            if len(entries) < PAGE:
+                return
+            after = "(" + entries[-1][0].decode()
+            if newest_first:
+                end = after
+            else:
+                start = after
+
+    def _letter(self, bus: EventBus, entry: bytes, fields: list[bytes]) -> DeadLetter:
+        named = {name.decode("utf-8", "replace"): value for name, value in zip(fields[::2], fields[1::2], strict=False)}
+        partition, text = bus.keys.partition, entry.decode()
+        letter_id = text if len(self._buses) == 1 else f"{partition}/{text}"
+        return DeadLetter(letter_id, partition, text, named)
+
+    def _place(self, letter_id: str) -> tuple[EventBus, str]:
+        number, slash, entry = letter_id.rpartition("/")
+        milliseconds, _, sequence = entry.partition("-")
+        known = milliseconds.isdecimal() and sequence.isdecimal() and len(entry) < 42
+        if not slash and len(self._buses) == 1:
+            number = "0"
+        if not known or not number.isdecimal() or int(number) >= len(self._buses):
+            example = "1731240000000-0" if len(self._buses) == 1 else "0/1731240000000-0"
+            raise InvalidInput("letter_id", f"{letter_id!r} is no id of a dead letter, as in {example}")
+        return self._buses[int(number)], entry
+
+
+async def letter_bytes(bus: EventBus) -> dict[str, int]:
+    """Bytes of a partition's dead letters by share; under an empty name the sum that is bounded."""
+    flat = cast(list[bytes], await bus.transport.call("HGETALL", bus.keys.letters("bytes")))
+    return {flat[at].decode("utf-8", "replace"): int(flat[at + 1]) for at in range(0, len(flat), 2)}
+
+
+async def trimmed_letters(bus: EventBus) -> dict[tuple[str, str], int]:
+    """How many dead letters a partition has trimmed so far, by cause (`bytes`, `age`) and share."""
+    flat = cast(list[bytes], await bus.transport.call("HGETALL", bus.keys.letters("trimmed")))
+    found = {}
+    for at in range(0, len(flat), 2):
+        cause, _, share = flat[at].decode("utf-8", "replace").partition(" ")
+        found[cause, share] = int(flat[at + 1])
+    return found
+
+
+def _was_cut(letter_id: str) -> InvalidInput:
+    return InvalidInput(
+        "letter_id",
+        f"the dead letter {letter_id} was cut because it was too large, so it cannot be redriven: "
+        f"send the original again in a smaller form, then run `weft dead drop {letter_id}`",
+    )
+
+
+def _missing(letter_id: str) -> InvalidInput:
+    return InvalidInput("letter_id", f"there is no dead letter {letter_id}: it may have been redriven or dropped")
+
+
+def _with_data(event: bytes, data: bytes) -> bytes:
+    """A structured event with other data. Raises InvalidInput where the event cannot be read."""
+    try:
+        members = msgspec.json.decode(event, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidInput(
+            "data", f"the rejected event cannot be read ({error}), so nothing in it can be replaced"
+        ) from None
+    members.pop("data_base64", None)
+    members.update(data=msgspec.Raw(data), datacontenttype=msgspec.Raw(b'"application/json"'))
+    return msgspec.json.encode(members)

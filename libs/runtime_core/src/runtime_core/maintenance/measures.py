@@ -1,0 +1,344 @@
+"""Measures a partition for its leader: streams, readers, mailboxes, memory, and how far each group is behind."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+from runtime_core.bus.admin import Survey
+from runtime_core.bus.connection import Reply, Transport
+from runtime_core.bus.delivery import pairs
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import GROUPS, STATE_MANAGER, TRAJECTORY_RECORDER, group_of, ingress
+from runtime_core.bus.namespace import server_info
+from runtime_core.bus.reply import position
+from runtime_core.errors import ServerError
+from runtime_core.ingress.publishers import Publishers
+from runtime_core.ingress.tenants import ALL_OTHERS, waiting_tasks
+from runtime_core.maintenance.dead_letters import letter_bytes, trimmed_letters
+from runtime_core.telemetry import names
+from runtime_core.telemetry.metrics import Measured, Sample
+
+PAGE = 100
+PAGES = 50
+"""One look counts no more than so many pages of entries from each end of a stream."""
+
+Call = Callable[..., Awaitable[Reply]]
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """Where a group stands. Ages are seconds by the broker's clock, 0 where there is no such entry."""
+
+    waiting: int
+    """Entries that it has not read."""
+    pending: int = 0
+    """Entries that it has read and not settled."""
+    oldest_waiting: float = 0.0
+    oldest_pending: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    read: str
+    """The id of the last entry that was delivered to it, or that its reader has come to."""
+    pending: int
+
+
+async def lag_of_work(call: Call, key: str, group: str, now_ms: int) -> Lag | None:
+    """Of a stream on which all is work to do: what is done is deleted. None: there is no such stream.
+
+    What is not pending waits, also behind the group's position: nobody will do it, and that must be seen.
+    """
+    length, first = cast(int, await call("XLEN", key)), await _first(call, key, "-")
+    found = await _groups(call, key)
+    if found is None:
+        return None
+    own = found.get(group)
+    if own is None:
+        return Lag(length, 0, _age(first, now_ms))
+    oldest_pending = await _oldest_pending(call, key, group) if own.pending else None
+    ahead = await _first(call, key, f"({own.read}")
+    waiting = max(0, length - own.pending)
+    if ahead is not None and (not waiting or _before(oldest_pending, first)):
+        # Some that count as pending were deleted: they must not hide what waits.
+        counted, _ = await _counted(call, key, f"({own.read}", "+")
+        waiting = max(waiting, counted)
+    passed_over = waiting > 0 and first is not None and (oldest_pending is None or _before(first, oldest_pending))
+    return Lag(
+        waiting,
+        own.pending,
+        _age(first if passed_over else ahead, now_ms) if waiting else 0.0,
+        _age(oldest_pending, now_ms),
+    )
+
+
+async def lags_of_cursors(call: Call, key: str, groups: tuple[str, ...], now_ms: int) -> dict[str, Lag]:
+    """Of a stream whose groups hold only how far each reader has come; empty where there is no such stream."""
+    length = cast(int, await call("XLEN", key))
+    found = await _groups(call, key)
+    if found is None:
+        return {}
+    lags = {}
+    for group in groups:
+        own = found.get(group)
+        read = own.read if own is not None else "0-0"
+        ahead = await _first(call, key, f"({read}")
+        lags[group] = Lag(
+            0 if ahead is None else await _ahead(call, key, read, length),
+            own.pending if own is not None else 0,
+            _age(ahead, now_ms),
+        )
+    return lags
+
+
+async def _ahead(call: Call, key: str, read: str, length: int) -> int:
+    """How many entries come after `read`: counted from the nearer end, since a reader is mostly close to one of them.
+
+    Where both are far, never less than there are: what is known to lie behind is taken off the whole.
+    """
+    behind, all_counted = await _counted(call, key, "-", read, PAGE)
+    if not all_counted:
+        ahead, all_counted = await _counted(call, key, f"({read}", "+")
+        if all_counted:
+            return ahead
+        behind, _ = await _counted(call, key, "-", read)
+    return max(1, length - behind)
+
+
+async def _counted(call: Call, key: str, start: str, end: str, limit: int = PAGE * PAGES) -> tuple[int, bool]:
+    """How many entries there are, up to `limit`, and whether these are all."""
+    count = 0
+    while count < limit:
+        entries = pairs(await call("XRANGE", key, start, end, "COUNT", PAGE))
+        count += len(entries)
+        if len(entries) < PAGE:
+            return count, True
+        start = f"({entries[-1][0].decode()}"
+    return count, False
+
+
+async def _first(call: Call, key: str, start: str) -> str | None:
+    entries = pairs(await call("XRANGE", key, start, "+", "COUNT", 1))
+    return entries[0][0].decode() if entries else None
+
+
+async def _groups(call: Call, key: str) -> dict[str, _Group] | None:
+    try:
+        reply = cast(list[list[Reply]], await call("XINFO", "GROUPS", key))
+    except ServerError as error:
+        if "no such key" not in str(error):
+            raise
+        return None
+    groups = {}
+    for flat in reply:
+        named = dict(zip(flat[::2], flat[1::2], strict=True))
+        name = cast(bytes, named[b"name"]).decode()
+        groups[name] = _Group(cast(bytes, named[b"last-delivered-id"]).decode(), cast(int, named[b"pending"]))
+    return groups
+
+
+async def _oldest_pending(call: Call, key: str, group: str) -> str | None:
+    try:
+        summary = cast(list[Reply], await call("XPENDING", key, group))
+    except ServerError as error:
+        if not str(error).startswith("NOGROUP"):
+            raise
+        return None  # destroyed since we looked
+    return None if summary[1] is None else cast(bytes, summary[1]).decode()
+
+
+def _before(one: str | None, other: str | None) -> bool:
+    return one is not None and (other is None or position(one) < position(other))
+
+
+def _age(entry: str | None, now_ms: int) -> float:
+    return 0.0 if entry is None else max(0.0, (now_ms - int(entry.partition("-")[0])) / 1000)
+
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_SECONDS = 2.0
+"""Between two looks."""
+TENANTS_SHOWN = 20
+LEADERS = ("admit", "keep")
+"""Roles of the state-manager; a partition has one of them."""
+
+
+class Measures:
+    """One partition's, taken by its leader. `edge` reaches the ingress stream, which the first partition measures."""
+
+    def __init__(self, bus: EventBus, measured: Measured, leads: Callable[[], bool], edge: Transport) -> None:
+        self._bus = bus
+        self._measured = measured
+        self._leads = leads
+        self._edge = edge
+        self._begun = float("-inf")
+        self._survey: Survey | None = None
+        self._trouble = ""
+
+    async def look(self) -> None:
+        """Measure and show, unless that was done a moment ago. What the server refuses is told in the log."""
+        if time.monotonic() - self._begun < INTERVAL_SECONDS:
+            return
+        self._begun = time.monotonic()
+        try:
+            samples = await self.take()
+        except ServerError as error:
+            # Other chores must not wait for metrics. The last values go by themselves when they are old.
+            if str(error) != self._trouble:
+                logger.warning("partition %d cannot be measured: %s", self._bus.keys.partition, error)
+            self._trouble = str(error)
+            return
+        self._trouble = ""
+        self._measured.put(self._bus.keys.partition, samples, self._leads)
+
+    async def take(self) -> list[Sample]:
+        """What there is to see now."""
+        asked = time.perf_counter()
+        now_ms = await _now_ms(self._bus.transport)
+        samples = [Sample(names.BROKER_PING, time.perf_counter() - asked)]
+        samples += await self._streams(now_ms)
+        samples += await self._timers(now_ms)
+        samples += await self._work()
+        samples += _of_broker(await server_info(self._bus.transport))
+        samples.append(Sample(names.MEASURED_AT, time.time()))
+        return samples
+
+    async def _streams(self, now_ms: int) -> list[Sample]:
+        call, keys = self._bus.transport.call, self._bus.keys
+        samples: list[Sample] = []
+        for stream in sorted(await self._work_streams()):
+            group = group_of(stream)
+            lag = await lag_of_work(call, keys.stream(stream), group, now_ms)
+            if lag is not None:
+                samples += _of_group(stream, group, lag, await self._readers(stream, group))
+        leading = await self._leading(*LEADERS)
+        groups = {STATE_MANAGER: leading, TRAJECTORY_RECORDER: await self._leading("record")}
+        for group, lag in (await lags_of_cursors(call, keys.record, tuple(groups), now_ms)).items():
+            samples += _of_group("record", group, lag, groups[group])
+        if keys.partition == 0:
+            edge = self._edge
+            lag = await lag_of_work(edge.call, ingress(keys.namespace), STATE_MANAGER, await _now_ms(edge))
+            samples += _of_group("tasks", STATE_MANAGER, lag or Lag(0), leading)
+            for publisher in await Publishers(self._bus).all():
+                samples += _of_group(
+                    f"tasks:{publisher.name}", STATE_MANAGER, await self._lag_of_publisher(publisher.name), leading
+                )
+        return samples
+
+    async def _lag_of_publisher(self, publisher: str) -> Lag:
+        key = ingress(self._bus.keys.namespace, publisher)
+        try:
+            return await lag_of_work(self._edge.call, key, STATE_MANAGER, await _now_ms(self._edge)) or Lag(0)
+        except ServerError as error:
+            # Whatever a publisher puts in the place of its stream hides nothing else.
+            logger.debug("the stream of publisher %s cannot be measured: %s", publisher, error)
+            return Lag(0)
+
+    async def _work_streams(self) -> set[str]:
+        """The usual ones, and those of pools and engines that apps have named."""
+        call, keys = self._bus.transport.call, self._bus.keys
+        found = cast(list[bytes], await call("HVALS", keys.agents)) + cast(list[bytes], await call("HVALS", keys.tools))
+        found += cast(list[bytes], await call("HKEYS", keys.engines))
+        return {name.decode() for name in found} | set(GROUPS)
+
+    async def _readers(self, stream: str, group: str) -> int:
+        """Consumers of the group whose owners live."""
+        try:
+            key = self._bus.keys.stream(stream)
+            reply = cast(list[list[Reply]], await self._bus.transport.call("XINFO", "CONSUMERS", key, group))
+        except ServerError as error:
+            if not str(error).startswith("NOGROUP"):
+                raise
+            return 0
+        return await self._alive([cast(bytes, dict(zip(one[::2], one[1::2], strict=True))[b"name"]) for one in reply])
+
+    async def _leading(self, *roles: str) -> int:
+        call, base = self._bus.transport.call, self._bus.keys.base
+        owners = [cast(bytes | None, await call("HGET", f"{base}leader:{role}", "owner")) for role in roles]
+        return await self._alive([owner for owner in owners if owner is not None])
+
+    async def _alive(self, owners: list[bytes]) -> int:
+        if not owners:
+            return 0
+        scores = cast(list[Reply], await self._bus.transport.call("ZMSCORE", self._bus.keys.alive, *owners))
+        return sum(score is not None for score in scores)
+
+    async def _work(self) -> Iterable[Sample]:
+        survey = self._survey = await self._bus.survey(self._survey)
+        letters = cast(int, await self._bus.transport.call("XLEN", self._bus.keys.dead))
+        sizes, trimmed = await letter_bytes(self._bus), await trimmed_letters(self._bus)
+        streams = sorted({share for _, share in trimmed} | (sizes.keys() - {""}))
+        return (
+            Sample(names.TASKS_ADMITTED, survey.started),
+            Sample(names.TASKS_OPEN, survey.open),
+            Sample(names.MAILBOX_WAITING, survey.mail),
+            Sample(names.MAILBOX_DEEPEST, survey.deepest),
+            Sample(names.DEAD_LETTERS_KEPT, letters),
+            *(Sample(names.DEAD_LETTER_BYTES, sizes.get(share, 0), (share,)) for share in streams),
+            # With 0 for each stream that has letters, so that the first one trimmed is an increase.
+            *(
+                Sample(names.DEAD_LETTERS_TRIMMED, trimmed.get((cause, share), 0), (share, cause))
+                for share in streams
+                for cause in names.TRIM_CAUSES
+            ),
+            *await self._queued(),
+        )
+
+    async def _queued(self) -> list[Sample]:
+        """Tasks that wait for turns, by tenant; always a value for `*`, so that the metric is there."""
+        counts: Counter[str] = Counter()
+        for of_stream in (await waiting_tasks(self._bus)).values():
+            counts += of_stream
+        most = [name for name, _ in counts.most_common(TENANTS_SHOWN + 1) if name != ALL_OTHERS][:TENANTS_SHOWN]
+        shown = Counter({name or "-": counts[name] for name in most})
+        shown[ALL_OTHERS] = counts.total() - shown.total()
+        return [Sample(names.TASKS_QUEUED, count, (name,)) for name, count in shown.items()]
+
+    async def _timers(self, now_ms: int) -> list[Sample]:
+        call, keys = self._bus.transport.call, self._bus.keys
+        offset = cast(bytes | None, await call("HGET", keys.meta, "offset"))
+        now = now_ms + int(offset or 0)
+        # A timer at 0 is a mailbox to go on with at once: it has no time that it could be late for.
+        oldest = cast(list[bytes], await call("ZRANGEBYSCORE", keys.timers, "(0", now, "WITHSCORES", "LIMIT", 0, 1))
+        return [
+            Sample(names.TIMERS_WAITING, cast(int, await call("ZCARD", keys.timers))),
+            Sample(names.TIMERS_DUE, cast(int, await call("ZCOUNT", keys.timers, "-inf", now))),
+            Sample(names.TIMERS_LATE, max(0.0, (now - float(oldest[1])) / 1000) if oldest else 0.0),
+        ]
+
+
+async def _now_ms(transport: Transport) -> int:
+    """The broker's clock, by which entries have their ids. Another process's clock may differ."""
+    seconds, micros = cast(list[bytes], await transport.call("TIME"))
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+def _of_group(stream: str, group: str, lag: Lag, readers: int) -> Iterator[Sample]:
+    place = (stream, group)
+    yield Sample(names.STREAM_LAG, lag.waiting, place)
+    yield Sample(names.STREAM_PENDING, lag.pending, place)
+    yield Sample(names.STREAM_OLDEST_WAITING, lag.oldest_waiting, place)
+    yield Sample(names.STREAM_OLDEST_PENDING, lag.oldest_pending, place)
+    yield Sample(names.STREAM_READERS, readers, place)
+
+
+def _of_broker(info: dict[str, str]) -> Iterator[Sample]:
+    """What the server says of itself; nothing where this user may not ask."""
+    for metric, field in (
+        (names.BROKER_MEMORY, "used_memory"),
+        (names.BROKER_MEMORY_LIMIT, "maxmemory"),
+        (names.BROKER_CLIENTS, "connected_clients"),
+        (names.BROKER_UPTIME, "uptime_in_seconds"),
+        (names.BROKER_EVICTED_KEYS, "evicted_keys"),
+    ):
+        if field in info:
+            yield Sample(metric, float(info[field]))
+    if "aof_enabled" in info:
+        well = info["aof_enabled"] == "1" and info.get("aof_last_write_status") == "ok"
+        yield Sample(names.BROKER_APPEND_ONLY_OK, float(well))

@@ -1,0 +1,1 @@
+"""What a commit says about its steps."""

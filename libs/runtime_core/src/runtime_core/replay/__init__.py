@@ -1,0 +1,1 @@
+"""Replays recorded tasks: their code or their messages, on the recorded results."""

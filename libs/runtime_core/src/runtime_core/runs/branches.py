@@ -1,0 +1,268 @@
+"""`ctx.gather` and `ctx.background`: several steps and branches of a run at once."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Coroutine, Generator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from runtime_core.errors import JobCancelled, Outcome
+from runtime_core.runs.calls import Asked
+from runtime_core.runs.local_steps import LocalStep
+from runtime_core.runs.outgoing import Outgoing, room
+from runtime_core.runs.scheduler import Branch, Wait
+from runtime_core.runs.sharing import context_of, join
+from runtime_core.runs.step import Step, result_of
+
+if TYPE_CHECKING:
+    from runtime_core.runs.run import Run
+
+
+class Gather:
+    """Awaitable; gives the results in the order of its parts.
+
+    Steps keep their own ids. A coroutine becomes a branch: as part i (from 0) of the gather at place k, its
+    steps are `k.i.1`, `k.i.2`, … A gather of steps alone takes no place.
+
+    All parts are waited for, also when one has failed; then the first error in the order of the parts is
+    raised. (Which error comes first by the clock differs between an execution and its replay.) With
+    `return_exceptions` errors are results; Retry and Reject are still raised.
+    """
+
+    __slots__ = ("_parts", "_return_exceptions", "_tasks", "_wait", "id", "run")
+
+    def __init__(
+        self,
+        run: Run,
+        branch: Branch,
+        parts: Sequence[Awaitable[Any]],  # Any: each part has a result type of its own
+        return_exceptions: bool,
+    ) -> None:
+        self.run = run
+        self.id = ""
+        self._parts = parts
+        self._return_exceptions = return_exceptions
+        self._tasks: dict[int, tuple[asyncio.Task[Any], Branch | None]] = {}  # Any: see `parts`
+        self._wait: Wait | None = None
+        try:
+            self._take_place(branch)
+        except BaseException:
+            self.close()
+            raise
+
+    def _take_place(self, branch: Branch) -> None:
+        run = self.run
+        for place, part in enumerate(self._parts):
+            if asyncio.isfuture(part):
+                raise run.flow.misuse(
+                    f"part {place} of ctx.gather is an asyncio {type(part).__name__}: "
+                    "give it the step or the coroutine itself, so that a replay finds its steps again"
+                )
+        if not all(isinstance(part, (Step, Gather)) for part in self._parts):
+            self.id = run.take_id(branch)
+            run.check_place(self.id, "gather")
+            run.unawaited[self.id] = self
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:  # Any: see `parts`
+        run = self.run
+        branch = run.flow.branch_here(self)
+        if self._wait is None:
+            self._start(Wait(), branch)
+        elif not self._wait.over():
+            raise run.flow.misuse("a ctx.gather is awaited by two branches at once: await it in one of them")
+        wait = self._wait
+        assert wait is not None
+        if not wait.over():
+            yield from run.flow.wait(wait)
+        yield from room(run)
+        return self._results(branch)
+
+    def _start(self, wait: Wait, branch: Branch) -> None:
+        """Ask the journal for each part and begin what is not there. `wait` collects what is missing."""
+        run = self.run
+        run.flow.check_going()
+        self._wait = wait
+        for place, part in enumerate(self._parts):
+            self._start_part(place, part, wait, branch)
+        # Last: what a failure leaves unstarted is closed with the run.
+        run.unawaited.pop(self.id, None)
+
+    def _start_part(self, place: int, part: Awaitable[Any], wait: Wait, branch: Branch) -> None:  # Any: see parts
+        run = self.run
+        match part:
+            case Asked():
+                if run.find(part) is None:
+                    part.carry(branch)
+                    wait.missing[part.id] = part
+            case LocalStep():
+                if run.find(part) is None:
+                    self._tasks[place] = run.flow.help(part.perform(), None, wait), None
+            case Outgoing():
+                part.perform()
+            case Gather():
+                if part._wait is None:
+                    part._start(wait, branch)
+                elif not part._wait.over():
+                    raise run.flow.misuse("a ctx.gather is part of two others at once")
+            case _:
+                helper = Branch(f"{self.id}.{place}.", branch.now_ms, branch)
+                self._tasks[place] = run.flow.help(as_coroutine(part), helper, wait), helper
+
+    def close(self) -> None:
+        """Close the coroutines that will not be started any more: Python warns of them else."""
+        for part in self._parts:
+            if inspect.iscoroutine(part) and inspect.getcoroutinestate(part) == inspect.CORO_CREATED:
+                part.close()
+
+    def _results(self, branch: Branch) -> list[Any]:  # Any: see `parts`
+        results: list[Any] = []  # Any: see `parts`
+        first: Exception | None = None
+        for place, part in enumerate(self._parts):
+            try:
+                results.append(self._result(place, part, branch))
+            except Exception as error:
+                if self._return_exceptions and not isinstance(error, Outcome):
+                    results.append(error)
+                elif first is None:
+                    first = error
+        if first is not None:
+            raise first
+        return results
+
+    def _result(self, place: int, part: Awaitable[Any], branch: Branch) -> object:  # Any: see `parts`
+        match part:
+            case Outgoing():
+                return part.result()
+            case Gather():
+                return part._results(branch)
+        task, helper = self._tasks.get(place, (None, None))
+        if isinstance(part, Step):
+            if task is not None:
+                task.result()  # raises Retry and Reject, which no journal holds
+            return result_of(part, self.run.found(part), branch)
+        assert task is not None
+        if helper is not None:
+            branch.saw(helper.now_ms)
+            if helper.context is not None:
+                join(self.run, branch, helper)
+        return task.result()
+
+
+def as_coroutine(part: Awaitable[Any]) -> Coroutine[Any, Any, Any]:  # Any: see Gather
+    """What a branch runs, from a coroutine or anything else that can be awaited."""
+    if inspect.iscoroutine(part):
+        return part
+
+    async def awaited() -> Any:  # Any: see Gather
+        return await part
+
+    return awaited()
+
+
+AtEnd = Literal["join", "cancel"]
+
+
+class Job:
+    """Work that was started and is not waited for yet. `await job` gives its result, or raises its error.
+
+    Its steps are `k.1`, `k.2`, … for a job at place k. Where the function ends first, the run ends after its jobs
+    (`join`; an error that nobody has awaited then fails the run) or stops them (`cancel`).
+    """
+
+    __slots__ = ("_branch", "_task", "_wait", "at_end", "cancelled", "id", "run", "seen")
+
+    def __init__(self, run: Run, branch: Branch, part: Awaitable[Any], at_end: AtEnd) -> None:  # Any: its own result
+        self.run = run
+        self.at_end = at_end
+        self.cancelled = False
+        self.seen = False
+        """Whether somebody has got its result, or its error."""
+        if asyncio.isfuture(part):
+            raise run.flow.misuse(
+                f"ctx.background was given an asyncio {type(part).__name__}: give it the step or the coroutine itself, "
+                "so that a replay finds its steps again"
+            )
+        self.id = run.take_id(branch)
+        run.check_place(self.id, "background")
+        self._branch = Branch(f"{self.id}.", branch.now_ms, branch)
+        # Now and not at its first use: the branch that has started it goes on and changes its own.
+        self._branch.context = context_of(run, branch).fork(name=f"~{self._branch.prefix}")
+        self._wait = Wait()
+        self._task: asyncio.Task[Any] | None = None  # Any: as `part`
+        if run.journal.values.get(self._cancel_id, b"")[-4:] == b"true":
+            # How far it had come before it was cancelled depended on the clock: a replay does not start it at all.
+            self.cancelled = True
+            _forget(run, part)
+        else:
+            self._task = run.flow.help(as_coroutine(part), self._branch, self._wait)
+        run.jobs.append(self)
+
+    @property
+    def _cancel_id(self) -> str:
+        return f"{self.id}.c.1"
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, by itself or by `cancel`."""
+        return self.cancelled or self._wait.over()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What it has raised, where it ended by that."""
+        if self._task is None or not self._task.done() or self._task.cancelled():
+            return None
+        return self._task.exception()
+
+    def __await__(self) -> Generator[Any, None, Any]:  # Any: the result of what was given
+        run = self.run
+        branch = run.flow.branch_here(self)
+        self.seen = True
+        if not self.over:
+            if self._wait in run.flow.waits:
+                raise run.flow.misuse("a job is awaited by two branches at once: await it in one of them")
+            yield from run.flow.wait(self._wait)
+        if self.cancelled or self._task is None:
+            raise JobCancelled(f"the job {self.id} was cancelled")
+        branch.saw(self._branch.now_ms)
+        self.merge(branch)
+        return self._task.result()
+
+    def merge(self, branch: Branch) -> None:
+        """Bring what the job has changed in its context into that of a branch; a second time it changes nothing."""
+        if not self.cancelled:
+            join(self.run, branch, self._branch)
+
+    async def cancel(self) -> bool:
+        """Stop it, and give True; False where it had ended by then. A step: a replay gets the same answer.
+
+        Its code gets CancelledError where it waits. What it has asked others for goes on to its end, and the result is
+        dropped; what it was about to send in this turn may be left out.
+        """
+        branch = self.run.flow.branch_here("job.cancel")
+
+        async def still_open() -> bool:
+            return not self.over
+
+        place = Branch(f"{self.id}.c.", branch.now_ms)
+        if not await LocalStep(self.run, place, "step", "job.cancel", still_open, b""):
+            return False
+        self.stop()
+        return True
+
+    def stop(self) -> None:
+        """End it here, without a trace in the journal."""
+        if not self.cancelled:
+            self.cancelled = self.seen = True
+            if self._task is not None:
+                self.run.flow.stop_branch(self._branch, "the job was cancelled")
+
+    def __repr__(self) -> str:
+        return f"<job {self.id}>"
+
+
+def _forget(run: Run, part: Awaitable[Any]) -> None:  # Any: as Job's
+    if isinstance(part, Step | Gather):
+        run.unawaited.pop(part.id, None)
+    if hasattr(part, "close"):  # a coroutine, or a gather of some, that will never be awaited
+        part.close()

@@ -1,0 +1,246 @@
+"""What a run needs from others: the broker in mid-turn, the agent's definition, the app's registered names."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Container, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, Required, TypedDict
+
+if TYPE_CHECKING:
+    from runtime_core.aworld.events.handler import DeclaredSubscriber, Handler
+    from runtime_core.bus.values import CallBegun
+    from runtime_core.consumer.effects import TurnResult
+    from runtime_core.declare.manifest import Manifest
+    from runtime_core.engines.protocol import Step as EngineStep
+    from runtime_core.engines.results import Results
+    from runtime_core.llm.models import OpenModels
+    from runtime_core.runs.context import AgentContext
+
+
+class RunPort(Protocol):
+    """What a running turn may write on the broker before it commits. All writes are put-if-absent."""
+
+    async def confirm(self, known: Container[str]) -> None:
+        """Make sure that the journal holds no step beyond `known`, before this process does a step by itself.
+
+        Raises JournalMoved where it does, and as `record`; both end the run here without a result.
+        """
+        ...
+
+    async def record(
+        self, step: str, digest: str, status: bytes, payload: bytes, kind: str = "step", name: str = ""
+    ) -> bytes:
+        """Journal the result of a step; returns the journal value that is stored now, maybe another's.
+
+        Raises Fenced where the owner was declared dead, and BusError; both end the run here without a result.
+        """
+        ...
+
+    async def begin_call(self, step: str, reserve: bytes) -> CallBegun:
+        """Begin a model call; `reserve` (JSON, names to `[least, most]`; empty: nothing) is held of the task's limits.
+
+        Raises as `record`; Reserved where it does not fit beside other calls, LimitExceeded where it never will.
+        """
+        ...
+
+    async def settle_call(
+        self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes, name: str = ""
+    ) -> tuple[bytes, str]:
+        """As `record`, for a model call, with what it has used (JSON; empty: nothing), in one write.
+
+        Returns the journal value that is stored now, and which limit the task is over by it (empty: none).
+        """
+        ...
+
+    def stream(self, step: str, attempt: int, data: bytes) -> None:
+        """Send a piece of a model's answer (JSON) to the client. Does not wait, and is not journaled."""
+        ...
+
+    def progress(self, step: str, data: bytes) -> None:
+        """Show the client how far a step is (JSON). Does not wait, and is not journaled."""
+        ...
+
+    async def usage(self) -> bytes:
+        """What the whole task has used so far, as the broker sums it (JSON; empty: nothing). Raises as `record`."""
+        ...
+
+    async def manifests(self) -> Sequence[Manifest] | None:
+        """What all apps of the namespace offer, at most some seconds old; the same object while nothing has changed.
+
+        None: nothing can be asked here, where a record is replayed.
+        """
+        ...
+
+    def emit(self, step: str, digest: str, data: bytes) -> None:
+        """Send a delta (JSON) to the client. Does not wait; a step that is journaled is sent once."""
+        ...
+
+    def room(self) -> Awaitable[None] | None:
+        """What to await before more is emitted: the broker still has much to take. None: go on.
+
+        Raises, when awaited, LimitExceeded where the task's output is over its limit.
+        """
+        ...
+
+    def note(self, step: str, digest: str, name: str = "") -> None:
+        """Journal a step that has no result but its row in the trajectory. Does not wait."""
+        ...
+
+
+class Definition(Protocol):
+    """An agent, as far as a run is concerned."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def timeout_seconds(self) -> float:
+        """How long one turn may run; the time between turns does not count."""
+        ...
+
+    def decode_input(self, data: bytes, /) -> object:
+        """The input of the agent's function; raises InvalidInput."""
+        ...
+
+    def encode_output(self, value: Any, /) -> bytes:  # Any: the function's own result type
+        """JSON of the result; raises InvalidInput."""
+        ...
+
+    def start(self, ctx: AgentContext, value: Any, /) -> Coroutine[Any, Any, object]:  # Any: see above
+        """The coroutine of one execution from the top."""
+        ...
+
+
+class Registered(Protocol):
+    """A tool, agent or engine function that an app has registered."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def pool(self) -> str: ...
+
+
+class RegisteredAgent(Registered, Protocol):
+    """An agent of this app, which knows how its input is written."""
+
+    def encode_input(self, value: object, /) -> bytes:
+        """JSON of a request; raises InvalidInput."""
+        ...
+
+
+class LocalFunction(Registered, Protocol):
+    """An engine function that can run in this process."""
+
+    @property
+    def timeout_seconds(self) -> float:
+        """How long one call may take, where the engine can end it."""
+        ...
+
+    def refusal(self, engine: str, /) -> str:
+        """Why this engine cannot run it, in one line; empty: it can."""
+        ...
+
+    def item_argument(self, over: str, common: Collection[str], /) -> str:
+        """The argument that takes the item of a map. Raises InvalidInput."""
+        ...
+
+    def bound(self, arguments: bytes, step: EngineStep, /, *, store: str | None = None) -> Callable[[], object]:
+        """The function with its arguments, read from a JSON object, to be called in a thread or elsewhere."""
+        ...
+
+
+class Compute(Protocol):
+    """Runs engine functions outside the threads of this process."""
+
+    @property
+    def workers(self) -> int:
+        """How many calls run at once."""
+        ...
+
+    async def run(self, function: LocalFunction, arguments: bytes, step: EngineStep, results: Results, /) -> bytes:
+        """Call it with a JSON object of arguments; returns JSON. A cancel stops the call."""
+        ...
+
+
+class Functions(Protocol):
+    """Finds what the code names, by name or by the object that was registered.
+
+    None: this app has no such thing. A name (text) may then still be another app's, and is sent as it is.
+    """
+
+    def tool(self, named: object, /) -> Registered | None: ...
+
+    def agent(self, named: object, /) -> RegisteredAgent | None: ...
+
+    def engine_function(self, named: object, /) -> LocalFunction | None: ...
+
+    @property
+    def models(self) -> OpenModels:
+        """The language models that this process has open for the app."""
+        ...
+
+    @property
+    def handlers(self) -> Mapping[str, type[Handler]]:
+        """Handlers of messages, by category or by a name of the app's own."""
+        ...
+
+    @property
+    def subscribers(self) -> Sequence[DeclaredSubscriber]:
+        """Functions of messages, for all event-driven runs."""
+        ...
+
+
+class Meta(TypedDict, total=False):
+    """What the task says of itself."""
+
+    session_id: str
+    metadata: Mapping[str, Any]  # Any: the user's own JSON
+    tenant: str
+    deadline: float | None
+    """Epoch seconds."""
+    topic: str
+    """The topic on which the run's message was published."""
+    sender: str
+    """Who published it, as `agent/key`."""
+    asked: bool
+    """Whether it answers a step of a task in another partition."""
+    engine: str
+    """What `ctx.engine()` stands for; absent: `local`."""
+    hooks: Mapping[str, Sequence[str]]
+    """Hook point → names that the submit chose; `!` before the name of a guard."""
+
+
+class RunStart(TypedDict, total=False):
+    """With what a run begins, or is replayed; see `Run`."""
+
+    task_id: Required[str]
+    run_id: Required[str]
+    input: Required[bytes]
+    started_ms: Required[int]
+    port: Required[RunPort]
+    functions: Required[Functions]
+    key: str
+    attempt: int
+    journal: Mapping[str, bytes]
+    pending: Mapping[str, str]
+    state: bytes
+    owner: str
+    meta: Meta
+    unrecorded: Collection[str]
+    overrides: Mapping[str, bytes]
+    carried: bytes
+
+
+class TurnRun(Protocol):
+    """A run as its turns are driven. `Run` says what each member promises."""
+
+    async def advance(self) -> TurnResult: ...
+
+    def deliver(self, step: str, value: bytes) -> None: ...
+
+    @property
+    def awaited(self) -> frozenset[str]: ...
+
+    def cancel(self, reason: str) -> None: ...
+
+    def drop(self) -> None: ...

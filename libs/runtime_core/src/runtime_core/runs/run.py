@@ -1,0 +1,398 @@
+"""A run: one execution of an agent, driven turn by turn.
+
+A turn goes on until the function has ended, or until every branch of it waits for steps that others answer.
+Then the turn is over and its effects are committed by the caller. Later, `deliver` and `advance` go on in
+place; or, in another process, a new Run with the journal runs the function again from the top, and finished
+steps return at once what they gave (replay).
+
+    1. ports.py       what a run needs from others
+    2. context.py     what the agent's code sees; it makes the steps (engine.py, naming.py help)
+    3. step.py        what all steps have; asked.py, local.py, outgoing.py, gather.py: the kinds; job.py: in background
+    4. branch.py      who numbers steps, and what a branch waits for
+    5. flow.py        which branches run and which wait, and how they are stopped
+    6. run.py         this file: the turn, and the journal as the steps see it
+    7. suspension.py, failure.py, rows.py    what a turn gives
+    8. foreign.py     code with asyncio tasks of its own; foreign_loop.py is the loop that it runs on
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Mapping
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from runtime_core import codec
+from runtime_core.consumer.effects import COMPLETED, Completed, Failed, Publish, Send, Spend, Suspended, TurnResult
+from runtime_core.engines.results import Results
+from runtime_core.errors import Divergence, LimitExceeded, WeftError
+from runtime_core.ids import ANY_DIGEST, any_digest
+from runtime_core.runs.context import AgentContext
+from runtime_core.runs.failure import failure_of
+from runtime_core.runs.journal import MAX_JOURNAL_BYTES, MAX_STEPS, Journal, pack
+from runtime_core.runs.ports import Compute, Definition, Functions, Meta, RunPort
+from runtime_core.runs.rows import Rows
+from runtime_core.runs.scheduler import Branch, Flow
+from runtime_core.runs.sharing import answer_of
+from runtime_core.runs.state import State
+from runtime_core.runs.step import Step
+from runtime_core.runs.suspension import suspend
+
+if TYPE_CHECKING:
+    from runtime_core.hooks.around import RunHooks
+    from runtime_core.runs.branches import Gather, Job
+
+log = logging.getLogger(__name__)
+
+_NO_META = Meta()
+
+
+class Run:
+    """One execution of an agent. Belongs to one event loop; not thread-safe.
+
+    `input` is JSON; `state` is a JSON object or empty. `started_ms` is when the run began, in epoch
+    milliseconds: the same at each replay. `journal` maps step ids to journal values, `pending` step ids that
+    were asked for and have no result to their digests.
+    `unrecorded` names journaled steps whose trajectory rows no commit has written (the process died in between):
+    their rows are made from the journal. `overrides` maps a step to the instance's state from its result on, where
+    a nested run has changed it.
+    `threads` runs sync functions; None: the loop's own pool. `carried` is the context of the event that began the run.
+    """
+
+    def __init__(
+        self,
+        *,
+        definition: Definition,
+        task_id: str,
+        run_id: str,
+        input: bytes,
+        started_ms: int,
+        port: RunPort,
+        functions: Functions,
+        journal: Mapping[str, bytes] | None = None,
+        pending: Mapping[str, str] | None = None,
+        state: bytes = b"",
+        attempt: int = 1,
+        key: str = "",
+        owner: str = "",
+        chain: tuple[str, ...] = (),
+        meta: Meta = _NO_META,
+        unrecorded: Collection[str] = (),
+        overrides: Mapping[str, bytes] | None = None,
+        threads: Executor | None = None,
+        carried: bytes = b"",
+    ) -> None:
+        self.definition = definition
+        self.task_id = task_id
+        self.run_id = run_id
+        self.attempt = attempt
+        self.key = key
+        self.chain = chain
+        """Ids of the runs that wait for this one, for the caller: the run itself does not read them."""
+        self.meta = meta
+        self.port = port
+        self.functions = functions
+        self.threads = threads
+        self.compute: Compute | None = None
+        """What runs the functions of `ctx.engine("local")`; None: threads do."""
+        self.results = Results()
+        """Where large results of that engine lie."""
+        self.carried = carried
+        self._branch = Branch("", started_ms)
+        self.cancelled = False
+        self.journal = Journal(journal or {}, pending or {})
+        self.state = State(state)
+        self.flow = Flow(f"run {run_id} of task {task_id} (agent {definition.name})")
+        self.rows = Rows(run_id, attempt, owner, unrecorded)
+        self.sends: list[Send | Publish] = []
+        self.spends: list[Spend] = []
+        self.jobs: list[Job] = []
+        """What `ctx.background` has started, in program order."""
+        self.steps_taken = 0
+        self.unawaited: dict[str, Step[Any] | Gather] = {}  # Any: steps of all result types
+        self._overrides = dict(overrides or {})
+        self._input = input
+        self._started_ms = started_ms
+        self._root: asyncio.Task[object] | None = None
+        self._over = False
+        self.hooks: RunHooks | None = None
+        """What runs around this run and its calls; mostly nothing."""
+
+    # ---- the caller's side -------------------------------------------------------------------------------
+
+    async def advance(self) -> TurnResult:
+        """Run one turn. Errors of the agent's code are returned as Failed.
+
+        Raises what the port raised (Fenced, BusError): then nothing may be committed. Where this call itself
+        is cancelled, the run stays as it is: drop it.
+        """
+        if self._over:
+            raise WeftError(f"{self.flow.label} is over: make a new Run to go on")
+        flow = self.flow
+        if self._root is None and flow.verdict is None:
+            self._start()
+        while flow.active and flow.verdict is None:
+            limit = asyncio.get_running_loop().call_later(self.definition.timeout_seconds, self._time_out)
+            try:
+                await flow.until_quiet()
+            finally:
+                limit.cancel()
+            if self._root is not None and self._root.done():
+                self._stop_jobs(self._root)
+        if flow.verdict is not None:
+            return await self._ended_by(flow.verdict)
+        assert self._root is not None
+        if self._root.done() and (_has_failed(self._root) or all(job.over for job in self.jobs)):
+            result = self._result(self._root)
+            await self._close()
+            return result
+        return await self._suspended()
+
+    def deliver(self, step: str, value: bytes) -> None:
+        """Hand in the journal value of a finished step. One that is known already changes nothing."""
+        if self.journal.add(step, value):
+            if self.journal.size > MAX_JOURNAL_BYTES:
+                self.flow.abort(_too_large())
+            self.flow.deliver(step)
+
+    @property
+    def awaited(self) -> frozenset[str]:
+        """The steps that the run is blocked on."""
+        return frozenset(self.flow.waiting)
+
+    @property
+    def journal_length(self) -> int:
+        """How many steps with results this run knows, its own emits and sends among them."""
+        return len(self.journal.values)
+
+    @property
+    def over(self) -> bool:
+        """True when no more turns are possible: the function has ended, or the run was dropped."""
+        return self._over
+
+    def cancel(self, reason: str) -> None:
+        """Tell the code: `ctx.cancelled` becomes true, and its awaits raise CancelledError.
+
+        The turn under way, or the next one, ends the run.
+        """
+        if self._over or self.flow.stopping:
+            return
+        self.cancelled = True
+        if self._root is None:
+            self.flow.end(_cancelled(reason), reason)
+        else:
+            self.flow.stop(reason)
+
+    def drop(self) -> None:
+        """Forget the run without a trace: nothing more is asked, sent, recorded or logged.
+
+        The code's own cleanup (`finally`, `async with`) still runs, with CancelledError; `ctx.cancelled`
+        stays false, since the task goes on elsewhere.
+        """
+        if not self._over:
+            self._over = True
+            self.flow.stop("dropped")
+            self._close_unawaited()
+
+    async def aclose(self) -> None:
+        """As `drop`, and wait (2 seconds at most) until the function has ended."""
+        self.drop()
+        await self.flow.stopped()
+
+    # ---- the turn ----------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if len(self.journal.values) > MAX_STEPS:
+            self.flow.abort(_too_many())
+        elif self.journal.size > MAX_JOURNAL_BYTES:
+            self.flow.abort(_too_large())
+        else:
+            try:
+                if self.hooks is not None:
+                    coroutine = self.hooks.around(self._input)
+                else:
+                    value = self.definition.decode_input(self._input)
+                    coroutine = self.definition.start(AgentContext(self), value)
+            except Exception as error:
+                self.flow.abort(error)
+            else:
+                self._root = self.flow.start(coroutine, self._branch)
+
+    def _time_out(self) -> None:
+        limit = self.definition.timeout_seconds
+        self.flow.end(
+            Failed(
+                "TimeLimit",
+                f"a turn of agent {self.definition.name!r} ran for more than {limit:g} s; "
+                "raise its timeout_seconds or do less in one turn",
+            ),
+            "time limit",
+        )
+
+    def _stop_jobs(self, root: asyncio.Task[object]) -> None:
+        """The function has ended: its jobs are stopped where they were told to be, or it has failed."""
+        for job in self.jobs:
+            if not job.over and (job.at_end == "cancel" or _has_failed(root)):
+                job.stop()
+
+    async def _suspended(self) -> Suspended | Failed:
+        pending = self.journal.pending
+        result = suspend(self.flow.waits, pending)
+        try:
+            result.working_state = self.state.working_change()
+        except Exception as error:
+            return await self._ended_by(_for_good(error))
+        for call in result.calls:
+            pending[call.step] = call.digest
+        for timer in result.timers:
+            pending[timer.step] = timer.digest
+        for question in result.questions:
+            pending[question.step] = question.digest
+        result.sends, self.sends = self.sends, []
+        result.spends, self.spends = self.spends, []
+        result.steps = self.rows.take()
+        return result
+
+    def _result(self, root: asyncio.Task[object]) -> Completed | Failed:
+        if root.cancelled():
+            failed = (
+                _cancelled(self.flow.why)
+                if self.cancelled
+                else Failed("CancelledError", "the agent's function raised CancelledError by itself")
+            )
+        elif (error := root.exception()) is not None:
+            failed = failure_of(error)
+        elif (unseen := next((job for job in self.jobs if job.error is not None and not job.seen), None)) is not None:
+            assert unseen.error is not None
+            failed = failure_of(unseen.error)
+        else:
+            try:
+                for job in self.jobs:
+                    if not job.seen:
+                        job.merge(self._branch)
+                output = self.definition.encode_output(root.result())
+                answer = answer_of(self, self._branch, output) if self._branch.context is not None else None
+                state = self.state.changed()
+            except Exception as wrong:
+                failed = _for_good(wrong)
+            else:
+                self._warn_of_unawaited()
+                return Completed(
+                    output, answer, sends=self.sends, spends=self.spends, steps=self.rows.take(), state=state
+                )
+        failed.spends, failed.steps = self.spends, self.rows.take()
+        return failed
+
+    async def _ended_by(self, verdict: Failed | BaseException) -> Failed:
+        self.flow.stop("the run has failed")
+        await self._close()
+        if not isinstance(verdict, Failed):
+            raise verdict
+        verdict.spends, verdict.steps = self.spends, self.rows.take()
+        return verdict
+
+    async def _close(self) -> None:
+        self._over = True
+        self.flow.stop("the run is over")
+        await self.flow.stopped()
+        self._close_unawaited()
+
+    def _warn_of_unawaited(self) -> None:
+        if self.unawaited:
+            steps = ", ".join(repr(step) for step in self.unawaited.values())
+            log.warning("%s made steps and never awaited them, so they did nothing: %s", self.flow.label, steps)
+
+    def _close_unawaited(self) -> None:
+        for step in self.unawaited.values():
+            if not isinstance(step, Step):
+                step.close()
+        self.unawaited.clear()
+
+    # ---- the journal, as steps see it ----------------------------------------------------------------------
+
+    def take_id(self, branch: Branch) -> str:
+        """The next path id of a branch. Raises CancelledError over the limit of steps, which ends the run."""
+        self.steps_taken += 1
+        if self.steps_taken > MAX_STEPS:
+            raise self.flow.abort(_too_many())
+        return branch.next_id()
+
+    def check_place(self, step: str, kind: str) -> None:
+        """For what takes an id and records nothing: the journal may hold nothing there."""
+        if self.journal.digest(step):
+            raise self._diverged(step, kind, "no digest")
+
+    def find(self, step: Step[Any]) -> bytes | None:  # Any: steps of all result types
+        """The journal value of a step, None where there is none yet.
+
+        Raises CancelledError where the journal holds another step at this place, which parks the run.
+        """
+        self.unawaited.pop(step.id, None)
+        value = self.journal.values.get(step.id)
+        if value is None:
+            if self.journal.pending.get(step.id, step.digest) != step.digest:
+                raise self.diverged(step)
+            return None
+        held = self.journal.digest(step.id)
+        if held != step.digest and held not in (ANY_DIGEST, any_digest(step.kind, step.name)):
+            raise self.diverged(step)
+        self.rows.replayed(step, value)
+        if self._overrides and (changed := self._overrides.pop(step.id, None)) is not None:
+            self.state.replace(changed)
+        return value
+
+    def found(self, step: Step[Any]) -> bytes:  # Any: steps of all result types
+        """As `find`, for a step that has a value."""
+        value = self.find(step)
+        assert value is not None, step
+        return value
+
+    def keep(self, step: Step[Any]) -> None:  # Any: steps of all result types
+        """Note a step without a result, which the broker journals by itself."""
+        self.journal.add(step.id, pack(step.digest, COMPLETED, time.time_ns() // 1_000_000, b"null"))
+
+    def diverged(self, step: Step[Any]) -> asyncio.CancelledError:  # Any: steps of all result types
+        """Park the run since the journal holds another step at this place; raise what is returned."""
+        data = codec.quoted(msgspec.Raw(step.data), 120) if step.data else ""
+        return self._diverged(step.id, f"{step.kind} {step.name} {data}", step.digest)
+
+    def _diverged(self, step: str, asked: str, digest: str) -> asyncio.CancelledError:
+        return self.flow.abort(
+            Divergence(
+                f"step {step} of run {self.run_id}: the code asks for {asked} ({digest}), the journal holds "
+                f"another step there ({self.journal.digest(step)}): the code has changed since the run began; "
+                "roll back or fix it, then redrive"
+            )
+        )
+
+
+def _has_failed(root: asyncio.Task[object]) -> bool:
+    return root.cancelled() or root.exception() is not None
+
+
+def _cancelled(reason: str) -> Failed:
+    return Failed("Cancelled", reason, retryable=False)
+
+
+def _for_good(error: BaseException) -> Failed:
+    """The same code gives the same result and state: another attempt would only repeat the work."""
+    failed = failure_of(error)
+    failed.retryable = False
+    return failed
+
+
+def _too_many() -> LimitExceeded:
+    return LimitExceeded(
+        f"the run takes more than {MAX_STEPS} steps; split it: let it call agents, each a run of its own"
+    )
+
+
+def _too_large() -> LimitExceeded:
+    return LimitExceeded(
+        f"the results of the run's steps are more than {MAX_JOURNAL_BYTES} bytes together; "
+        "store large ones elsewhere and return references"
+    )

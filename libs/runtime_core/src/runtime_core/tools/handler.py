@@ -1,0 +1,164 @@
+"""Handles a delivery of a tool call: run the tool, commit its result, or decide what follows from its failure."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from concurrent.futures import Executor
+from itertools import product
+
+import msgspec
+
+from runtime_core.app.app import App
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.spans import call_span
+from runtime_core.consumer.attempt import failed_from
+from runtime_core.consumer.calls import Calls
+from runtime_core.errors import NotReady
+from runtime_core.record.step import StepError
+from runtime_core.telemetry import gen_ai
+from runtime_core.telemetry.metrics import Metrics
+from runtime_core.telemetry.names import SHOWN_OUTCOMES
+from runtime_core.telemetry.spans import tracing
+from runtime_core.tools.call import AbandonedThreads, Away, CallableTool, ToolContext, ToolSource
+
+logger = logging.getLogger(__name__)
+
+# How long a call waits whose tool was not ready for it.
+NOT_READY_SECONDS = 0.5
+
+
+class _Context(msgspec.Struct):
+    """What a call's context may say; anything else in it is for others."""
+
+    deadline: float | None = None
+    traceparent: str = ""
+    tracestate: str = ""
+
+
+_CONTEXT = msgspec.json.Decoder(_Context)
+_NO_CONTEXT = _Context()
+
+
+class CallHandler:
+    """Runs tools of one app for the deliveries of one consumer."""
+
+    def __init__(
+        self,
+        bus: EventBus,
+        app: App,
+        threads: Executor,
+        abandoned: AbandonedThreads,
+        metrics: Metrics,
+        others: ToolSource | None = None,
+    ) -> None:
+        """`others` has tools besides the app's own."""
+        self._bus = bus
+        self._others = others
+        self._tools = app.tools
+        self._threads = threads
+        self._abandoned = abandoned
+        self._metrics = metrics
+        for name, outcome in product(app.tools, SHOWN_OUTCOMES):
+            metrics.tool_calls[metrics.tool_label(name), outcome]  # with 0, from the start
+        self._calls = Calls(bus, metrics, "tool")
+
+    async def handle(self, delivery: Delivery) -> None:
+        if not tracing():
+            await self._handle(delivery)
+            return
+        with call_span(delivery, self._bus.keys, self._bus.owner):
+            await self._handle(delivery)
+
+    async def _handle(self, delivery: Delivery) -> None:
+        tool: CallableTool | None = self._tools.get(delivery.name)
+        if tool is None and self._others is not None:
+            away = self._others.away(delivery.name)
+            if away is not None:
+                await self._wait_or_fail(delivery, away)
+                return
+            tool = self._others.find(delivery.name)
+        if tool is None:
+            known = await self._bus.knows_tool(delivery.name)
+            await self._calls.hand_on(delivery, known, f"no tool is named {delivery.name}")
+            return
+        began, outcome = time.perf_counter(), "lost"
+        try:
+            outcome = await self._call(delivery, tool)
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        finally:
+            # Under the name of a tool that there is: what a model asks for may be any name.
+            name = self._metrics.tool_label(tool.name)
+            self._metrics.tool_calls[name, outcome].inc()
+            self._metrics.tool_call_seconds[name].observe(time.perf_counter() - began)
+
+    async def _call(self, delivery: Delivery, tool: CallableTool) -> str:
+        """Make one attempt and settle it; how it ended, as one of `CALL_OUTCOMES`."""
+        started = time.time() * 1000
+        if not tool.repeatable:
+            marked = await self._bus.mark_started(delivery)
+            if marked is None:
+                await self._bus.retry(delivery, 0, b"", counts=False)
+                return "repeated"
+            if not marked:
+                await self._end_unknown(delivery, started)
+                return "failed"
+        said = _CONTEXT.decode(delivery.context) if delivery.context else _NO_CONTEXT
+        context = ToolContext(
+            task_id=delivery.task,
+            run_id=delivery.run,
+            attempt=delivery.attempt,
+            idempotency_key=f"{delivery.task}/{delivery.run}",
+            deadline=said.deadline,
+            traceparent=said.traceparent,
+            tracestate=said.tracestate,
+            on_progress=lambda value: self._calls.report(delivery, value),
+        )
+        try:
+            with gen_ai.tool_span(tool.name, call=delivery.run) as span:
+                delivery.trace = span.traceparent if span.recording else ""
+                context.traceparent = delivery.trace or said.traceparent
+                output = await tool.call(delivery.data, context, self._threads, self._abandoned)
+                span.used(delivery.data, output)
+        except NotReady as reason:
+            logger.info("%r waits: %s", delivery, reason)
+            if not tool.repeatable:
+                await self._bus.forget_started(delivery)
+            await self._calls.wait(delivery, NOT_READY_SECONDS)
+            return "waits"
+        except Exception as error:
+            failed = failed_from(error, repeatable=tool.repeatable)
+            again = await self._calls.fail(delivery, tool.retry, failed, started, context.used())
+            return "retried" if again else "failed"
+        committed = await self._calls.complete(delivery, output, started, context.used())
+        return "completed" if committed else "repeated"
+
+    def forget(self) -> None:
+        """Nothing is kept between calls."""
+
+    def drain(self) -> None:
+        """A call is one step: it has begun."""
+
+    def stop_task(self, task: str) -> None:
+        """The consumer cancels what runs; nothing else is kept."""
+
+    async def _end_unknown(self, delivery: Delivery, now: float) -> None:
+        error = StepError(
+            "UnknownOutcome",
+            f"the tool {delivery.name} may not be repeated, and the process that had started it died: "
+            "find out whether it took effect",
+            at=now,
+        )
+        await self._calls.end(delivery, error, now)
+
+    async def _wait_or_fail(self, delivery: Delivery, away: Away) -> None:
+        """A call of a tool that is away for a while is handed back without counting, or ends with an error."""
+        if away.wait_seconds is not None:
+            await self._calls.wait(delivery, away.wait_seconds)
+            return
+        now = time.time() * 1000
+        await self._calls.end(delivery, StepError("Unavailable", away.message, at=now), now)

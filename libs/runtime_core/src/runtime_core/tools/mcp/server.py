@@ -1,0 +1,208 @@
+"""A declared MCP server: how it is reached, which of its tools the app takes, and how these are called."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.util
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypeAlias, TypedDict, get_args
+from urllib.parse import urlsplit
+
+from runtime_core.declare.declaration import NAME, Place, checked_pool, checked_retry, checked_timeout
+from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.errors import ConfigurationError
+
+Mode = Literal["auto", "legacy"]
+WhenDown = Literal["wait", "fail"]
+Named: TypeAlias = Mapping[str, str] | Callable[[], Mapping[str, str]]
+"""Texts by name, or a function that is asked for them at each connect."""
+
+_SERVER = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+
+
+class MCPSettings(TypedDict, total=False):
+    """What may be said of an MCP server where it is declared. One of `command` and `url` is needed."""
+
+    command: Sequence[str] | None
+    """A program and its arguments. Each tool-handler starts one, which speaks MCP on stdin and stdout."""
+    env: Named
+    """Its environment, besides HOME, PATH and the like: nothing else of the handler's own is passed on."""
+    cwd: str | None
+    """Its working directory; None: the handler's."""
+    url: str | None
+    """Where a server listens that runs elsewhere (streamable HTTP)."""
+    headers: Named
+    """Of each request to it, such as Authorization."""
+    tools: Sequence[str]
+    """Patterns of the server's own names, as in `("read_*", "list_files")`; `("*",)` takes all."""
+    prefix: str | None
+    """What its tools are called, as in `<prefix>.<tool>`; None: the server's name."""
+    pool: str
+    """Of the tool-handlers that run it; `` is the default one."""
+    timeout_seconds: float
+    """Limits one attempt of a call; 60 where nothing is said."""
+    retry: RetryPolicy | None
+    """Of calls that may be repeated."""
+    repeatable: bool | Mapping[str, bool]
+    """Whether a call may be made again, for all tools or by the server's own name; else its annotations say."""
+    when_down: WhenDown
+    """Calls while the server is away: `wait` until it is back, or `fail`."""
+    mode: Mode
+    """`auto` takes the newest protocol that both sides know; `legacy` begins with the handshake of 2025-11-25."""
+    connect_seconds: float
+    """How long a start may take, with the first list of tools; 60 where nothing is said."""
+
+
+class MCPServer:
+    """One MCP server of an app; see `MCPSettings`. What it shows of itself holds no header and no variable."""
+
+    def __init__(
+        self,
+        name: str,
+        place: Place,
+        *,
+        command: Sequence[str] | None = None,
+        env: Named | None = None,
+        cwd: str | None = None,
+        url: str | None = None,
+        headers: Named | None = None,
+        tools: Sequence[str] = ("*",),
+        prefix: str | None = None,
+        pool: str = "",
+        timeout_seconds: float = 60.0,
+        retry: RetryPolicy | None = None,
+        repeatable: bool | Mapping[str, bool] | None = None,
+        when_down: WhenDown = "wait",
+        mode: Mode = "auto",
+        connect_seconds: float = 60.0,
+    ) -> None:
+        """Raises ConfigurationError for what can be seen without asking the server."""
+        if not isinstance(name, str) or not _SERVER.fullmatch(name):
+            raise ConfigurationError(
+                f"MCP server name {name!r} ({place}) cannot be used: start with a letter or _, go on with letters, "
+                "digits, _ or -, at most 64 in all"
+            )
+        self.name = name
+        self.place = place
+        self.what = f"MCP server {name!r}"
+        self.command = self._checked_command(command, url)
+        self.url = self._checked_url(url)
+        self.env = self._checked_named("env", env, self.command is not None, "command")
+        self.headers = self._checked_named("headers", headers, self.url is not None, "url")
+        self.cwd = cwd
+        if cwd is not None and (not isinstance(cwd, str) or self.command is None):
+            raise ConfigurationError(f"{self.what} ({place}) has cwd={cwd!r}: give a path, beside a command")
+        self.patterns = self._checked_patterns(tools)
+        self.prefix = name if prefix is None else prefix
+        if not isinstance(self.prefix, str) or not NAME.fullmatch(self.prefix):
+            raise ConfigurationError(f"{self.what} ({place}) has prefix={prefix!r}: use what a tool may be called")
+        self.pool = checked_pool(self.what, pool, place)
+        self.timeout_seconds = checked_timeout(self.what, timeout_seconds, place)
+        self.retry = checked_retry(self.what, retry, place)
+        self.repeatable = self._checked_repeatable(repeatable)
+        if when_down not in get_args(WhenDown):
+            raise ConfigurationError(f"{self.what} ({place}) has when_down={when_down!r}: give 'wait' or 'fail'")
+        self.when_down = when_down
+        if mode not in get_args(Mode):
+            raise ConfigurationError(f"{self.what} ({place}) has mode={mode!r}: give 'auto' or 'legacy'")
+        self.mode = mode
+        try:
+            self.connect_seconds = checked_timeout(self.what, connect_seconds, place)
+        except ConfigurationError:
+            raise ConfigurationError(
+                f"{self.what} ({place}) has connect_seconds={connect_seconds!r}: give a number above 0"
+            ) from None
+
+    def __repr__(self) -> str:
+        return f"MCPServer({self.name!r})"
+
+    def owns(self, tool: str) -> bool:
+        """Whether a tool of this name is one of this server's, if it is anybody's."""
+        return tool.startswith(f"{self.prefix}.")
+
+    def takes(self, tool: str) -> bool:
+        """Whether the app wants this tool of the server, by the server's own name for it."""
+        return any(fnmatch.fnmatchcase(tool, pattern) for pattern in self.patterns)
+
+    def may_repeat(self, tool: str) -> bool | None:
+        """What the app says of repeating this tool; None: nothing."""
+        if self.repeatable is None or isinstance(self.repeatable, bool):
+            return self.repeatable
+        return self.repeatable.get(tool)
+
+    # -- checks ------------------------------------------------------------------------------------------------
+
+    def _checked_command(self, command: object, url: object) -> tuple[str, ...] | None:
+        if (command is None) == (url is None):
+            raise ConfigurationError(
+                f"{self.what} ({self.place}) needs a command or a url, and not both: write "
+                "command=['program', 'argument'] or url='https://…/mcp'"
+            )
+        if command is None:
+            return None
+        texts = tuple(command) if isinstance(command, Sequence) and not isinstance(command, str) else ()
+        if not texts or not all(isinstance(text, str) and text and "\0" not in text for text in texts):
+            raise ConfigurationError(
+                f"{self.what} ({self.place}) has command={command!r}: give a list of texts, the program first"
+            )
+        return texts
+
+    def _checked_url(self, url: object) -> str | None:
+        if url is None:
+            return None
+        try:
+            parts = urlsplit(url) if isinstance(url, str) else None
+        except ValueError:
+            parts = None
+        if not isinstance(url, str) or parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigurationError(
+                f"{self.what} ({self.place}) has a url that cannot be used: write http://… or https://…"
+            )
+        return url
+
+    def _checked_named(self, field: str, named: object, fits: bool, beside: str) -> Callable[[], dict[str, str]]:
+        """A function that gives the texts by name, and checks them where they come from a function themselves."""
+        if named is not None and not fits:
+            raise ConfigurationError(
+                f"{self.what} ({self.place}) has {field} but no {beside}: {field} is for a {beside}"
+            )
+        source = {} if named is None else named
+        if not callable(source):
+            fixed = self._texts(field, source)
+            return lambda: fixed
+        return lambda: self._texts(field, source())
+
+    def _texts(self, field: str, named: object) -> dict[str, str]:
+        if not isinstance(named, Mapping) or not all(
+            isinstance(key, str) and isinstance(value, str) for key, value in named.items()
+        ):
+            raise ConfigurationError(f"{self.what} ({self.place}): {field} must be texts by name")
+        return dict(named)
+
+    def _checked_patterns(self, patterns: object) -> tuple[str, ...]:
+        texts = tuple(patterns) if isinstance(patterns, Sequence) and not isinstance(patterns, str) else ()
+        if not texts or not all(isinstance(text, str) and text for text in texts):
+            raise ConfigurationError(
+                f"{self.what} ({self.place}) has tools={patterns!r}: give a list of names or patterns, as in ['read_*']"
+            )
+        return texts
+
+    def _checked_repeatable(self, repeatable: object) -> bool | dict[str, bool] | None:
+        if repeatable is None or isinstance(repeatable, bool):
+            return repeatable
+        if isinstance(repeatable, Mapping) and all(
+            isinstance(key, str) and isinstance(value, bool) for key, value in repeatable.items()
+        ):
+            return dict(repeatable)
+        raise ConfigurationError(
+            f"{self.what} ({self.place}) has repeatable={repeatable!r}: give True, False, or one of them by tool"
+        )
+
+
+def need_sdk(servers: Sequence[MCPServer]) -> None:
+    """Raises ConfigurationError where servers are declared and the MCP SDK is not installed."""
+    if servers and importlib.util.find_spec("mcp") is None:
+        raise ConfigurationError(
+            f"{servers[0].what} ({servers[0].place}) needs the MCP SDK, which is not installed: pip install 'weft[mcp]'"
+        )

@@ -1,0 +1,307 @@
+"""A server's tools, listed with their schemas and called as the app's own are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError, best_match
+from jsonschema.validators import validator_for
+from mcp_types import CallToolResult, TextContent, Tool, ToolAnnotations
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
+
+from runtime_core.declare.declaration import NAME
+from runtime_core.declare.encoding import encode
+from runtime_core.declare.manifest import Schema, ToolEntry
+from runtime_core.errors import InvalidInput, NotReady, Reject
+from runtime_core.telemetry.metrics import Metrics
+from runtime_core.text import shortened
+from runtime_core.tools.call import AbandonedThreads, ToolContext, run_limited
+from runtime_core.tools.mcp.connection import Connection, Progress, Session
+from runtime_core.tools.mcp.failures import Lost, NotSent, Refused
+from runtime_core.tools.mcp.server import MCPServer
+
+
+def value_of(result: CallToolResult) -> object:
+    """Structured content where there is some; else the text; else each part of the content as typed JSON.
+
+    A part is `{"type": "text" | "image" | "audio" | "resource" | "resource_link", …}`, as MCP writes it. No content
+    at all is None.
+    """
+    if result.structured_content is not None:
+        return result.structured_content
+    if not result.content:
+        return None
+    if all(isinstance(part, TextContent) for part in result.content):
+        return text_of(result)
+    return [part.model_dump(mode="json", by_alias=True, exclude_none=True) for part in result.content]
+
+
+def text_of(result: CallToolResult) -> str:
+    """The parts that are text, one below the other."""
+    return "\n".join(part.text for part in result.content if isinstance(part, TextContent))
+
+
+class BadSchema(Exception):
+    """A schema by which nothing can be checked; the text says why."""
+
+
+class ArgumentsCheck:
+    """Reads the arguments of one tool: JSON Schema Draft 2020-12, or the draft that the schema names."""
+
+    __slots__ = ("_validator",)
+
+    def __init__(self, schema: Schema) -> None:
+        """Raises BadSchema."""
+        if schema.get("type") != "object":
+            raise BadSchema(f"its type is {schema.get('type')!r} and not 'object'")
+        kind = validator_for(schema, default=Draft202012Validator)
+        try:
+            kind.check_schema(schema)
+        except SchemaError as error:
+            where = ".".join(str(part) for part in error.absolute_path)
+            raise BadSchema(f"{where + ': ' if where else ''}{_line(error.message)}") from None
+        except RecursionError:
+            raise BadSchema("it is nested too deeply") from None
+        # An empty registry: a reference to elsewhere is refused and never fetched.
+        registry: Registry[Schema] = Registry()
+        resolver = registry.resolver_with_root(DRAFT202012.create_resource(schema))
+        # An `$id` sets what references are relative to: such schemas are looked at when they are used.
+        if "$id" not in set(_keys(schema)):
+            for reference in _references(schema):
+                try:
+                    resolver.lookup(reference)
+                except Unresolvable:
+                    raise BadSchema(f"it refers to {_line(reference)!r}, which is not in it") from None
+        self._validator = kind(schema, registry=registry)
+
+    def decode(self, data: bytes) -> dict[str, object]:
+        """The arguments in `data` (a JSON object). Raises InvalidInput that names the part, as in `arguments.path`."""
+        try:
+            value = msgspec.json.decode(data) if data else {}
+        except msgspec.DecodeError as error:
+            raise InvalidInput("arguments", f"cannot be read: {error}") from None
+        if not isinstance(value, dict):
+            raise InvalidInput("arguments", "must be an object")
+        try:
+            wrong = best_match(self._validator.iter_errors(value))
+        except Unresolvable as missing:
+            raise InvalidInput("arguments", f"cannot be checked: the schema lacks {_line(str(missing))}") from None
+        except RecursionError:
+            raise InvalidInput("arguments", "is nested too deeply") from None
+        if wrong is not None:
+            where = ".".join(("arguments", *(str(part) for part in wrong.absolute_path)))
+            raise InvalidInput(where, _line(wrong.message))
+        return value
+
+
+def _references(schema: object) -> Iterator[str]:
+    if isinstance(schema, dict):
+        for name, part in schema.items():
+            if name == "$ref" and isinstance(part, str):
+                yield part
+            # Values that only look like schemas.
+            elif name not in ("const", "enum", "default", "examples"):
+                yield from _references(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from _references(part)
+
+
+def _keys(schema: object) -> Iterator[str]:
+    if isinstance(schema, dict):
+        for name, part in schema.items():
+            yield name
+            yield from _keys(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from _keys(part)
+
+
+def _line(text: str, limit: int = 200) -> str:
+    return shortened(" ".join(text.split()), limit)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTool:
+    """A tool as its server lists it, checked."""
+
+    name: str
+    """In the app: `<prefix>.<tool>`."""
+    own_name: str
+    """The server's."""
+    description: str
+    arguments: Schema
+    result: Schema | None
+    repeatable: bool
+    check: ArgumentsCheck = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a server offers now."""
+
+    tools: dict[str, ListedTool]
+    """By the name in the app."""
+    left_out: tuple[str, ...]
+    """One line for each tool that cannot be used."""
+
+
+def listing_of(declared: MCPServer, tools: Iterable[Tool], taken: Collection[str] = ()) -> Listing:
+    """Check a server's list. `taken` are names that the app has declared for itself: those win."""
+    usable: dict[str, ListedTool] = {}
+    left_out: list[str] = []
+    for tool in tools:
+        if not declared.takes(tool.name):
+            continue
+        name = f"{declared.prefix}.{tool.name}"
+        try:
+            if not NAME.fullmatch(name):
+                raise BadSchema("its name may hold letters, digits, _ . and - only, at most 128 with the prefix")
+            if name in taken:
+                raise BadSchema(f"the app declares a tool {name!r} itself")
+            if name in usable:
+                raise BadSchema("the server lists it twice")
+            try:
+                check = ArgumentsCheck(tool.input_schema)
+            except BadSchema as error:
+                raise BadSchema(f"its input schema is not valid, {error}") from None
+        except BadSchema as error:
+            left_out.append(f"{declared.what}: the tool {tool.name!r} is left out: {error}")
+            continue
+        usable[name] = ListedTool(
+            name=name,
+            own_name=tool.name,
+            description=tool.description or tool.title or "",
+            arguments=tool.input_schema,
+            result=tool.output_schema,
+            repeatable=may_repeat(declared, tool.name, tool.annotations),
+            check=check,
+        )
+    return Listing(usable, tuple(left_out))
+
+
+def may_repeat(declared: MCPServer, tool: str, annotations: ToolAnnotations | None) -> bool:
+    """Whether an attempt whose end is unknown may be made again.
+
+    The app's word counts first. Else a tool that only reads, or that its server calls idempotent, may be repeated; what
+    says nothing is neither, as the protocol's defaults are.
+    """
+    said = declared.may_repeat(tool)
+    if said is not None:
+        return said
+    return annotations is not None and bool(annotations.read_only_hint or annotations.idempotent_hint)
+
+
+IDEMPOTENCY_KEY = "dev.weft/idempotency-key"
+TASK_ID = "dev.weft/task-id"
+ATTEMPT = "dev.weft/attempt"
+LONGEST_ERROR = 2_000
+
+
+class MCPTool:
+    """One tool of a connected server."""
+
+    def __init__(self, listed: ListedTool, connection: Connection, metrics: Metrics) -> None:
+        self.name = listed.name
+        self.what = f"tool {listed.name!r}"
+        self.repeatable = listed.repeatable
+        self.retry = connection.declared.retry
+        self._listed = listed
+        self._connection = connection
+        self._count = functools.partial(_count, metrics, connection.declared.name)
+
+    def entry(self) -> ToolEntry:
+        """What the manifest says of it."""
+        return ToolEntry(
+            arguments=self._listed.arguments,
+            result=self._listed.result,
+            pool=self._connection.declared.pool,
+            description=self._listed.description,
+            repeatable=self.repeatable,
+        )
+
+    async def call(
+        self, arguments: bytes, context: ToolContext, threads: Executor, abandoned: AbandonedThreads
+    ) -> bytes:
+        """Call the tool with `arguments` (a JSON object) and give its result as JSON.
+
+        Raises InvalidInput (`arguments.…`, `result`), Reject with the server's own error, NotReady where the server
+        has not seen the call. Where that is not known: TimeoutError or ConnectionError for a tool that may be repeated,
+        else Reject of type UnknownOutcome.
+        """
+        given = self._listed.check.decode(arguments)
+        session = self._connection.session
+        if session is None:
+            raise NotReady(f"{self._connection.declared.what} is away: {self._connection.trouble}")
+        call = functools.partial(session.call, self._listed.own_name, given, _meta(context), _progress_to(context))
+        try:
+            result = await run_limited(self.what, self._connection.declared.timeout_seconds, call)
+        except (TimeoutError, NotSent, Lost, Refused) as error:
+            raise self._failure(error, session) from None
+        except BaseException:
+            context.cancel()
+            self._count("cancelled")
+            raise
+        assert isinstance(result, CallToolResult)  # what the session gives
+        self._connection.answered()
+        if result.is_error:
+            self._count("error")
+            raise Reject(shortened(text_of(result), LONGEST_ERROR) or "the tool failed without a word", "ToolError")
+        self._count("completed")
+        return encode(value_of(result), "result")
+
+    def _failure(self, error: TimeoutError | NotSent | Lost | Refused, session: Session) -> Exception:
+        """Tell the connection what was seen of it, and say how the attempt ends."""
+        if isinstance(error, Refused):
+            self._connection.answered()
+            self._count("error")
+            return Reject(str(error), error.type)
+        if isinstance(error, NotSent):
+            self._connection.lose(session)
+            self._count("not_sent")
+            return NotReady(f"{self._connection.declared.what}: {error}")
+        if isinstance(error, TimeoutError):
+            self._connection.silent(session)
+            self._count("timeout")
+            unclear: Exception = error
+        else:
+            if error.broken:
+                self._connection.lose(session)
+            self._count("lost")
+            unclear = ConnectionError(f"{self.what}: {error}")
+        if self.repeatable:
+            return unclear
+        return Reject(f"{unclear}; the tool may not be repeated: find out whether it took effect", "UnknownOutcome")
+
+
+def _count(metrics: Metrics, server: str, outcome: str) -> None:
+    metrics.mcp_calls[server, outcome].inc()
+
+
+def _meta(context: ToolContext) -> dict[str, Any]:  # Any: the protocol's `_meta`
+    meta: dict[str, Any] = {
+        IDEMPOTENCY_KEY: context.idempotency_key,
+        TASK_ID: context.task_id,
+        ATTEMPT: context.attempt,
+    }
+    if context.traceparent:
+        meta["traceparent"] = context.traceparent
+    if context.tracestate:
+        meta["tracestate"] = context.tracestate
+    return meta
+
+
+def _progress_to(context: ToolContext) -> Progress:
+    async def report(progress: float, total: float | None, message: str | None) -> None:
+        said = {"progress": progress, "total": total, "message": message}
+        context.progress({name: value for name, value in said.items() if value is not None})
+
+    return report

@@ -1,0 +1,200 @@
+"""How a server is reached: a process of ours over its stdin and stdout, or a URL over streamable HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+import httpx2
+from mcp import StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._stream_protocols import ReadStream
+from mcp.shared.message import SessionMessage
+from mcp_types import CONNECTION_CLOSED
+
+from runtime_core.declare.declaration import one_line
+from runtime_core.lifeline import tied
+from runtime_core.text import shortened
+from runtime_core.tools.mcp.failures import NOT_SENT
+from runtime_core.tools.mcp.server import MCPServer
+
+CONNECT_SECONDS = 10.0
+MAX_EVENT_BYTES = 16 * 1024 * 1024
+"""Of one message over HTTP. Larger than any result that may be kept, which is refused by name."""
+LONGEST_LINE = 2_000
+
+logger = logging.getLogger(__name__)
+
+Received = SessionMessage | Exception
+Streams = tuple[Any, Any]  # Any: the SDK names these types in a private module
+
+
+@asynccontextmanager
+async def streams_to(declared: MCPServer, on_end: Callable[[], None]) -> AsyncGenerator[Streams]:
+    """The two streams of a connection. `on_end` is called when it is seen that the other side is gone.
+
+    Raises OSError where the program cannot be started.
+    """
+    if declared.command is not None:
+        async with _streams_to_process(declared, on_end) as streams:
+            yield streams
+    else:
+        assert declared.url is not None  # a declaration has one of the two
+        async with (
+            _Client(
+                on_end,
+                headers=declared.headers(),
+                # A call has a limit of its own, and a stream of changes is silent for days: no limit on reading.
+                timeout=httpx2.Timeout(CONNECT_SECONDS, read=None, write=30.0, pool=None),
+                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
+            ) as client,
+            streamable_http_client(declared.url, http_client=client, max_sse_event_size=MAX_EVENT_BYTES) as streams,
+        ):
+            yield streams
+
+
+# -- a process ---------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _streams_to_process(declared: MCPServer, on_end: Callable[[], None]) -> AsyncGenerator[Streams]:
+    assert declared.command is not None
+    environment = declared.env()
+    program = declared.command[0]
+    if os.sep not in program and shutil.which(program, path=environment.get("PATH")) is None:
+        raise FileNotFoundError(f"there is no program {program!r} on the PATH")
+    # However this process ends, the server's is killed: it would work for nobody.
+    command = tied(declared.command, signal.SIGKILL)
+    parameters = StdioServerParameters(
+        command=command[0], args=command[1:], env=environment, cwd=declared.cwd, encoding_error_handler="replace"
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        with await _errors_to_log(declared, stack) as errors:
+            read, write = await stack.enter_async_context(stdio_client(parameters, errlog=errors))
+        yield _Watched(read, on_end), write
+
+
+async def _errors_to_log(declared: MCPServer, stack: contextlib.AsyncExitStack) -> TextIO:
+    """A file for the process's stderr: its lines go to the log under the server's name until the stack is left."""
+    read, write = os.pipe()
+    file = os.fdopen(write, "w")
+    try:
+        lines = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: _Lines(declared.what), os.fdopen(read, "rb", buffering=0)
+        )
+    except BaseException:
+        file.close()
+        raise
+    # The process has ended by then; what it has started may hold the pipe for longer.
+    stack.callback(lines[0].close)
+    return file
+
+
+class _Lines(asyncio.Protocol):
+    """Writes each line that arrives to the log."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._rest = b""
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._log(line)
+        if len(self._rest) > LONGEST_LINE:
+            self._log(self._rest)
+            self._rest = b""
+
+    def eof_received(self) -> None:
+        if self._rest:
+            self._log(self._rest)
+
+    def _log(self, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip()
+        if text:
+            logger.info("%s: %s", self._what, shortened(text, LONGEST_LINE))
+
+
+class _Watched:
+    """A read stream that tells when it has ended: the SDK tells nobody but who waits for an answer."""
+
+    def __init__(self, stream: ReadStream[Received], on_end: Callable[[], None]) -> None:
+        self._stream = stream
+        self._on_end = on_end
+
+    async def receive(self) -> Received:
+        try:
+            return await self._stream.receive()
+        except Exception:
+            self._on_end()
+            raise
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Received:
+        try:
+            return await self._stream.__anext__()
+        except (StopAsyncIteration, Exception):
+            self._on_end()
+            raise
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._stream.__aexit__(kind, error, trace)
+
+
+# -- a URL -------------------------------------------------------------------------------------------------------
+
+
+class _Client(httpx2.AsyncClient):
+    """An HTTP client in which a request that cannot be sent fails alone.
+
+    In the SDK an error of one request ends the session and with it all calls on it. Here it becomes an answer of the
+    protocol's own kind, which says whether the request has left.
+    """
+
+    def __init__(self, on_end: Callable[[], None], **settings: Any) -> None:  # Any: httpx2's own settings
+        super().__init__(**settings)
+        self._on_end = on_end
+
+    async def send(self, request: httpx2.Request, **settings: Any) -> httpx2.Response:
+        ending = request.method == "DELETE"
+        try:
+            response = await super().send(request, **settings)
+        except httpx2.TransportError as error:
+            not_sent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
+            if not_sent:
+                self._on_end()
+            # A session need not be ended at a server that is gone.
+            return httpx2.Response(204, request=request) if ending else _failure(request, one_line(error), not_sent)
+        if response.status_code == 404 and "mcp-session-id" in request.headers:
+            # The server was started anew, or has dropped the session: it has not looked at the request.
+            await response.aclose()
+            self._on_end()
+            if ending:
+                return httpx2.Response(204, request=request)
+            return _failure(request, "the server has forgotten the session", not_sent=True)
+        return response
+
+
+def _failure(request: httpx2.Request, message: str, not_sent: bool) -> httpx2.Response:
+    told = {"code": CONNECTION_CLOSED, "message": message, "data": {NOT_SENT: not_sent}}
+    return httpx2.Response(503, json={"jsonrpc": "2.0", "id": None, "error": told}, request=request)

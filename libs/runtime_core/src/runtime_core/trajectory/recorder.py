@@ -1,0 +1,233 @@
+"""The recorder: leads the recording of each partition and copies the record stream into the store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import TRAJECTORY_RECORDER
+from runtime_core.bus.spans import record_spans
+from runtime_core.consumer.leader import Leader
+from runtime_core.consumer.progress import Health, ProgressWatch
+from runtime_core.errors import BusUnavailable, InvalidInput
+from runtime_core.record.step import StepError, TaskEnd
+from runtime_core.telemetry.metrics import Metrics
+from runtime_core.telemetry.redaction import redactor
+from runtime_core.telemetry.spans import tracing
+from runtime_core.trajectory.reading import TaskTrajectory
+from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
+
+_BY_A_PROCESS = re.compile(rb'"owner":"[^"]*"\}\]\Z')
+"""The end of rows that name the process which made them. The broker makes rows too: people's answers, refused calls."""
+_TAIL_BYTES = 300
+_ERROR = msgspec.json.Decoder(StepError)
+
+
+def record_entry(entry: bytes, fields: list[bytes]) -> RecordEntry:
+    """Fields are `t` task, `d` steps (JSON array or empty), and for the commit that ended the task `e` (status,
+    agent, steps, created ms, ended ms, session; a line each), `f` (the error object, or empty), where the task's
+    context names a trace `x` (its traceparent), and where it had ended before `g`."""
+    task, rows = fields[1].decode(), fields[3]
+    if rows and _BY_A_PROCESS.search(rows[-_TAIL_BYTES:]) is None:
+        # Who made the others has taken secrets out of them.
+        rows = redactor().data(rows)
+    if len(fields) < 6:
+        return RecordEntry(entry.decode(), task, rows, None)
+    status, agent, steps, created, ended, session = fields[5].decode().split("\n")
+    error = _ERROR.decode(fields[7]) if len(fields) > 7 and fields[7] else None
+    end = TaskEnd(task, status, agent, int(steps), float(created or 0), float(ended), error, session)
+    trace = dict(zip(fields[8::2], fields[9::2], strict=True)).get(b"x", b"").decode()
+    return RecordEntry(entry.decode(), task, rows, end, trace)
+
+
+logger = logging.getLogger(__name__)
+
+READ_AT_ONCE = 2000
+PAUSE_SECONDS = 0.02
+"""Entries that come in within one pause are written in one transaction."""
+
+
+class Recorder:
+    """One replica of the trajectory-recorder, on one bus per partition. `written` is called after each batch.
+
+    How far it has come stands in the store under the partition's number, or under `store_partition`: with a number of
+    its own it may share store and namespace with the recorder of another broker.
+    """
+
+    def __init__(
+        self,
+        buses: Sequence[EventBus],
+        store: TrajectoryStore,
+        metrics: Metrics,
+        *,
+        namespace: str,
+        lease_seconds: float,
+        written: Callable[[], None] | None = None,
+        store_partition: int | None = None,
+    ) -> None:
+        self._buses = buses
+        self._store = store
+        self._namespace = namespace
+        self._lease = lease_seconds
+        self._metrics = metrics
+        self._written = written
+        self._store_partition = store_partition
+        self._stop = asyncio.Event()
+        self._watch = ProgressWatch(limit_seconds=max(30.0, 10 * lease_seconds))
+        self._leaders = [self._leader(bus) for bus in buses]
+        metrics.show_owner(self._silent_seconds, lease_seconds)
+        metrics.stalled.set_function(lambda: self._watch.stalled_seconds)
+        for bus, leader in zip(buses, self._leaders, strict=True):
+            metrics.show_lead(bus.keys.partition, leader)
+
+    async def start(self) -> None:
+        for bus, leader in zip(self._buses, self._leaders, strict=True):
+            await bus.make_groups(())
+            await leader.start()
+
+    async def run(self) -> None:
+        await self._stop.wait()
+
+    async def stop(self) -> None:
+        self._stop.set()
+        for leader in self._leaders:
+            await leader.stop()
+        await self._store.close()
+        for bus in self._buses:
+            await bus.transport.close()
+
+    def ready(self) -> bool:
+        return self._silent_seconds() < self._lease
+
+    def _silent_seconds(self) -> float:
+        return max(leader.silent_seconds for leader in self._leaders)
+
+    def progress(self) -> Health:
+        return self._watch.health()
+
+    def _leader(self, bus: EventBus) -> Leader:
+        async def work(epoch: int) -> None:
+            # A broker that was flushed counts its epochs anew, while the store remembers: lead again, above it.
+            stored = await self._store.epoch(self._namespace, self._in_store(bus))
+            if epoch < stored:
+                leader.floor = stored
+            else:
+                await self._record(bus, epoch)
+
+        leader = Leader(bus, "record", TRAJECTORY_RECORDER, self._lease, work, self._watch)
+        return leader
+
+    def _in_store(self, bus: EventBus) -> int:
+        return bus.keys.partition if self._store_partition is None else self._store_partition
+
+    async def _record(self, bus: EventBus, epoch: int) -> None:
+        """Copy the record of one partition, under this epoch, until cancelled. Raises Fenced where another leads."""
+        partition = self._in_store(bus)
+        # Take the fence first: from here on no older epoch can move the cursor that is read.
+        await self._store.write(self._namespace, partition, epoch, ())
+        cursor = await bus.within_record(await self._store.cursor(self._namespace, partition))
+        reconnects = bus.transport.reconnects
+        commit_seconds = self._metrics.recorder_commit_seconds[str(bus.keys.partition)]
+        recorded = self._metrics.recorded_entries[str(bus.keys.partition)]
+        while True:
+            try:
+                if bus.transport.reconnects != reconnects:
+                    reconnects = bus.transport.reconnects
+                    cursor = await bus.within_record(cursor)
+                entries = await bus.read_record(cursor, READ_AT_ONCE, 500)
+            except BusUnavailable:
+                await asyncio.sleep(0.1)
+                continue
+            if not entries:
+                self._watch.waiting(False)
+                continue
+            self._watch.waiting(True)
+            rows = [record_entry(entry, fields) for entry, fields in entries]
+            began = time.perf_counter()
+            await self._store.write(self._namespace, partition, epoch, rows)
+            commit_seconds.observe(time.perf_counter() - began)
+            if tracing():
+                self._trace(rows, time.perf_counter() - began)
+            cursor = entries[-1][0].decode()
+            # After the rows are committed: what is published may be trimmed.
+            await bus.publish_cursor(TRAJECTORY_RECORDER, cursor)
+            self._watch.progressed()
+            if self._written is not None:
+                self._written()
+            self._metrics.events_handled["recorded"].inc(len(entries))
+            recorded.inc(len(entries))
+            if len(entries) < READ_AT_ONCE:
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    def _trace(self, rows: Sequence[RecordEntry], seconds: float) -> None:
+        ended = [(row.task, row.entry_id, row.trace) for row in rows if row.end is not None]
+        record_spans(self._namespace, TRAJECTORY_RECORDER, ended, entries=len(rows), seconds=seconds)
+
+
+LEASE_SECONDS = 3.0
+
+
+class LocalTrajectories:
+    """Records what the tasks of one process do, in the store at `url`; without one, in a folder that `stop` deletes."""
+
+    def __init__(self, namespace: str, url: str | None = None, *, store_partition: int | None = None) -> None:
+        """`store_partition` is as that of a Recorder."""
+        self._namespace = namespace
+        self._store_partition = store_partition
+        self._url = url
+        self._folder: TemporaryDirectory[str] | None = None
+        self._store: TrajectoryStore | None = None
+        self._recorder: Recorder | None = None
+        self._written = asyncio.Event()
+
+    @property
+    def store(self) -> TrajectoryStore:
+        """The store, from `start` until `stop`."""
+        if self._store is None:
+            raise InvalidInput("trajectories", "there is no store before the app is started and after it has stopped")
+        return self._store
+
+    async def start(self, bus: EventBus, metrics: Metrics) -> None:
+        """Open the store and begin to copy the record of this bus, whose transport is closed at the end."""
+        url = self._url
+        if url is None:
+            self._folder = TemporaryDirectory(prefix="weft-trajectory-", ignore_cleanup_errors=True)
+            url = f"sqlite:///{Path(self._folder.name) / 'trajectory.db'}"
+        self._store = await TrajectoryStore.open(url)
+        self._recorder = Recorder(
+            [bus],
+            self._store,
+            metrics,
+            namespace=self._namespace,
+            lease_seconds=LEASE_SECONDS,
+            written=self._written.set,
+            store_partition=self._store_partition,
+        )
+        await self._recorder.start()
+
+    async def stop(self) -> None:
+        """Stop copying, close the store, delete the folder."""
+        if self._recorder is not None:
+            await self._recorder.stop()  # closes the store too
+        self._recorder = self._store = None
+        if self._folder is not None:
+            await asyncio.to_thread(self._folder.cleanup)
+            self._folder = None
+
+    async def recorded(self, task: str, timeout: float = 10.0) -> TaskTrajectory:
+        """Wait until all steps of an ended task are recorded, and return them. TimeoutError after `timeout` seconds."""
+        async with asyncio.timeout(timeout):
+            while True:
+                self._written.clear()
+                found = await self.store.task(self._namespace, task)
+                if found is not None and found.complete:
+                    return found
+                await self._written.wait()

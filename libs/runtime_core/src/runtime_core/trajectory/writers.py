@@ -1,0 +1,279 @@
+"""Writes batches to SQLite or PostgreSQL: one statement per table, made from the table's columns."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from sqlalchemy import ARRAY, LargeBinary, Table, any_, bindparam, select, text
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from runtime_core.errors import Fenced, StoreUnavailable
+from runtime_core.record.contents import missing
+from runtime_core.trajectory import tables
+from runtime_core.trajectory.failures import translated
+from runtime_core.trajectory.rows import RecordEntry, Rows, Value, entry_order, heads_of, rows_of, rows_of_contents
+
+NO_ENTRY = "0-0"
+"""The cursor before the first entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Entries of one partition's record stream, oldest first, and the epoch of who writes them."""
+
+    namespace: str
+    partition: int
+    epoch: int
+    entries: Sequence[RecordEntry]
+
+
+class Writer(Protocol):
+    """Writes batches, each in one transaction: rows and cursor together, or nothing."""
+
+    async def write(self, batch: Batch) -> None:
+        """Raise Fenced where a higher epoch has written, StoreUnavailable where the database failed."""
+
+    async def close(self) -> None:
+        """Wait for a write that is under way, then let go of the database."""
+
+
+def next_cursor(batch: Batch, stored_epoch: int, stored_entry: str) -> str:
+    """Return the cursor after `batch`: never behind the stored one. Raise Fenced for a lower epoch."""
+    if stored_epoch > batch.epoch:
+        raise Fenced(
+            f"partition {batch.partition} of {batch.namespace!r} is recorded under epoch {stored_epoch}, "
+            f"this writer has {batch.epoch}: stop writing and stand by"
+        )
+    return max((stored_entry, *(entry.entry_id for entry in batch.entries[-1:])), key=entry_order)
+
+
+def sqlite_upsert(table: Table) -> str:
+    """Return an upsert whose `?` parameters are in the order of the table's columns."""
+    insert = sqlite.insert(table)
+    update = {name: insert.excluded[name] for name in _values(table)}
+    statement = insert.on_conflict_do_update(index_elements=_keys(table), set_=update)
+    return str(statement.compile(dialect=sqlite.dialect(paramstyle="qmark")))
+
+
+def postgres_upsert(table: Table) -> str:
+    """Return an upsert whose `$1`, `$2`, … are arrays, one per column of the table and in their order.
+
+    One statement for a whole batch saves a protocol message per row. A key must not stand in it twice.
+    """
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # its constructor has no annotations
+    quote = dialect.identifier_preparer.quote
+    update = ", ".join(f"{quote(name)} = excluded.{quote(name)}" for name in _values(table))
+    return (
+        f"INSERT INTO {table.name} {_from_arrays(table)} "
+        f"ON CONFLICT ({', '.join(map(quote, _keys(table)))}) DO UPDATE SET {update}"
+    )
+
+
+def sqlite_insert(table: Table) -> str:
+    """Return an insert with `?` parameters that leaves rows alone whose key is there: they say the same."""
+    statement = sqlite.insert(table).on_conflict_do_nothing()
+    return str(statement.compile(dialect=sqlite.dialect(paramstyle="qmark")))
+
+
+def postgres_insert(table: Table) -> str:
+    """Return the same for PostgreSQL, with one array per column as in `postgres_upsert`."""
+    return f"INSERT INTO {table.name} {_from_arrays(table)} ON CONFLICT DO NOTHING"
+
+
+def _from_arrays(table: Table) -> str:
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # its constructor has no annotations
+    arrays = ", ".join(
+        f"${number}::{column.type.compile(dialect).partition(' COLLATE')[0]}[]"
+        for number, column in enumerate(table.columns, 1)
+    )
+    columns = ", ".join(dialect.identifier_preparer.quote(column.name) for column in table.columns)
+    # Names from the tables' definition only; values travel as parameters.
+    return f"({columns}) SELECT * FROM unnest({arrays})"  # noqa: S608 (as said above)
+
+
+def _keys(table: Table) -> list[str]:
+    return [column.name for column in table.primary_key]
+
+
+def _values(table: Table) -> list[str]:
+    return [column.name for column in table.columns if not column.primary_key]
+
+
+_REPLACED = (tables.STEPS, tables.TASKS, tables.UNREADABLE, tables.FORKS)
+CONTENTS_LOCK = 0x77656675
+"""Number of the advisory lock of the contents: writers share it, since only an erasure may not be beside them."""
+
+
+class PostgresWriter:
+    """The Writer of a PostgreSQL database; the engine belongs to the store."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._upserts = {table: postgres_upsert(table) for table in _REPLACED}
+        self._inserts = {table: postgres_insert(table) for table in (tables.CONTENTS, tables.LISTS, tables.USES)}
+
+    async def write(self, batch: Batch) -> None:
+        # In a thread, so that a large batch does not hold up the event loop.
+        rows = await asyncio.to_thread(rows_of, batch.namespace, batch.partition, batch.entries)
+        with translated("the batch was not written"):
+            async with self._engine.begin() as connection:
+                await self._move_cursor(connection, batch)
+                await self._upsert(connection, tables.STEPS, rows.steps)
+                await self._upsert(connection, tables.TASKS, rows.tasks)
+                await self._upsert(connection, tables.UNREADABLE, rows.unreadable)
+                await self._upsert(connection, tables.FORKS, rows.forks)
+                if rows.uses:
+                    await self._write_contents(connection, batch.namespace, rows)
+
+    async def close(self) -> None:
+        """Nothing is held between writes."""
+
+    async def _move_cursor(self, connection: AsyncConnection, batch: Batch) -> None:
+        # First in the transaction: the row's lock makes the writers of one partition take turns.
+        cursors = tables.CURSORS.c
+        here = (cursors.namespace == batch.namespace) & (cursors.partition == batch.partition)
+        read = select(cursors.epoch, cursors.entry).where(here).with_for_update()
+        stored = (await connection.execute(read)).one_or_none()
+        if stored is None:
+            first = insert(tables.CURSORS).values(
+                namespace=batch.namespace, partition=batch.partition, epoch=0, entry=NO_ENTRY
+            )
+            await connection.execute(first.on_conflict_do_nothing())
+            stored = (await connection.execute(read)).one()
+        cursor = next_cursor(batch, stored.epoch, stored.entry)
+        await connection.execute(tables.CURSORS.update().where(here).values(epoch=batch.epoch, entry=cursor))
+
+    async def _write_contents(self, connection: AsyncConnection, namespace: str, rows: Rows) -> None:
+        await connection.execute(text("SELECT pg_advisory_xact_lock_shared(:lock)"), {"lock": CONTENTS_LOCK})
+        lists = tables.LISTS.c
+        search = missing(heads_of(rows), rows.contents.nodes)
+        known: set[bytes] | None = None
+        while True:
+            try:
+                asked = next(search) if known is None else search.send(known)
+            except StopIteration as found:
+                lacking: list[bytes] = found.value
+                break
+            read = select(lists.digest).where(
+                lists.namespace == namespace, lists.digest == any_(bindparam("asked", type_=ARRAY(LargeBinary)))
+            )
+            read = read.params(asked=asked)
+            known = set((await connection.execute(read)).scalars())
+        contents, nodes = rows_of_contents(namespace, rows, lacking)
+        for table, made in ((tables.CONTENTS, contents), (tables.LISTS, nodes), (tables.USES, rows.uses)):
+            if made:
+                await connection.exec_driver_sql(self._inserts[table], tuple(zip(*made, strict=True)))
+
+    async def _upsert(self, connection: AsyncConnection, table: Table, rows: Sequence[tuple[Value, ...]]) -> None:
+        if not rows:
+            return
+        # One statement cannot change a row twice, so the last row of each key is the one that is sent.
+        names = list(table.columns.keys())
+        places = [names.index(column.name) for column in table.primary_key]
+        last = {tuple(row[place] for place in places): row for row in rows}
+        await connection.exec_driver_sql(self._upserts[table], tuple(zip(*last.values(), strict=True)))
+
+
+BUSY_TIMEOUT_SECONDS = 10.0
+"""How long a statement waits for another process's transaction."""
+
+_HAS_LIST = "SELECT 1 FROM weft_lists WHERE namespace = ? AND digest = ?"
+
+
+class SqliteWriter:
+    """The Writer of a SQLite file. Its connection lives in its thread from the first write on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trajectory-writer")
+        self._connection: sqlite3.Connection | None = None
+        self._steps = sqlite_upsert(tables.STEPS)
+        self._tasks = sqlite_upsert(tables.TASKS)
+        self._unreadable = sqlite_upsert(tables.UNREADABLE)
+        self._cursors = sqlite_upsert(tables.CURSORS)
+        self._forks = sqlite_upsert(tables.FORKS)
+        self._contents = sqlite_insert(tables.CONTENTS)
+        self._lists = sqlite_insert(tables.LISTS)
+        self._uses = sqlite_insert(tables.USES)
+
+    async def write(self, batch: Batch) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._write, batch)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        with suppress(RuntimeError):  # closed before
+            self._thread.submit(self._disconnect)
+        self._thread.shutdown(wait=True)
+
+    def _write(self, batch: Batch) -> None:
+        # Decoded here, so that a large batch does not hold up the event loop.
+        rows = rows_of(batch.namespace, batch.partition, batch.entries)
+        try:
+            connection = self._connect()
+            # The write lock is taken before the fence is read: a deferred transaction would have to
+            # upgrade its lock, and SQLite fails that at once where another process wrote in between.
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                stored = connection.execute(
+                    "SELECT epoch, entry FROM weft_cursors WHERE namespace = ? AND partition = ?",
+                    (batch.namespace, batch.partition),
+                ).fetchone() or (0, NO_ENTRY)
+                cursor = next_cursor(batch, *stored)
+                connection.executemany(self._steps, rows.steps)
+                connection.executemany(self._tasks, rows.tasks)
+                connection.executemany(self._unreadable, rows.unreadable)
+                connection.executemany(self._forks, rows.forks)
+                if rows.uses:
+                    self._write_contents(connection, batch.namespace, rows)
+                connection.execute(self._cursors, (batch.namespace, batch.partition, batch.epoch, cursor))
+                connection.execute("COMMIT")
+            except BaseException:
+                # An error such as a full disk may have rolled the transaction back already.
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise StoreUnavailable(
+                f"the trajectory file {str(self._path)!r} was not written: {error}; check disk and rights"
+            ) from error
+
+    def _write_contents(self, connection: sqlite3.Connection, namespace: str, rows: Rows) -> None:
+        search = missing(heads_of(rows), rows.contents.nodes)
+        known: set[bytes] | None = None
+        while True:
+            try:
+                asked = next(search) if known is None else search.send(known)
+            except StopIteration as found:
+                lacking: list[bytes] = found.value
+                break
+            known = {digest for digest in asked if connection.execute(_HAS_LIST, (namespace, digest)).fetchone()}
+        contents, lists = rows_of_contents(namespace, rows, lacking)
+        connection.executemany(self._contents, contents)
+        connection.executemany(self._lists, lists)
+        connection.executemany(self._uses, rows.uses)
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection = sqlite3.connect(
+                self._path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, cached_statements=16
+            )
+            # With the write-ahead log this keeps every transaction whole after a crash. A power cut may
+            # take the last ones, with their cursor.
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

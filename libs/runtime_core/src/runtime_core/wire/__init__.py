@@ -1,0 +1,1 @@
+"""What crosses the edges: envelopes, commands, events, and what a client is told of a task."""
