@@ -51,7 +51,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def handler(bus: EventBus, threads: ThreadPoolExecutor) -> CallHandler:
-    return CallHandler(bus, app, threads, AbandonedThreads(), Metrics(CollectorRegistry(), "tool-handler"))
+    return CallHandler(bus, app.tools, threads, AbandonedThreads(), Metrics(CollectorRegistry(), "tool-handler"))
 
 
 async def ask_to_charge(broker: Broker, bus: EventBus, data: bytes) -> None:

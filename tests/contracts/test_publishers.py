@@ -16,10 +16,11 @@ from runtime_core.bus.ingress_stream import MAX_ENTRY_BYTES, IngressEntry, Ingre
 from runtime_core.bus.keys import ingress
 from runtime_core.bus.topics import Topics
 from runtime_core.bus.values import NewTask, Submitted, TopicSubscription
+from runtime_core.declare.announcement import announce
 from runtime_core.declare.manifest import AgentEntry, Manifest
 from runtime_core.errors import InvalidInput, ServerError
 from runtime_core.ids import task_id_of
-from runtime_core.ingress.admission import Admission, announce
+from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.publishers import Publisher, Publishers
 from runtime_core.ingress.scheduler import Scheduler
 from runtime_core.ingress.schedules import Schedules

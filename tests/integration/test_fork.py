@@ -12,7 +12,7 @@ import pytest
 from runtime_core import AgentContext, App, Client
 from runtime_core.bus.delivery import pairs
 from runtime_core.errors import InvalidInput, Rejected
-from runtime_core.hooks.points import Change, Deny, HookEvent
+from runtime_core.hooks.verdicts import Change, Deny, HookEvent
 from runtime_core.host.local import LocalApp
 from runtime_core.replay.replay import replay
 from runtime_core.trajectory.tree import render

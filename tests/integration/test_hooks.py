@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from runtime_core import AgentContext, App, Client, TaskHandle
+from runtime_core.declare.announcement import announce
+from runtime_core.declare.hook_points import HookPoint
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.errors import ConfigurationError, Denied, InvalidInput, Reject, Rejected, ToolError
 from runtime_core.hooks.declared import CallbackResult, CallbackResultType, ToolResult
-from runtime_core.hooks.points import Allow, Ask, Change, Deny, HookEvent, HookPoint
+from runtime_core.hooks.verdicts import Allow, Ask, Change, Deny, HookEvent
 from runtime_core.host.local import LocalApp
-from runtime_core.ingress.admission import announce
 from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.replay.replay import replay
 from tests.fleet import until

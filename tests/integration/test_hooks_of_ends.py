@@ -13,7 +13,7 @@ from runtime_core import AgentContext, App, Client, HookEvent, TaskHandle
 from runtime_core.bus.delivery import pairs
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.errors import Reject
-from runtime_core.hooks.points import Deny
+from runtime_core.hooks.verdicts import Deny
 from runtime_core.host.local import LocalApp
 from runtime_core.ids import instance_address, partition_of
 from runtime_core.maintenance.dead_letters import DeadLetters

@@ -9,7 +9,7 @@ from runtime_core.app.app import App
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.engines.context import EngineContext
 from runtime_core.errors import EngineError, Reject
-from runtime_core.hooks.points import HookEvent
+from runtime_core.hooks.verdicts import HookEvent
 from runtime_core.llm.agent import ModelSettings
 from runtime_core.llm.budget import Price
 from runtime_core.llm.model_call import ask_model

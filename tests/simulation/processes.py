@@ -118,7 +118,7 @@ class HandlerProcess(Process):
     def _handler(self, bus: EventBus, app: App, metrics: Metrics) -> Handler:
         if self._stream == "agent":
             return TurnHandler(bus, app, metrics, partitions=len(self.scheduler.bases))
-        return CallHandler(bus, app, _NO_THREADS, AbandonedThreads(), metrics)
+        return CallHandler(bus, app.tools, _NO_THREADS, AbandonedThreads(), metrics)
 
     @property
     def serves(self) -> str:

@@ -12,12 +12,13 @@ import pytest
 
 from runtime_core.app.app import App
 from runtime_core.consumer.effects import Completed, Failed, Suspended
+from runtime_core.declare.hook_points import HookPoint
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.errors import Denied
 from runtime_core.hooks.around import RunHooks
 from runtime_core.hooks.declared import CallbackResult, CallbackResultType, ToolResult
-from runtime_core.hooks.points import Ask, Change, HookEvent, HookPoint
 from runtime_core.hooks.selection import Selection, select
+from runtime_core.hooks.verdicts import Ask, Change, HookEvent
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.run import Run
 from tests.unit.run_world import Program, World

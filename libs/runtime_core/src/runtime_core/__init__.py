@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from runtime_core.aworld.values import ActionModel, ActionResult, Handoff, Observation
     from runtime_core.client.client import Client
     from runtime_core.client.task import TaskHandle
+    from runtime_core.declare.hook_points import HookPoint
     from runtime_core.declare.retry_policy import RetryPolicy
     from runtime_core.engines.context import EngineContext
     from runtime_core.engines.local import LocalEngine
@@ -90,7 +91,7 @@ if TYPE_CHECKING:
         WeftError,
     )
     from runtime_core.hooks.declared import CallbackResult, CallbackResultType, ToolResult
-    from runtime_core.hooks.points import Allow, Ask, Change, Deny, HookEvent, HookPoint
+    from runtime_core.hooks.verdicts import Allow, Ask, Change, Deny, HookEvent
     from runtime_core.ingress.schedules import Schedule
     from runtime_core.llm.agent import LLMAgent
     from runtime_core.llm.approval import Approve
@@ -251,18 +252,18 @@ _PLACES = {
     "AgentInstantiationContext": "runtime_core.actors.context",
     "AgentProxy": "runtime_core.actors.protocol",
     "AgentType": "runtime_core.actors.identity",
-    "Allow": "runtime_core.hooks.points",
+    "Allow": "runtime_core.hooks.verdicts",
     "App": "runtime_core.app.app",
     "Approval": "runtime_core.runs.calls",
     "Approve": "runtime_core.llm.approval",
-    "Ask": "runtime_core.hooks.points",
+    "Ask": "runtime_core.hooks.verdicts",
     "BaseAgent": "runtime_core.actors.base_agent",
     "CallFailed": "runtime_core.engines.runtime_engine",
     "CallbackResult": "runtime_core.hooks.declared",
     "CallbackResultType": "runtime_core.hooks.declared",
     "CancellationToken": "runtime_core.actors.errors",
     "CantHandleException": "runtime_core.actors.errors",
-    "Change": "runtime_core.hooks.points",
+    "Change": "runtime_core.hooks.verdicts",
     "Client": "runtime_core.client.client",
     "ClosureAgent": "runtime_core.actors.closure",
     "ClosureContext": "runtime_core.actors.closure",
@@ -273,7 +274,7 @@ _PLACES = {
     "DefaultTopicId": "runtime_core.actors.context",
     "DefaultTrajectoryStrategy": "runtime_core.trajectory.items",
     "Denied": "runtime_core.errors",
-    "Deny": "runtime_core.hooks.points",
+    "Deny": "runtime_core.hooks.verdicts",
     "DropMessage": "runtime_core.actors.message",
     "EngineCall": "runtime_core.engines.runtime_engine",
     "EngineContext": "runtime_core.engines.context",
@@ -286,8 +287,8 @@ _PLACES = {
     "HandlerTable": "runtime_core.aworld.events.manager",
     "Handoff": "runtime_core.aworld.values",
     "HandoffSwarm": "runtime_core.aworld.swarm",
-    "HookEvent": "runtime_core.hooks.points",
-    "HookPoint": "runtime_core.hooks.points",
+    "HookEvent": "runtime_core.hooks.verdicts",
+    "HookPoint": "runtime_core.declare.hook_points",
     "HumanTimeout": "runtime_core.errors",
     "HybridSwarm": "runtime_core.aworld.swarm",
     "InterventionHandler": "runtime_core.actors.message",

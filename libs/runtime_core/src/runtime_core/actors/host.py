@@ -19,10 +19,10 @@ from runtime_core.bus.replies import Replies
 from runtime_core.bus.topics import Topics
 from runtime_core.client.client import Client
 from runtime_core.consumer.consumer import Consumer
+from runtime_core.declare.announcement import announce
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import ConfigurationError, WeftError
 from runtime_core.ids import instance_address, partition_of
-from runtime_core.ingress.admission import announce
 from runtime_core.maintenance.keeper import Keeper
 from runtime_core.periodic import Periodic
 from runtime_core.runs.turn import TurnHandler

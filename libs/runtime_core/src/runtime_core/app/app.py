@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from runtime_core.app.registry import Functions, shown
-from runtime_core.declare.declaration import NAME, place_of
+from runtime_core.app.registry import Functions
+from runtime_core.declare.declaration import NAME, place_of, shown
 from runtime_core.declare.manifest import Manifest
 from runtime_core.engines.function import EngineFunction, EngineFunctionSettings
 from runtime_core.errors import ConfigurationError
@@ -399,9 +399,7 @@ class App:
             hooks=self.hooks.entries(),
         )
         if self.hooks.of_ends:
-            from runtime_core.hooks.ended import TaskEnded  # here: it stands on runs, which an app's users may not need
-
-            ended = TaskEnded(self.name)
+            ended = self.hooks.of_ends_agent(self.name)
             manifest.agents[ended.name] = ended.entry()
         return manifest
 

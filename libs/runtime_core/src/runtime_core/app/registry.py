@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from runtime_core.declare.declaration import Place
+from runtime_core.declare.declaration import Place, shown
 from runtime_core.engines.function import EngineFunction
 from runtime_core.errors import ConfigurationError
 from runtime_core.llm.models import OpenModels
@@ -148,8 +148,3 @@ class Functions:
     def engine_function(self, named: object, /) -> EngineFunction | None:
         """By name, with or without its version, or by function or class. Raises ConfigurationError as `find`."""
         return self.engine_functions.find(named)
-
-
-def shown(named: object) -> str:
-    """How a message names what code has named: a text, or a declared object."""
-    return repr(named) if isinstance(named, str) else str(getattr(named, "__qualname__", repr(named)))

@@ -224,3 +224,8 @@ def _short(file: str) -> str:
     except (ValueError, OSError):  # another drive on Windows, a current directory that is gone
         return file
     return file if relative.startswith("..") else relative
+
+
+def shown(named: object) -> str:
+    """How a message names what code has named: a text, or a declared object."""
+    return repr(named) if isinstance(named, str) else str(getattr(named, "__qualname__", repr(named)))

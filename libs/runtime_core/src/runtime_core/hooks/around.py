@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from runtime_core.consumer.decision import RetryAt, decide
 from runtime_core.declare.encoding import encode
+from runtime_core.declare.hook_points import HookPoint
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.errors import Denied, InvalidInput, ToolError
 from runtime_core.hooks.pipeline import Guarded, Moment, Pipeline
-from runtime_core.hooks.points import HookPoint
 from runtime_core.hooks.selection import settle
 from runtime_core.ids import ROOT_RUN
 from runtime_core.runs.calls import Approval, ApprovalQuestion, approval_of, call, question

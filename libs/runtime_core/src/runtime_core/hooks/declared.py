@@ -6,13 +6,21 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from runtime_core.declare.declaration import NAME, Place, checked_name, checked_timeout, is_generator
 from runtime_core.declare.encoding import encode
+from runtime_core.declare.hook_points import AFTER_FAILED_TASK, HookPoint, point_named
 from runtime_core.declare.manifest import HookEntry
 from runtime_core.errors import ConfigurationError, InvalidInput
-from runtime_core.hooks.points import AFTER_FAILED_TASK, HookEvent, HookPoint, point_named
+from runtime_core.hooks.verdicts import HookEvent
+
+if TYPE_CHECKING:
+    from runtime_core.declare.retry_policy import RetryPolicy
+    from runtime_core.hooks.around import RunHooks
+    from runtime_core.runs.definition import AgentDefinition
+    from runtime_core.runs.run import Run
+
 
 SEPARATOR = "__"
 """Between a tool and one of its actions, in a callback's key."""
@@ -207,6 +215,29 @@ class HookTable:
     @property
     def callback_keys(self) -> list[str]:
         return list(self._callbacks)
+
+    def of_ends_agent(self, app: str) -> AgentDefinition:
+        """The agent that runs the hooks of tasks that ended without being completed."""
+        from runtime_core.hooks.ended import TaskEnded  # here: it stands on runs, which an app's users may not need
+
+        return TaskEnded(app)
+
+    def ended_task(self, input: bytes) -> str:
+        """The id of the task that this input of that agent tells of."""
+        from runtime_core.hooks.ended import ended_task
+
+        return ended_task(input)
+
+    def of_run(
+        self, run: Run, *, of_end: bool, retry: RetryPolicy, entry: Callable[[], str], failed: Callable[[str], None]
+    ) -> RunHooks:
+        """The hooks of one run: those that its task names, and those that always run."""
+        from runtime_core.hooks.around import RunHooks
+        from runtime_core.hooks.ended import HooksOfEnd
+
+        kind = HooksOfEnd if of_end else RunHooks
+        named = run.meta.get("hooks", {})
+        return kind(run, self, named, retry=retry, entry=entry, failed=failed)
 
     def entries(self) -> dict[str, dict[str, HookEntry]]:
         """Point → name → what the manifest says of the hook."""

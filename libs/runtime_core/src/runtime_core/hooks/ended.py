@@ -16,13 +16,12 @@ import msgspec
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.declare.declaration import Place
-from runtime_core.declare.manifest import Manifest
+from runtime_core.declare.hook_points import AFTER_FAILED_TASK, agent_of_ends
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.declare.schema import Schema
 from runtime_core.errors import InvalidInput, WeftError
 from runtime_core.hooks.around import RunHooks
 from runtime_core.hooks.pipeline import Moment, Subject
-from runtime_core.hooks.points import AFTER_FAILED_TASK
 from runtime_core.hooks.selection import Selection
 from runtime_core.ids import ROOT_RUN
 from runtime_core.runs.definition import AgentDefinition, Coro
@@ -60,24 +59,6 @@ _ENDED = msgspec.json.Decoder(Ended)
 def ended_task(input: bytes) -> str:
     """The id of the task whose hooks run with this input."""
     return _ENDED.decode(input).task_id
-
-
-def agent_of_ends(app: str) -> str:
-    """The name of the agent that runs an app's hooks of ended tasks."""
-    return f"weft.task-ended.{app}"
-
-
-def enders(manifest: Manifest) -> dict[str, str]:
-    """Agent → who runs the hooks of its tasks' ends, behind `!` where some always run, `?` where only named ones do.
-
-    Empty for an app that declares no hook there.
-    """
-    there = [hook for point in AFTER_FAILED_TASK for hook in manifest.hooks.get(point, {}).values()]
-    if not there:
-        return {}
-    own = agent_of_ends(manifest.app)
-    mark = "!" if any(hook.always for hook in there) else "?"
-    return {name: mark + own for name in manifest.agents if name != own}
 
 
 class TaskEnded(AgentDefinition):

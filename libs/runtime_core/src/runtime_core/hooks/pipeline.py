@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from runtime_core import codec
 from runtime_core.declare.encoding import encode
+from runtime_core.declare.hook_points import HookPoint
 from runtime_core.errors import Denied, HumanTimeout, InvalidInput, Outcome, StepError, WeftError
 from runtime_core.hooks import declared as callbacks
-from runtime_core.hooks.points import Change, HookEvent, HookPoint, recorded
 from runtime_core.hooks.selection import Chosen, Selection
+from runtime_core.hooks.verdicts import Change, HookEvent, recorded
 from runtime_core.ids import idempotency_key
 from runtime_core.runs.branches import Gather
 from runtime_core.runs.calls import ApprovalQuestion
@@ -238,19 +239,6 @@ async def _no_body() -> object:
 
 
 T = TypeVar("T")
-
-
-class Ready(Generic[T]):
-    """Gives a value that is there already."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: T) -> None:
-        self._value = value
-
-    def __await__(self) -> Generator[Any, None, T]:  # Any: asyncio's protocol; this one yields nothing
-        yield from ()
-        return self._value
 
 
 class Guarded(Generic[T]):

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from runtime_core.declare.hook_points import OF_A_TASK, HookPoint, point_named
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import InvalidInput, Rejected
-from runtime_core.hooks.points import OF_A_TASK, HookPoint, point_named
 from runtime_core.runs.local_steps import LocalStep
 from runtime_core.runs.scheduler import Branch
 

@@ -28,10 +28,11 @@ from runtime_core.bus.keys import Keys
 from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
 from runtime_core.client.client import Client
 from runtime_core.consumer.consumer import Consumer
+from runtime_core.declare.announcement import announce
 from runtime_core.engines.results import Results
 from runtime_core.errors import ConfigurationError
 from runtime_core.host.worker import ANNOUNCE_SECONDS
-from runtime_core.ingress.admission import Admission, announce
+from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.scheduler import Scheduler
 from runtime_core.maintenance.engines import LOOK_SECONDS, EngineWatch
 from runtime_core.periodic import Periodic
@@ -133,7 +134,7 @@ class LocalApp:
             Consumer(
                 calls,
                 _streams("tool", _tool_pools(self._app)),
-                CallHandler(calls, self._app, self._threads, AbandonedThreads(), metrics, self._mcp),
+                CallHandler(calls, self._app.tools, self._threads, AbandonedThreads(), metrics, self._mcp),
                 metrics,
                 service="tool-handler",
             ),

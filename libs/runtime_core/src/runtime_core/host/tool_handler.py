@@ -39,7 +39,7 @@ async def tool_worker(settings: Settings, metrics: Metrics, app: App | None = No
         worker.at_stop(servers.stop)
 
     def handler(bus: EventBus) -> Handler:
-        return CallHandler(bus, found, threads, abandoned, metrics, servers)
+        return CallHandler(bus, found.tools, threads, abandoned, metrics, servers)
 
     worker.consume(
         handler,

@@ -14,8 +14,8 @@ from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.config.settings import Settings
 from runtime_core.consumer.consumer import Consumer, Handler
 from runtime_core.consumer.progress import HEALTHY, Health
+from runtime_core.declare.announcement import announce
 from runtime_core.errors import ConfigurationError, ServerError, WeftError
-from runtime_core.ingress.admission import announce
 from runtime_core.periodic import Periodic
 from runtime_core.telemetry.metrics import Metrics
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Unpack
 
-from runtime_core.app.registry import shown
-from runtime_core.declare.declaration import Place
+from runtime_core.declare.declaration import Place, shown
 from runtime_core.declare.schema import Schema
 from runtime_core.errors import ConfigurationError, InvalidInput, WeftError
 from runtime_core.llm.agent import LLMAgent

@@ -40,7 +40,7 @@ from runtime_core.telemetry.redaction import Attribute, redactor
 if TYPE_CHECKING:
     from runtime_core.llm.budget import Measured
     from runtime_core.llm.client import OpenModel, Response
-    from runtime_core.llm.models import Gate
+    from runtime_core.llm.models import Gate, OpenModels
     from runtime_core.runs.context import AgentContext
 
 RESERVED = "Reserved"
@@ -262,7 +262,7 @@ class _LiveCall:
     def __init__(self, ctx: AgentContext, agent: ModelSettings, tries: _Tries, decide: Decide | None) -> None:
         self._ctx = ctx
         self._agent = agent
-        self._models = ctx.functions.models
+        self._models: OpenModels = ctx.functions.models
         self._tries = tries
         self._decide = decide
 

@@ -8,20 +8,20 @@ from collections.abc import Sequence
 
 import msgspec
 
-from runtime_core.app.app import App
 from runtime_core.bus.connection import Argument
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.topics import published, sent
 from runtime_core.consumer.effects import Call, Completed, Publish, Send, Spend, Suspended
 from runtime_core.ids import fingerprint, instance_address, partition_of, task_of_message
 from runtime_core.record.step import Step, StepError
+from runtime_core.runs.ports import DeclaredApp
 from runtime_core.runs.sharing import with_snapshot, without_snapshot
 from runtime_core.telemetry.trace_context import restated
 from runtime_core.wire.envelope import rfc3339
 
 
 def parts_of(
-    result: Suspended | Completed, delivery: Delivery, app: App, partitions: int = 1
+    result: Suspended | Completed, delivery: Delivery, app: DeclaredApp, partitions: int = 1
 ) -> tuple[list[Argument], int]:
     """The parts of a commit (see `commit_turn.lua`) and how many there are."""
     # A message that nobody waits for goes first: two sends to one instance keep the order of the program.
@@ -81,7 +81,7 @@ def parts_of_sends(sends: Sequence[Send | Publish], delivery: Delivery, partitio
     return parts
 
 
-def parts_of_calls(calls: Sequence[Call], delivery: Delivery, app: App, partitions: int) -> list[Argument]:
+def parts_of_calls(calls: Sequence[Call], delivery: Delivery, app: DeclaredApp, partitions: int) -> list[Argument]:
     """The parts of calls whose results the run waits for."""
     parts: list[Argument] = []
     for call in calls:
@@ -120,7 +120,7 @@ def _elsewhere(agent: str, key: str, here: int, partitions: int) -> int | None:
     return None if there == here else there
 
 
-def _stream(call: Call, app: App, delivery: Delivery, partitions: int) -> str:
+def _stream(call: Call, app: DeclaredApp, delivery: Delivery, partitions: int) -> str:
     """The call's work stream; a name that this app lacks is looked up among all apps by the commit."""
     if call.kind == "agent" and (
         (there := _elsewhere(call.name, call.key, delivery.partition, partitions)) is not None

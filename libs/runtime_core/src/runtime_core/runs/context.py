@@ -14,9 +14,8 @@ import msgspec
 
 from runtime_core.codec import quoted
 from runtime_core.declare.encoding import encode
+from runtime_core.declare.hook_points import point_named
 from runtime_core.errors import BusError, InvalidInput
-from runtime_core.hooks.pipeline import Ready
-from runtime_core.hooks.points import point_named
 from runtime_core.ids import checked_key, checked_topic, idempotency_key
 from runtime_core.record.usage import Usage, total
 from runtime_core.runs.branches import AtEnd, Gather, Job
@@ -28,11 +27,10 @@ from runtime_core.runs.outgoing import Emit, Note, PublishStep, SendStep, SpendS
 from runtime_core.runs.scheduler import Branch
 from runtime_core.runs.session import Session
 from runtime_core.runs.sharing import context_of
-from runtime_core.runs.step import from_json, name_and_pool
+from runtime_core.runs.step import Ready, from_json, name_and_pool
 from runtime_core.wire.commands import ENGINES, MAX_SECONDS
 
 if TYPE_CHECKING:
-    from runtime_core.aworld.events.handler import Handler
     from runtime_core.declare.manifest import Manifest
     from runtime_core.runs.ports import Functions
     from runtime_core.runs.run import Run
@@ -128,7 +126,7 @@ class AgentContext:
         return idempotency_key(self._run.task_id, self._run.run_id)
 
     @property
-    def handlers(self) -> Mapping[str, type[Handler]]:
+    def handlers(self) -> Mapping[str, type[Any]]:  # Any: `Handler` of event-driven runs
         """The app's handlers of messages, by category or name; see `runtime_core.aworld.events`."""
         return self._run.functions.handlers
 

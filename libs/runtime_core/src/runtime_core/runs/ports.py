@@ -6,14 +6,21 @@ from collections.abc import Awaitable, Callable, Collection, Container, Coroutin
 from typing import TYPE_CHECKING, Any, Protocol, Required, TypedDict
 
 if TYPE_CHECKING:
-    from runtime_core.aworld.events.handler import DeclaredSubscriber, Handler
     from runtime_core.bus.values import CallBegun
     from runtime_core.consumer.effects import TurnResult
+    from runtime_core.declare.hook_points import HookPoint
     from runtime_core.declare.manifest import Manifest
+    from runtime_core.declare.retry_policy import RetryPolicy
     from runtime_core.engines.protocol import Step as EngineStep
     from runtime_core.engines.results import Results
-    from runtime_core.llm.models import OpenModels
+    from runtime_core.runs.calls import Approval
     from runtime_core.runs.context import AgentContext
+    from runtime_core.runs.definition import AgentDefinition
+    from runtime_core.runs.model_step import Reserve
+    from runtime_core.runs.run import Run
+    from runtime_core.runs.scheduler import Branch
+    from runtime_core.tools.mcp.server import MCPServer
+    from runtime_core.tools.tool import Tool
 
 
 class RunPort(Protocol):
@@ -174,20 +181,104 @@ class Functions(Protocol):
 
     def engine_function(self, named: object, /) -> LocalFunction | None: ...
 
+    def mcp_server_of(self, tool: str, /) -> MCPServer | None:
+        """The declared MCP server whose tool this name is, if it is anybody's and not the app's own."""
+        ...
+
     @property
-    def models(self) -> OpenModels:
+    def models(self) -> Any:  # Any: `llm.models.OpenModels`, which runs do not know
         """The language models that this process has open for the app."""
         ...
 
     @property
-    def handlers(self) -> Mapping[str, type[Handler]]:
+    def handlers(self) -> Mapping[str, type[Any]]:  # Any: `Handler` of event-driven runs, which runs do not know
         """Handlers of messages, by category or by a name of the app's own."""
         ...
 
     @property
-    def subscribers(self) -> Sequence[DeclaredSubscriber]:
+    def subscribers(self) -> Sequence[Any]:  # Any: `DeclaredSubscriber` of event-driven runs
         """Functions of messages, for all event-driven runs."""
         ...
+
+
+class RunHooks(Protocol):
+    """The hooks of one run. What gives an awaitable does the step with hooks around it; None: it has none there."""
+
+    async def around(self, data: bytes, /) -> object:
+        """Run the agent on the input in `data` (JSON)."""
+        ...
+
+    def tool(self, branch: Branch, name: str, data: bytes, pool: str, /) -> Awaitable[Any] | None: ...
+
+    def model(
+        self,
+        branch: Branch,
+        name: str,
+        request: object,
+        function: Callable[..., object],
+        identity: object,
+        reserve: Reserve | None,
+        /,
+    ) -> Awaitable[Any] | None: ...
+
+    def emit(self, branch: Branch, data: bytes, /) -> Awaitable[None] | None: ...
+
+    def human(
+        self, branch: Branch, prompt: str, data: bytes, timeout_ms: int | None, default: bytes | None, /
+    ) -> Awaitable[Any] | None: ...
+
+    def approve(
+        self, branch: Branch, prompt: str, data: bytes, timeout_ms: int | None, default: bool | None, /
+    ) -> Awaitable[Approval] | None: ...
+
+    def at(self, branch: Branch, point: HookPoint, name: str, payload: bytes, /) -> Awaitable[Any]:
+        """The hooks of a point that the agent's code names."""
+        ...
+
+
+class AppHooks(Protocol):
+    """The hooks of an app."""
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether there is a hook or a callback that runs without being named."""
+        ...
+
+    def of_ends_agent(self, app: str, /) -> AgentDefinition:
+        """The agent that runs the hooks of tasks that ended without being completed."""
+        ...
+
+    def ended_task(self, input: bytes, /) -> str:
+        """The id of the task that this input of that agent tells of."""
+        ...
+
+    def of_run(
+        self, run: Run, /, *, of_end: bool, retry: RetryPolicy, entry: Callable[[], str], failed: Callable[[str], None]
+    ) -> RunHooks:
+        """The hooks of one run; with `of_end` it is a run of the agent of ended tasks.
+
+        `entry` gives the id of the delivery in hand; `failed` is told the point of each execution that failed.
+        """
+        ...
+
+
+class DeclaredApp(Protocol):
+    """What turns need of an app."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def agents(self) -> Mapping[str, AgentDefinition]: ...
+
+    @property
+    def tools(self) -> Mapping[str, Tool]: ...
+
+    @property
+    def functions(self) -> Functions: ...
+
+    @property
+    def hooks(self) -> AppHooks: ...
 
 
 class Meta(TypedDict, total=False):

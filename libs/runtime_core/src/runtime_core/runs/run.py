@@ -43,8 +43,8 @@ from runtime_core.runs.step import Step
 from runtime_core.runs.suspension import suspend
 
 if TYPE_CHECKING:
-    from runtime_core.hooks.around import RunHooks
     from runtime_core.runs.branches import Gather, Job
+    from runtime_core.runs.ports import RunHooks
 
 log = logging.getLogger(__name__)
 

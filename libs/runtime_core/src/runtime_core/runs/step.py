@@ -164,3 +164,16 @@ def name_and_pool(run: Run, kind: str, known: Registered | None, named: object) 
     raise run.flow.misuse(
         f"{label} is no {kind} of this app: register it with the app before it starts, or give a name (text)"
     )
+
+
+class Ready(Generic[T]):
+    """Gives a value that is there already."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def __await__(self) -> Generator[Any, None, T]:  # Any: asyncio's protocol; this one yields nothing
+        yield from ()
+        return self._value

@@ -12,7 +12,6 @@ from typing import cast
 
 import msgspec
 
-from runtime_core.app.app import App
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Replies
@@ -23,15 +22,13 @@ from runtime_core.consumer.decision import RetryAt, decide, reason_of
 from runtime_core.consumer.effects import Completed, Failed, Suspended, TurnResult
 from runtime_core.engines.results import Results
 from runtime_core.errors import InvalidInput, JournalMoved, LimitExceeded, TurnTaken
-from runtime_core.hooks.around import RunHooks
-from runtime_core.hooks.ended import HooksOfEnd, TaskEnded, ended_task
 from runtime_core.record.step import ENCODER, StepError
 from runtime_core.record.usage import total
 from runtime_core.runs.commit import answer_parts, parts_of, row_of_run, spend_parts
 from runtime_core.runs.definition import AgentDefinition
 from runtime_core.runs.offers import Offers
 from runtime_core.runs.outgoing import PROCESS_BYTES, Outflow
-from runtime_core.runs.ports import Compute, Meta, TurnRun
+from runtime_core.runs.ports import Compute, DeclaredApp, Meta, TurnRun
 from runtime_core.runs.run import Run
 from runtime_core.runs.turn_port import HandedBack, TurnGone, TurnPort
 from runtime_core.telemetry import gen_ai, trace_context
@@ -73,7 +70,7 @@ class TurnHandler:
     def __init__(
         self,
         bus: EventBus,
-        app: App,
+        app: DeclaredApp,
         metrics: Metrics,
         *,
         partitions: int = 1,
@@ -93,7 +90,7 @@ class TurnHandler:
         self._agents = app.agents
         self._hooks = app.hooks
         self._offers = Offers(bus)
-        self._task_ended = TaskEnded(app.name)
+        self._task_ended = app.hooks.of_ends_agent(app.name)
         self._metrics = metrics
         self._warm: OrderedDict[tuple[str, str], _Warm] = OrderedDict()
         self._warm_limit = warm_runs
@@ -190,7 +187,7 @@ class TurnHandler:
         links = await self._bus.answered_by(delivery.task, delivery.run, warm.brought) if warm.brought else []
         if definition is self._task_ended and not traceparent:
             # Of a task whose trace nobody has named: its hooks are in a tree of their own, which says of whose end.
-            links = [task_traceparent(keys.namespace, ended_task(warm.input), ""), *links]
+            links = [task_traceparent(keys.namespace, self._hooks.ended_task(warm.input), ""), *links]
         traceparent = task_traceparent(keys.namespace, delivery.task, traceparent)
         with delivery_span(
             delivery, keys, self._bus.owner, traceparent=traceparent, tracestate=tracestate, links=links
@@ -323,11 +320,9 @@ class TurnHandler:
     def _add_hooks(self, run: TurnRun, definition: AgentDefinition, port: TurnPort) -> None:
         if not isinstance(run, Run):
             return  # an actor's messages pass its runtime's intervention handlers instead
-        kind = HooksOfEnd if definition is self._task_ended else RunHooks
-        run.hooks = kind(
+        run.hooks = self._hooks.of_run(
             run,
-            self._hooks,
-            run.meta.get("hooks", {}),
+            of_end=definition is self._task_ended,
             retry=definition.retry,
             entry=lambda: port.delivery.entry.decode(),
             failed=lambda point: self._metrics.hook_failures[point].inc(),

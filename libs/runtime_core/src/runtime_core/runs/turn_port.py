@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Container, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from runtime_core.app.app import App
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Answer, Replies, name_of_step
@@ -20,6 +19,7 @@ from runtime_core.errors import BusError, Fenced, JournalMoved, LimitExceeded, W
 from runtime_core.runs.commit import parts_of_calls, parts_of_sends
 from runtime_core.runs.offers import Offers
 from runtime_core.runs.outgoing import PIECE_BYTES, PROCESS_BYTES, RUN_BYTES, RUN_MAX_BYTES, Outflow
+from runtime_core.runs.ports import DeclaredApp
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class TurnPort:
         self,
         bus: EventBus,
         delivery: Delivery,
-        app: App,
+        app: DeclaredApp,
         partitions: int = 1,
         replies: Replies | None = None,
         offers: Offers | None = None,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from itertools import product
 
 import msgspec
 
-from runtime_core.app.app import App
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.spans import call_span
@@ -23,6 +23,7 @@ from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import SHOWN_OUTCOMES
 from runtime_core.telemetry.spans import tracing
 from runtime_core.tools.call import AbandonedThreads, Away, CallableTool, ToolContext, ToolSource
+from runtime_core.tools.tool import Tool
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class CallHandler:
     def __init__(
         self,
         bus: EventBus,
-        app: App,
+        tools: Mapping[str, Tool],
         threads: Executor,
         abandoned: AbandonedThreads,
         metrics: Metrics,
@@ -57,11 +58,11 @@ class CallHandler:
         """`others` has tools besides the app's own."""
         self._bus = bus
         self._others = others
-        self._tools = app.tools
+        self._tools = tools
         self._threads = threads
         self._abandoned = abandoned
         self._metrics = metrics
-        for name, outcome in product(app.tools, SHOWN_OUTCOMES):
+        for name, outcome in product(tools, SHOWN_OUTCOMES):
             metrics.tool_calls[metrics.tool_label(name), outcome]  # with 0, from the start
         self._calls = Calls(bus, metrics, "tool")
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, cast
 
-from runtime_core.app.app import App
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.declare.announcement import announce
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import InvalidInput
-from runtime_core.ingress.admission import announce
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.tools.call import Away
 from runtime_core.tools.mcp.connection import Connection
 from runtime_core.tools.mcp.server import MCPServer, need_sdk
+from runtime_core.tools.tool import Tool
 
 if TYPE_CHECKING:
     from runtime_core.tools.mcp.tool import MCPTool
@@ -27,10 +27,35 @@ LONGEST_WAIT_SECONDS = 5.0
 logger = logging.getLogger(__name__)
 
 
+class ToolOwners(Protocol):
+    """Finds the declared server that a tool's name belongs to."""
+
+    def mcp_server_of(self, tool: str, /) -> MCPServer | None: ...
+
+
+class AppOfServers(Protocol):
+    """What MCP servers need of the app that declares them."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def tools(self) -> Mapping[str, Tool]: ...
+
+    @property
+    def mcp_servers(self) -> Mapping[str, MCPServer]: ...
+
+    @property
+    def functions(self) -> ToolOwners: ...
+
+
 class MCPServers:
     """Starts the servers of these pools, and serves their tools. A server that is away stops nothing else."""
 
-    def __init__(self, app: App, metrics: Metrics, pools: Sequence[str] | None = None) -> None:
+    def __init__(self, app: AppOfServers, metrics: Metrics, pools: Sequence[str] | None = None) -> None:
         """`pools`: those whose calls this process takes; None: all.
 
         Raises ConfigurationError where the MCP SDK is not installed.
