@@ -64,7 +64,6 @@ if TYPE_CHECKING:
         WorkflowSwarm,
     )
     from runtime_core.aworld.task import Task, TaskConfig, TaskStatus
-    from runtime_core.aworld.values import ActionModel, ActionResult, Handoff, Observation
     from runtime_core.client.client import Client
     from runtime_core.client.task import TaskHandle
     from runtime_core.declare.hook_points import HookPoint
@@ -103,6 +102,7 @@ if TYPE_CHECKING:
     from runtime_core.runs.calls import Approval
     from runtime_core.runs.context import AgentContext
     from runtime_core.runs.model_step import ModelCall
+    from runtime_core.runs.observation import ActionModel, ActionResult, Handoff, Observation
     from runtime_core.sharing.context import Context
     from runtime_core.tools.call import ToolContext
     from runtime_core.trajectory.items import (
@@ -243,8 +243,8 @@ __all__ = [
 ]
 
 _PLACES = {
-    "ActionModel": "runtime_core.aworld.values",
-    "ActionResult": "runtime_core.aworld.values",
+    "ActionModel": "runtime_core.runs.observation",
+    "ActionResult": "runtime_core.runs.observation",
     "Agent": "runtime_core.runs.agent",
     "AgentContext": "runtime_core.runs.context",
     "AgentError": "runtime_core.errors",
@@ -285,7 +285,7 @@ _PLACES = {
     "HandleResult": "runtime_core.aworld.nodes.node",
     "Handler": "runtime_core.aworld.events.handler",
     "HandlerTable": "runtime_core.aworld.events.manager",
-    "Handoff": "runtime_core.aworld.values",
+    "Handoff": "runtime_core.runs.observation",
     "HandoffSwarm": "runtime_core.aworld.swarm",
     "HookEvent": "runtime_core.hooks.verdicts",
     "HookPoint": "runtime_core.declare.hook_points",
@@ -309,7 +309,7 @@ _PLACES = {
     "ModelFailed": "runtime_core.llm.failures",
     "NodeGroup": "runtime_core.aworld.nodes.node",
     "NotAccessibleError": "runtime_core.actors.errors",
-    "Observation": "runtime_core.aworld.values",
+    "Observation": "runtime_core.runs.observation",
     "Price": "runtime_core.llm.budget",
     "Reference": "runtime_core.engines.reference",
     "Reject": "runtime_core.errors",

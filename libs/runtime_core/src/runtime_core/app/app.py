@@ -245,8 +245,8 @@ class App:
 
     def add_tool(self, tool: object, *, name: str | None = None) -> None:
         """Declare an object with a `step(args)` method as a tool; None: under its own name."""
-        from runtime_core.aworld.handles import StepTool
         from runtime_core.aworld.swarm import label
+        from runtime_core.tools.tool import StepTool
 
         if not callable(getattr(tool, "step", None)):
             raise ConfigurationError(f"{tool!r} has no method step(args): use @app.tool for a function")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         WorkflowSwarm,
     )
     from runtime_core.aworld.task import Task, TaskConfig, TaskStatus
-    from runtime_core.aworld.values import ActionModel, ActionResult, Handoff, Observation
+    from runtime_core.runs.observation import ActionModel, ActionResult, Handoff, Observation
     from runtime_core.wire.results import TaskResponse
     from runtime_core.wire.streaming import StreamingMode
 
@@ -52,14 +52,14 @@ __all__ = [
 ]
 
 _PLACES = {
-    "ActionModel": "runtime_core.aworld.values",
-    "ActionResult": "runtime_core.aworld.values",
+    "ActionModel": "runtime_core.runs.observation",
+    "ActionResult": "runtime_core.runs.observation",
     "GraphBuildType": "runtime_core.aworld.swarm",
-    "Handoff": "runtime_core.aworld.values",
+    "Handoff": "runtime_core.runs.observation",
     "HandoffSwarm": "runtime_core.aworld.swarm",
     "HybridSwarm": "runtime_core.aworld.swarm",
     "Loopable": "runtime_core.aworld.swarm",
-    "Observation": "runtime_core.aworld.values",
+    "Observation": "runtime_core.runs.observation",
     "PolicyDefinition": "runtime_core.aworld.policy",
     "Runner": "runtime_core.aworld.runner",
     "Runners": "runtime_core.aworld.runners",

@@ -17,7 +17,6 @@ from runtime_core.aworld.orchestration import orchestration
 from runtime_core.aworld.policy import ObservingAgent
 from runtime_core.aworld.runner import Runner
 from runtime_core.aworld.swarm import Swarm
-from runtime_core.aworld.values import Observation
 from runtime_core.declare.declaration import Place, checked_name
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.declare.schema import Schema
@@ -32,6 +31,7 @@ from runtime_core.errors import (
     WeftError,
 )
 from runtime_core.runs.definition import AgentDefinition, Coro
+from runtime_core.runs.observation import Observation
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext

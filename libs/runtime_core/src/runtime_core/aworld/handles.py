@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from runtime_core.aworld.swarm import Swarm, code_in_swarm, label
-from runtime_core.aworld.values import ActionModel, Observation
-from runtime_core.declare.declaration import Place
-from runtime_core.declare.retry_policy import RetryPolicy
-from runtime_core.runs.definition import FunctionAgent
-from runtime_core.tools.tool import Tool
+from runtime_core.runs.handoff import takes_observation, with_info
+from runtime_core.runs.observation import ActionModel, Observation
+from runtime_core.tools.tool import StepTool
 
 if TYPE_CHECKING:
     from runtime_core.aworld.task import Task
     from runtime_core.runs.calls import Asked
     from runtime_core.runs.context import AgentContext
-
-
-class StepTool(Tool):
-    """An object with a `step` method as a tool: it is called with its arguments as one value."""
-
-    ARGUMENT = "args"
-
-    def __init__(self, instance: object, place: Place, *, name: str) -> None:
-        step = cast("Callable[[object], object]", getattr(instance, "step"))  # noqa: B009  # who asks has looked
-
-        if inspect.iscoroutinefunction(step):
-
-            async def call(args: object) -> object:
-                return await cast("Awaitable[object]", step(args))
-
-            super().__init__(call, place, name=name, retry=RetryPolicy(attempts=1))
-        else:
-
-            def call_here(args: object) -> object:
-                return step(args)
-
-            super().__init__(call_here, place, name=name, retry=RetryPolicy(attempts=1))
-        self.source = instance
-        self.description = inspect.getdoc(type(instance)) or ""
 
 
 def call_tool(ctx: AgentContext, name: str, args: Mapping[str, object]) -> Awaitable[Any]:  # Any: the tool's own JSON
@@ -57,7 +29,7 @@ class AgentHandle:
     def __init__(self, surroundings: Surroundings, name: str) -> None:
         self._ctx = surroundings.ctx
         self._info: dict[str, object] = surroundings.info
-        self._whole = _sees_observations(surroundings.functions.agent(name))
+        self._whole = takes_observation(surroundings.functions.agent(name))
         self.name = name
 
     def id(self) -> str:
@@ -76,12 +48,7 @@ class AgentHandle:
 
     def shown(self, seen: Observation, info: Mapping[str, object]) -> Any:  # Any: JSON
         """What the agent gets as its input: the content, or to one that takes an Observation all of it, as JSON."""
-        if not self._whole:
-            return seen.content
-        whole = Observation(
-            seen.content, seen.observer, seen.images, {**self._info, **seen.info, **info}, seen.action_result
-        )
-        return whole.content if whole.plain else dataclasses.asdict(whole)
+        return with_info(seen, {**self._info, **seen.info, **info}) if self._whole else seen.content
 
     def __repr__(self) -> str:
         return f"<agent {self.name}>"
@@ -157,14 +124,3 @@ class Surroundings:
     def tools(self, task: Task) -> Tools:
         """Those that the task names; where it names none, all of the app."""
         return Tools(self, task.tool_names or self._known_tools)
-
-
-def _sees_observations(known: object) -> bool:
-    if getattr(known, "sees_observations", False):
-        return True
-    if not isinstance(known, FunctionAgent):
-        return False
-    takes = list(inspect.signature(known.function).parameters.values())[1:2]
-    return bool(takes) and (
-        takes[0].annotation is Observation or str(takes[0].annotation).split(".")[-1] == "Observation"
-    )

@@ -29,9 +29,9 @@ from runtime_core.aworld.swarm import (
     Swarm,
     label,
 )
-from runtime_core.aworld.values import Observation, actions_in, handoff_in
 from runtime_core.codec import canonical
 from runtime_core.errors import AgentError, LimitExceeded
+from runtime_core.runs.observation import Observation, actions_in, handoff_in
 
 if TYPE_CHECKING:
     from runtime_core.aworld.handles import AgentHandle

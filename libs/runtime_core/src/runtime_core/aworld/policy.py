@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast
 import msgspec
 
 from runtime_core.aworld.handles import Surroundings, call_tool
-from runtime_core.aworld.values import ActionModel, ActionResult, Handoff, Observation, action_of, handoff_in
 from runtime_core.codec import encode as encode_plain
 from runtime_core.declare.declaration import Place, needed_argument, one_line
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.declare.schema import Schema
-from runtime_core.errors import AgentError, ConfigurationError, InvalidInput, LimitExceeded, StepError
+from runtime_core.errors import ConfigurationError, InvalidInput, LimitExceeded, StepError
 from runtime_core.runs.definition import AgentDefinition, AgentSettings, Coro
+from runtime_core.runs.handoff import ask_among_peers
+from runtime_core.runs.observation import ActionModel, ActionResult, Handoff, Observation, action_of
 from runtime_core.runs.step import from_json
 
 if TYPE_CHECKING:
@@ -46,10 +47,6 @@ class ObservingAgent(AgentDefinition):
         return None
 
 
-MAX_HANDOFFS = 100
-"""How often the peers of a team may hand over before one of them answers."""
-
-
 async def act(
     ctx: AgentContext, actions: Sequence[ActionModel], *, team: Sequence[str] = (), peers: Sequence[str] = ()
 ) -> list[ActionResult]:
@@ -68,31 +65,13 @@ def _step(
 ) -> Awaitable[object]:
     functions, name = surroundings.functions, action.tool_name
     if name in peers:
-        return ask_among_peers(surroundings, name, content_of(action), peers)
+        return ask_among_peers(surroundings.ctx, name, content_of(action), peers, surroundings.info)
     if name in team or (functions.tool(name) is None and functions.agent(name) is not None):
         return surroundings.agent(name).run(Observation(content_of(action)))
     with_action = f"{name}__{action.action_name}"
     if action.action_name and functions.tool(with_action) is not None:
         name = with_action
     return call_tool(surroundings.ctx, name, action.params)
-
-
-async def ask_among_peers(surroundings: Surroundings, name: str, content: object, peers: Sequence[str]) -> object:
-    """The answer of an agent, or of the peer that it hands over to."""
-    asked = ""
-    for _ in range(MAX_HANDOFFS):
-        others = [peer for peer in peers if peer != name]
-        output: object = await surroundings.agent(name).run(Observation(content, asked), info={"handoffs": others})
-        handoff = handoff_in(output)
-        if handoff is None:
-            return output
-        if handoff.handoff not in others:
-            raise AgentError(
-                "UnknownHandoff", f"agent {name!r} hands over to {handoff.handoff!r}; it may to {', '.join(others)}"
-            )
-        asked, name = name, handoff.handoff
-        content = content if handoff.content is None else handoff.content
-    raise AgentError("LimitExceeded", f"peers {', '.join(peers)} have handed over {MAX_HANDOFFS} times without an end")
 
 
 def content_of(action: ActionModel) -> object:

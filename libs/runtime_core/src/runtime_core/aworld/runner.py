@@ -19,8 +19,8 @@ from runtime_core.aworld.events.message import AgentMessage, Constants, Message,
 from runtime_core.aworld.orchestration import Ask, Done, orchestration
 from runtime_core.aworld.swarm import Swarm
 from runtime_core.aworld.task import Task
-from runtime_core.aworld.values import Observation
 from runtime_core.errors import AgentError, InvalidInput, WeftError
+from runtime_core.runs.observation import Observation
 from runtime_core.wire.results import TaskResponse
 
 if TYPE_CHECKING:

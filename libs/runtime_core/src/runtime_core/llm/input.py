@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from runtime_core import codec
-from runtime_core.aworld.values import Observation
 from runtime_core.declare.manifest import Schema
 from runtime_core.errors import InvalidInput
 from runtime_core.llm.messages import Message, checked_content, checked_history, is_content
+from runtime_core.runs.observation import Observation
 
 SCHEMA: Schema = {
     "type": ["string", "array", "object", "number", "boolean"],

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from runtime_core import codec
-from runtime_core.aworld.handles import StepTool, Surroundings
-from runtime_core.aworld.policy import ask_among_peers
 from runtime_core.errors import ConfigurationError, HumanTimeout, InvalidResult, StepError, ToolError, WeftError
 from runtime_core.llm.approval import Approve, Asking, asked_at, asking
 from runtime_core.llm.budget import ConversationFailed, Guards
@@ -30,7 +28,9 @@ from runtime_core.llm.messages import (
 )
 from runtime_core.llm.output import Output, OutputInvalid, told_as_text
 from runtime_core.llm.toolset import CONTENT, MESSAGE, Kind, Offered, Toolset, hand_over, refusal, told
+from runtime_core.runs.handoff import ask_among_peers
 from runtime_core.runs.step import Elsewhere
+from runtime_core.tools.tool import StepTool
 
 if TYPE_CHECKING:
     from runtime_core.llm.definition import ModelAgent
@@ -335,7 +335,7 @@ class Conversation:
             given: object = arguments.get(CONTENT) if decided.wraps else arguments
             peers = self._asked.names("peers")
             if decided.name in peers:
-                return ask_among_peers(Surroundings(ctx, ()), decided.name, given, peers)
+                return ask_among_peers(ctx, decided.name, given, peers)
             return ctx.agent(there, given)
         if decided.wraps:
             return ctx.tool(there, **{StepTool.ARGUMENT: arguments})

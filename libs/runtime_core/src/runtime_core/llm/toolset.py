@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 from runtime_core import codec
-from runtime_core.aworld.handles import StepTool
 from runtime_core.declare.manifest import AgentEntry, Manifest, Schema, SchemaCheck
 from runtime_core.errors import NotReady, WeftError
 from runtime_core.llm.agent import OutputSpec, ToolSpec
@@ -18,6 +17,7 @@ from runtime_core.llm.budget import MAX_HANDED, ConversationFailed
 from runtime_core.llm.input import is_conversation
 from runtime_core.llm.messages import Message, without_instructions
 from runtime_core.runs.step import Elsewhere
+from runtime_core.tools.tool import StepTool
 
 if TYPE_CHECKING:
     from runtime_core.llm.loop import DecidedCall

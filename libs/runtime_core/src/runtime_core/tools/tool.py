@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from typing import cast
 
@@ -75,3 +76,27 @@ class Tool(DeclaredFunction):
         else:
             result = await run_in_thread(self.what, self.timeout_seconds, call, threads, abandoned, context.cancel)
         return encode_result(result)
+
+
+class StepTool(Tool):
+    """An object with a `step` method as a tool: it is called with its arguments as one value."""
+
+    ARGUMENT = "args"
+
+    def __init__(self, instance: object, place: Place, *, name: str) -> None:
+        step = cast("Callable[[object], object]", getattr(instance, "step"))  # noqa: B009  # who asks has looked
+
+        if inspect.iscoroutinefunction(step):
+
+            async def call(args: object) -> object:
+                return await cast("Awaitable[object]", step(args))
+
+            super().__init__(call, place, name=name, retry=RetryPolicy(attempts=1))
+        else:
+
+            def call_here(args: object) -> object:
+                return step(args)
+
+            super().__init__(call_here, place, name=name, retry=RetryPolicy(attempts=1))
+        self.source = instance
+        self.description = inspect.getdoc(type(instance)) or ""
