@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ PLACES = {
     "mcp": r"runtime_core\.tools\.mcp(\..+)?",
     "mcp_types": r"runtime_core\.tools\.mcp(\..+)?",
     "pyarrow": r"runtime_core\.(trajectory|blobs|clusters\.spark)(\..+)?",
-    "pydantic_ai": r"runtime_core\.(llm\.client|integrations\.pydantic_ai(\..+)?)",
+    "pydantic_ai": r"runtime_core\.(llm\.client|llm\.pydantic_ai(\..+)?)",
     "pyspark": r"runtime_core\.clusters\.spark(\..+)?",
     "pytest": r"runtime_core\.testing(\..+)?",
     "ray": r"runtime_core\.(clusters|aworld)\.ray(\..+)?",
@@ -97,10 +98,18 @@ def test_production_code_never_imports_tests_examples_or_benchmarks() -> None:
         ("services stand on runtime_core", "runtime_core.errors", "import services.agent_handler"),
         ("a service never imports another service", "services.a", "import services.b"),
         ("what is for tests", "services.a", "from runtime_core.testing import x"),
+        ("an import points down a layer", "runtime_core.bus.x", "import runtime_core.runs.x"),
     ],
 )
 def test_the_contracts_find_a_broken_rule(tmp_path: Path, contract: str, module: str, line: str) -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    layers = [
+        each for one in contracts if "containers" in one for layer in one["layers"] for each in layer.split(" : ")
+    ]
     for name in (
+        *(f"runtime_core.{layer}.x" for layer in layers if layer != "errors"),
         "runtime_core.errors",
         "runtime_core.testing.x",
         "services.agent_handler",

@@ -19,8 +19,8 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from runtime_core.app.app import App
 from runtime_core.consumer.effects import COMPLETED, FAILED, Completed, Failed, TurnResult
 from runtime_core.errors import ConfigurationError, InvalidInput
-from runtime_core.integrations.pydantic_ai.definition import PydanticAgent
-from runtime_core.integrations.pydantic_ai.tool_calls import CARRIED, tool_call
+from runtime_core.llm.pydantic_ai.definition import PydanticAgent
+from runtime_core.llm.pydantic_ai.tool_calls import CARRIED, tool_call
 from runtime_core.record.step import Step
 from runtime_core.runs.journal import pack
 from runtime_core.tools.call import AbandonedThreads, ToolContext

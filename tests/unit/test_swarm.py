@@ -14,9 +14,9 @@ from runtime_core.aworld.swarm import (
     Swarm,
     TeamSwarm,
     WorkflowSwarm,
-    label,
 )
 from runtime_core.aworld.task import Task
+from runtime_core.declare.declaration import label
 from runtime_core.errors import InvalidInput
 
 

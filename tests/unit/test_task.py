@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from runtime_core.aworld.described import describe, read_description, task_of
-from runtime_core.aworld.swarm import label
 from runtime_core.aworld.task import Task, TaskConfig
+from runtime_core.declare.declaration import label
 from runtime_core.errors import InvalidInput
 from runtime_core.wire.results import TaskResponse
 from runtime_core.wire.streaming import StreamingMode

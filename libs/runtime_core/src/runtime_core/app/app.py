@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from runtime_core.app.registry import Functions
-from runtime_core.declare.declaration import NAME, place_of, shown
+from runtime_core.declare.declaration import NAME, Place, place_of, shown
 from runtime_core.declare.manifest import Manifest
 from runtime_core.engines.function import EngineFunction, EngineFunctionSettings
 from runtime_core.errors import ConfigurationError
@@ -17,13 +17,10 @@ from runtime_core.runs.definition import AgentDefinition, AgentSettings, ClassAg
 from runtime_core.tools.tool import Tool, ToolSettings
 
 if TYPE_CHECKING:
-    from runtime_core.aworld.events.handler import Handler
-    from runtime_core.aworld.policy import HasAsyncPolicy, HasPolicy, PolicyDefinition
-    from runtime_core.aworld.runner import Runner
-    from runtime_core.aworld.swarm import Swarm
     from runtime_core.llm.agent import LLMAgent
     from runtime_core.llm.budget import Price
     from runtime_core.llm.definition import ModelAgent
+    from runtime_core.runs.policy import HasAsyncPolicy, HasPolicy, PolicyDefinition
     from runtime_core.tools.mcp.server import MCPServer, MCPSettings
     from runtime_core.trajectory.items import RewardFunction
 
@@ -31,6 +28,19 @@ Function = TypeVar("Function", bound=Callable[..., object])
 Reward = TypeVar("Reward", bound="RewardFunction")
 # What an agent awaits and returns is the user's; only that it is async is asked for.
 AgentFunction = TypeVar("AgentFunction", bound=Callable[..., Coroutine[Any, Any, object]])
+
+
+class DeclaresRunner(Protocol):
+    """A class of runners, which says as what agent its runs are declared."""
+
+    @classmethod
+    def as_agent(cls, place: Place, /, *, name: str | None, pool: str, timeout_seconds: float) -> AgentDefinition: ...
+
+
+class DeclaresSwarm(Protocol):
+    """A swarm, which says as what agent it is declared."""
+
+    def as_agent(self, name: str, place: Place, /, *, pool: str) -> AgentDefinition: ...
 
 
 class App:
@@ -144,7 +154,7 @@ class App:
         """Declare a subclass of Agent, whose `@handles` methods take its messages, under a name.
 
         Or an LLMAgent, which a model drives; or an object, or class, with `async_policy(observation)` or `policy`: see
-        `runners.policy`.
+        `runs.policy`.
         """
         kind = ClassAgent if isinstance(agent, type) and issubclass(agent, Agent) else _kind_of(agent)
         definition = kind(
@@ -171,7 +181,7 @@ class App:
         read as the agent's `deps_type`. With `stream` the model's text is shown to the task's client while it comes.
         `prices` by a model's name or a pattern of names make its `cost`.
         """
-        from runtime_core.integrations.pydantic_ai.definition import PydanticAgent
+        from runtime_core.llm.pydantic_ai.definition import PydanticAgent
 
         definition = PydanticAgent(
             name, agent, place_of(None, 2), deps=deps, stream=stream, prices=prices or {}, **settings
@@ -236,7 +246,7 @@ class App:
         """
 
         def declare(function: Function) -> Function:
-            from runtime_core.aworld.events.handler import DeclaredSubscriber
+            from runtime_core.app.registry import DeclaredSubscriber
 
             self.functions.subscribers.append(DeclaredSubscriber(event_type, topic, function, transformer, order))
             return function
@@ -245,7 +255,7 @@ class App:
 
     def add_tool(self, tool: object, *, name: str | None = None) -> None:
         """Declare an object with a `step(args)` method as a tool; None: under its own name."""
-        from runtime_core.aworld.swarm import label
+        from runtime_core.declare.declaration import label
         from runtime_core.tools.tool import StepTool
 
         if not callable(getattr(tool, "step", None)):
@@ -275,23 +285,23 @@ class App:
         known[server.name] = server
 
     def add_runner(
-        self, runner: type[Runner], *, name: str | None = None, pool: str = "", timeout_seconds: float = 3600.0
+        self, runner: type[DeclaresRunner], *, name: str | None = None, pool: str = "", timeout_seconds: float = 3600.0
     ) -> None:
         """Declare a runner, which tasks name by its class, its full name or `name`.
 
         `timeout_seconds` limits the running time of one turn, as for an agent. TaskRunner is there without being added.
         """
-        from runtime_core.aworld.declared import RunnerDefinition
+        place = place_of(runner, 2)
+        if not (isinstance(runner, type) and hasattr(runner, "as_agent")):
+            raise ConfigurationError(f"runner at {place}: {runner!r} is not a subclass of Runner")
+        self.functions.agents.add(runner.as_agent(place, name=name, pool=pool, timeout_seconds=timeout_seconds))
 
-        self.functions.agents.add(
-            RunnerDefinition(runner, place_of(runner, 2), name=name, pool=pool, timeout_seconds=timeout_seconds)
-        )
-
-    def add_swarm(self, name: str, swarm: Swarm, *, pool: str = "") -> None:
+    def add_swarm(self, name: str, swarm: DeclaresSwarm, *, pool: str = "") -> None:
         """Declare a swarm as an agent: it is asked, submitted to, and put into other swarms by its name."""
-        from runtime_core.aworld.declared import SwarmDefinition
-
-        self.functions.agents.add(SwarmDefinition(name, swarm, place_of(None, 2), pool=pool))
+        place = place_of(None, 2)
+        if not hasattr(swarm, "as_agent"):
+            raise ConfigurationError(f"swarm {name!r} ({place}): {swarm!r} is not a Swarm")
+        self.functions.agents.add(swarm.as_agent(name, place, pool=pool))
 
     def reward(self, function: Reward, /) -> Reward:
         """Declare how the app's trajectory items are scored: `weft trajectory export --format sar --reward` asks it.
@@ -360,7 +370,7 @@ class App:
         return self.functions.mcp_servers
 
     @property
-    def handlers(self) -> dict[str, type[Handler]]:
+    def handlers(self) -> dict[str, type[Any]]:
         """Handlers of an event-driven run's messages: `app.handlers["tool"] = MyToolHandler` replaces the default.
 
         Under any other name it is one that a task may choose, with `conf.handlers`.
@@ -412,7 +422,7 @@ def _kind_of(agent: object) -> type[ModelAgent] | type[PolicyDefinition]:
         from runtime_core.llm.definition import ModelAgent
 
         return ModelAgent
-    from runtime_core.aworld.policy import PolicyDefinition
+    from runtime_core.runs.policy import PolicyDefinition
 
     return PolicyDefinition
 

@@ -9,10 +9,14 @@ import re
 import sys
 import traceback
 from types import ModuleType
+from typing import cast
 
-from runtime_core.app.app import App
+from runtime_core.app.app import App, DeclaresRunner
 from runtime_core.declare.declaration import one_line
 from runtime_core.errors import ConfigurationError
+
+DEFAULT_RUNNER = "runtime_core.aworld.runner:TaskRunner"
+"""By name, since runners stand on apps. It is loaded where tasks run, and not where an app is only looked at."""
 
 _REFERENCE = re.compile(r"(?P<module>\w+(\.\w+)*):(?P<attribute>\w+(\.\w+)*)")
 
@@ -23,12 +27,10 @@ def load_app(reference: str) -> App:
     The current directory is searched first, as servers of web apps do. Raises ConfigurationError, one line, for
     whatever stands in the way.
     """
-    # Here: who only calls a function of an app pays for no runners.
-    from runtime_core.aworld.runner import TaskRunner
-
     found = find_app(reference)
     # What every app offers to those who submit a Task.
-    found.add_runner(TaskRunner)
+    runner = load_object("runner", DEFAULT_RUNNER)
+    found.add_runner(cast("type[DeclaresRunner]", runner))
     found.check()
     return found
 

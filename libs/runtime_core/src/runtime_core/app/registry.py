@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from runtime_core.codec import quoted
 from runtime_core.declare.declaration import Place, shown
 from runtime_core.engines.function import EngineFunction
 from runtime_core.errors import ConfigurationError
@@ -14,7 +16,6 @@ from runtime_core.runs.definition import AgentDefinition
 from runtime_core.tools.tool import Tool
 
 if TYPE_CHECKING:
-    from runtime_core.aworld.events.handler import DeclaredSubscriber, Handler
     from runtime_core.tools.mcp.server import MCPServer
 
 
@@ -106,6 +107,30 @@ class EngineFunctionNames(Names[EngineFunction]):
         return versions[0]
 
 
+@dataclass(frozen=True, slots=True)
+class DeclaredSubscriber:
+    """As `EventManager.register` takes it. Raises ConfigurationError for what can take no message."""
+
+    category: str
+    topic: str
+    function: Callable[..., Any]  # Any: the user's own function of a message
+    transformer: bool = False
+    order: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.category, str) or not self.category:
+            raise ConfigurationError(
+                f"subscribe({quoted(self.category)}): give the category of messages, as in "
+                'app.subscribe("agent", "collector")'
+            )
+        if not isinstance(self.topic, str):
+            raise ConfigurationError(f"subscribe: topic {quoted(self.topic)} is not text")
+        if isinstance(self.order, bool) or not isinstance(self.order, int):
+            raise ConfigurationError(f"subscribe: order {quoted(self.order)} is not a whole number")
+        if not callable(self.function):
+            raise ConfigurationError(f"subscribe: {self.function!r} cannot be called; give a function of a message")
+
+
 class Functions:
     """Everything that an app has declared, as its code names it: by a text or by the declared object.
 
@@ -116,7 +141,7 @@ class Functions:
         self.agents: Names[AgentDefinition] = Names()
         self.tools: Names[Tool] = Names()
         self.engine_functions = EngineFunctionNames()
-        self.handlers: dict[str, type[Handler]] = {}
+        self.handlers: dict[str, type[Any]] = {}
         """Handlers of messages, by category or by a name of the app's own."""
         self.subscribers: list[DeclaredSubscriber] = []
         """Functions of messages, for all event-driven runs."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from runtime_core.lazy import loader
 
 if TYPE_CHECKING:
-    from runtime_core.aworld.policy import PolicyDefinition
     from runtime_core.aworld.runner import Runner, TaskRunner
     from runtime_core.aworld.runners import Runners
     from runtime_core.aworld.swarm import (
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     )
     from runtime_core.aworld.task import Task, TaskConfig, TaskStatus
     from runtime_core.runs.observation import ActionModel, ActionResult, Handoff, Observation
+    from runtime_core.runs.policy import PolicyDefinition
     from runtime_core.wire.results import TaskResponse
     from runtime_core.wire.streaming import StreamingMode
 
@@ -60,7 +60,7 @@ _PLACES = {
     "HybridSwarm": "runtime_core.aworld.swarm",
     "Loopable": "runtime_core.aworld.swarm",
     "Observation": "runtime_core.runs.observation",
-    "PolicyDefinition": "runtime_core.aworld.policy",
+    "PolicyDefinition": "runtime_core.runs.policy",
     "Runner": "runtime_core.aworld.runner",
     "Runners": "runtime_core.aworld.runners",
     "StreamingMode": "runtime_core.wire.streaming",

@@ -14,7 +14,6 @@ from runtime_core.aworld.described import (
 )
 from runtime_core.aworld.handles import Surroundings
 from runtime_core.aworld.orchestration import orchestration
-from runtime_core.aworld.policy import ObservingAgent
 from runtime_core.aworld.runner import Runner
 from runtime_core.aworld.swarm import Swarm
 from runtime_core.declare.declaration import Place, checked_name
@@ -32,6 +31,7 @@ from runtime_core.errors import (
 )
 from runtime_core.runs.definition import AgentDefinition, Coro
 from runtime_core.runs.observation import Observation
+from runtime_core.runs.policy import ObservingAgent
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext

@@ -10,19 +10,9 @@ from typing import Any
 
 import msgspec
 
-from runtime_core.aworld.swarm import (
-    HANDOFF,
-    Loop,
-    Loopable,
-    Member,
-    Nested,
-    Node,
-    Parallel,
-    Serial,
-    Swarm,
-    label,
-)
+from runtime_core.aworld.swarm import HANDOFF, Loop, Loopable, Member, Nested, Node, Parallel, Serial, Swarm
 from runtime_core.aworld.task import Task, TaskConfig
+from runtime_core.declare.declaration import label
 from runtime_core.declare.encoding import encode
 from runtime_core.errors import InvalidInput
 

@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runtime_core.aworld.swarm import Swarm, code_in_swarm, label
+from runtime_core.aworld.swarm import Swarm, code_in_swarm
+from runtime_core.declare.declaration import label
 from runtime_core.runs.handoff import takes_observation, with_info
 from runtime_core.runs.observation import ActionModel, Observation
-from runtime_core.tools.tool import StepTool
+from runtime_core.runs.policy import call_tool
 
 if TYPE_CHECKING:
     from runtime_core.aworld.task import Task
     from runtime_core.runs.calls import Asked
     from runtime_core.runs.context import AgentContext
-
-
-def call_tool(ctx: AgentContext, name: str, args: Mapping[str, object]) -> Awaitable[Any]:  # Any: the tool's own JSON
-    """A step that calls a tool with `args`, by name, or whole where the tool is an object with `step`."""
-    if isinstance(ctx.functions.tool(name), StepTool):
-        return ctx.tool(name, **{StepTool.ARGUMENT: args})
-    return ctx.tool(name, **args)
 
 
 class AgentHandle:

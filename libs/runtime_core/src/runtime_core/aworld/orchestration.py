@@ -15,23 +15,12 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from runtime_core.aworld.policy import act, observation_after
-from runtime_core.aworld.swarm import (
-    HANDOFF,
-    HYBRID,
-    WORKFLOW,
-    Loop,
-    Member,
-    Nested,
-    Node,
-    Parallel,
-    Serial,
-    Swarm,
-    label,
-)
+from runtime_core.aworld.swarm import HANDOFF, HYBRID, WORKFLOW, Loop, Member, Nested, Node, Parallel, Serial, Swarm
 from runtime_core.codec import canonical
+from runtime_core.declare.declaration import label
 from runtime_core.errors import AgentError, LimitExceeded
 from runtime_core.runs.observation import Observation, actions_in, handoff_in
+from runtime_core.runs.policy import act, observation_after
 
 if TYPE_CHECKING:
     from runtime_core.aworld.handles import AgentHandle

@@ -10,11 +10,12 @@ from typing import TypeVar, cast
 
 from runtime_core.app.app import App
 from runtime_core.aworld.described import TASK_AGENT, Description, agent_of_runner, agents_of, describe
-from runtime_core.aworld.swarm import Swarm, code_in_swarm, label
+from runtime_core.aworld.swarm import Swarm, code_in_swarm
 from runtime_core.aworld.task import Task
 from runtime_core.aworld.task_app import TasksApp
 from runtime_core.client.client import Client, TaskHandle
 from runtime_core.codec import quoted
+from runtime_core.declare.declaration import label
 from runtime_core.engines.waiting import ENGINE_WAIT_SECONDS
 from runtime_core.errors import InvalidInput, WeftError
 from runtime_core.host.local import LocalApp

@@ -25,7 +25,9 @@ from runtime_core.wire.results import TaskResponse
 
 if TYPE_CHECKING:
     from runtime_core.aworld.handles import Surroundings, Tools
+    from runtime_core.declare.declaration import Place
     from runtime_core.runs.context import AgentContext
+    from runtime_core.runs.definition import AgentDefinition
     from runtime_core.sharing.context import Context
 
 
@@ -43,6 +45,13 @@ class Runner(ABC):
         self.max_steps = self.conf.max_steps
         self.observation = Observation.of(task.input if task.observation is None else task.observation)
         """What the task begins with: its observation, else its input."""
+
+    @classmethod
+    def as_agent(cls, place: Place, /, *, name: str | None, pool: str, timeout_seconds: float) -> AgentDefinition:
+        """The agent whose runs this class carries out: `App.add_runner` declares it."""
+        from runtime_core.aworld.declared import RunnerDefinition  # here: it stands on runners
+
+        return RunnerDefinition(cls, place, name=name, pool=pool, timeout_seconds=timeout_seconds)
 
     @property
     def ctx(self) -> AgentContext:

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from runtime_core.declare.declaration import Place, label
 from runtime_core.errors import InvalidInput
+from runtime_core.runs.definition import AgentDefinition
 
 
 class GraphBuildType(StrEnum):
@@ -123,6 +125,12 @@ class Swarm:
                 _check_team(self.node)
         self.root_agent = self._root(root_agent)
 
+    def as_agent(self, name: str, place: Place, /, *, pool: str) -> AgentDefinition:
+        """The agent that stands for this swarm: `App.add_swarm` declares it."""
+        from runtime_core.aworld.declared import SwarmDefinition  # here: it stands on swarms
+
+        return SwarmDefinition(name, self, place, pool=pool)
+
     def _root(self, given: object) -> object:
         """Who begins: the one given, else the first."""
         members = list(self._members())
@@ -195,19 +203,6 @@ class HybridSwarm(Swarm):
 def same(one: object, other: object) -> bool:
     """Whether two members are one agent: equal names, or the same object."""
     return one is other or (isinstance(one, str) and one == other)
-
-
-def label(agent: object) -> str:
-    """What to call an agent that was given as an object: its `name`, else its class or function name."""
-    if isinstance(agent, str):
-        return agent
-    name = getattr(agent, "name", None)
-    if callable(name) and not isinstance(agent, type):
-        name = name()
-    if isinstance(name, str) and name:
-        return name
-    own = getattr(agent, "__name__", None)
-    return own if isinstance(own, str) else type(agent).__name__
 
 
 def code_in_swarm(swarm: Swarm) -> InvalidInput:

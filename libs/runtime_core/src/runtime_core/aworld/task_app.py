@@ -10,15 +10,15 @@ from typing import Literal
 
 from runtime_core.app.app import App
 from runtime_core.aworld.described import agent_of_runner
-from runtime_core.aworld.policy import PolicyDefinition, has_policy
 from runtime_core.aworld.runner import Runner, TaskRunner
-from runtime_core.aworld.swarm import Swarm, label
+from runtime_core.aworld.swarm import Swarm
 from runtime_core.aworld.task import Task
-from runtime_core.declare.declaration import place_of, underlying
+from runtime_core.declare.declaration import label, place_of, underlying
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.errors import InvalidInput
 from runtime_core.llm.agent import LLMAgent
 from runtime_core.runs.agent import Agent
+from runtime_core.runs.policy import PolicyDefinition, has_policy
 
 NAME = "local-tasks"
 

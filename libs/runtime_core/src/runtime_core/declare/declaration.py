@@ -229,3 +229,16 @@ def _short(file: str) -> str:
 def shown(named: object) -> str:
     """How a message names what code has named: a text, or a declared object."""
     return repr(named) if isinstance(named, str) else str(getattr(named, "__qualname__", repr(named)))
+
+
+def label(agent: object) -> str:
+    """What to call an agent that was given as an object: its `name`, else its class or function name."""
+    if isinstance(agent, str):
+        return agent
+    name = getattr(agent, "name", None)
+    if callable(name) and not isinstance(agent, type):
+        name = name()
+    if isinstance(name, str) and name:
+        return name
+    own = getattr(agent, "__name__", None)
+    return own if isinstance(own, str) else type(agent).__name__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from runtime_core.errors import AgentError
@@ -18,16 +18,14 @@ MAX_HANDOFFS = 100
 """How often the peers of a team may hand over before one of them answers."""
 
 
-async def ask_among_peers(
-    ctx: AgentContext, name: str, content: object, peers: Sequence[str], info: Mapping[str, object] | None = None
-) -> object:
-    """The answer of an agent, or of the peer that it hands over to. Those that take observations see `info`."""
+async def ask_among_peers(ctx: AgentContext, name: str, content: object, peers: Sequence[str]) -> object:
+    """The answer of an agent, or of the peer that it hands over to."""
     asked = ""
     for _ in range(MAX_HANDOFFS):
         others = [peer for peer in peers if peer != name]
         shown: Any = content  # Any: JSON
         if takes_observation(ctx.functions.agent(name)):
-            shown = with_info(Observation(content, asked), {**(info or {}), "handoffs": others})
+            shown = with_info(Observation(content, asked), {"handoffs": others})
         output: object = await ctx.agent(name, shown)
         handoff = handoff_in(output)
         if handoff is None:

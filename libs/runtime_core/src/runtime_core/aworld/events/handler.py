@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 from runtime_core.aworld.events.message import AgentMessage, Constants, Message, TaskMessage, TopicType
-from runtime_core.codec import quoted
-from runtime_core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from runtime_core.aworld.events.manager import EventManager
@@ -60,27 +57,3 @@ class Handler(ABC):
 def _from(data: dict[str, object], sender: str) -> Message:
     message = Message.from_dict(data)
     return message if message.sender else message.replace(sender=sender)
-
-
-@dataclass(frozen=True, slots=True)
-class DeclaredSubscriber:
-    """As `EventManager.register` takes it. Raises ConfigurationError for what can take no message."""
-
-    category: str
-    topic: str
-    function: Callable[..., Any]  # Any: the user's own function of a message
-    transformer: bool = False
-    order: int = 0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.category, str) or not self.category:
-            raise ConfigurationError(
-                f"subscribe({quoted(self.category)}): give the category of messages, as in "
-                'app.subscribe("agent", "collector")'
-            )
-        if not isinstance(self.topic, str):
-            raise ConfigurationError(f"subscribe: topic {quoted(self.topic)} is not text")
-        if isinstance(self.order, bool) or not isinstance(self.order, int):
-            raise ConfigurationError(f"subscribe: order {quoted(self.order)} is not a whole number")
-        if not callable(self.function):
-            raise ConfigurationError(f"subscribe: {self.function!r} cannot be called; give a function of a message")

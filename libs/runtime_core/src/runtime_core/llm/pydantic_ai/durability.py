@@ -36,8 +36,8 @@ from pydantic_ai.messages import AgentStreamEvent, ToolCallPart
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDenied
 
 from runtime_core.errors import Denied, ToolError
-from runtime_core.integrations.pydantic_ai.model_calls import Prices, ask, show
-from runtime_core.integrations.pydantic_ai.tool_calls import SETTINGS, Revalidating, event_data, tool_name
+from runtime_core.llm.pydantic_ai.model_calls import Prices, ask, show
+from runtime_core.llm.pydantic_ai.tool_calls import SETTINGS, Revalidating, event_data, tool_name
 from runtime_core.runs.calls import Approval
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.foreign import Foreign, foreign_here

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast
 
 import msgspec
 
-from runtime_core.aworld.handles import Surroundings, call_tool
 from runtime_core.codec import encode as encode_plain
 from runtime_core.declare.declaration import Place, needed_argument, one_line
 from runtime_core.declare.retry_policy import RetryPolicy
@@ -21,6 +20,7 @@ from runtime_core.runs.definition import AgentDefinition, AgentSettings, Coro
 from runtime_core.runs.handoff import ask_among_peers
 from runtime_core.runs.observation import ActionModel, ActionResult, Handoff, Observation, action_of
 from runtime_core.runs.step import from_json
+from runtime_core.tools.tool import StepTool
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext
@@ -55,23 +55,27 @@ async def act(
     A `tool_name` stands for an agent where it is in `team`, or is an agent's and no tool's; else for a tool. Agents of
     `peers` may hand over to one another.
     """
-    surroundings = Surroundings(ctx, ())
-    found = await ctx.gather(*(_step(surroundings, action, team, peers) for action in actions), return_exceptions=True)
+    found = await ctx.gather(*(_step(ctx, action, team, peers) for action in actions), return_exceptions=True)
     return [_result(action, result) for action, result in zip(actions, found, strict=True)]
 
 
-def _step(
-    surroundings: Surroundings, action: ActionModel, team: Sequence[str], peers: Sequence[str]
-) -> Awaitable[object]:
-    functions, name = surroundings.functions, action.tool_name
+def _step(ctx: AgentContext, action: ActionModel, team: Sequence[str], peers: Sequence[str]) -> Awaitable[object]:
+    functions, name = ctx.functions, action.tool_name
     if name in peers:
-        return ask_among_peers(surroundings.ctx, name, content_of(action), peers, surroundings.info)
+        return ask_among_peers(ctx, name, content_of(action), peers)
     if name in team or (functions.tool(name) is None and functions.agent(name) is not None):
-        return surroundings.agent(name).run(Observation(content_of(action)))
+        return ctx.agent(name, content_of(action))
     with_action = f"{name}__{action.action_name}"
     if action.action_name and functions.tool(with_action) is not None:
         name = with_action
-    return call_tool(surroundings.ctx, name, action.params)
+    return call_tool(ctx, name, action.params)
+
+
+def call_tool(ctx: AgentContext, name: str, args: Mapping[str, object]) -> Awaitable[Any]:  # Any: the tool's own JSON
+    """A step that calls a tool with `args`, by name, or whole where the tool is an object with `step`."""
+    if isinstance(ctx.functions.tool(name), StepTool):
+        return ctx.tool(name, **{StepTool.ARGUMENT: args})
+    return ctx.tool(name, **args)
 
 
 def content_of(action: ActionModel) -> object:

@@ -33,7 +33,7 @@ from runtime_core.tools.call import AbandonedThreads, ToolContext, run_limited
 from runtime_core.tools.tool import Tool, ToolSettings
 
 if TYPE_CHECKING:
-    from runtime_core.integrations.pydantic_ai.definition import PydanticAgent
+    from runtime_core.llm.pydantic_ai.definition import PydanticAgent
 
 CARRIED = "weft.run"
 """The member beside the arguments. No parameter of Python can have this name."""
@@ -113,7 +113,7 @@ class Revalidating(ParameterTransports):
     async def prepare_function_call(
         self, toolset: FunctionToolset[Any], params: ToolsetCallToolParams
     ) -> ToolsetCallToolParams:
-        from runtime_core.integrations.pydantic_ai.durability import ENGINE
+        from runtime_core.llm.pydantic_ai.durability import ENGINE
 
         return await revalidate_function_call(toolset, params, engine_spec=ENGINE)
 
@@ -176,7 +176,7 @@ class PydanticTool(Tool):
         carried = given.pop(CARRIED, None) if isinstance(given, dict) else None
         if not isinstance(given, dict) or not isinstance(carried, Mapping):
             raise InvalidInput("arguments", f"{self.what} is called by its agent only: member {CARRIED} is missing")
-        from runtime_core.integrations.pydantic_ai.durability import ENGINE
+        from runtime_core.llm.pydantic_ai.durability import ENGINE
 
         agent = self._owner.agent
         run_context = DurableRunContext.restore(

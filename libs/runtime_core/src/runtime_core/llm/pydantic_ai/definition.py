@@ -24,9 +24,9 @@ from runtime_core.declare.declaration import Place
 from runtime_core.declare.encoding import encode
 from runtime_core.declare.schema import Schema
 from runtime_core.errors import AgentError, ConfigurationError, InvalidInput
-from runtime_core.integrations.pydantic_ai.durability import StepBackend, WeftDurability
-from runtime_core.integrations.pydantic_ai.model_calls import Prices
-from runtime_core.integrations.pydantic_ai.tool_calls import PydanticTool, tools_of
+from runtime_core.llm.pydantic_ai.durability import StepBackend, WeftDurability
+from runtime_core.llm.pydantic_ai.model_calls import Prices
+from runtime_core.llm.pydantic_ai.tool_calls import PydanticTool, tools_of
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.definition import AgentDefinition, AgentSettings, Coro
 from runtime_core.runs.foreign import Foreign, host
