@@ -13,7 +13,7 @@ from runtime_core.host.service import run_service
 
 if __name__ == "__main__":
     service, path = sys.argv[1:]
-    build = importlib.import_module(f"services.{service}.wiring").build
+    build = importlib.import_module(f"services.{service}.__main__").build
     profile = cProfile.Profile()
     status = profile.runcall(run_service, service.replace("_", "-"), build)
     profile.dump_stats(path)

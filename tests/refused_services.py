@@ -21,7 +21,7 @@ CONNECT_SECONDS = 0.3
 
 def main() -> None:
     service = sys.argv[1]
-    build = importlib.import_module(f"services.{service.replace('-', '_')}.wiring").build
+    build = importlib.import_module(f"services.{service.replace('-', '_')}.__main__").build
     assert connect.__kwdefaults__ is not None
     connect.__kwdefaults__["wait_seconds"] = CONNECT_SECONDS
     ends = []

@@ -3,5 +3,5 @@
 1. `admitter`     `weft:tasks` → a started task, or a rejection and a dead letter
    `publisher_streams`   the same for `weft:tasks:<publisher>`, each stream by itself
 2. `relay`        answers on their way to a `replyto` outside their partition
-3. `housekeeper`  the chores of `runtime_core.maintenance`: trims, sweeps, watches, measures
+3. `runtime_core.maintenance.keeper`  the chores of a partition: trims, sweeps, watches, measures
 """

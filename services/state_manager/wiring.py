@@ -1,19 +1,18 @@
-"""Picks the implementations for a state-manager."""
+"""Wires the state-manager."""
 
 from __future__ import annotations
 
-from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.namespace import connect, open_namespace, server_info
+from functools import partial
+
+from runtime_core.bus.namespace import connect, server_info
 from runtime_core.config.settings import Settings
-from runtime_core.errors import ConfigurationError
-from runtime_core.host.service import Role
+from runtime_core.host.host import Host, open_partitions, service_host
 from runtime_core.telemetry.metrics import Metrics
 from services.state_manager.manager import StateManager
 
 
-async def build(settings: Settings, metrics: Metrics) -> Role:
-    if settings.redis_url is None:
-        raise ConfigurationError("WEFT_REDIS_URL is not set: name a broker, or use `weft up`, which starts one")
+async def build(settings: Settings, metrics: Metrics) -> Host:
+    """Wire a state-manager. Raises ConfigurationError in one line."""
     limits = {
         "retention": max(1, int(settings.retention_seconds)),
         "dedupe_max": settings.dedupe_max,
@@ -24,15 +23,13 @@ async def build(settings: Settings, metrics: Metrics) -> Role:
         "output_max": settings.output_max_bytes,
         "request_timeout_ms": max(1, int(settings.request_timeout_seconds * 1000)),
     }
-    transports = [await connect(settings.redis_url) for _ in range(settings.partitions)]
-    buses = []
-    for transport, number in zip(transports, range(settings.partitions), strict=True):
-        keys = await open_namespace(transport, settings.namespace, settings.partitions, limits)
-        bus = EventBus(transport, keys[number], durability=settings.durability)
+    host = service_host(settings, metrics)
+    buses = await open_partitions(host, settings, limits, durability=settings.durability)
+    for bus in buses:
         await bus.check_durability()
-        buses.append(bus)
-    ingress = await connect(settings.redis_url)
-    url = settings.redis_url
+    ingress = await host.connect()
     # A connection follows one key's server at a time: in a Cluster each publisher's stream may live on another one.
     clustered = (await server_info(ingress)).get("redis_mode") == "cluster"
-    return StateManager(buses, ingress, settings, metrics, (lambda: connect(url)) if clustered else None)
+    of_publisher = partial(connect, settings.redis_url or "") if clustered else None
+    host.carry(StateManager(buses, ingress, settings, metrics, of_publisher))
+    return host

@@ -284,7 +284,7 @@ async def test_what_waits_for_an_engine_is_measured_and_not_taken_for_stuck(brok
 
 async def test_where_no_services_run_the_keeper_watches(broker: Broker, bus: EventBus) -> None:
     await overdue(broker, bus)
-    await Keeper(bus, 60.0).tidy()
+    await Keeper(bus).tidy()
     assert (await outcome(broker, bus))[1]["type"] == "EngineUnavailable"
 
 

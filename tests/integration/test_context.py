@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import runtime_core.host.local
+import runtime_core.host.agent_handler
 from runtime_core import AgentContext, App
 from runtime_core.client.client import Client
 from runtime_core.host.local import LocalApp
@@ -22,7 +22,7 @@ from tests.servers.process import Server
 @pytest.fixture(params=["warm", "replayed at each turn"])
 def local(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LocalApp:
     if request.param != "warm":
-        monkeypatch.setattr(runtime_core.host.local, "TurnHandler", partial(TurnHandler, warm_runs=0))
+        monkeypatch.setattr(runtime_core.host.agent_handler, "TurnHandler", partial(TurnHandler, warm_runs=0))
     return LocalApp(app, trajectory=True)
 
 

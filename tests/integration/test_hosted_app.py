@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from runtime_core import AgentContext, App, Client, ConfigurationError, InvalidInput, Runners, Swarm, Task, TaskRunner
-from runtime_core.aworld.hosted import HostedApp
 from runtime_core.aworld.ray import place as ray_place
 from runtime_core.aworld.sent import SentApp, pack, reference_of, unpack
 from runtime_core.aworld.task_app import TasksApp
 from runtime_core.config.settings import Settings
+from runtime_core.host import task_host
 from tests.servers.process import Server
 
 app = App("hosted")
@@ -98,7 +98,7 @@ def test_an_app_that_cannot_be_imported_there_is_one_line() -> None:
 
 async def test_a_hosted_app_serves_all_its_pools(valkey: Server, namespace: str) -> None:
     settings = Settings.from_environment({"WEFT_REDIS_URL": valkey.url, "WEFT_NAMESPACE": namespace})
-    hosted = HostedApp(unpack(sent(Task(input="a", agent=doubler)), pickle.loads), settings, in_flight=16)
+    hosted = await task_host.build(unpack(sent(Task(input="a", agent=doubler)), pickle.loads), settings, in_flight=16)
     await hosted.start()
     running = asyncio.create_task(hosted.run())
     try:

@@ -109,12 +109,12 @@ async def test_leaders_are_healthy_while_the_broker_is_away(own_valkey: Server, 
     keys = await open_namespace(transport, namespace, 1)
     settings = Settings.from_environment({"WEFT_LEASE_SECONDS": f"{LEASE_SECONDS:g}", "WEFT_NAMESPACE": namespace})
     store = await TrajectoryStore.open(f"sqlite:///{tmp_path / 'trajectory.db'}")
+    ingress, recorded = await connect(own_valkey.url), await connect(own_valkey.url)
     manager = StateManager(
-        [EventBus(transport, keys[0])], await connect(own_valkey.url), settings,
-        Metrics(CollectorRegistry(), "state-manager"),
-    )  # fmt: skip
+        [EventBus(transport, keys[0])], ingress, settings, Metrics(CollectorRegistry(), "state-manager")
+    )
     recorder = Recorder(
-        [EventBus(await connect(own_valkey.url), keys[0])], store, Metrics(CollectorRegistry(), "trajectory-recorder"),
+        [EventBus(recorded, keys[0])], store, Metrics(CollectorRegistry(), "trajectory-recorder"),
         namespace=namespace, lease_seconds=LEASE_SECONDS,
     )  # fmt: skip
     for role in (manager, recorder):
@@ -132,6 +132,8 @@ async def test_leaders_are_healthy_while_the_broker_is_away(own_valkey: Server, 
     await until(lambda: all(watch.stalled_seconds > seconds for watch, seconds in zip(watches, before, strict=True)))
     for role in (manager, recorder):
         await role.stop()
+    for opened in (transport, ingress, recorded):
+        await opened.close()
 
 
 @pytest.mark.parametrize("away", ["ingress", "partition"])
@@ -167,3 +169,5 @@ async def test_a_state_manager_is_healthy_while_one_of_its_servers_is_away(
         proxy.heal()
         await until(lambda: watch.stalled_seconds > before)
         await manager.stop()
+        for opened in (transport, others):
+            await opened.close()

@@ -17,8 +17,8 @@ import runtime_core.bus.partition
 import runtime_core.consumer.consumer
 import runtime_core.consumer.owner
 import runtime_core.ingress.scheduler
+import runtime_core.maintenance.keeper
 import runtime_core.maintenance.measures
-import services.state_manager.housekeeper
 import services.state_manager.relay
 from runtime_core.bus.library import Library
 from tests.simulation.loop import SimLoop
@@ -48,7 +48,7 @@ def virtual(loop: SimLoop, library: Library, *, seed: int | str, quiet: bool = T
             patch.object(runtime_core.bus.partition, "library", lambda: library),
             patch.object(runtime_core.consumer.consumer, "PROMOTE_SECONDS", 0.5),
             patch.object(services.state_manager.relay, "IDLE_SECONDS", 0.4),
-            patch.object(services.state_manager.housekeeper, "INTERVAL_SECONDS", 2.0),
+            patch.object(runtime_core.maintenance.keeper, "INTERVAL_SECONDS", 2.0),
             patch.object(runtime_core.ingress.scheduler, "LOOK_SECONDS", 5.0),
             patch.object(runtime_core.maintenance.measures.Measures, "look", _measure_nothing),
         ):

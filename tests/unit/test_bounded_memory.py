@@ -16,10 +16,11 @@ from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.bus.replies import TRIM_EVERY
 from runtime_core.client.client import Client
 from runtime_core.host.local import LocalApp
+from runtime_core.maintenance.ends import Ends
+from runtime_core.maintenance.keeper import Keeper
 from runtime_core.maintenance.measures import Measures
-from runtime_core.maintenance.sweeps import SWEEP, LetterKeeper
+from runtime_core.maintenance.sweeps import SWEEP
 from runtime_core.telemetry.metrics import Metrics
-from services.state_manager.housekeeper import Housekeeper
 
 LONG_AGO_MS = 1
 DEADLINE_SECONDS = 60.0
@@ -37,7 +38,8 @@ async def test_one_round_of_chores_forgets_all_expired_tasks_of_the_index() -> N
 
     metrics = Metrics(CollectorRegistry(), "state-manager")
     measures = Measures(bus, metrics.measured, lambda: True, transport)
-    chores = asyncio.create_task(Housekeeper(bus, metrics, 0.0, measures, LetterKeeper(bus)).run())
+    keeper = Keeper(bus, retention_seconds=0.0, follow_record=Ends(bus, metrics).follow, measure=measures.look)
+    chores = asyncio.create_task(keeper.run())
     try:
         deadline = time.monotonic() + DEADLINE_SECONDS
         first_look = cast(int, await transport.call("ZCARD", keys.index))

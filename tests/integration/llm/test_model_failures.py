@@ -78,7 +78,8 @@ async def test_a_waiting_call_holds_no_process(openai_server: OpenAIServer) -> N
         async with asyncio.timeout(WAIT):
             while (await task.show())["status"] != "waiting":
                 await asyncio.sleep(0.01)
-        assert all(consumer.held == 0 for consumer in local._consumers)
+        assert local._host is not None
+        assert all(consumer.held == 0 for consumer in local._host.consumers)
         await task.cancel()
         assert (await task.result(timeout=WAIT)).status == "cancelled"
     assert len(openai_server.ledger()) == 1

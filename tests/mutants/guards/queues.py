@@ -257,9 +257,9 @@ MUTANTS: tuple[Mutant, ...] = (
         FAIRNESS,
     ),
     python(
-        "services/state_manager/housekeeper.py",
+        "maintenance/keeper.py",
         "refill",
-        "            lambda: self._bus.refill(REFILL),\n",
+        "            partial(bus.refill, REFILL),\n",
         "",
         "tasks move on while all handlers are of an older release",
         "integration:fairness",

@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant, python
 ADMITTER = "services/state_manager/admitter.py"
 RELAY = "services/state_manager/relay.py"
 ANSWERS = "services/state_manager/answers.py"
+HOST = "host/host.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
@@ -289,7 +290,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:ingress",
     ),
     python(
-        "services/state_manager/housekeeper.py",
+        "maintenance/keeper.py",
         "full",
         "if not is_temporary(error):",
         "if True:",
@@ -303,5 +304,37 @@ MUTANTS: tuple[Mutant, ...] = (
         "if True:",
         "a full broker does not end the scheduler",
         "servers:ingress",
+    ),
+    python(
+        HOST,
+        "reverse",
+        "await self._end(self._begun.pop())",
+        "await self._end(self._begun.pop(0))",
+        "what a role stands on outlives it",
+        "unit:host",
+    ),
+    python(
+        HOST,
+        "others_stop",
+        "            except Exception as error:  # the other parts must end nevertheless\n",
+        "            except ZeroDivisionError as error:\n",
+        "a part that cannot stop keeps no other from stopping",
+        "unit:host",
+    ),
+    python(
+        HOST,
+        "announces_later",
+        'if not str(error).startswith("OOM"):',
+        "if True:",
+        "a full broker does not end a host that announces",
+        "unit:host",
+    ),
+    python(
+        "host/local.py",
+        "failed_start",
+        "        except BaseException:\n            await host.stop()\n",
+        "        except BaseException:\n",
+        "a LocalApp whose start fails leaves nothing running",
+        "unit:host",
     ),
 )

@@ -1,4 +1,4 @@
-"""The broker of a runtime, and the consumers by which this process runs its agents."""
+"""The broker of a runtime, and the host that runs its agents in this process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from runtime_core.bus.namespace import connect
 from runtime_core.bus.replies import Replies
 from runtime_core.bus.topics import Topics
 from runtime_core.client.client import Client
-from runtime_core.consumer.consumer import Consumer
+from runtime_core.consumer.consumer import Handler
+from runtime_core.consumer.leader import Leader
 from runtime_core.declare.announcement import announce
 from runtime_core.declare.manifest import Manifest
-from runtime_core.errors import ConfigurationError, WeftError
+from runtime_core.errors import ConfigurationError
+from runtime_core.host.host import Host
 from runtime_core.ids import instance_address, partition_of
 from runtime_core.maintenance.keeper import Keeper
-from runtime_core.periodic import Periodic
 from runtime_core.runs.turn import TurnHandler
 from runtime_core.telemetry.metrics import Metrics
 
@@ -33,12 +34,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ANNOUNCE_SECONDS = 5.0
 IN_FLIGHT = 10_000
 """Turns at once. Handlers that wait for others hold their places, so there must be room for those they wait for."""
 
 
-class Host:
+class ActorHost:
     """Connects at the first use; `start` and `stop` the work as often as wanted.
 
     `url` None: WEFT_REDIS_URL, else a broker in this process that only this host sees.
@@ -69,16 +69,12 @@ class Host:
         self._connect: Callable[[], Transport] | None = None
         self._client: Client | None = None
         self._opening: asyncio.Task[Client] | None = None
-        self._transports: list[Transport] = []
-        self._consumers: list[Consumer] = []
-        self._running: list[asyncio.Task[None]] = []
-        self._keepers: list[Keeper] = []
-        self._working = False
+        self._host: Host | None = None
+        """What works, from `start` to `stop`."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: MemoryServer | None = None
         """The broker in this process; it outlives event loops."""
         self._lock = asyncio.Lock()
-        self._announcing = Periodic("announce", ANNOUNCE_SECONDS, self._announce)
 
     # -- connections -------------------------------------------------------------------------------------------
 
@@ -95,10 +91,8 @@ class Host:
         self._loop = loop
         if before is None:
             return
-        self._client, self._opening, self._working = None, None, False
-        self._consumers, self._running, self._keepers, self._transports = [], [], [], []
+        self._client, self._opening, self._host = None, None, None
         self._lock = asyncio.Lock()
-        self._announcing = Periodic("announce", ANNOUNCE_SECONDS, self._announce)
         self._actors.begin_anew()
         self._on_new_loop()
 
@@ -146,9 +140,7 @@ class Host:
         return MemoryClient(server, self.namespace)
 
     async def _transport(self) -> Transport:
-        transport = await connect(self.url) if self._connect is None else self._connect()
-        self._transports.append(transport)
-        return transport
+        return await connect(self.url) if self._connect is None else self._connect()
 
     # -- types -------------------------------------------------------------------------------------------------
 
@@ -165,8 +157,8 @@ class Host:
         for bus in await self.buses():
             await bus.note_agent(definition.name)
         async with self._lock:
-            if self._working:
-                await self._consume([f"agent:{definition.pool}"])
+            if self._host is not None:
+                await self._consume(self._host, [f"agent:{definition.pool}"])
 
     async def _announce(self) -> None:
         for name in list(self._app.agents):
@@ -182,54 +174,41 @@ class Host:
 
     # -- work --------------------------------------------------------------------------------------------------
 
-    @property
-    def working(self) -> bool:
-        return self._working
-
     async def start(self) -> None:
         """Run the registered agents from now on."""
         async with self._lock:
-            if self._working:
+            if self._host is not None:
                 return
             await self.client()
             self._actors.start()
-            self._working = True
+            host = self._host = Host(self._transport, self._metrics, lease_seconds=self._lease)
             if self._services:
                 await self._look_for_services()
             else:
-                await self._keep()
-            self._announcing.start()
-            await self._consume([f"agent:{agent.pool}" for agent in self._app.agents.values()])
+                await self._keep(host)
+            host.announce(self._announce)
+            await host.start()
+            await self._consume(host, [f"agent:{agent.pool}" for agent in self._app.agents.values()])
 
     async def stop(self) -> None:
         """Finish what runs, hand back what waits for others, leave. What is queued stays."""
         self.follow_loop()
         async with self._lock:
-            if not self._working:
+            if self._host is None:
                 return
-            self._working = False
+            host, self._host = self._host, None
             self._actors.stop()
-            await self._announcing.stop()
-            await self._stop_consumers()
-            results = await asyncio.gather(*self._running, return_exceptions=True)
-            for keeper in self._keepers:
-                await keeper.stop()
-            for transport in self._transports:
-                await transport.close()
-            self._consumers, self._running, self._keepers, self._transports = [], [], [], []
-            for result in results:
-                if isinstance(result, WeftError):
-                    raise result
+            # What takes too long is cut off, and its message handled again.
+            late = asyncio.get_running_loop().call_later(self._shutdown, self._cut_off)
+            try:
+                await host.stop()
+            finally:
+                late.cancel()
+            await host.run()  # raises what has ended a consumer
 
-    async def _stop_consumers(self) -> None:
-        """Wait for the handlers in hand; those that take too long are cut off, and their messages handled again."""
-        stopping = [asyncio.ensure_future(consumer.stop()) for consumer in self._consumers]
-        if stopping:
-            _, late = await asyncio.wait(stopping, timeout=self._shutdown)
-            if late:
-                logger.warning("handlers did not end within %g s: their messages are handled again", self._shutdown)
-                self._actors.cut_off()
-            await asyncio.gather(*stopping)
+    def _cut_off(self) -> None:
+        logger.warning("handlers did not end within %g s: their messages are handled again", self._shutdown)
+        self._actors.cut_off()
 
     async def close(self) -> None:
         """Stop, and let go of the connections."""
@@ -242,41 +221,34 @@ class Host:
         """Whether the broker has nothing to do for anybody in this namespace."""
         return await (await self.topics()).idle()
 
-    async def _consume(self, streams: Sequence[str]) -> None:
+    async def _consume(self, host: Host, streams: Sequence[str]) -> None:
         if not streams:
             return
-        if self._consumers:
-            for consumer in self._consumers:
+        if host.consumers:
+            for consumer in host.consumers:
                 await consumer.add_streams(streams)
             return
-        client = await self.client()
-        for replies in client.replies:
-            bus = EventBus(await self._transport(), replies.bus.keys)
-            handler = TurnHandler(bus, self._app, self._metrics, partitions=len(client.replies), replies=replies)
-            consumer = Consumer(
-                bus,
-                streams,
-                handler,
-                self._metrics,
-                service="agent-handler",
-                lease_seconds=self._lease,
-                in_flight=IN_FLIGHT,
-            )
-            await consumer.start()
-            self._consumers.append(consumer)
-            self._running.append(asyncio.create_task(consumer.run(), name="consume"))
+        replies = (await self.client()).replies
+        buses = await host.open([each.bus.keys for each in replies])
 
-    async def _keep(self) -> None:
+        def handler(bus: EventBus) -> Handler:
+            partition = replies[bus.keys.partition]
+            return TurnHandler(bus, self._app, self._metrics, partitions=len(replies), replies=partition)
+
+        host.consume(buses, streams, handler, service="agent-handler", in_flight=IN_FLIGHT * len(buses))
+        await host.join()
+
+    async def _keep(self, host: Host) -> None:
         buses = await self.buses()
         if len(buses) > 1:
             raise ConfigurationError(
                 f"the namespace {self.namespace!r} has {len(buses)} partitions, and services=False: start the "
                 "services (`weft up`), which carry messages between partitions"
             )
-        for known in buses:
-            keeper = Keeper(EventBus(await self._transport(), known.keys), self._lease)
-            await keeper.start()
-            self._keepers.append(keeper)
+        [bus] = await host.open([buses[0].keys])
+        keeper = Keeper(bus)
+        leader = Leader(bus, "admit", "state-manager", self._lease, lambda _: keeper.run())
+        host.add(start=leader.start, stop=leader.stop)
 
     async def _look_for_services(self) -> None:
         """One line where nobody keeps the namespace: its record grows until submits are refused."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime_core.actors.actor import ActorRun
-from runtime_core.actors.host import Host
+from runtime_core.actors.host import ActorHost
 from runtime_core.actors.identity import Address, Topic, agent_name, instance_key
 from runtime_core.actors.message import MessageEnvelope, encode_envelope
 from runtime_core.actors.requests import SOURCE
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 class Publishing:
     """Who gets what. Subscriptions are Any: another library's classes, with `id`, `is_match` and `map_to_agent`."""
 
-    def __init__(self, host: Host, vocabulary: Vocabulary) -> None:
+    def __init__(self, host: ActorHost, vocabulary: Vocabulary) -> None:
         self._host = host
         self._vocabulary = vocabulary
         self._subscriptions: list[Any] = []

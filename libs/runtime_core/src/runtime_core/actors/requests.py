@@ -14,7 +14,7 @@ import msgspec
 
 from runtime_core.actors.actor import ActorRun, Actors, current_run
 from runtime_core.actors.errors import RuntimeStopped
-from runtime_core.actors.host import Host
+from runtime_core.actors.host import ActorHost
 from runtime_core.actors.identity import Address, agent_name, instance_key
 from runtime_core.actors.message import MessageEnvelope, encode_envelope
 from runtime_core.bus.event_bus import EventBus
@@ -51,7 +51,7 @@ class _End(msgspec.Struct):
 class Requests:
     """What this process waits for. Tokens are Any: another library's classes."""
 
-    def __init__(self, host: Host, actors: Actors) -> None:
+    def __init__(self, host: ActorHost, actors: Actors) -> None:
         self._host = host
         self._actors = actors
         self._waiting: dict[asyncio.Future[Any], str] = {}  # Any: the futures are those of the reply stream

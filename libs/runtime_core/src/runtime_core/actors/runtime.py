@@ -33,7 +33,7 @@ from runtime_core.actors.checks import (
     checked_interventions,
     encoded_state,
 )
-from runtime_core.actors.host import Host
+from runtime_core.actors.host import ActorHost
 from runtime_core.actors.identity import AgentId, AgentType, agent_name, checked_agent_type
 from runtime_core.actors.instances import Instance, Instances
 from runtime_core.actors.message import MessageEnvelope, content_of, decode_response, intervene
@@ -96,7 +96,7 @@ class Runtime:
         self._expected: dict[str, type[Any] | None] = {}
         self._instances = Instances(self._build, self._vocabulary.keeps_state, max_instances)
         self._actors = Actors(self._vocabulary, self._registry, self._instances, self._note_unhandled)
-        self._host = Host(
+        self._host = ActorHost(
             url,
             namespace,
             self._actors,

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 
 from runtime_core.actors.checks import check_saved
-from runtime_core.actors.host import Host
+from runtime_core.actors.host import ActorHost
 from runtime_core.actors.identity import Address, agent_name, instance_key, key_of, type_of
 from runtime_core.bus.connection import Reply
 from runtime_core.bus.event_bus import EventBus
@@ -32,7 +32,7 @@ _OF_MESSAGE = ("id", "agent_type", "key", "input")
 class Saved:
     """Reads and writes it on the broker of a host. Any: JSON."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ActorHost) -> None:
         self._host = host
 
     async def read(self) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -5,21 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime_core.app.app import App
-from runtime_core.bus.event_bus import EventBus
 from runtime_core.clusters.driver.process import Driver
 from runtime_core.config.settings import Settings
-from runtime_core.consumer.consumer import Handler
 from runtime_core.engines.protocol import Error, Outcome, State, Value
 from runtime_core.engines.results import Results
-from runtime_core.errors import BusError, ConfigurationError, InvalidInput
-from runtime_core.host.worker import Worker
+from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.telemetry import names
 from runtime_core.telemetry.metrics import Metrics
 
@@ -45,9 +40,6 @@ SPARK = Served("spark", "Spark", in_flight=8, redrives=1, attaches=False)
 
 
 logger = logging.getLogger(__name__)
-
-FINISH_PART = 0.3
-"""The part of the time to stop in which steps may still end; the rest is for handing back and for the driver."""
 
 
 class Gateway:
@@ -108,41 +100,6 @@ class Gateway:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(1):
                         await self.driver.changed(state)
-
-
-async def open_gateway(engine: Served, settings: Settings, metrics: Metrics, backend: str = "") -> Worker:
-    """Wire a gateway's service. Raises ConfigurationError in one line."""
-    # Here: the handler names this module.
-    from runtime_core.clusters.step_handler import StepHandler
-
-    worker = await Worker.open(settings, metrics, service=f"{engine.name}-gateway", stream=engine.name)
-    gateway = Gateway(engine, worker.app, settings, metrics, backend)
-    streams = worker.streams
-
-    def handler(bus: EventBus) -> Handler:
-        return StepHandler(bus, gateway, metrics)
-
-    async def announce(buses: Sequence[EventBus]) -> None:
-        for bus in buses:
-            await bus.announce_engine(streams)
-
-    async def withdraw(buses: Sequence[EventBus]) -> None:
-        for bus in buses:
-            with contextlib.suppress(BusError):
-                await bus.withdraw_engine(streams)
-
-    worker.consume(
-        handler,
-        in_flight=settings.engine_in_flight or engine.in_flight,
-        finish_seconds=FINISH_PART * settings.shutdown_seconds,
-        # A step may take hours. What hangs is the driver, which is watched by itself.
-        stall_seconds=math.inf,
-    )
-    worker.at_start(gateway.start)
-    worker.announce_also(announce)
-    worker.at_leaving(withdraw)
-    worker.at_stop(gateway.stop)
-    return worker
 
 
 def _shown(state: State) -> str:

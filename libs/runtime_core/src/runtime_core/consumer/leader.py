@@ -6,12 +6,14 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.owner import Owner
-from runtime_core.consumer.progress import ProgressWatch
+from runtime_core.consumer.progress import Health, ProgressWatch
 from runtime_core.errors import BusError, Fenced, WeftError
+from runtime_core.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -129,3 +131,53 @@ class Leader:
             self._working.cancel()
             await asyncio.wait((self._working,))
         self.epoch = 0
+
+
+class Leaders(ABC):
+    """A role that one process leads on each partition, while others stand by."""
+
+    def __init__(
+        self, buses: Sequence[EventBus], roles: Sequence[str], service: str, lease_seconds: float, metrics: Metrics
+    ) -> None:
+        """`roles` names what is led on each of the buses."""
+        self._buses = buses
+        self._lease = lease_seconds
+        self._metrics = metrics
+        self._stop = asyncio.Event()
+        self._watch = ProgressWatch(limit_seconds=max(30.0, 10 * lease_seconds))
+        self._leaders = [self._leader(bus, role, service) for bus, role in zip(buses, roles, strict=True)]
+        metrics.show_owner(self._silent_seconds, lease_seconds)
+        metrics.stalled.set_function(lambda: self._watch.stalled_seconds)
+        for bus, leader in zip(buses, self._leaders, strict=True):
+            metrics.show_lead(bus.keys.partition, leader)
+
+    @abstractmethod
+    async def _lead(self, bus: EventBus, leader: Leader, epoch: int) -> None:
+        """Work on this partition while this process leads there; cancelled when the lead is lost."""
+
+    def _leader(self, bus: EventBus, role: str, service: str) -> Leader:
+        leader = Leader(bus, role, service, self._lease, lambda epoch: self._lead(bus, leader, epoch), self._watch)
+        return leader
+
+    async def start(self) -> None:
+        for bus in self._buses:
+            await bus.make_groups(())
+        for leader in self._leaders:
+            await leader.start()
+
+    async def run(self) -> None:
+        await self._stop.wait()
+
+    async def stop(self) -> None:
+        self._stop.set()
+        for leader in self._leaders:
+            await leader.stop()
+
+    def ready(self) -> bool:
+        return self._silent_seconds() < self._lease
+
+    def progress(self) -> Health:
+        return self._watch.health()
+
+    def _silent_seconds(self) -> float:
+        return max(leader.silent_seconds for leader in self._leaders)

@@ -24,7 +24,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from http import HTTPStatus
 from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from prometheus_client import CollectorRegistry
 
@@ -33,12 +33,13 @@ from runtime_core.consumer.loop_watch import LEASE_PART, LoopWatch
 from runtime_core.consumer.progress import HEALTHY, Health, ProgressWatch
 from runtime_core.errors import ConfigurationError, WeftError
 from runtime_core.forked import guard_forks
+from runtime_core.host.role import Role
 from runtime_core.periodic import Periodic
 from runtime_core.telemetry import logs, tracing
 from runtime_core.telemetry.endpoint import Answer, Endpoint, plain
 from runtime_core.telemetry.metrics import CONTENT_TYPE, Metrics, version
 
-__all__ = ["Build", "Health", "ProgressWatch", "Role", "run_service", "serve"]
+__all__ = ["Build", "Health", "ProgressWatch", "run_service", "serve"]
 
 LAG_SAMPLE_SECONDS = 0.1
 LAG_INTERVAL_SECONDS = 1.0
@@ -51,30 +52,6 @@ RUN_USERS_CODE = ("agent-handler", "tool-handler")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 logger = logging.getLogger(__name__)
-
-
-class Role(Protocol):
-    """What a service does. `stop` is called once, also after a start that failed or was interrupted."""
-
-    async def start(self) -> None:
-        """Connects, checks, returns when `run` can begin. WeftError: one line, and exit status 1."""
-        ...
-
-    async def run(self) -> None:
-        """Works until `stop` is called. Returning earlier ends the process, to be started again."""
-        ...
-
-    async def stop(self) -> None:
-        """Stops reading, finishes or hands back what is in hand, settles, leaves. `run` returns then."""
-        ...
-
-    def ready(self) -> bool:
-        """Whether it is reading now; False while the broker is away, for instance."""
-        ...
-
-    def progress(self) -> Health:
-        """Whether it gets anywhere; must not wait."""
-        ...
 
 
 Build = Callable[[Settings, Metrics], Awaitable[Role]]

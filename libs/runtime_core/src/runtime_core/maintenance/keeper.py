@@ -1,58 +1,90 @@
-"""Keeps a namespace from growing where no services run beside a `Runtime`: nobody else reads its record.
-
-What the services do more (the trajectory, `weft:tasks`, replies to streams of users' own, several partitions) is not
-done here.
-"""
+"""Keeps a partition tidy: its chores one after the other, while this process leads."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import cast
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, TRAJECTORY_RECORDER
-from runtime_core.consumer.leader import Leader
+from runtime_core.errors import BusUnavailable, ServerError, is_temporary
 from runtime_core.maintenance.engines import EngineWatch
+from runtime_core.maintenance.server import ClockWatch, watch_memory
 from runtime_core.maintenance.sweeps import LetterKeeper, forget_old_submits, sweep_index, sweep_quarantine
-from runtime_core.periodic import Periodic
 
-INTERVAL_SECONDS = 1.0
+logger = logging.getLogger(__name__)
+
+Chore = Callable[[], Awaitable[object]]
+
+INTERVAL_SECONDS = 0.5
+REFILL = 32
+"""Up to how many unread entries of a work stream tasks are moved that wait for their tenants' turns."""
+RETENTION_SECONDS = 3600
+"""Of tasks that have ended, where neither the settings nor the namespace say."""
 
 
 class Keeper:
-    """One partition's. Of several processes one leads, in the role that the state-manager has where it runs."""
+    """One partition's chores; run by the leader only."""
 
-    def __init__(self, bus: EventBus, lease_seconds: float) -> None:
+    def __init__(
+        self,
+        bus: EventBus,
+        letters: LetterKeeper | None = None,
+        *,
+        retention_seconds: float | None = None,
+        follow_record: Chore | None = None,
+        measure: Chore | None = None,
+    ) -> None:
+        """`retention_seconds`: None reads the namespace's.
+
+        `follow_record`: None forgets the record, because no service reads it.
+        """
         self._bus = bus
-        self._engines = EngineWatch(bus)
-        self._letters = LetterKeeper(bus)
-        self._leader = Leader(bus, "admit", "state-manager", lease_seconds, self._work)
+        self._retention_seconds = retention_seconds
+        self._chores: tuple[Chore, ...] = (
+            follow_record or self._forget_record,
+            # Agent-handlers do this themselves, unless all of them are of a release that does not know of queues.
+            partial(bus.refill, REFILL),
+            bus.trim_record,
+            partial(watch_memory, bus),
+            ClockWatch(bus).look,
+            EngineWatch(bus).look,
+            partial(forget_old_submits, bus),
+            self._sweep_index,
+            partial(sweep_quarantine, bus),
+            (letters or LetterKeeper(bus)).look,
+            *((measure,) if measure else ()),
+        )
 
-    async def start(self) -> None:
-        await self._leader.start()
-
-    async def stop(self) -> None:
-        await self._leader.stop()
-
-    async def _work(self, epoch: int) -> None:
-        chores = Periodic("keep the namespace", INTERVAL_SECONDS, self.tidy)
-        chores.start()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await chores.stop()
+    async def run(self) -> None:
+        """Do the chores until cancelled; wait for a broker that is away."""
+        while True:
+            try:
+                await self.tidy()
+            except BusUnavailable:
+                logger.info("the broker is away; chores wait")
+            await asyncio.sleep(INTERVAL_SECONDS)
 
     async def tidy(self) -> None:
-        """Forget the record, tasks past their retention, submits past the dedupe window, and old deaths.
+        """Do each chore once. At `maxmemory` the server refuses some, and the others make room."""
+        for chore in self._chores:
+            try:
+                await chore()
+            except ServerError as error:
+                if not is_temporary(error):
+                    raise
+                logger.debug("a chore waits: %s", error)
 
-        And end steps that have waited long enough for an engine.
-        """
-        await self._engines.look()
+    async def _forget_record(self) -> None:
         for group in (STATE_MANAGER, TRAJECTORY_RECORDER):
             await self._bus.publish_cursor(group, "$")
-        await self._bus.trim_record()
-        retention = await self._bus.transport.call("HGET", self._bus.keys.meta, "retention")
-        await sweep_index(self._bus, int(cast(bytes, retention or b"3600")) * 1000)
-        await forget_old_submits(self._bus)
-        await sweep_quarantine(self._bus)
-        await self._letters.look()
+
+    async def _sweep_index(self) -> None:
+        seconds = self._retention_seconds
+        if seconds is None:
+            stored = await self._bus.transport.call("HGET", self._bus.keys.meta, "retention")
+            seconds = float(cast("bytes | None", stored) or RETENTION_SECONDS)
+        await sweep_index(self._bus, int(seconds * 1000))

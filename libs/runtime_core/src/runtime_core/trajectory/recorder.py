@@ -15,8 +15,7 @@ import msgspec
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import TRAJECTORY_RECORDER
 from runtime_core.bus.spans import record_spans
-from runtime_core.consumer.leader import Leader
-from runtime_core.consumer.progress import Health, ProgressWatch
+from runtime_core.consumer.leader import Leader, Leaders
 from runtime_core.errors import BusUnavailable, InvalidInput
 from runtime_core.record.step import StepError, TaskEnd
 from runtime_core.telemetry.metrics import Metrics
@@ -55,7 +54,7 @@ PAUSE_SECONDS = 0.02
 """Entries that come in within one pause are written in one transaction."""
 
 
-class Recorder:
+class Recorder(Leaders):
     """One replica of the trajectory-recorder, on one bus per partition. `written` is called after each batch.
 
     How far it has come stands in the store under the partition's number, or under `store_partition`: with a number of
@@ -73,57 +72,23 @@ class Recorder:
         written: Callable[[], None] | None = None,
         store_partition: int | None = None,
     ) -> None:
-        self._buses = buses
         self._store = store
         self._namespace = namespace
-        self._lease = lease_seconds
-        self._metrics = metrics
         self._written = written
         self._store_partition = store_partition
-        self._stop = asyncio.Event()
-        self._watch = ProgressWatch(limit_seconds=max(30.0, 10 * lease_seconds))
-        self._leaders = [self._leader(bus) for bus in buses]
-        metrics.show_owner(self._silent_seconds, lease_seconds)
-        metrics.stalled.set_function(lambda: self._watch.stalled_seconds)
-        for bus, leader in zip(buses, self._leaders, strict=True):
-            metrics.show_lead(bus.keys.partition, leader)
-
-    async def start(self) -> None:
-        for bus, leader in zip(self._buses, self._leaders, strict=True):
-            await bus.make_groups(())
-            await leader.start()
-
-    async def run(self) -> None:
-        await self._stop.wait()
+        super().__init__(buses, ["record"] * len(buses), TRAJECTORY_RECORDER, lease_seconds, metrics)
 
     async def stop(self) -> None:
-        self._stop.set()
-        for leader in self._leaders:
-            await leader.stop()
+        await super().stop()
         await self._store.close()
-        for bus in self._buses:
-            await bus.transport.close()
 
-    def ready(self) -> bool:
-        return self._silent_seconds() < self._lease
-
-    def _silent_seconds(self) -> float:
-        return max(leader.silent_seconds for leader in self._leaders)
-
-    def progress(self) -> Health:
-        return self._watch.health()
-
-    def _leader(self, bus: EventBus) -> Leader:
-        async def work(epoch: int) -> None:
-            # A broker that was flushed counts its epochs anew, while the store remembers: lead again, above it.
-            stored = await self._store.epoch(self._namespace, self._in_store(bus))
-            if epoch < stored:
-                leader.floor = stored
-            else:
-                await self._record(bus, epoch)
-
-        leader = Leader(bus, "record", TRAJECTORY_RECORDER, self._lease, work, self._watch)
-        return leader
+    async def _lead(self, bus: EventBus, leader: Leader, epoch: int) -> None:
+        # A broker that was flushed counts its epochs anew, while the store remembers: lead again, above it.
+        stored = await self._store.epoch(self._namespace, self._in_store(bus))
+        if epoch < stored:
+            leader.floor = stored
+        else:
+            await self._record(bus, epoch)
 
     def _in_store(self, bus: EventBus) -> int:
         return bus.keys.partition if self._store_partition is None else self._store_partition
@@ -196,7 +161,7 @@ class LocalTrajectories:
         return self._store
 
     async def start(self, bus: EventBus, metrics: Metrics) -> None:
-        """Open the store and begin to copy the record of this bus, whose transport is closed at the end."""
+        """Open the store and begin to copy the record of this bus."""
         url = self._url
         if url is None:
             self._folder = TemporaryDirectory(prefix="weft-trajectory-", ignore_cleanup_errors=True)

@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +28,7 @@ from prometheus_client import CollectorRegistry
 
 from runtime_core.app.app import App
 from runtime_core.app.loading import load_app
-from runtime_core.aworld.hosted import HostsWanted, agent_pools
+from runtime_core.aworld.hosted import HostsWanted
 from runtime_core.aworld.place import RunPlace
 from runtime_core.aworld.sent import SentApp, pack
 from runtime_core.aworld.task import Task
@@ -42,11 +43,11 @@ from runtime_core.config.settings import Settings
 from runtime_core.engines.protocol import Error, Pickled, Work
 from runtime_core.errors import BusError, ConfigurationError, EngineError, WeftError
 from runtime_core.hooks.ended import ends_told
+from runtime_core.host.agent_handler import agent_pools
+from runtime_core.host.apps import streams
+from runtime_core.host.host import Host
 from runtime_core.host.local import ENDS_SECONDS, MemoryClient
-from runtime_core.ingress.admission import Admission
-from runtime_core.ingress.scheduler import Scheduler
-from runtime_core.maintenance.engines import LOOK_SECONDS, EngineWatch
-from runtime_core.periodic import Periodic
+from runtime_core.host.small_services import carry_small_services
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.recorder import LocalTrajectories
 
@@ -210,6 +211,7 @@ class _EmbeddedBroker:
         self._settings = settings
         self._stack = AsyncExitStack()
         self._server: EmbeddedServer | None = None
+        self._host: Host | None = None
         # The record's place is the one that `weft up` has; how far this one has come is its own concern.
         number = 2**20 + secrets.randbelow(2**30)
         self._record = LocalTrajectories(settings.namespace, settings.trajectory_url, store_partition=number)
@@ -230,16 +232,13 @@ class _EmbeddedBroker:
             stack.push_async_callback(self._server.stop)
             await self._server.start()
             stack.push_async_callback(_cancelled, asyncio.create_task(self._server.keep(), name="keep the server"))
-            home = await self._bus()
-            stack.push_async_callback(home.transport.close)
+            self._host = host = Host(partial(connect, self.url), Metrics(CollectorRegistry(), "trajectory-recorder"))
+            stack.push_async_callback(host.stop)
+            home, recorded = await self._open(), await self._open()
             await home.load_library()
-            stack.push_async_callback(self._record.stop)
-            await self._record.start(await self._bus(), Metrics(CollectorRegistry(), "trajectory-recorder"))
-            watching = Periodic("watch engines", LOOK_SECONDS, EngineWatch(home, anyone_may_come=False).look)
-            stack.push_async_callback(watching.stop)
-            watching.start()
-            scheduling = asyncio.create_task(Scheduler(home, Admission([home])).run(), name="scheduler")
-            stack.push_async_callback(_cancelled, scheduling)
+            host.add(start=partial(self._record.start, recorded, host.metrics), stop=self._record.stop)
+            carry_small_services(host, home)
+            await host.start()
             self._stack = stack.pop_all()
         return self
 
@@ -249,12 +248,10 @@ class _EmbeddedBroker:
     async def finish(self, place: RunPlace, app: App) -> None:
         """Wait for what still has to be done for tasks that have ended: hooks of their ends, and their record."""
         if app.hooks.of_ends:
-            bus = await self._bus()
+            bus = await self._open()
             with suppress(TimeoutError, BusError):
                 async with asyncio.timeout(ENDS_SECONDS):
-                    streams = [f"agent:{pool}" if pool else "agent" for pool in agent_pools(app)]
-                    await ends_told(bus, streams, app.name)
-            await bus.transport.close()
+                    await ends_told(bus, streams("agent", agent_pools(app)), app.name)
         try:
             async with asyncio.timeout(RECORDED_SECONDS):
                 for task in place.ended:
@@ -262,8 +259,9 @@ class _EmbeddedBroker:
         except TimeoutError:
             logger.warning("not all that the tasks did was recorded within %g s", RECORDED_SECONDS)
 
-    async def _bus(self) -> EventBus:
-        transport = await connect(self.url)
+    async def _open(self) -> EventBus:
+        assert self._host is not None  # from `__aenter__` on
+        transport = await self._host.connect()
         keys = await open_namespace(transport, self._settings.namespace, 1)
         return EventBus(transport, keys[0])
 

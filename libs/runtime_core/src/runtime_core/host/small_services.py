@@ -1,0 +1,21 @@
+"""What tasks need of services, in a process beside which none run: schedules, and an end of waits for engines."""
+
+from __future__ import annotations
+
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.host.host import Host
+from runtime_core.ingress.admission import Admission
+from runtime_core.ingress.scheduler import Scheduler
+from runtime_core.maintenance.engines import LOOK_SECONDS, EngineWatch
+from runtime_core.periodic import Periodic
+
+
+def carry_small_services(host: Host, bus: EventBus) -> None:
+    """Start due schedules of a namespace with one partition, and end steps of engines, which no gateway serves."""
+    watch = Periodic("watch engines", LOOK_SECONDS, EngineWatch(bus, anyone_may_come=False).look)
+
+    async def begin() -> None:
+        watch.start()
+
+    host.add(start=begin, stop=watch.stop)
+    host.add(run=Scheduler(bus, Admission([bus])).run)
