@@ -25,8 +25,9 @@ LOCKED = $(INSTALL) --require-hashes --only-binary :all: --requirement
 # Without isolation, since an isolated build would fetch its backend past the hashes of the lock.
 EDITABLE = $(INSTALL) --no-deps --no-build-isolation --editable .
 
-# Two files of tests at a time, since tests wait more than they compute. A file as a whole, as it was written to run.
-TOGETHER = --numprocesses=2 --dist=loadfile
+# Three files of tests at a time, since tests wait more than they compute: with the second lane they fill two cores.
+# A file as a whole, as it was written to run.
+TOGETHER = --numprocesses=3 --dist=loadfile
 
 COMPILE = $(RUN) uv --quiet pip compile pyproject.toml --universal --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
@@ -41,7 +42,7 @@ export RUN_TOPIC := $(value TOPIC)
 unexport DOCS TOPIC
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run lock format check test test-unit test-autogen test-engines run bench chaos simulate model mutants audit ci clean
+.PHONY: help setup setup-run lock format check test test-unit test-main test-autogen test-engines test-matrix run bench chaos simulate model mutants audit ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,12 +83,16 @@ check: setup ## Check format, lint, types and the import rule
 	$(RUN) mypy $(CODE)
 	$(VENV)/bin/lint-imports --no-logo
 
-test: check test-autogen test-engines ## Run the checks and all tests (ARGS for pytest)
-	$(RUN) tests.simulation --seed 0 --histories $(WEFT_SIMULATION_HISTORIES)
-	$(RUN) tests.second_look $(TOGETHER) $(ARGS)
+# Every environment is made first: an installation beside the tests would slow them down.
+test: check $(AUTOGEN)/.setup $(ENGINES)/.setup ## Run the checks and all tests, on one server (ARGS for pytest)
+	$(RUN) tests.lanes test-main -- test-engines test-autogen
 
 test-unit: setup ## Run the tests that need no server (ARGS for pytest)
-	$(RUN) pytest tests/unit tests/architecture $(ARGS)
+	$(RUN) pytest --numprocesses=2 --dist=loadfile tests/unit tests/architecture $(ARGS)
+
+test-main: setup ## Run the simulation and all tests but those of AutoGen and the engines (ARGS for pytest)
+	$(RUN) tests.simulation --seed 0 --histories $(WEFT_SIMULATION_HISTORIES)
+	$(RUN) tests.second_look $(TOGETHER) $(ARGS)
 
 test-autogen: $(AUTOGEN)/.setup ## Run AutoGen's own tests, and ours that need it (ARGS for pytest)
 	$(AUTOGEN)/bin/python -m mypy $(AUTOGEN_CODE)
@@ -95,6 +100,9 @@ test-autogen: $(AUTOGEN)/.setup ## Run AutoGen's own tests, and ours that need i
 
 test-engines: $(ENGINES)/.setup ## Run the tests that need Ray and Spark (ARGS for pytest)
 	$(ENGINES)/bin/python -m tests.second_look tests/engines $(ARGS)
+
+test-matrix: ## Run what `test` runs on every server of the matrix and in memory (ARGS for pytest)
+	WEFT_TEST_SERVERS=all $(MAKE) --no-print-directory test
 
 run: setup-run ## Run the example (DOCS=folder, TOPIC="what to research"); ends by itself
 	@set -- ; \

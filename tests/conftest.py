@@ -15,11 +15,22 @@ from hypothesis import settings
 
 from tests.openai_server.driver import OpenAIServer
 from tests.servers.containers import CONTAINERS, Containers
-from tests.servers.matrix import MATRIX, VALKEY_9, Servers, make_server
+from tests.servers.matrix import (
+    ALL,
+    MATRIX,
+    MEMORY,
+    SELECTION,
+    VALKEY_9,
+    Servers,
+    make_server,
+    named_servers,
+    repeat_on,
+)
 from tests.servers.process import Append, Server
 from tests.servers.unavailable import Unavailable
 
 ROOT = Path(__file__).resolve().parent.parent
+KNOWN_SERVERS = (MEMORY, *MATRIX, *CONTAINERS)
 
 # Their tests are inherited, so pytest does not see by their names that their assertions are to be explained.
 pytest.register_assert_rewrite("tests.contracts.engine.promises")
@@ -52,24 +63,15 @@ def server_cache() -> Path:
 
 def pytest_configure(config: pytest.Config) -> None:
     # Here, and not where the first test asks for a server: each of several processes that run tests would find it.
-    if unknown := _named_servers().difference(_known_servers()):
-        known = ", ".join(_known_servers())
-        raise pytest.UsageError(f"WEFT_TEST_SERVERS: unknown {', '.join(sorted(unknown))}; known are {known}")
-
-
-def _known_servers() -> tuple[str, ...]:
-    return (*MATRIX, *CONTAINERS)
-
-
-def _named_servers() -> frozenset[str]:
-    names = (os.environ.get("WEFT_TEST_SERVERS") or ",".join(_known_servers())).split(",")
-    return frozenset(name.strip() for name in names)
+    if unknown := (named_servers() or frozenset()).difference(KNOWN_SERVERS):
+        known = ", ".join((ALL, *KNOWN_SERVERS))
+        raise pytest.UsageError(f"{SELECTION}: unknown {', '.join(sorted(unknown))}; known are {known}")
 
 
 @pytest.fixture(scope="session")
 def wanted_servers() -> frozenset[str]:
-    """The names of the servers to test on: `WEFT_TEST_SERVERS`, separated by commas, or all of the matrix."""
-    return _named_servers()
+    """Return the servers that tests may start: those that `WEFT_TEST_SERVERS` lists, or any."""
+    return named_servers() or frozenset(KNOWN_SERVERS)
 
 
 @pytest.fixture(scope="session")
@@ -111,9 +113,9 @@ def valkey(shared_server: Callable[[str], Server]) -> Server:
     return shared_server(VALKEY_9)
 
 
-@pytest.fixture(params=MATRIX)
+@pytest.fixture(params=repeat_on(*MATRIX))
 def any_server(request: pytest.FixtureRequest, shared_server: Callable[[str], Server]) -> Server:
-    """Each server of the matrix in turn, shared: use `namespace`, change no settings, kill nothing."""
+    """Each selected server of the matrix in turn, shared: use `namespace`, change no settings, kill nothing."""
     kind: str = request.param
     return shared_server(kind)
 

@@ -1,17 +1,22 @@
-"""Runs pytest, and what failed once more, by itself: `python -m tests.second_look [arguments of pytest]`.
+"""Run pytest, then run the failed tests again by themselves: `python -m tests.second_look [arguments of pytest]`.
 
-Thousands of tests here run against real servers and processes, on machines that others use as well. One that fails
-among all others and passes alone has found a race, in itself or in what it tests. That is told loudly and has to be
-mended, but it is seldom the doing of the change at hand, and does not refuse it. What fails twice does, and so do more
-than three failures.
+Thousands of tests run here against real servers and processes, on machines that others use as well. A test that fails
+among the others and passes alone has a race, in itself or in what it tests. The change at hand is seldom the cause, so
+such a failure does not refuse it. It is a defect all the same: it gets a line in `tests/flaky.txt` with its date, and
+no second look once that line is older than 14 days. A test that fails twice refuses the change, and so do more than
+three failures.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import date
+from pathlib import Path
 
 import pytest
+
+from tests import flaky
 
 AT_MOST = 3
 """More failures than these have one cause, which a second look would only hide."""
@@ -28,18 +33,33 @@ class Failures:
             self.tests[report.nodeid] = None
 
 
-def main(arguments: list[str]) -> int:
-    """The exit status: pytest's own, or 0 where all that failed has passed alone."""
+def main(arguments: list[str], path: Path = flaky.LIST, today: date | None = None) -> int:
+    """Return pytest's exit status, or 0 if every test that failed passed alone and may still be flaky."""
+    today = today or date.today()
+    listed = flaky.read(path)
     failures = Failures()
     status = int(pytest.main(arguments, plugins=[failures]))
     if status != pytest.ExitCode.TESTS_FAILED or not 0 < len(failures.tests) <= AT_MOST:
+        return status
+    if overdue := [test for test in failures.tests if _is_overdue(test, listed, today)]:
+        for test in overdue:
+            seen = listed[flaky.name_of(test)]
+            print(f"\nNo second look: {test} is listed as flaky since {seen}, for more than {flaky.GRACE.days} days")
         return status
     print(f"\nA second look at {len(failures.tests)} of the tests, by themselves:", flush=True)
     again = subprocess.run([sys.executable, "-m", "pytest", *failures.tests], check=False).returncode
     if again == 0:
         for test in failures.tests:
             print(f"FLAKY: {test} failed above and passed alone: a defect of the test or of what it tests", flush=True)
+        for name in dict.fromkeys(map(flaky.name_of, failures.tests)):
+            if name not in listed:
+                print(f"FLAKY: add this line to tests/{path.name}: {today} {name}", flush=True)
     return again
+
+
+def _is_overdue(test: str, listed: dict[str, date], today: date) -> bool:
+    seen = listed.get(flaky.name_of(test))
+    return seen is not None and flaky.is_overdue(seen, today)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,10 @@ TARGETS = [
     "check",
     "test",
     "test-unit",
+    "test-main",
     "test-autogen",
     "test-engines",
+    "test-matrix",
     "run",
     "bench",
     "chaos",
@@ -97,3 +99,27 @@ def test_a_changed_lock_is_installed_again(door: Path) -> None:
 def test_ci_runs_the_tests_and_nothing_else() -> None:
     lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     assert lines[-1] == "exec make test"
+
+
+def test_the_tests_run_on_one_server_and_in_the_matrix_on_all() -> None:
+    lines = (ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
+    recipe = lines[next(number for number, line in enumerate(lines) if line.startswith("test-matrix:")) + 1]
+    assert recipe == "\tWEFT_TEST_SERVERS=all $(MAKE) --no-print-directory test"
+    assert "WEFT_TEST_SERVERS" not in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_every_night_the_matrix_is_tested_and_what_takes_long(tmp_path: Path) -> None:
+    """A step that fails keeps no other from running, and fails the night."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "nightly", tmp_path / ".ci" / "nightly")
+    for program in ("bin/make", ".venv/bin/python"):
+        (tmp_path / program).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / program).write_text('#!/bin/sh\necho "ran $*"\n[ "$1" != test-matrix ]\n')
+        (tmp_path / program).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "WEFT_NIGHTLY_MINUTES": "1"}
+    done = subprocess.run(
+        [tmp_path / ".ci" / "nightly"], env=environment, capture_output=True, text=True, check=False, timeout=30
+    )
+    ran = [line.removeprefix("ran ") for line in done.stdout.splitlines() if line.startswith("ran ")]
+    assert ran == ["test-matrix", "-m tests.flaky", "chaos", "simulate MINUTES=1", "mutants"]
+    assert done.returncode == 1

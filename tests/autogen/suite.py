@@ -1,4 +1,4 @@
-"""Runs one of AutoGen's test modules in a process of its own, as it was published."""
+"""Runs AutoGen's test modules in a process of their own, as they were published."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,10 +17,15 @@ TEST_SECONDS = 600
 """Far more than any of them takes: some send thousands of messages, on a machine that may be busy."""
 
 
-def run_module(package: str, module: str, mode: str, cache: Path, scratch: Path, url: str = "") -> dict[str, int]:
-    """Runs `tests/<module>.py` of the package's source; how many tests passed, were skipped and are excepted.
+def run_modules(
+    package: str, modules: Iterable[str], mode: str, cache: Path, scratch: Path, url: str = ""
+) -> dict[str, dict[str, int]]:
+    """Run `tests/<module>.py` of the package's source for each module, in one process.
 
     `url` is the broker's in modes that need one.
+
+    Returns:
+        For each module, how many tests passed, were skipped and are excepted.
 
     Raises:
         AssertionError: A test failed, or one that is excepted passed; with the end of what pytest said.
@@ -29,7 +35,7 @@ def run_module(package: str, module: str, mode: str, cache: Path, scratch: Path,
     if (tests / "__init__.py").exists():
         # A package that is called `tests`, as ours is.
         tests = Path(shutil.copytree(tests, scratch / "their_tests"))
-    report = scratch / f"{module}.xml"
+    report = scratch / "report.xml"
     paths = [str(ROOT), str(ROOT / "tests" / "autogen" / "helpers"), str(tests)]
     environment = {**os.environ, RUNTIME: mode, "PYTHONPATH": os.pathsep.join(paths), "WEFT_REDIS_URL": url}
     # Their own settings, not ours: the file is theirs, and warnings are no errors there.
@@ -37,7 +43,15 @@ def run_module(package: str, module: str, mode: str, cache: Path, scratch: Path,
     plugins = ["-p", "tests.autogen.exchanged", "-p", "no:cacheprovider", f"--timeout={TEST_SECONDS}"]
     output = ["-q", "-rfEX", "--no-header", f"--junitxml={report}", "-o", "junit_family=xunit2"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *settings, *plugins, *output, str(tests / f"{module}.py")],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            *settings,
+            *plugins,
+            *output,
+            *(str(tests / f"{module}.py") for module in modules),
+        ],
         cwd=tests.parent,
         env=environment,
         capture_output=True,
@@ -49,12 +63,20 @@ def run_module(package: str, module: str, mode: str, cache: Path, scratch: Path,
     return _counted(report)
 
 
-def _counted(report: Path) -> dict[str, int]:
-    counts = {"passed": 0, "skipped": 0, "excepted": 0}
+def _counted(report: Path) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
     for case in ElementTree.parse(report).getroot().iter("testcase"):
+        # As in `tests.test_runtime.TestClass`.
+        module = next(part for part in case.get("classname", "").split(".") if part.startswith("test_"))
+        counts = found.setdefault(module, {"passed": 0, "skipped": 0, "excepted": 0})
         skipped = case.find("skipped")
         if skipped is None:
             counts["passed"] += 1
         else:
             counts["excepted" if skipped.get("type") == "pytest.xfail" else "skipped"] += 1
-    return counts
+    return found
+
+
+def totals(found: dict[str, dict[str, int]]) -> dict[str, int]:
+    """Return how many tests each module has."""
+    return {module: sum(counts.values()) for module, counts in found.items()}

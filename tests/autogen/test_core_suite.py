@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.autogen.suite import run_module
+from tests.autogen.suite import run_modules, totals
+from tests.servers.matrix import is_full
 from tests.servers.process import Server
 
-pytestmark = pytest.mark.timeout(3000)  # each test here is a whole module of theirs
+pytestmark = pytest.mark.timeout(3000)  # each test here is many of theirs
 
 RUNTIME_MODULES = {
     "test_runtime": 15,
@@ -27,30 +28,26 @@ LIBRARY_MODULES = {"test_base_agent": 1, "test_serialization": 13, "test_types":
 """Modules that use no runtime: they show that the environment and the helper components are right."""
 
 
+@pytest.mark.skipif(not is_full(), reason="without a server, and with AutoGen's own runtime: in the matrix")
 @pytest.mark.parametrize("mode", ["autogen", "memory"])
-@pytest.mark.parametrize("module", RUNTIME_MODULES)
-def test_the_runtime_modules_pass(module: str, mode: str, autogen_cache: Path, tmp_path: Path) -> None:
-    counts = run_module("autogen-core", module, mode, autogen_cache, tmp_path)
-    assert sum(counts.values()) == RUNTIME_MODULES[module]
+def test_the_runtime_modules_pass(mode: str, autogen_cache: Path, tmp_path: Path) -> None:
+    found = run_modules("autogen-core", RUNTIME_MODULES, mode, autogen_cache, tmp_path)
+    assert totals(found) == RUNTIME_MODULES
 
 
 @pytest.mark.parametrize("mode", ["server", "workers"])
-@pytest.mark.parametrize("module", RUNTIME_MODULES)
-def test_the_runtime_modules_pass_on_a_server(
-    module: str, mode: str, valkey: Server, autogen_cache: Path, tmp_path: Path
-) -> None:
-    counts = run_module("autogen-core", module, mode, autogen_cache, tmp_path, valkey.url)
-    assert sum(counts.values()) == RUNTIME_MODULES[module]
+def test_the_runtime_modules_pass_on_a_server(mode: str, valkey: Server, autogen_cache: Path, tmp_path: Path) -> None:
+    found = run_modules("autogen-core", RUNTIME_MODULES, mode, autogen_cache, tmp_path, valkey.url)
+    assert totals(found) == RUNTIME_MODULES
 
 
 def test_the_module_of_runtimes_over_grpc_passes_on_a_server(
     valkey: Server, autogen_cache: Path, tmp_path: Path
 ) -> None:
-    counts = run_module("autogen-ext", "test_worker_runtime", "hosts", autogen_cache, tmp_path, valkey.url)
-    assert counts == {"passed": 12, "skipped": 0, "excepted": 5}
+    found = run_modules("autogen-ext", ["test_worker_runtime"], "hosts", autogen_cache, tmp_path, valkey.url)
+    assert found == {"test_worker_runtime": {"passed": 12, "skipped": 0, "excepted": 5}}
 
 
-@pytest.mark.parametrize("module", LIBRARY_MODULES)
-def test_the_library_modules_pass(module: str, autogen_cache: Path, tmp_path: Path) -> None:
-    counts = run_module("autogen-core", module, "autogen", autogen_cache, tmp_path)
-    assert counts["passed"] == LIBRARY_MODULES[module]
+def test_the_library_modules_pass(autogen_cache: Path, tmp_path: Path) -> None:
+    found = run_modules("autogen-core", LIBRARY_MODULES, "autogen", autogen_cache, tmp_path)
+    assert {module: counts["passed"] for module, counts in found.items()} == LIBRARY_MODULES

@@ -1,4 +1,4 @@
-"""The contract of the bus is tested on every bus: in this process and on each server of the matrix."""
+"""Test the contract of the bus on each selected broker: on one server by default, on all and in memory on request."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
 from tests.contracts import function_rights
 from tests.contracts.broker import Broker, Connect
 from tests.servers.containers import CONTAINERS, Containers, docker_is_here
-from tests.servers.matrix import MATRIX
+from tests.servers.matrix import MATRIX, MEMORY, repeat_on
 from tests.servers.process import Server
 from tests.servers.unavailable import Unavailable
-
-MEMORY = "memory"
 
 
 def memory_clients() -> Connect:
@@ -77,14 +75,14 @@ def broker_of(item: pytest.Item) -> str:
     return str(callspec.params.get("broker", "")) if callspec else ""
 
 
-@pytest.fixture(params=[MEMORY, *MATRIX, *(CONTAINERS if docker_is_here() else ())])
+@pytest.fixture(params=repeat_on(MEMORY, *MATRIX, *(CONTAINERS if docker_is_here() else ())))
 async def broker(
     request: pytest.FixtureRequest,
     shared_server: Callable[[str], Server],
     container_url: Callable[[str], str],
     namespace: str,
 ) -> AsyncIterator[Broker]:
-    """A fresh partition on each kind of broker in turn."""
+    """A fresh partition on each selected kind of broker in turn."""
     kind: str = request.param
     if kind == MEMORY:
         connect = memory_clients()

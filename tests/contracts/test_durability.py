@@ -18,11 +18,11 @@ from runtime_core.errors import ConfigurationError, Rejected
 from tests.conftest import OwnServer
 from tests.contracts.broker import Broker, complete, question, suspend
 from tests.contracts.conftest import close_broker, open_broker, server_clients
-from tests.servers.matrix import MATRIX, VALKEY_9
+from tests.servers.matrix import MATRIX, VALKEY_9, repeat_on
 from tests.servers.process import Server
 from tests.servers.proxy import Proxy
 
-WITH_WAITAOF = [kind for kind in MATRIX if kind != "redis-7.0"]
+WITH_WAITAOF = repeat_on(*(kind for kind in MATRIX if kind != "redis-7.0"))
 
 
 @asynccontextmanager

@@ -33,7 +33,7 @@ from services.state_manager.wiring import build
 from tests.conftest import OwnServer
 from tests.contracts.broker import Broker, complete, question, suspend
 from tests.contracts.conftest import close_broker, open_broker, server_clients
-from tests.servers.matrix import MATRIX, VALKEY_9
+from tests.servers.matrix import MATRIX, VALKEY_9, repeat_on
 from tests.servers.process import Server
 
 SECONDS = 60.0
@@ -338,7 +338,7 @@ async def test_a_command_that_always_fails_is_given_up(
     assert await broker.status("u") == "accepted"
 
 
-@pytest.mark.parametrize("kind", MATRIX)
+@pytest.mark.parametrize("kind", repeat_on(*MATRIX))
 async def test_a_full_broker_holds_up_no_cancel_and_no_answer(
     own_server: OwnServer, namespace: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

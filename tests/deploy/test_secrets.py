@@ -24,7 +24,7 @@ from runtime_core.bus.namespace import connect, open_namespace
 from services.__main__ import services
 from tests.conftest import OwnServer
 from tests.deploy.kubectl import K8S
-from tests.servers.matrix import MATRIX
+from tests.servers.matrix import MATRIX, repeat_on
 from tests.servers.process import Server
 from tests.servers.redis import REDIS_7_0
 
@@ -103,7 +103,7 @@ def test_each_user_may_do_its_work_and_no_more(users: dict[str, Client]) -> None
         user.close()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MATRIX if kind != REDIS_7_0.name])  # it does not know WAITAOF
+@pytest.mark.parametrize("kind", repeat_on(*(kind for kind in MATRIX if kind != REDIS_7_0.name)))  # no WAITAOF
 def test_a_restart_forgets_no_transaction_and_lets_nobody_in(
     script: ModuleType, kind: str, own_server: OwnServer, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect
 from runtime_core.errors import ServerError
 from tests.conftest import OwnServer
-from tests.servers.matrix import MATRIX
+from tests.servers.matrix import MATRIX, repeat_on
 from tests.servers.process import HOST, Server
 
 pytestmark = pytest.mark.timeout(300)
@@ -115,7 +115,7 @@ def _plain(connection: Any) -> Any:  # Any: redis-py types no `execute_command`
     return connection
 
 
-@pytest.fixture(params=MATRIX)
+@pytest.fixture(params=repeat_on(*MATRIX))
 def broker(request: pytest.FixtureRequest, own_server: OwnServer) -> Iterator[Broker]:
     broker = Broker(own_server(request.param))
     yield broker

@@ -28,6 +28,7 @@ from runtime_core.telemetry.metrics import Metrics
 from tests.conftest import OwnServer
 from tests.contracts.broker import Broker, answer, ask, complete, send, suspend
 from tests.servers import tied
+from tests.servers.matrix import repeat_on
 from tests.servers.process import HOST, Server, free_port
 from tests.servers.proxy import Proxy
 from tests.servers.valkey import valkey_command
@@ -434,7 +435,7 @@ RIGHTS = (
 """
 
 
-@pytest.mark.parametrize("kind", ["valkey-9", "redis-7.0"])
+@pytest.mark.parametrize("kind", repeat_on("valkey-9", "redis-7.0"))
 async def test_a_user_with_rights_to_the_namespace_only(own_server: OwnServer, namespace: str, kind: str) -> None:
     server = own_server(kind)
     async with client(server.url) as admin:

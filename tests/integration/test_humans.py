@@ -19,6 +19,7 @@ from runtime_core.host.local import LocalApp
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.conftest import OwnServer
 from tests.fleet import Fleet, plain_redis, until
+from tests.servers.matrix import repeat_on
 from tests.servers.process import Server
 
 pytestmark = pytest.mark.timeout(300)
@@ -63,7 +64,7 @@ async def asked(task: TaskHandle) -> str:
 
 
 @pytest.mark.parametrize("answer", [by_client, by_xadd, by_command])
-@pytest.mark.parametrize("kind", ["redis-7.0", "valkey-9"])
+@pytest.mark.parametrize("kind", repeat_on("redis-7.0", "valkey-9"))
 async def test_w8_an_answer_finds_its_run_after_everything_was_restarted(
     kind: str, answer: Answer, own_server: OwnServer, namespace: str, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from runtime_core.client.client import Client
 from runtime_core.errors import InvalidInput
 from tests.fleet import Fleet, until
 from tests.runners_app import FailsAlways, Noting
+from tests.servers.matrix import repeat_on
 from tests.servers.process import Server
 
 pytestmark = pytest.mark.timeout(300)
@@ -36,7 +37,7 @@ async def noted(path: Path, line: str) -> None:
     await until(there, 30, f"{line!r} in {path}")
 
 
-@pytest.mark.parametrize("kind", ["redis-7.0", "valkey-9"])
+@pytest.mark.parametrize("kind", repeat_on("redis-7.0", "valkey-9"))
 async def test_a_custom_runner_outlives_kills_of_its_handler(
     kind: str, shared_server: Callable[[str], Server], namespace: str, tmp_path: Path
 ) -> None:

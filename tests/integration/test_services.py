@@ -13,11 +13,12 @@ import pytest
 from runtime_core.client.client import Client
 from runtime_core.wire.streaming import StreamingMode
 from tests.fleet import Fleet, PlainRedis, plain_redis, until
+from tests.servers.matrix import repeat_on
 from tests.servers.process import Server
 
 pytestmark = pytest.mark.timeout(300)
 
-KINDS = ("redis-7.0", "valkey-9")
+KINDS = repeat_on("redis-7.0", "valkey-9")
 ANSWER_SECONDS = 50.0
 """Below the minute after which the connection itself gives up."""
 

@@ -1,4 +1,4 @@
-"""1,000 turns take linear room: on the record stream and in the store, in one run and over the tasks of an instance."""
+"""Turns take linear room: on the record stream and in the store, in one run and over the tasks of an instance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime_core.runs.model_step import ModelCall
 from runtime_core.telemetry.redaction import Redactor
 from runtime_core.testing.local import LocalApp
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
-from tests.integration.test_trajectory_contents import counts, stored_bytes
+from tests.integration.test_trajectory_contents import TURNS, counts, stored_bytes
 from tests.integration.trajectory_stores import Database
 
 Messages = list[dict[str, Any]]  # Any: JSON of pydantic-ai
@@ -69,12 +69,12 @@ class Recorded:
 
 
 @pytest.mark.parametrize("tasks", [False, True], ids=["one run", "tasks of one instance"])
-async def test_1000_turns_take_linear_room(store: TrajectoryStore, database: Database, tasks: bool) -> None:
+async def test_turns_take_linear_room(store: TrajectoryStore, database: Database, tasks: bool) -> None:
     recorded = Recorded(store)
     history: Messages = []
     sizes: list[tuple[int, int]] = []
     read: list[RecordEntry] = []
-    for number in range(1, 1_001):
+    for number in range(1, TURNS + 1):
         history += ({"role": role, "content": f"{role} {number}"} for role in ("user", "assistant"))
         rows = recorded.shortened(call("1" if tasks else str(number), history))
         read.append(RecordEntry(f"{number}-0", f"t-{number if tasks else 0}", rows, None))
@@ -82,22 +82,22 @@ async def test_1000_turns_take_linear_room(store: TrajectoryStore, database: Dat
             # As a recorder does that is a little behind: many commits in one transaction.
             await store.write("weft", 0, 1, read)
             read.clear()
-        if number in (500, 1_000):
+        if number in (TURNS // 2, TURNS):
             sizes.append((recorded.bytes, await stored_bytes(database)))
     # Output and chain both hold each answer.
     assert await counts(database) == {
-        "weft_steps": 1_000,
-        "weft_contents": 2_000,
-        "weft_lists": 2_000,
-        "weft_uses": 1_000,
+        "weft_steps": TURNS,
+        "weft_contents": 2 * TURNS,
+        "weft_lists": 2 * TURNS,
+        "weft_uses": TURNS,
     }
     (half_record, half_store), (record, stored) = sizes
     # What is told whole again now and then falls unevenly: 2 messages for each one, in all.
     assert record < 3 * half_record
     assert stored < 2.05 * half_store
-    # As they are given, the messages would be 45 MB.
-    assert record < 1_000_000
-    recorded.entries = 1_000
+    # As they are given, the messages of 1,000 turns would be 45 MB.
+    assert record < 1_000 * TURNS
+    recorded.entries = TURNS
     await recorded.commit("other", call("1", history))
     assert await recorded.messages("other") == [history]
 

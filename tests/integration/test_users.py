@@ -20,7 +20,7 @@ from runtime_core.client.client import Client
 from runtime_core.errors import ServerError
 from tests.conftest import OwnServer
 from tests.fleet import ROOT, SERVICES, Fleet, PlainRedis, until
-from tests.servers.matrix import MATRIX
+from tests.servers.matrix import MATRIX, repeat_on
 from tests.servers.process import HOST, Server
 
 pytestmark = pytest.mark.timeout(300)
@@ -34,7 +34,7 @@ SERVICES_OF_BEFORE = (
 ELSEWHERE = "sqlite:////no/such/folder/trajectory.db"
 
 
-@pytest.fixture(params=MATRIX)
+@pytest.fixture(params=repeat_on(*MATRIX))
 def broker(request: pytest.FixtureRequest, own_server: OwnServer, tmp_path: Path) -> Server:
     """A server that reads the file of users that `weft acl` prints; passwords are users' names."""
     kind: str = request.param

@@ -18,6 +18,8 @@ import pytest_asyncio
 import sqlalchemy
 import uvloop
 
+from tests.servers.matrix import ALL, SELECTION
+
 PRELOADED = (hypothesis, msgspec, prometheus_client, pydantic, pytest_asyncio, sqlalchemy, uvloop)
 OURS = ("runtime_core", "services", "tests", "docs", "examples", "deploy", "benchmarks")
 """Packages that the fork must import from the copy."""
@@ -51,6 +53,7 @@ def _become_pytest(arguments: tuple[str, ...], root: Path, here: Path, output: i
         os.chdir(root)
         paths = [str(root / "libs" / "runtime_core" / "src"), str(root)]
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        os.environ[SELECTION] = ALL
         # The servers of this tree, so that nothing is downloaded for the copy.
         os.environ.setdefault("WEFT_TEST_CACHE", str(here / ".cache"))
         replaced = {"", str(here), str(here / "libs" / "runtime_core" / "src")}

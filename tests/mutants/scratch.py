@@ -18,6 +18,7 @@ from pathlib import Path
 from tests.mutants.commands import SECONDS
 from tests.mutants.forked import Hangs, run_pytest
 from tests.mutants.mutant import Mutant
+from tests.servers.matrix import ALL, SELECTION
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("libs", "services", "tests", "examples", "docs", "deploy", "pyproject.toml")
@@ -71,7 +72,12 @@ class Scratch:
         with subprocess.Popen(
             [sys.executable, *arguments],
             cwd=self.root,
-            env={"WEFT_TEST_CACHE": str(ROOT / ".cache"), **os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={
+                "WEFT_TEST_CACHE": str(ROOT / ".cache"),
+                **os.environ,
+                SELECTION: ALL,
+                "PYTHONPATH": os.pathsep.join(paths),
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,32 @@ from tests.servers.valkey import ValkeyServer
 VALKEY_9 = "valkey-9"
 PROGRAMS = {program.name: program for program in (REDIS_7_0, REDIS_8_0, VALKEY_8_1)}
 MATRIX = (VALKEY_9, *PROGRAMS)
+MEMORY = "memory"
+"""The broker in this process, beside the servers in `WEFT_TEST_SERVERS`."""
+SELECTION = "WEFT_TEST_SERVERS"
+ALL = "all"
+
+
+def named_servers() -> frozenset[str] | None:
+    """Return the names in `WEFT_TEST_SERVERS`; None if it is `all`, unset or empty."""
+    names = frozenset(name.strip() for name in os.environ.get(SELECTION, "").split(","))
+    return None if ALL in names or names == {""} else names
+
+
+def is_full() -> bool:
+    """Return whether `WEFT_TEST_SERVERS` is `all`, as `make test-matrix` sets it."""
+    return ALL in os.environ.get(SELECTION, "").split(",")
+
+
+def repeat_on(*kinds: str) -> list[str]:
+    """Return those of `kinds` that a test is repeated on: by default, only the newest Valkey.
+
+    Use it for a test that promises the same on every server. A test of what is special to one server names that server.
+    """
+    if os.environ.get(SELECTION, "").strip():
+        named = named_servers()
+        return [kind for kind in kinds if named is None or kind in named]
+    return [kind for kind in kinds if kind == VALKEY_9]
 
 
 def make_server(

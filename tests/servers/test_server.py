@@ -14,7 +14,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.conftest import OwnServer
-from tests.servers.matrix import MATRIX
+from tests.servers.matrix import MATRIX, repeat_on
 from tests.servers.process import Server, StartError
 from tests.servers.valkey import ValkeyServer
 
@@ -42,7 +42,7 @@ def test_a_server_has_the_version_that_its_name_says(any_server: Server, request
     assert str(info.get("valkey_version" if kind == "valkey" else "redis_version")).startswith(f"{version}.")
 
 
-@pytest.mark.parametrize("kind", MATRIX)
+@pytest.mark.parametrize("kind", repeat_on(*MATRIX))
 def test_what_was_acknowledged_is_there_after_a_kill(own_server: OwnServer, kind: str) -> None:
     server = own_server(kind, append="always")
     with connect(server) as client:
