@@ -20,6 +20,7 @@ from typing import cast
 import msgspec
 from msgspec.structs import replace
 
+from runtime_core.blobs.store import folder_of_namespace
 from runtime_core.bus.connection import Argument, Reply, Transport
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
@@ -78,8 +79,12 @@ class Admitter:
         metrics: Metrics,
         watch: ProgressWatch,
         connect: Callable[[], Awaitable[Transport]] | None = None,
+        blob_url: str | None = None,
     ) -> None:
-        """`connect` opens a connection for one publisher's stream, where those may live on other servers."""
+        """`connect` opens a connection for one publisher's stream, where those may live on other servers.
+
+        `blob_url` is the blob store, if there is one.
+        """
         self._transport = transport
         self._admission = admission
         self._home = home
@@ -94,6 +99,7 @@ class Admitter:
         self._schedules = Schedules(home, admission)
         self._topics = topics
         self._connect = connect
+        self._blobs = f"{blob_url}/{folder_of_namespace(namespace)}" if blob_url else ""
         self._batch = min(FIRST_BATCH, BATCH)
 
     async def run(self, epoch: str) -> None:
@@ -303,7 +309,7 @@ class Admitter:
                     submit = submission.parse_submit(envelope)
                     if publisher is not None:
                         publisher.check_agent(submit.agent)
-                        submit = publisher.scope(submit)
+                        submit = publisher.scope(submit, self._blobs)
                     command.wanted, command.task = submit, submit.task_id
                 case submission.CANCEL:
                     cancel = submission.parse_cancel(envelope)
@@ -311,13 +317,13 @@ class Admitter:
                     command.task, command.overtakes = command.wanted.task_id, True
                 case submission.SIGNAL:
                     signal = submission.parse_signal(envelope)
-                    command.wanted = signal if publisher is None else publisher.scope(signal)
+                    command.wanted = signal if publisher is None else publisher.scope(signal, self._blobs)
                     command.task, command.overtakes = command.wanted.task_id, True
                 case submission.PUBLISH:
                     message = submission.parse_publish(envelope)
                     if publisher is not None:
                         publisher.check_topic(message.topic)
-                        message = publisher.scope(message)
+                        message = publisher.scope(message, self._blobs)
                     command.wanted = message
                 case schedules.SET | schedules.DELETE:
                     pass
@@ -357,7 +363,8 @@ class Admitter:
         schedule = schedules.parse_set(data, said_ms, envelope.tenant)
         if command.publisher is not None:
             command.publisher.check_agent(schedule.agent)
-            schedule = schedules.parse_set(command.publisher.schedule(data), said_ms, envelope.tenant)
+            scoped = command.publisher.schedule(data, self._blobs)
+            schedule = schedules.parse_set(scoped, said_ms, envelope.tenant)
         await self._schedules.set(schedule)
 
     async def _submit(self, epoch: str, command: _Command, wanted: Submission) -> None:

@@ -87,6 +87,7 @@ class StateManager(Leaders):
                     self._metrics,
                     self._watch,
                     self._connect,
+                    self._settings.blob_url,
                 )
                 group.create_task(admitter.run(str(epoch)), name="admitter")
                 group.create_task(Scheduler(bus, admission).run(str(epoch)), name="scheduler")

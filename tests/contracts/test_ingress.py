@@ -87,15 +87,19 @@ async def running(work: Coroutine[object, object, None]) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
-def make_admitter(bus: EventBus, transport: Transport) -> Admitter:
+def make_admitter(bus: EventBus, transport: Transport, blob_url: str | None = None) -> Admitter:
     metrics, watch = Metrics(CollectorRegistry(), "test"), ProgressWatch(limit_seconds=60.0)
-    return Admitter(transport, Admission([bus]), bus, Topics([bus]), bus.keys.namespace, metrics, watch)
+    return Admitter(
+        transport, Admission([bus]), bus, Topics([bus]), bus.keys.namespace, metrics, watch, blob_url=blob_url
+    )
 
 
 @asynccontextmanager
-async def admitting(broker: Broker, bus: EventBus, edge: Edge | None = None) -> AsyncIterator[None]:
+async def admitting(
+    broker: Broker, bus: EventBus, edge: Edge | None = None, *, blob_url: str | None = None
+) -> AsyncIterator[None]:
     epoch = await bus.lead("admit")
-    async with running(make_admitter(bus, edge or await connected(broker)).run(str(epoch))):
+    async with running(make_admitter(bus, edge or await connected(broker), blob_url).run(str(epoch))):
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import combinations
@@ -153,6 +154,23 @@ async def test_a_task_that_is_gone_without_an_end_starts_again(pair: Pair) -> No
     await complete(pair.there.bus, await pair.there.broker.take(pair.there.bus))
     await finish(pair)
     assert (await pair.here.broker.final("t"))["output"] == "yes"
+
+
+async def test_a_running_relay_looks_at_open_requests(pair: Pair) -> None:
+    """The other partition has forgotten the request, so the relay sends it again."""
+    await asked(pair)
+    await pair.carry()
+    await pair.there.broker.take(pair.there.bus)
+    await pair.there.broker.call("DEL", pair.there.bus.keys.task(THERE), pair.there.bus.keys.base + "seen")
+    await pair.here.broker.pass_time(11_000)
+    running = asyncio.create_task(pair.here.relay.run())
+    try:
+        async with asyncio.timeout(60):
+            while not await pair.there.broker.task(THERE):
+                await asyncio.sleep(0.01)
+    finally:
+        running.cancel()
+        await asyncio.wait((running,))
 
 
 # -- looks cost little ---------------------------------------------------------------------------------------------

@@ -273,6 +273,67 @@ async def test_the_namespace_is_no_publisher(world: World) -> None:
         await world.register("production", "acme")
 
 
+# -- references to blobs -------------------------------------------------------------------------------------------
+
+STORE = "file:///blobs"
+
+
+def reference(url: object) -> dict[str, object]:
+    return {"weft.reference": url, "bytes": 1}
+
+
+@pytest.mark.parametrize(
+    "url", ["globex.t/a.json", "acme.t/../globex.t/a.json", "acmex/a.json", "", "acme.t/.\t./x", 7]
+)
+async def test_a_reference_to_another_tenants_blob_is_refused(world: World, url: object) -> None:
+    """An engine function would read it with the rights of its service."""
+    named = f"{STORE}/{world.broker.keys.namespace}/{url}" if isinstance(url, str) else url
+    value = {"deep": [1, {"er": reference(named)}]}
+    schedule = {"schedule_id": "s", "agent": "writer", "input": 1, "cron": "@daily"}
+    await world.register("shop", "acme", topics=["facts"])
+    for kind, data, field in (
+        ("task.submit", {"agent": "writer", "input": value}, "data.input"),
+        ("task.submit", {"agent": "writer", "input": 1, "metadata": {"a": value}}, "data.metadata"),
+        ("task.signal", {"task_id": "t", "request_id": "q", "value": value}, "data.value"),
+        ("topic.publish", {"topic": "facts", "data": value}, "data.data"),
+        ("schedule.set", {**schedule, "input": value}, "data.input"),
+        ("schedule.set", {**schedule, "metadata": {"a": value}}, "data.metadata"),
+    ):
+        await world.send("shop", kind, data)
+        async with admitting(world.broker, world.bus, blob_url=STORE):
+            await until(lambda: world.settled("shop"))
+        letter = (await world.letters())[-1]
+        assert letter["field"] == field
+        message = json.loads(letter["error"])["message"]
+        assert f"{field}: refers to {json.dumps(named)}, which is no result of a task of tenant 'acme'" in message
+        assert message.endswith("; send the value itself, or a reference from an answer to this tenant")
+    await world.broker.nothing(world.bus)
+    assert await Schedules(world.bus, Admission([world.bus])).all() == []
+
+
+async def test_a_reference_to_the_tenants_own_blob_is_let_through(world: World) -> None:
+    own = reference(f"{STORE}/{world.broker.keys.namespace}/acme.t/a.json")
+    await world.send("shop", "task.submit", submit("t", input=[own]))
+    async with admitting(world.broker, world.bus, blob_url=STORE):
+        await until(lambda: world.settled("shop"))
+    assert json.loads((await world.broker.take(world.bus)).data) == [own]
+
+
+async def test_without_a_blob_store_no_reference_is_a_publishers_own(world: World) -> None:
+    await world.send(
+        "shop", "task.submit", submit("t", input=reference(f"/{world.broker.keys.namespace}/acme.t/a.json"))
+    )
+    await world.admitted("shop")
+    assert [letter["field"] for letter in await world.letters()] == ["data.input"]
+
+
+async def test_trusted_programs_may_refer_to_every_blob(world: World) -> None:
+    found = reference(f"{STORE}/{world.broker.keys.namespace}/globex.t/a.json")
+    await world.send("", "task.submit", submit("t", input=found))
+    await world.admitted("")
+    assert json.loads((await world.broker.take(world.bus)).data) == found
+
+
 # -- agents and topics ---------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.topics import task_of_message
 from runtime_core.bus.values import TopicSubscription
 from runtime_core.errors import Rejected
 from tests.contracts.broker import DIGEST, Broker, ask, complete, suspend
@@ -180,3 +181,32 @@ async def test_unheard_messages_are_bounded(broker: Broker, bus: EventBus) -> No
     for number in range(1300):
         await bus.publish(f"m{number}", "news", "k", b"1")
     assert len(await broker.entries("unheard")) < 1250
+
+
+async def test_unheard_messages_are_bounded_in_bytes(broker: Broker, bus: EventBus) -> None:
+    """Large ones push out as many old ones as they need room for, and the newest always stays."""
+    mebibyte = b'"' + b"x" * (1024 * 1024 - 2) + b'"'
+    for number in range(40):
+        await bus.publish(f"small-{number}", "news", "k", b"1")
+    for number in range(30):
+        await bus.publish(f"large-{number}", "news", "k", mebibyte)
+    kept = await broker.entries("unheard")
+    assert [entry["id"] for entry in kept] == [f"large-{number}" for number in range(15, 30)]
+    await bus.publish("huge", "news", "k", b'"' + b"x" * (17 * 1024 * 1024) + b'"')
+    assert [entry["id"] for entry in await broker.entries("unheard")] == ["huge"]
+    await bus.publish("after", "news", "k", b"1")
+    assert [entry["id"] for entry in await broker.entries("unheard")] == ["after"]
+    assert await bus.subscribe(NEWS)
+    assert await broker.status(task_of_message("after", NEWS.agent, "k")) == "accepted"
+
+
+async def test_unheard_messages_of_an_older_release_are_counted_out(broker: Broker, bus: EventBus) -> None:
+    """Their entries do not say how many bytes came before them."""
+    fields = ("topic", "news", "key", "k", "d", "1", "x", "", "sender", "")
+    for number in range(3):
+        await broker.call("XADD", broker.keys.unheard, "*", "id", f"old-{number}", *fields)
+    await bus.publish("first", "news", "k", b"1")
+    assert len(await broker.entries("unheard")) == 4
+    for number in range(16):
+        await bus.publish(f"large-{number}", "news", "k", b'"' + b"x" * (1024 * 1024) + b'"')
+    assert [entry["id"] for entry in await broker.entries("unheard")] == [f"large-{number}" for number in range(1, 16)]

@@ -17,6 +17,7 @@ from tests.engine_backends.files import FOLDER, Files
 from tests.engine_backends.folder import alive
 from tests.fleet import Fleet
 from tests.servers.process import Server
+from tests.servers.users import documented_users
 
 WAIT = 120.0
 """Patience of a test, which decides nothing."""
@@ -86,7 +87,7 @@ async def world(
     real: bool = False,
     lease_seconds: float | None = None,
 ) -> AsyncIterator[World]:
-    """The engine is the folder, or with `real` what the gateway's own service takes.
+    """Everything runs as its own user. The engine is the folder, or with `real` what the gateway's own service takes.
 
     With one gateway the lease is long: nobody adopts, and a machine that is busy declares nobody dead."""
     files = Files(folder / "engine")
@@ -94,19 +95,22 @@ async def world(
     if up:
         files.up()
     service = f"{engine}-gateway"
-    fleet = Fleet(
-        server.url,
-        namespace,
-        folder / "fleet",
-        replicas={"agent-handler": 1, "state-manager": 1, service: gateways},
-        lease_seconds=lease_seconds or (1.0 if gateways > 1 else 10.0),
-        app="tests.engines_app:app",
-        environ={FOLDER: str(files.folder), **(environ or {})},
-        commands={} if real else {service: ("tests.engine_backends.gateway", engine)},
-    )
+    replicas = {"agent-handler": 1, "state-manager": 1, service: gateways}
     try:
-        async with fleet, Client.connect(server.url, namespace=namespace) as client:
-            yield World(fleet, client, files)
+        async with documented_users(server, namespace, *replicas, "client") as urls:
+            fleet = Fleet(
+                server.url,
+                namespace,
+                folder / "fleet",
+                replicas=replicas,
+                lease_seconds=lease_seconds or (1.0 if gateways > 1 else 10.0),
+                app="tests.engines_app:app",
+                environ={FOLDER: str(files.folder), **(environ or {})},
+                commands={} if real else {service: ("tests.engine_backends.gateway", engine)},
+                urls=urls,
+            )
+            async with fleet, Client.connect(urls["client"], namespace=namespace) as client:
+                yield World(fleet, client, files)
     finally:
         # Whatever became of the test, no worker waits for it any more.
         (files.folder / "gate").touch()

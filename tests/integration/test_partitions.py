@@ -18,6 +18,7 @@ from runtime_core.ingress.publishers import Publisher, Publishers
 from runtime_core.wire.commands import SUBMIT, parse_submit
 from runtime_core.wire.envelope import Envelope
 from tests.fleet import Fleet, until
+from tests.servers.cluster import CLUSTER_OPTIONS, join
 from tests.servers.process import Server
 from tests.servers.valkey import ValkeyServer
 
@@ -33,9 +34,7 @@ def place(agent: str, key: str) -> int:
 
 
 async def instances(bus: EventBus) -> set[str]:
-    keys = await bus.transport.call("KEYS", f"{bus.keys.base}inst:counter/*")
-    assert isinstance(keys, list)
-    return {key.decode().rpartition("/")[2] for key in keys if isinstance(key, bytes)}
+    return {key for key in KEYS if await bus.transport.call("EXISTS", bus.keys.instance("counter", key))}
 
 
 async def empty(client: Client) -> bool:
@@ -161,37 +160,13 @@ def cluster(tmp_path: Path) -> Iterator[list[Server]]:
         for number in range(3):
             folder = tmp_path / f"node{number}"
             folder.mkdir()
-            server: Server = ValkeyServer(folder, append=None, options=("--cluster-enabled", "yes"))
+            server: Server = ValkeyServer(folder, append=None, options=CLUSTER_OPTIONS)
             server.start()
             servers.append(server)
         yield servers
     finally:
         for server in servers:
             server.kill()
-
-
-async def join(servers: list[Server]) -> None:
-    slots = 16384
-    transports = []
-    for number, server in enumerate(servers):
-        transport = RespTransport(parse_address(server.url))
-        await transport.connect(10)
-        transports.append(transport)
-        first, last = slots * number // len(servers), slots * (number + 1) // len(servers) - 1
-        await transport.call("CLUSTER", "ADDSLOTSRANGE", first, last)
-        if number:
-            await transport.call("CLUSTER", "MEET", "127.0.0.1", servers[0].port)
-
-    async def whole() -> bool:
-        for transport in transports:
-            info = await transport.call("CLUSTER", "INFO")
-            assert isinstance(info, bytes)
-            if b"cluster_state:ok" not in info or b"cluster_known_nodes:3" not in info:
-                return False
-        return True
-
-    await until(whole, 30, "the cluster is whole")
-    await asyncio.gather(*(transport.close() for transport in transports))
 
 
 async def test_partitions_spread_over_a_cluster(cluster: list[Server], namespace: str, tmp_path: Path) -> None:

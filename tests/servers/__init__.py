@@ -7,6 +7,8 @@ debian.py     where those come from: packages unpacked into a cache, run with th
 containers.py Redis and Valkey from their makers' images, where there is Docker
 matrix.py     which servers the tests run on, by name
 unavailable.py  why a server cannot be had here
+cluster.py    several servers joined to a Cluster
+users.py      the broker's documented users, for one namespace
 proxy.py      a TCP proxy that breaks connections on purpose
 tied.py       the launcher that ties a server's life to its parent's
 """

@@ -119,8 +119,6 @@ class History:
         self.forks: list[Task] = []
         self.carried: dict[str, frozenset[str]] = {}
         """By fork, the steps whose results it took over from its origin."""
-        self.asked_again: dict[str, list[str]] = {}
-        """Child runs that were open when their task ended, by tasks that were redriven: these begin anew."""
         self.lost_tail = False
         self.clock_stepped = False
         self.open_calls = 0
@@ -525,20 +523,10 @@ class History:
                 found = True
                 self.redriven[task] = None
                 self.ledger.once.pop((task, named[b"runid"].decode()), None)
-                self._forget_below_open_runs(base, task)
                 self.note(f"letter {entry.decode()} of {task} is driven again, {self._reopen} times at once")
                 for _ in range(self._reopen):
                     self._ask(self._redrive(number, entry.decode()))
         return found
-
-    def _forget_below_open_runs(self, base: str, task: str) -> None:
-        """Their journals went with the end of the task: what they had asked for is asked again."""
-        names = cast(list[bytes], self.server.execute("HKEYS", f"{base}task:{task}"))
-        opened = [name[2:].decode() for name in names if name.startswith(b"k:")]
-        self.asked_again.setdefault(task, []).extend(opened)
-        for place in [place for place in self.ledger.once if place[0] == task]:
-            if any(place[1].startswith(f"{run}/") for run in opened):
-                del self.ledger.once[place]
 
     async def _redrive(self, partition: int, letter: str) -> None:
         bus = self._client.buses()[partition]

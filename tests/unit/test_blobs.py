@@ -110,6 +110,18 @@ def test_nothing_outside_of_the_store_is_touched(blobs: BlobStore, tmp_path: Pat
     assert (tmp_path / "secret").exists()
 
 
+@pytest.mark.parametrize(
+    "inner", [".\t./secret", ".\n./secret", "\r../secret", "%09/x", "weft/t/x?y", "weft/t/x#y", "\0"]
+)
+def test_a_url_that_is_read_as_another_path_is_refused(blobs: BlobStore, tmp_path: Path, inner: str) -> None:
+    """`urlsplit` drops tabs and line breaks: without a check, `.<tab>.` would lead out of the store."""
+    (tmp_path / "secret").write_text("s")
+    (tmp_path / "blobs").mkdir(exist_ok=True)
+    for read in (blobs.read, blobs.read_table):
+        with pytest.raises(InvalidInput, match="lies outside of the blob store"):
+            read(f"{blobs.url}/{inner}")
+
+
 def test_many_writers_of_the_same_blob_leave_it_whole(tmp_path: Path) -> None:
     blobs = FileBlobs(tmp_path.as_uri())
     data = b"x" * 1_000_000

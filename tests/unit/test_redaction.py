@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime_core.errors import ConfigurationError
-from runtime_core.telemetry.redaction import Redactor, patterns_of, redactor, secrets_of, use
+from runtime_core.consumer.attempt import failed_from
+from runtime_core.errors import ConfigurationError, Reject
+from runtime_core.runs.failure import MAX_TEXT, failure_of
+from runtime_core.telemetry.redaction import (
+    CUT_MARGIN,
+    READ_CHARACTERS,
+    Redactor,
+    patterns_of,
+    redactor,
+    secrets_of,
+    use,
+)
+from runtime_core.text import LONGEST_MESSAGE, LONGEST_TRACEBACK
 
 # Put together here: a scanner of repositories must not take them for real ones.
 OPENAI = "sk-" + "proj-Ab12Cd34Ef56Gh78Ij90"
@@ -178,3 +190,36 @@ def test_json_stays_json_and_only_what_is_secret_changes(value: object, secret: 
         assert found[1] == "***"
         if secret not in json.dumps(value, ensure_ascii=False) and "***" not in json.dumps(found[0]):
             assert found[0] == value
+
+
+def test_a_secret_at_a_cut_is_not_shown_in_half() -> None:
+    """A rule finds no half of a secret, so texts are shortened after their secrets are gone."""
+    half = GITHUB[: len(GITHUB) // 2]
+    for limit, failed in ((LONGEST_MESSAGE, failed_from), (MAX_TEXT, failure_of)):
+        said = "x" * (limit - len(half) - 1) + " " + GITHUB
+        for error in (ValueError(said), Reject(said)):
+            message = failed(error).message
+            assert half not in message
+            assert message.startswith("xxx")
+            assert "***" in message
+
+
+@pytest.mark.parametrize(("limit", "failed"), [(LONGEST_TRACEBACK, failed_from), (MAX_TEXT, failure_of)])
+def test_a_secret_at_the_start_of_a_shortened_traceback_is_not_shown_in_half(limit: int, failed: Any) -> None:
+    end = GITHUB[len(GITHUB) // 2 :]
+    error = ValueError(GITHUB + " " + "x" * (limit - len(end) - 2))
+    kept = failed(error).traceback
+    assert end not in kept
+    assert kept.rstrip().endswith("xxx")
+
+
+def test_of_a_long_text_only_so_much_is_read() -> None:
+    known = Redactor()
+    words = "word " * READ_CHARACTERS
+    assert known.start(words) == words[: READ_CHARACTERS - CUT_MARGIN]
+    assert known.end(words) == words[-(READ_CHARACTERS - CUT_MARGIN) :]
+    cut = "x" * (READ_CHARACTERS - 10) + " " + GITHUB + " " + "x" * READ_CHARACTERS
+    assert GITHUB[:9] not in known.start(cut)
+    assert GITHUB[-9:] not in known.end(cut[: -READ_CHARACTERS - 1] + " " + "x" * (READ_CHARACTERS - 10))
+    # What is hidden up to the cut needs no margin.
+    assert known.start("wrong key: " + WEB_TOKEN + "A" * READ_CHARACTERS * 2) == "wrong key: ***"

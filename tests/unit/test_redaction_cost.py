@@ -237,6 +237,25 @@ def test_json_loses_what_its_texts_lose(text: str, style: int, inner: int) -> No
         assert json.loads(found[2]) == {"n": [shown]}
 
 
+@given(
+    texts=st.lists(
+        st.lists(st.sampled_from(("a", '"', "\\", '"' * 70, "\\" * 70, "\n", "é")), max_size=6).map("".join), max_size=4
+    )
+)
+def test_strings_begin_and_end_as_json_says(texts: list[str]) -> None:
+    data, at = json.dumps(texts).encode(), 1
+    bounds = []
+    for text in texts:
+        bounds.append((at, at + len(json.dumps(text))))
+        at = bounds[-1][1] + 2
+    for start, end in bounds:
+        assert redaction._string_end(data, start) == end
+        assert redaction._string_end(data[: end - 1], start) == end - 1, "one that is cut off ends with the data"
+    for look in range(len(data) + 1):
+        expected = next(((start, end) for start, end in bounds if start < look < end), None)
+        assert redaction._string_around(data, 0, look) == expected
+
+
 @settings(max_examples=200)
 @given(
     texts=st.lists(st.text('aN1 \n"é', max_size=6), max_size=5),

@@ -10,6 +10,7 @@ import pytest
 from runtime_core import Runtime
 from tests.servers.matrix import VALKEY_9
 from tests.servers.process import Server
+from tests.servers.users import documented_users
 
 MEMORY = "memory"
 
@@ -21,9 +22,16 @@ class MakeRuntime(Protocol):
 
 
 @pytest.fixture(params=[MEMORY, VALKEY_9])
-def broker_url(request: pytest.FixtureRequest, shared_server: Callable[[str], Server]) -> str:
+async def broker_url(
+    request: pytest.FixtureRequest, shared_server: Callable[[str], Server], namespace: str
+) -> AsyncIterator[str]:
+    """A broker; on a server as the user `runtime` that `weft acl` prints, which must never be refused."""
     kind: str = request.param
-    return "memory://" if kind == MEMORY else shared_server(kind).url
+    if kind == MEMORY:
+        yield "memory://"
+        return
+    async with documented_users(shared_server(kind), namespace, "runtime") as urls:
+        yield urls["runtime"]
 
 
 @pytest.fixture

@@ -130,10 +130,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if task is not current:\n                task.cancel()\n",
         "            pass\n",
         "an owner that was declared dead drops what it runs",
-        "contracts:heartbeats",
-        "contracts:finished_steps",
-        "contracts:heartbeats",
-        "integration:bad_days",
+        "contracts:consumer_fences",
     ),
     python(
         CONSUMER,
@@ -152,10 +149,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            await self._known.wait()\n",
         "",
         "nothing is read under a name that counts as dead",
-        "contracts:heartbeats",
-        "contracts:lost_replies",
-        "integration:bad_days",
-        "integration:connection",
+        "contracts:consumer_fences",
     ),
     python(
         CONSUMER,
@@ -235,8 +229,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if self._in_read or not all(delivery.waits for delivery in self._held.values()):",
         "if False:",
         "nothing runs beside a quarantined entry",
-        "contracts:quarantine",
-        "integration:bad_days",
+        "contracts:consumer_fences",
     ),
     python(
         TURNS,

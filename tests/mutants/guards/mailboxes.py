@@ -57,7 +57,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "prelude",
         "release_late",
-        "if not status or ENDED[status] or not cur or cur == entry then release(base, inst, task, run) end",
+        "if not status or ENDED[status] or not cur or cur == entry or waits then release(base, inst, task, run) end",
         "",
         "a late commit of a cancelled run frees its instance",
         "contracts:cancel",
@@ -66,7 +66,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "prelude",
         "release_late_only_over",
-        "if not status or ENDED[status] or not cur or cur == entry then release(base, inst, task, run) end",
+        "if not status or ENDED[status] or not cur or cur == entry or waits then release(base, inst, task, run) end",
         "release(base, inst, task, run)",
         "a late commit does not free an instance whose run goes on",
         "contracts:commit_fence",

@@ -72,7 +72,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'group.create_task(self._watch_requests(), name="requests")',
         "pass",
         "open questions are repeated on a schedule",
-        "integration:partitions",
+        "contracts:open_requests",
     ),
     python(
         RELAY,

@@ -93,6 +93,14 @@ def test_a_message_is_one_line_without_keys_and_not_endless() -> None:
     assert "HTTP 401: wrong key" in text
 
 
+def test_a_key_at_the_end_of_a_shortened_message_is_not_shown_in_half() -> None:
+    key = "sk-" + "abcdefghijklmnopqrstuvwxyz0123"
+    for spaces in range(20):
+        body = {"error": {"message": "x" * (295 - spaces) + f" {key} and more" * 3}}
+        text = str(judged(http(401, client.ModelAuthenticationError, body=body), PLACE))
+        assert "sk-" not in text
+
+
 def test_giving_up_says_why() -> None:
     error = given_up(Later("ModelOutage", "HTTP 503: down"), PLACE, "tried 8 times")
     assert type(error) is ModelOutage

@@ -83,7 +83,12 @@ def open_blobs(url: str) -> BlobStore:
 
 def folder_of(namespace: str, task: str) -> str:
     """Where a task's blobs lie, below the store's URL."""
-    return f"{quote(namespace, safe='')}/{quote(task, safe='@+=')}"
+    return f"{folder_of_namespace(namespace)}/{quote(task, safe='@+=')}"
+
+
+def folder_of_namespace(namespace: str) -> str:
+    """Where all blobs of a namespace lie, below the store's URL."""
+    return quote(namespace, safe="")
 
 
 def path_below(store: str, url: str) -> str:
@@ -93,7 +98,10 @@ def path_below(store: str, url: str) -> str:
     this process can.
     """
     inner = url.removeprefix(store + "/")
-    if not store or inner == url or any(part in ("", ".", "..") for part in unquote(inner).split("/")):
+    plain = unquote(inner)
+    # `urlsplit` drops some control characters and ends a path at ? and #: a URL with one names another path there.
+    unsafe = not plain.isprintable() or "?" in inner or "#" in inner
+    if not store or inner == url or unsafe or any(part in ("", ".", "..") for part in plain.split("/")):
         where = f"outside of the blob store {store}" if store else "in a blob store, and this process knows of none"
         raise InvalidInput("reference", f"{url!r} lies {where}: set {BLOB_URL} to the store that it was written to")
     return inner

@@ -15,6 +15,7 @@ from runtime_core.record import step as steps
 from runtime_core.record.step import ENCODER, Step
 from runtime_core.record.usage import Usage
 from runtime_core.telemetry.metrics import Metrics
+from runtime_core.telemetry.redaction import redactor
 from runtime_core.text import LONGEST_MESSAGE, LONGEST_TRACEBACK, LONGEST_TYPE, text_of_error
 
 logger = logging.getLogger(__name__)
@@ -37,12 +38,17 @@ def failed_from(error: Exception, *, repeatable: bool = True) -> Failed:
         name = _kept(error.type, LONGEST_TYPE) or kind
         return Failed(name, _kept(error.message, LONGEST_MESSAGE), retryable=False)
     # The end, where the error itself is named.
-    text = _kept("".join(traceback.format_exception(error))[-LONGEST_TRACEBACK:], LONGEST_TRACEBACK)
+    trace = "".join(traceback.format_exception(error))
+    if len(trace) > LONGEST_TRACEBACK:
+        trace = redactor().end(trace)
+    text = _kept(trace[-LONGEST_TRACEBACK:], LONGEST_TRACEBACK)
     return Failed(kind, message, text, retryable=repeatable)
 
 
 def _kept(text: str, longest: int) -> str:
     """Text that JSON can hold, and no more of it than anyone reads."""
+    if len(text) > longest:
+        text = redactor().start(text)
     return text[:longest].encode(errors="replace").decode()
 
 

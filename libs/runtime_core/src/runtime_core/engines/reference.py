@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
@@ -119,6 +119,21 @@ def replaced(value: object, by: Callable[[Reference], object]) -> object:
             return by(reference)
         return {name: replaced(part, by) for name, part in value.items()}
     return value
+
+
+def referenced_urls(data: bytes) -> Iterator[object]:
+    """What JSON names as URLs of references, well formed or not."""
+    if not has_references(data):
+        return
+    left: list[object] = [msgspec.json.decode(data)]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            if MARK in value:
+                yield value[MARK]
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
 
 
 def with_references(value: object, data: bytes) -> object:

@@ -12,8 +12,10 @@ from typing import TypeVar, cast
 import msgspec
 from msgspec.structs import replace
 
+from runtime_core.blobs.store import path_below
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.codec import quoted
+from runtime_core.engines.reference import referenced_urls
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.ids import MAX_NAME_CHARACTERS, TASK_ID_RULE, is_task_id, scoped_name
 from runtime_core.ingress.schedules import checked_id
@@ -66,10 +68,16 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether an answer may go to this stream."""
         return reply_to.startswith(self.answers)
 
-    def scope(self, command: Named) -> Named:
-        """The command with every name inside the tenant. Raises InvalidInput for a name that gets too long."""
+    def scope(self, command: Named, blobs: str = "") -> Named:
+        """The command with every name inside the tenant. `blobs` is the URL of the namespace's blobs, if it has any.
+
+        Raises InvalidInput for a name that gets too long, and for a reference to another tenant's blob.
+        """
         match command:
             case Submission():
+                self._check_references("data.input", command.input_json, blobs)
+                if command.metadata:
+                    self._check_references("data.metadata", msgspec.json.encode(command.metadata), blobs)
                 task = self.task(command.task_id)
                 key = command.partition_key
                 return replace(
@@ -80,8 +88,11 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                     partition_key=task if key == command.task_id else scoped_name(self.tenant, key),
                 )
             case Publication():
+                self._check_references("data.data", command.data_json, blobs)
                 return replace(command, topic_source=self._name("data.source", command.topic_source))
             case _:
+                if isinstance(command, Signal):
+                    self._check_references("data.value", command.value_json, blobs)
                 return replace(command, task_id=self.task(command.task_id))
 
     def task(self, task_id: str) -> str:
@@ -97,8 +108,10 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """The id of a schedule of this tenant. Raises InvalidInput where it gets too long."""
         return checked_id(self._id(schedule_id))
 
-    def schedule(self, data: dict[str, object]) -> dict[str, object]:
-        """The data of a valid `weft.schedule.set`, with every name inside the tenant."""
+    def schedule(self, data: dict[str, object], blobs: str = "") -> dict[str, object]:
+        """The data of a valid `weft.schedule.set`, with every name inside the tenant. Raises as `scope` does."""
+        for field in ("input", "metadata"):
+            self._check_references(f"data.{field}", msgspec.json.encode(data.get(field)), blobs)
         scoped = dict(data)
         scoped["schedule_id"] = self.schedule_id(cast(str, data["schedule_id"]))
         for field in ("key", "session_id"):
@@ -129,6 +142,23 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 return
         listed = f"it may publish on {', '.join(self.topics)}" if self.topics else "it may publish on none"
         raise Rejected("data.topic", f"publisher {self.name!r} may not publish on {topic}; {listed}")
+
+    def _check_references(self, field: str, data: bytes, blobs: str) -> None:
+        """Raises InvalidInput for a reference to anything but a result of one of the tenant's own tasks."""
+        for url in referenced_urls(data):
+            if not (isinstance(url, str) and self._owns_blob(url, blobs)):
+                raise InvalidInput(
+                    field,
+                    f"refers to {quoted(url)}, which is no result of a task of tenant {self.tenant!r}; "
+                    "send the value itself, or a reference from an answer to this tenant",
+                )
+
+    def _owns_blob(self, url: str, blobs: str) -> bool:
+        try:
+            # The folder of a task's blobs is named by the task's id, which begins with its tenant.
+            return path_below(blobs, url).startswith(f"{self.tenant}.")
+        except InvalidInput:
+            return False
 
     # -- names -------------------------------------------------------------------------------------------------
 

@@ -231,5 +231,5 @@ def _detail(error: Exception) -> str:
         if str(root) and str(root) not in text:
             text = f"{text} ({root})"
     # Providers repeat parts of a wrong key in their answer.
-    line = redactor().text(shortened(" ".join(text.split()), _LONGEST_DETAIL))
+    line = shortened(" ".join(redactor().start(text).split()), _LONGEST_DETAIL)
     return f"HTTP {status}: {line}" if status is not None else line

@@ -21,6 +21,7 @@ from runtime_core.errors import (
     ToolError,
     WeftError,
 )
+from runtime_core.telemetry.redaction import redactor
 from runtime_core.text import LONGEST_TYPE, text_of_error
 
 MAX_TEXT = 16_000
@@ -70,5 +71,6 @@ def text_of(error: BaseException) -> str:
 def clean(text: str, *, keep_end: bool = False) -> str:
     """Text that JSON can hold, and no more of it than anyone reads."""
     if len(text) > MAX_TEXT:
-        text = "…" + text[-MAX_TEXT:] if keep_end else text[:MAX_TEXT] + "…"
+        secrets = redactor()
+        text = "…" + secrets.end(text)[-MAX_TEXT:] if keep_end else secrets.start(text)[:MAX_TEXT] + "…"
     return text.encode(errors="replace").decode()

@@ -56,6 +56,11 @@ STRINGS = 10_000
 NESTING = 3
 """How deep JSON inside of texts is read. A text further down that may hold a secret is hidden."""
 
+READ_CHARACTERS = 65_536
+"""How much of a long text is read where only its start or its end is kept."""
+CUT_MARGIN = 4_096
+"""Characters beside such a cut that are left out: half of a secret there looks like no secret."""
+
 _KEPT_LEVELS = 4
 """Levels of JSON that are kept where too much of it may be secret: rows, their members, and texts of an error's."""
 _KEPT_BYTES = 16_384
@@ -66,7 +71,10 @@ _ELEMENT_BYTES = 64
 
 _COLON = re.compile(rb"\s*+:\s*+")
 
-_STRING = re2.compile(rb'(?s:"(?:[^"\\]|\\.)*")', bytes_options())
+_REST_OF_STRING = re2.compile(rb'(?s:(?:[^"\\]|\\.)*")', bytes_options())
+_HOPS = 64
+"""How many escaped quotes, and backslashes before one, are looked at one by one before RE2 goes over the rest."""
+_BACKSLASH = ord("\\")
 
 _TO_STRING = re2.compile(rb'(?s:[^"]|"(?:[^"\\]|\\.)*")*', bytes_options())
 """Goes over whole strings and what is between them: up to the start of a string that is still open."""
@@ -159,10 +167,22 @@ class Redactor:
     def text(self, text: str) -> str:
         """The text without secrets; the same object where it has none."""
         data = text.encode("utf-8", "surrogatepass")
-        if self._look.search(data) is None and not self._patterns:
+        first = self._look.search(data)
+        if first is None and not self._patterns:
             return text
-        made = self._hidden(data, _Allowance())
+        made = self._hidden(data, _Allowance(), len(data) if first is None else first.start())
         return text if made is data else made.decode("utf-8", "surrogatepass")
+
+    def start(self, text: str) -> str:
+        """A text without secrets; of a long one the start. Redact before you shorten: a rule finds no half secret."""
+        shown = self.text(text[:READ_CHARACTERS])
+        cut = len(text) > READ_CHARACTERS and not shown.endswith(HIDDEN)
+        return shown[:-CUT_MARGIN] if cut else shown
+
+    def end(self, text: str) -> str:
+        """A text without secrets; of a long one the end, as `start`."""
+        shown = self.text(text[-READ_CHARACTERS:])
+        return shown[CUT_MARGIN:] if len(text) > READ_CHARACTERS else shown
 
     def data(self, data: bytes) -> bytes:
         """JSON without secrets in its strings, else byte for byte as it was; the same object where it has none.
@@ -203,12 +223,11 @@ class Redactor:
         # Each string without escapes is a line of its own, once its quotes are line breaks.
         return self._lines.search(data.translate(_LINES)) is None
 
-    def _hidden(self, text: bytes, allowance: _Allowance) -> bytes:
-        """A text without secrets; the same object where it has none."""
+    def _hidden(self, text: bytes, allowance: _Allowance, at: int = 0) -> bytes:
+        """A text without secrets; the same object where it has none. Before `at` the look finds nothing."""
         spans: list[tuple[int, int]] = []
         look = self._look
         reached = _Reached()
-        at = 0
         while (found := look.search(text, at)) is not None:
             here = found.start()
             if allowance.places <= 0:
@@ -247,9 +266,9 @@ class Redactor:
                 first = None
             if string is None:
                 break
-            start, end = string
+            start, end, hit = string
             colon = _COLON.match(data, end)
-            shown = self._string(data[start:end], allowance, depth, named=colon is not None)
+            shown = self._string(data[start:end], allowance, depth, hit - start - 1, named=colon is not None)
             if shown is not None:
                 pieces += data[kept:start], shown
                 kept = end
@@ -266,18 +285,21 @@ class Redactor:
         made = b"".join(pieces)
         return data if made == data else made
 
-    def _any_string(self, data: bytes, at: int, allowance: _Allowance) -> tuple[int, int] | None:
-        """The next string. `at` is between strings."""
+    def _any_string(self, data: bytes, at: int, allowance: _Allowance) -> tuple[int, int, int] | None:
+        """The next string, and where in it to begin to look. `at` is between strings."""
         allowance.strings -= 1
         if allowance.strings < 0:
             raise _TooManyPlaces
         start = data.find(b'"', at)
-        return None if start < 0 else (start, _string_end(data, start))
+        return None if start < 0 else (start, _string_end(data, start), start)
 
     def _found_string(
         self, data: bytes, at: int, allowance: _Allowance, found: re2._Match | None
-    ) -> tuple[int, int] | None:
-        """The next string in which the look finds something; `found`, where it has looked. `at` is between strings."""
+    ) -> tuple[int, int, int] | None:
+        """The next string in which the look finds something, and where; `found`, where it has looked.
+
+        `at` is between strings.
+        """
         look = at
         while (found := found or self._look.search(data, look)) is not None:
             allowance.places -= 1
@@ -285,15 +307,16 @@ class Redactor:
                 raise _TooManyPlaces
             # One further: what is found may begin with the quote of its string.
             look = found.start() + 1
-            start = _TO_STRING.match(data, at, look).end()
-            if start < look:
-                return start, _string_end(data, start)
+            if (string := _string_around(data, at, look)) is not None:
+                return *string, look - 1
             at, found = look, None
         return None
 
-    def _string(self, written: bytes, allowance: _Allowance, depth: int, *, named: bool) -> bytes | None:
-        """A string of JSON without secrets, in quotes; None where it has none."""
+    def _string(self, written: bytes, allowance: _Allowance, depth: int, hit: int, *, named: bool) -> bytes | None:
+        """A string of JSON without secrets, in quotes; None where it has none. The look finds nothing before `hit`."""
         escaped = b"\\" in written
+        # With escapes the look may find a letter that is written as a number, in the middle of a secret.
+        at = 0 if escaped else max(0, hit)
         text = written[1:-1] if written.endswith(b'"', 1) else written[1:]
         if escaped:
             try:
@@ -303,11 +326,11 @@ class Redactor:
                 return _HIDDEN_VALUE
         if text[:1] in (b"{", b"[") and not named and _is_json(text):
             if depth < NESTING:
-                made = self._json(text, allowance, depth + 1, self._look.search(text))
+                made = self._json(text, allowance, depth + 1, self._look.search(text, at))
             else:
                 made = text if self._look.search(text) is None and not self._patterns else HIDDEN.encode()
         else:
-            made = self._hidden(text, allowance)
+            made = self._hidden(text, allowance, at)
         if made is text:
             return None
         return _encode(made.decode("utf-8", "replace")) if escaped else b'"%b"' % made
@@ -375,12 +398,39 @@ def _text_options() -> re2.Options:
     return options
 
 
+def _string_around(data: bytes, at: int, look: int) -> tuple[int, int] | None:
+    """The string that is open at `look`, or None. `at` is between strings."""
+    if data.find(b"\\", at, look) < 0:
+        start = data.rfind(b'"', at, look) if data.count(b'"', at, look) % 2 else look
+    else:
+        for _ in range(_HOPS):
+            start = data.find(b'"', at, look)
+            if start < 0:
+                return None
+            end = _string_end(data, start)
+            if end > look:
+                return start, end
+            at = end
+        start = _TO_STRING.match(data, at, look).end()
+    return (start, _string_end(data, start)) if start < look else None
+
+
 def _string_end(data: bytes, start: int) -> int:
     """Where the string that starts here ends; one that is cut off ends with the data."""
-    end = data.find(b'"', start + 1)
-    if end > 0 and data[end - 1 : end] != b"\\":
-        return end + 1
-    string = _STRING.match(data, start)
+    at = start + 1
+    for _ in range(_HOPS):
+        end = data.find(b'"', at)
+        if end < 0:
+            return len(data)
+        back = end
+        while back > at and end - back < _HOPS and data[back - 1] == _BACKSLASH:
+            back -= 1
+        if end - back == _HOPS:
+            break
+        if (end - back) % 2 == 0:
+            return end + 1
+        at = end + 1
+    string = _REST_OF_STRING.match(data, at)
     return len(data) if string is None else string.end()
 
 

@@ -27,6 +27,7 @@ local function ask(keys, args)
   if limit > 0 and tonumber(v[3] or '0') + asked > limit then return {'LIMIT', text(limit)} end
 
   local answers, flags, wait = {'OK'}, v[4] or '', '>' .. args[7]
+  local reopened = string.find(flags, 'e', 1, true)
   if inst ~= '' and args[8] ~= '' then redis.call('HSET', base .. 'inst:' .. inst, 'ws', args[8]) end
   -- Before the calls: one of them may come back to this instance, and must not wait for this turn.
   redis.call('HSET', rk, 'a', '1')
@@ -48,7 +49,7 @@ local function ask(keys, args)
       redis.call('HSET', rk, 'm:' .. step, string.sub(known[2], 1, 9) .. wait)
     else
       local kind, failed, child, told = start_call(base, task, run, step, args[at + 1], args[at + 3], args[at + 4],
-        args[at + 7], args[at + 8], args[6])
+        args[at + 7], args[at + 8], args[6], reopened and args[at + 5])
       if child then flags = flag(flags, 'c') end
       if told then flags = flag(flags, 'o') end
       if kind then

@@ -140,6 +140,7 @@ local function commit_turn(keys, args)
   settle(base, stream, entry)
   local set, groups, ready = {}, nil, false
   local woke_step, woke_value = '', ''
+  local reopened = string.find(flags, 'e', 1, true)
   local function missing(step, digest, kind, wait)
     set[#set + 1] = 'm:' .. step
     set[#set + 1] = digest .. kind .. wait
@@ -162,7 +163,7 @@ local function commit_turn(keys, args)
     if letter == 'c' then
       local step, digest, wait = args[at + 2], args[at + 5], args[at + 6]
       local kind, failed, child, told = start_call(base, task, run, step, args[at + 1], args[at + 3], args[at + 4],
-        args[at + 7], args[at + 8], args[8])
+        args[at + 7], args[at + 8], args[8], reopened and digest)
       if child then flags = flag(flags, 'c') end
       if told then flags = flag(flags, 'o') end
       if kind then missing(step, digest, kind, wait) else

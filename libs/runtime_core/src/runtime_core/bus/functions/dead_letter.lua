@@ -102,7 +102,9 @@ local function dead_letter(keys, args)
     end_task(base, task, ending, flags, 'failed', args[7], steps, args[6], args[8], true, false)
     return 'OK'
   end
-  redis.call('HSET', key, 'steps', steps, 'fl', flag(flags, 'l'))
+  flags = flag(flags, 'l')
+  if not is_turn and parent == 'r' then flags = flag(flags, 'k') end
+  redis.call('HSET', key, 'steps', steps, 'fl', flags)
   if args[8] ~= '' then record_rows(base, task, flags, args[8]) end
   if is_turn then
     record_unwritten(base, task, run, flags)

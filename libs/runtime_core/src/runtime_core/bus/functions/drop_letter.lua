@@ -15,6 +15,9 @@ local function drop_letter(keys, args)
   dead.forget(base, args[1], found[2])
   -- A refused command only names a task: its letter does not pin it.
   local pins = task and redis.call('ZREM', base .. 'letters', task .. '|' .. args[1]) == 1
-  if v[1] and pins and not unpin(key, v[2] or '') and ENDED[v[1]] then redis.call('EXPIRE', key, retention) end
+  if v[1] and pins and not unpin(key, v[2] or '') and ENDED[v[1]] then
+    drop_children(base, task)
+    redis.call('EXPIRE', key, retention)
+  end
   return 1
 end

@@ -10,6 +10,7 @@ local function erase(keys, args)
   redis.call('XLEN', base .. 'dead')
   local found = v[1] and 'OK' or 'unknown'
   if redis.call('DEL', base .. 'out:' .. task) == 1 then found = 'OK' end
+  if v[1] then drop_children(base, task) end
   redis.call('DEL', key)
   redis.call('ZREM', base .. 'index', task)
   for _, member in ipairs(letters) do

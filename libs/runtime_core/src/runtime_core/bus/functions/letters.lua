@@ -131,6 +131,7 @@ do
     local key = base .. 'task:' .. task
     local v = redis.pcall('HMGET', key, 'status', 'fl')
     if type(v[1]) ~= 'string' or unpin(key, v[2] or '') or not ENDED[v[1]] then return end
+    drop_children(base, task)
     local retention = redis.pcall('HGET', base .. 'meta', 'retention')
     redis.call('EXPIRE', key, type(retention) == 'string' and retention or '3600')
   end

@@ -8,7 +8,8 @@
 --              the tenant, where it has a name
 --   d          the input        u   number of turns committed, and of changes of its state by nested runs        fl  flags: o out stream, c child runs, z timers, l dead letters,
 --                                                                     r steps on the out stream, u usage or limits, n somebody waits for its runs,
---                                                                     v model calls have reserved, t the context names a trace, e it has ended before
+--                                                                     v model calls have reserved, t the context names a trace, e it has ended before,
+--                                                                     k a letter of its first run's calls may reopen it
 --   m:<step>   a step without a result: digest (8), kind (1), wait      j:<step>  its result: digest (8), status (1), ms (13), payload
 --   lt         number of its dead letters, which pin the ended task     row  1 where its steps count the first run's own row
 --   us, lim    what the task has used, and the most that it may use: JSON
@@ -23,11 +24,15 @@
 --   a          set once the run has asked in mid-turn: its turn stays in flight while it waits
 --   ov, o:<step>  the instance's state after a nested run: not yet tied to a step, and from this step on
 --   g<n>       how many steps of a group still lack a result          k:<run>   a child run; the value is its instance, if it has one
+--   c:<run>    a child run that was open when the task ended, with the digest of the step that asked for it: its journal
+--              waits for a reopened run to ask again
 -- A key's instance lives in `inst:<agent>/<key>`: busy (stack of task|run, newest last), state, ws (state in mid-run).
 
 local GROUPS = {agent = 'agent-handler', tool = 'tool-handler', ray = 'ray-gateway', spark = 'spark-gateway'}
 local REPLY_MAX = '100000'
-local UNHEARD_MAX = '1000'
+local UNHEARD_MAX = 1000
+-- How many bytes of messages that nobody has heard a partition keeps; the newest message is kept whatever its size.
+local UNHEARD_MAX_BYTES = 16 * 1024 * 1024
 local ENDED = {completed = true, failed = true, cancelled = true}
 -- Its functions are in `letters.lua`.
 local dead = {}
@@ -306,9 +311,10 @@ local function interleaves(base, agent) return redis.call('HEXISTS', base .. 'in
 
 -- Delivers a run to its agent: at once, as a nested call, or through the instance's mailbox. The caller stores
 -- `cur` (the value returned) with the run's other fields. `bounded`: nil and an error (JSON), and nothing written, where
--- the mailbox is full, or where the request would wait for its own asker.
-local function deliver(base, task, run, stream, agent, key, data, context, bounded)
-  if key == '' then return append_start(base, task, run, stream, agent, key, data, context) end
+-- the mailbox is full, or where the request would wait for its own asker. `turn` is that of `append_start`; events with a
+-- key need none, since their reader always loads the run.
+local function deliver(base, task, run, stream, agent, key, data, context, bounded, turn)
+  if key == '' then return append_start(base, task, run, stream, agent, key, data, context, turn) end
   local inst = agent .. '/' .. key
   local ik = base .. 'inst:' .. inst
   local busy = redis.call('HGET', ik, 'busy')
@@ -551,10 +557,71 @@ local function cancel_elsewhere(base, place, task)
   redis.call('ZADD', base .. 'requests', text(now_ms(base) + REQUEST.look_ms), place .. '|' .. task)
 end
 
+-- Fields that go with the end of a task, besides steps without a result: a reopened run must not see them.
+local OF_ONE_LIFE = {['b:'] = true, ['k:'] = true, ['o:'] = true, ['r:'] = true, ['z:'] = true}
+
+-- Removes what a run waited for, and `gone` with it. A call that may not be repeated stays missing while its mark stands:
+-- whoever holds it commits its result, or that its outcome is unknown. Returns whether the run has a journal.
+local function forget_waits(base, task, run, gone)
+  local rk, journal = run_key(base, task, run), false
+  for _, name in ipairs(redis.call('HKEYS', rk)) do
+    local prefix, step = string.sub(name, 1, 2), string.sub(name, 3)
+    if prefix == 'm:' and redis.pcall('HEXISTS', base .. 'started', task .. '/' .. run .. '/' .. step) == 1 then
+      redis.call('HSET', rk, name, string.sub(redis.call('HGET', rk, name), 1, 9) .. '0')
+      journal = true
+    elseif prefix == 'm:' or OF_ONE_LIFE[prefix] or string.find(name, '^g%d+$') then
+      gone[#gone + 1] = name
+    elseif prefix == 'j:' then
+      journal = true
+    end
+  end
+  -- In pieces: Lua hands over no more than 8,000 values at once.
+  for i = 1, #gone, 4000 do redis.call('HDEL', rk, unpack(gone, i, math.min(i + 3999, #gone))) end
+  return journal
+end
+
+-- Keeps the journal of a child run that was open when its task ended, for the run that asked for it. Without `cur` no
+-- commit, resume or redrive finds the run meanwhile. Returns whether there is a journal.
+local function keep_child(base, task, run, digest)
+  if not forget_waits(base, task, run, {'cur', 'w', 'by', 'a', 'ov', 's0'}) then return false end
+  redis.call('HSET', base .. 'task:' .. task, 'c:' .. run, digest)
+  return true
+end
+
+-- Deletes the journals of child runs of an ended task that nobody can reopen any more.
+local function drop_children(base, task)
+  local key = base .. 'task:' .. task
+  for _, name in ipairs(redis.call('HKEYS', key)) do
+    if string.sub(name, 1, 2) == 'c:' then
+      redis.call('DEL', run_key(base, task, string.sub(name, 3)))
+      redis.call('HDEL', key, name)
+    end
+  end
+end
+
+-- A reopened run asks again for a child run. Returns whether the child has a journal of the same request to go on from.
+local function take_child(base, task, run, digest)
+  local key, field = base .. 'task:' .. task, 'c:' .. run
+  local kept = redis.call('HGET', key, field)
+  if not kept then return false end
+  redis.call('HDEL', key, field)
+  if kept == digest then return true end
+  redis.call('DEL', run_key(base, task, run))
+  return false
+end
+
 -- Frees what an ended task holds: child runs, their instances, timers. Work in flight is freed by its own
--- late commit or by its adopter, since two turns must never be at once on one instance.
-local function free_children(base, task, fields)
-  local listed = false
+-- late commit or by its adopter, since two turns must never be at once on one instance. `keep`: the task may be reopened,
+-- so the journals of child runs stay.
+local function free_children(base, task, fields, keep)
+  local listed, digests = false, {}
+  for i = 1, keep and #fields or 0, 2 do
+    local child = string.match(fields[i], '^k:(.*)$')
+    if child then
+      local run, step = parent_of(child)
+      digests[child] = string.sub(redis.call('HGET', run_key(base, task, run), 'm:' .. step) or '', 1, 8)
+    end
+  end
   for i = 1, #fields, 2 do
     local child = string.match(fields[i], '^k:(.*)$')
     if child and string.sub(fields[i + 1], 1, 1) == '@' then
@@ -564,7 +631,9 @@ local function free_children(base, task, fields)
     elseif child then
       local rk = run_key(base, task, child)
       local cur = redis.call('HGET', rk, 'cur')
-      redis.call('DEL', rk)
+      -- A run that nobody waits for is never asked for again.
+      local kept = keep and digests[child] ~= '' and keep_child(base, task, child, digests[child])
+      if not kept then redis.call('DEL', rk) end
       if fields[i + 1] ~= '' and not listed then
         listed = true
         redis.pcall('DEL', base .. 'line:' .. task)
@@ -572,6 +641,10 @@ local function free_children(base, task, fields)
       if fields[i + 1] ~= '' and (cur == 'held' or cur == 'retry' or cur == 'park' or cur == 'pend') then
         release(base, fields[i + 1], task, child)
       end
+    end
+    if not keep and string.sub(fields[i], 1, 2) == 'c:' then
+      redis.call('DEL', run_key(base, task, string.sub(fields[i], 3)))
+      redis.call('HDEL', base .. 'task:' .. task, fields[i])
     end
     if string.sub(fields[i], 1, 2) == 'z:' then
       redis.call('ZREM', base .. 'timers', string.sub(fields[i], 3))
@@ -754,7 +827,9 @@ local function end_task(base, task, ending, flags, status, result, steps, ms, re
   local usage = string.find(flags, 'u', 1, true) and redis.call('HGET', key, 'us') or '{}'
   local final = '{"task_id":"' .. task .. '","status":"' .. status .. '"' .. body .. result ..
     ',"usage":' .. usage .. ',"steps":' .. steps .. ',"trajectory":"' .. task .. '"}'
-  if fields then free_children(base, task, fields) end
+  -- The completed run of an instance is not reopened: it has written its state.
+  local reopens = (keep or string.find(flags, 'k', 1, true)) and (status ~= 'completed' or head.key == '')
+  if fields then free_children(base, task, fields, reopens) end
   if keep or string.find(flags, 'l', 1, true) then
     redis.call('HSET', key, 'status', status, 'out', final, 'ended', ms, 'steps', steps, 'row', ending.row and '1' or '0')
     redis.call('HDEL', key, 'rs', 'w')
@@ -848,7 +923,9 @@ local function settle_late(base, stream, entry, inst, task, run)
     if busy then
       local status = redis.call('HGET', base .. 'task:' .. task, 'status')
       local cur = redis.call('HGET', run_key(base, task, run), 'cur')
-      if not status or ENDED[status] or not cur or cur == entry then release(base, inst, task, run) end
+      -- A reopened run that waits for its instance cannot hold it: it is held from before the task ended.
+      local waits = cur == 'mail' or cur == 'nest'
+      if not status or ENDED[status] or not cur or cur == entry or waits then release(base, inst, task, run) end
     end
   end
 end
@@ -868,7 +945,7 @@ end
 local function unpin(key, flags)
   if redis.call('HINCRBY', key, 'lt', -1) > 0 then return true end
   redis.call('HDEL', key, 'lt')
-  if string.find(flags, 'l', 1, true) then redis.call('HSET', key, 'fl', (string.gsub(flags, 'l', ''))) end
+  if string.find(flags, '[kl]') then redis.call('HSET', key, 'fl', (string.gsub(flags, '[kl]', ''))) end
   return false
 end
 
@@ -947,6 +1024,30 @@ end
 -- The task by which an agent gets a published message: the same for a repeat of the message.
 local function task_of_message(id, agent, key) return string.sub(redis.sha1hex(id .. '\n' .. agent .. '/' .. key), 1, 32) end
 
+-- Keeps a message that nobody has subscribed to. `n` of an entry says how many bytes were kept before it since the
+-- stream began, so the oldest entry tells how many bytes there are.
+local function keep_unheard(base, ...)
+  local stream, before, size = base .. 'unheard', tonumber(redis.call('HGET', base .. 'meta', 'unheard') or '0') or 0, 0
+  for _, field in ipairs({...}) do size = size + #field end
+  local all, dropped, start = redis.call('XLEN', stream), 0, '-'
+  while true do
+    local oldest = redis.call('XRANGE', stream, start, '+', 'COUNT', 1)[1]
+    if not oldest then break end
+    local n = 0
+    for i = 1, #oldest[2], 2 do
+      if oldest[2][i] == 'n' then n = tonumber(oldest[2][i + 1]) or 0 end
+    end
+    if before >= n and before + size - n <= UNHEARD_MAX_BYTES then break end
+    dropped, start = dropped + 1, '(' .. oldest[1]
+  end
+  redis.call('HSET', base .. 'meta', 'unheard', text(before + size))
+  if dropped == 0 then
+    redis.call('XADD', stream, 'MAXLEN', '~', text(UNHEARD_MAX), '*', 'n', text(before), ...)
+  else
+    redis.call('XADD', stream, 'MAXLEN', '=', text(math.min(all - dropped + 1, UNHEARD_MAX)), '*', 'n', text(before), ...)
+  end
+end
+
 -- Publishes a message: a task for each agent that has subscribed to its topic. What nobody has subscribed to is kept
 -- for agents that come later. Returns how many agents get it. A topic `@…` is carried out of the partition first.
 local function publish_message(base, id, topic, key, data, context, sender, from_task, from_run)
@@ -960,8 +1061,7 @@ local function publish_message(base, id, topic, key, data, context, sender, from
     send_detached(base, task_of_message(id, agent, key), agent, key, data, context, from_task, from_run)
   end
   if not heard then
-    redis.call('XADD', base .. 'unheard', 'MAXLEN', '~', UNHEARD_MAX, '*', 'id', id, 'topic', topic, 'key', key, 'd', data,
-      'x', context, 'sender', sender)
+    keep_unheard(base, 'id', id, 'topic', topic, 'key', key, 'd', data, 'x', context, 'sender', sender)
   end
   return #agents
 end
@@ -1028,8 +1128,9 @@ local function start_engine_step(base, task, child, stream, header, data, contex
 end
 
 -- Starts what a step calls. Returns the call's kind, or nil and the error (JSON) that answers the step at once; whether
--- the task has a child run by it; and whether something was written to the task's output.
-local function start_call(base, task, run, step, target, name, call_key, data, context, ms)
+-- the task has a child run by it; and whether something was written to the task's output. `digest` is the step's where
+-- the task was reopened, else nil: a child run of the same request goes on from its journal.
+local function start_call(base, task, run, step, target, name, call_key, data, context, ms, digest)
   local kind = string.sub(target, 1, 1)
   local child = run .. '/' .. step
   if kind == '@' then
@@ -1046,8 +1147,12 @@ local function start_call(base, task, run, step, target, name, call_key, data, c
     end
   end
   if kind == 'a' then
-    local cur, refused = deliver(base, task, child, target, name, call_key, data, context, true)
-    if not cur then return nil, refused, false end
+    local kept = digest and take_child(base, task, child, digest)
+    local cur, refused = deliver(base, task, child, target, name, call_key, data, context, true, kept and '-1')
+    if not cur then
+      if kept then redis.call('DEL', run_key(base, task, child)) end
+      return nil, refused, false
+    end
     redis.call('HSET', run_key(base, task, child), 'cur', cur, 'h', target .. '\n' .. name .. '\n' .. call_key .. '\n\n' ..
       (string.find(cur, '-', 1, true) and ms_of(cur) or ms) .. '\n0', 'd', data, 'x', context)
     redis.call('HSET', base .. 'task:' .. task, 'k:' .. child, call_key ~= '' and (name .. '/' .. call_key) or '')

@@ -1,19 +1,10 @@
 -- An ended task goes on. Its first run is queued like any event, through the mailbox of its instance, since that may
--- serve others by now. It replays from its journal. Whatever it still waited for went with the end: it asks again.
--- So did the state that calls back into the instance had left for it: others may have written the state since.
+-- serve others by now. It replays from its journal. Whatever it still waited for went with the end: it asks again, and
+-- child runs that were open go on from their journals.
+-- The state that calls back into the instance had left for it is gone too: others may have written the state since.
 local function reopen(base, task, v, context)
   local key = base .. 'task:' .. task
-  local gone = {'out', 'ended', 'row', 'a', 'ov', 'by'}
-  local fields = redis.call('HGETALL', key)
-  for i = 1, #fields, 2 do
-    local prefix = string.sub(fields[i], 1, 2)
-    if prefix == 'm:' or prefix == 'k:' or prefix == 'z:' or prefix == 'b:' or prefix == 'r:' or
-      prefix == 'o:' or string.find(fields[i], '^g%d+$') then
-      gone[#gone + 1] = fields[i]
-    end
-  end
-  -- In pieces: Lua hands over no more than 8,000 values at once.
-  for i = 1, #gone, 4000 do redis.call('HDEL', key, unpack(gone, i, math.min(i + 3999, #gone))) end
+  forget_waits(base, task, 'r', {'out', 'ended', 'row', 'a', 'ov', 'by', 's0'})
   redis.call('HSET', key, 'status', 'running', 'fl', flag(v.flags, 'e'))
   redis.call('PERSIST', key)
   local now, tenant = text(now_ms(base)), header_of(v.h).tenant

@@ -1,0 +1,166 @@
+"""What a consumer does in its own process once it is declared dead, or has to empty its hands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from prometheus_client import CollectorRegistry
+
+from runtime_core.bus.connection import Transport
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import Keys
+from runtime_core.bus.values import Adopted
+from runtime_core.consumer.consumer import Consumer
+from runtime_core.telemetry.metrics import Metrics
+from tests.contracts.broker import Broker, complete
+
+LEASE_SECONDS = 0.6
+SECONDS = 60.0
+PASSES = 3
+
+
+class WatchedBus(EventBus):
+    """Notes what its consumer asks for, and can hold back a new name."""
+
+    def __init__(self, transport: Transport, keys: Keys) -> None:
+        super().__init__(transport, keys)
+        self.may_enter = asyncio.Event()
+        self.may_enter.set()
+        self.reads_begun = 0
+        self.reads_ended = 0
+        self.passes = asyncio.Semaphore(0)
+        self.adopted_alone = asyncio.Event()
+        self.emptying = asyncio.Event()
+
+    async def beat(self, lease_ms: int, first: bool, since_ms: str) -> tuple[str, list[str], int]:
+        if first:
+            await self.may_enter.wait()
+        return await super().beat(lease_ms, first, since_ms)
+
+    async def read(
+        self, streams: Sequence[str], count: int, block_ms: int
+    ) -> tuple[list[Delivery], list[tuple[str, bytes, str]]]:
+        self.reads_begun += 1
+        try:
+            return await super().read(streams, count, block_ms)
+        finally:
+            self.reads_ended += 1
+
+    async def own_pending(self, stream: str) -> dict[bytes, int]:
+        self.passes.release()
+        return await super().own_pending(stream)
+
+    async def adopt(self, stream: str, count: int, empty_handed: bool) -> Adopted:
+        if empty_handed:
+            self.adopted_alone.set()
+        adopted = await super().adopt(stream, count, empty_handed)
+        if adopted.empty_hands and not empty_handed:
+            self.emptying.set()
+        return adopted
+
+
+class Handler:
+    """Completes turns, each once it may go on."""
+
+    def __init__(self, bus: EventBus) -> None:
+        self._bus = bus
+        self.began: asyncio.Queue[str] = asyncio.Queue()
+        self.dropped: asyncio.Queue[str] = asyncio.Queue()
+        self.forgotten = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def handle(self, delivery: Delivery) -> None:
+        self.began.put_nowait(delivery.task)
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.dropped.put_nowait(delivery.task)
+            raise
+        await complete(self._bus, delivery)
+
+    def forget(self) -> None:
+        self.forgotten.set()
+
+    def drain(self) -> None:
+        """A turn here is one step."""
+
+    def stop_task(self, task: str) -> None:
+        """Nothing here ends early."""
+
+
+@asynccontextmanager
+async def consuming(broker: Broker) -> AsyncIterator[tuple[WatchedBus, Handler]]:
+    transport = await broker.connect()
+    broker.transports.append(transport)
+    bus = WatchedBus(transport, broker.keys)
+    handler = Handler(bus)
+    metrics = Metrics(CollectorRegistry(), "test")
+    consumer = Consumer(bus, ["agent"], handler, metrics, service="test", lease_seconds=LEASE_SECONDS, in_flight=8)
+    await consumer.start()
+    running = asyncio.create_task(consumer.run())
+    try:
+        yield bus, handler
+    finally:
+        handler.go_on.set()
+        bus.may_enter.set()
+        await consumer.stop()
+        await running
+
+
+async def next_of(queue: asyncio.Queue[str]) -> str:
+    return await asyncio.wait_for(queue.get(), SECONDS)
+
+
+async def test_an_owner_that_was_declared_dead_drops_what_it_runs(broker: Broker) -> None:
+    """Others have it by now; what this process does further is done twice."""
+    async with consuming(broker) as (bus, handler):
+        await broker.submit(bus, "t")
+        assert await next_of(handler.began) == "t"
+        await broker.call("ZREM", broker.keys.alive, bus.owner)
+        assert await next_of(handler.dropped) == "t"
+        handler.go_on.set()
+        assert await next_of(handler.began) == "t", "it comes back under a new name"
+
+
+async def test_nothing_is_read_under_a_name_that_counts_as_dead(broker: Broker) -> None:
+    """What it brought would be pending under a dead name, and counted as a delivery that ended its process."""
+    async with consuming(broker) as (bus, handler):
+        bus.may_enter.clear()
+        await broker.call("ZREM", broker.keys.alive, bus.owner)
+        await asyncio.wait_for(handler.forgotten.wait(), SECONDS)
+        begun = bus.reads_begun
+        async with asyncio.timeout(SECONDS):
+            while bus.reads_ended < begun:  # the read that is under way
+                await asyncio.sleep(0.01)
+        for _ in range(PASSES):
+            await broker.call("ZCARD", broker.keys.alive)
+        assert bus.reads_begun == begun, "another read has begun"
+        bus.may_enter.set()
+        await broker.submit(bus, "t")
+        assert await next_of(handler.began) == "t"
+
+
+async def test_a_consumer_with_work_in_hand_takes_no_quarantined_entry(broker: Broker) -> None:
+    async with consuming(broker) as (bus, handler):
+        await broker.submit(bus, "innocent")
+        assert await next_of(handler.began) == "innocent"
+        # An entry that three owners died of, in the hands of the last of them.
+        key = broker.keys.stream("agent")
+        dead = await broker.owner()
+        await broker.call("XGROUP", "SETID", key, "agent-handler", "9999999999999-0")
+        await broker.submit(bus, "poison")
+        entry = (await broker.entries("agent"))[-1]["id"]
+        await broker.call("XCLAIM", key, "agent-handler", dead.owner, 0, entry, "FORCE", "RETRYCOUNT", 3, "JUSTID")
+        await broker.call("ZREM", broker.keys.alive, dead.owner)
+        await asyncio.wait_for(bus.emptying.wait(), SECONDS)
+        while not bus.passes.locked():
+            await bus.passes.acquire()
+        for _ in range(PASSES):
+            await asyncio.wait_for(bus.passes.acquire(), SECONDS)
+        assert not bus.adopted_alone.is_set(), "the consumer holds another delivery"
+        assert handler.began.empty()
+        handler.go_on.set()
+        assert await next_of(handler.began) == "poison"
