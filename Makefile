@@ -17,8 +17,8 @@ AUTOGEN := $(VENV)-autogen
 ENGINES := $(VENV)-engines
 AUDIT := $(VENV)-audit
 # Files by name: mypy is told not to look into these folders where AutoGen is not installed.
-AUTOGEN_CODE = $(shell find libs/runtime_core/src/runtime_core/integrations/autogen tests/autogen examples/autogen_team \
-	-name '*.py')
+AUTOGEN_CODE = $(shell find libs/runtime_core/src/runtime_core/integrations/autogen libs/runtime_core/src/weft/autogen.py \
+	tests/autogen examples/autogen_team -name '*.py')
 # --only-binary: a package without a wheel fails here, in one line, and not later in a compiler.
 INSTALL = $(RUN) pip --disable-pip-version-check --no-input install --quiet
 LOCKED = $(INSTALL) --require-hashes --only-binary :all: --requirement

@@ -6,14 +6,14 @@ The file is written when the service ends.
 from __future__ import annotations
 
 import cProfile
-import importlib
 import sys
 
 from runtime_core.host.service import run_service
+from runtime_core.host.services import build_of
 
 if __name__ == "__main__":
     service, path = sys.argv[1:]
-    build = importlib.import_module(f"services.{service}.__main__").build
+    build = build_of(service)
     profile = cProfile.Profile()
     status = profile.runcall(run_service, service.replace("_", "-"), build)
     profile.dump_stats(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime_core import App, Approve, LLMAgent
+from weft import App, Approve, LLMAgent
 
 app = App("llm")
 """As it is deployed first."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from runtime_core import AgentContext, App, RetryPolicy
 from runtime_core.tools.call import ToolContext
 from tests import partition_app, publishers_app
+from weft import AgentContext, App, RetryPolicy
 
 app = App("cluster")
 app.include(partition_app.app)

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from runtime_core import AgentContext, App
 from runtime_core.runs.session import Session
+from weft import AgentContext, App
 
 app = App("contexts")
 app.add_sessions()

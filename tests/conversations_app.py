@@ -7,8 +7,8 @@ import os
 # Takes seconds on a busy machine, else in the middle of a turn: a turn that dies too often is given up as poison.
 import pydantic_ai.models.openai  # noqa: F401
 
-from runtime_core import App, LLMAgent, ToolContext
 from tests.fleet_app import note
+from weft import App, LLMAgent, ToolContext
 
 app = App("conversations")
 

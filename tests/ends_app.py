@@ -6,9 +6,9 @@ import asyncio
 import os
 from pathlib import Path
 
-from runtime_core import AgentContext, App, HookEvent, Reject
 from runtime_core.declare.retry_policy import RetryPolicy
 from tests.fleet_app import note
+from weft import AgentContext, App, HookEvent, Reject
 
 app = App("ends")
 

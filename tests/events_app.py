@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from runtime_core import AgentContext, App
 from runtime_core.aworld.events import (
     AgentMessage,
     EventManager,
@@ -24,6 +23,7 @@ from runtime_core.aworld.events import (
     run_events,
 )
 from runtime_core.aworld.events.handlers import DefaultToolHandler
+from weft import AgentContext, App
 
 app = App("events")
 

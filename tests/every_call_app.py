@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from runtime_core import Agent, AgentContext, App, Change, HookEvent, ToolContext, handles
 from tests.fleet_app import note
+from weft import Agent, AgentContext, App, Change, HookEvent, ToolContext, handles
 
 app = App("every-call")
 app.add_sessions()

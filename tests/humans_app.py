@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime_core import AgentContext, App, Ask, HookEvent
+from weft import AgentContext, App, Ask, HookEvent
 
 app = App("humans")
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime_core import AgentId, MessageContext, RoutedAgent, Runtime, TopicId, event, rpc
 from tests.servers.tied import end_with_parent
+from weft.runtime import AgentId, MessageContext, RoutedAgent, Runtime, TopicId, event, rpc
 
 JSON = Any  # Any: states are the users' own JSON
 KEYS = 12

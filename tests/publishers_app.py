@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime_core import AgentContext, App
+from weft import AgentContext, App
 
 app = App("publishers")
 

@@ -7,13 +7,13 @@ for each. A process of its own for each of them would take minutes.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import json
 import sys
 
 from runtime_core.bus.namespace import connect
 from runtime_core.host.service import run_service
+from runtime_core.host.services import build_of
 
 CONNECT_SECONDS = 0.3
 """How long a broker is waited for that does not answer."""
@@ -21,7 +21,7 @@ CONNECT_SECONDS = 0.3
 
 def main() -> None:
     service = sys.argv[1]
-    build = importlib.import_module(f"services.{service.replace('-', '_')}.__main__").build
+    build = build_of(service)
     assert connect.__kwdefaults__ is not None
     connect.__kwdefaults__["wait_seconds"] = CONNECT_SECONDS
     ends = []

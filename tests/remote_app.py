@@ -7,7 +7,8 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-from runtime_core import App, EngineContext, Reference, Reject, Resources, Retry
+from weft import App, EngineContext, Reject, Resources, Retry
+from weft.engines import Reference
 
 app = App("remote")
 

@@ -11,9 +11,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from runtime_core import AgentContext, App, ToolContext, ToolError
 from runtime_core.declare.retry_policy import RetryPolicy
 from tests.fleet_app import note
+from weft import AgentContext, App, ToolContext
+from weft.errors import ToolError
 
 app = App("seams")
 

@@ -11,10 +11,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from runtime_core import AgentContext, App
 from runtime_core.runs.model_step import ModelCall
 from runtime_core.telemetry import gen_ai
-from runtime_core.testing.local import LocalApp
+from weft import AgentContext, App
+from weft.testing import LocalApp
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

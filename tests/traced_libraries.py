@@ -19,9 +19,10 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
-from runtime_core import AgentId, App, MessageContext, RoutedAgent, Runtime, TopicId, TypeSubscription, message_handler
 from runtime_core.runs.turn import TurnHandler
-from runtime_core.testing.local import LocalApp
+from weft import App
+from weft.runtime import AgentId, MessageContext, RoutedAgent, Runtime, TopicId, TypeSubscription, message_handler
+from weft.testing import LocalApp
 
 exporter = InMemorySpanExporter()
 provider = TracerProvider()

@@ -7,12 +7,12 @@ import logging
 import os
 from pathlib import Path
 
-from runtime_core import AgentContext, App, HookEvent, RetryPolicy
 from runtime_core.llm.agent import ModelSettings
 from runtime_core.llm.model_call import ask_model
 from runtime_core.llm.window import said
 from runtime_core.runs.agent import Agent, handles
 from runtime_core.tools.call import ToolContext
+from weft import AgentContext, App, HookEvent, RetryPolicy
 
 app = App("traces")
 CHAT = ModelSettings("openai-chat:gpt-test")

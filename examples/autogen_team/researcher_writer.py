@@ -12,7 +12,7 @@ from autogen_core import (
     AgentId, BaseAgent, TopicId,
     MessageContext, TypeSubscription, AgentInstantiationContext
 )
-from runtime_core.integrations.autogen import WeftAgentRuntime as SingleThreadedAgentRuntime
+from weft.autogen import WeftAgentRuntime as SingleThreadedAgentRuntime
 
 @dataclass
 class ResearchTopic: topic: str

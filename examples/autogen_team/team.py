@@ -11,7 +11,7 @@ from autogen_agentchat.messages import TextMessage
 from autogen_agentchat.teams import RoundRobinGroupChat
 from autogen_ext.models.replay import ReplayChatCompletionClient
 
-from runtime_core.integrations.autogen import WeftAgentRuntime
+from weft.autogen import WeftAgentRuntime
 
 TASK = "Say in one sentence what a durable runtime is."
 ANSWERS = [

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from examples.coding_helper.app import app_for
-from runtime_core.client.task import TaskHandle
-from runtime_core.errors import WeftError
-from runtime_core.host.local import LocalApp
-from runtime_core.telemetry import logs
+from weft import TaskHandle, WeftError
+from weft.hosting import configure_logs, one_line
+from weft.testing import LocalApp
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,11 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = Path(given.folder).resolve()
     if not folder.is_dir():
         parser.error(f"--folder {given.folder}: there is no such folder")
-    logs.configure("coding-helper", "warning", "text")
+    configure_logs("coding-helper", "warning", "text")
     try:
         return asyncio.run(_run(str(folder), given.model, given.wanted, given.yes))
     except WeftError as error:
-        print(f"coding_helper: {logs.one_line(str(error))}", file=sys.stderr, flush=True)
+        print(f"coding_helper: {one_line(str(error))}", file=sys.stderr, flush=True)
         return 1
 
 

@@ -9,8 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from runtime_core import App, LLMAgent
-from runtime_core.llm.approval import Approve
+from weft import App, Approve, LLMAgent
 
 INSTRUCTIONS = """You help with the code in one folder. Look before you change: list, search and read files first.
 Keep changes small, write whole files, and say at the end what you have changed and why."""

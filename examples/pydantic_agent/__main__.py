@@ -10,8 +10,8 @@ import os
 import sys
 
 from examples.pydantic_agent.app import app
-from runtime_core import Client
-from runtime_core.host.local import LocalApp
+from weft import Client
+from weft.testing import LocalApp
 
 QUESTION = "Chur or Basel from Bern?"
 LIMIT_SECONDS = 300.0

@@ -1,7 +1,7 @@
 """All that is about Weft: the agent as it is, under a name. `WEFT_APP=examples.pydantic_agent.app:app`."""
 
 from examples.pydantic_agent.agent import desk
-from runtime_core import App
+from weft import App
 
 app = App("pydantic-agent")
 app.add_pydantic_agent("desk", desk)

@@ -21,15 +21,10 @@ from examples.research_desk.documents import find_documents
 from examples.research_desk.ranking import topic_words
 from examples.research_desk.shown import Screen
 from examples.research_desk.thinking import MODEL
-from runtime_core import Client
-from runtime_core.cli.up import SERVICES
-from runtime_core.config.settings import Settings
-from runtime_core.config.values import without_password
-from runtime_core.errors import ConfigurationError, WeftError
-from runtime_core.telemetry import logs
-from runtime_core.trajectory.reading import TaskTrajectory
-from runtime_core.trajectory.store import TrajectoryStore
-from runtime_core.trajectory.tree import render
+from weft import Client, WeftError
+from weft.errors import ConfigurationError
+from weft.hosting import SERVICES, Settings, configure_logs, one_line, without_password
+from weft.trajectory import TaskTrajectory, TrajectoryStore, render
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN_SUFFIXES = (".md",)
@@ -63,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wanted = _wanted(arguments)
         return asyncio.run(_until_signalled(wanted))
     except WeftError as error:
-        print(f"research_desk: {logs.one_line(str(error))}", file=sys.stderr, flush=True)
+        print(f"research_desk: {one_line(str(error))}", file=sys.stderr, flush=True)
         return 1
     except BrokenPipeError:
         # Whoever read the output has gone. Nothing more is written, not even at exit.
@@ -146,7 +141,7 @@ async def _until_signalled(wanted: Wanted) -> int:
 
 async def _run(wanted: Wanted) -> int:
     settings = settings_of_desk()
-    logs.configure("research-desk", "warning", "text")
+    configure_logs("research-desk", "warning", "text")
     screen = Screen()
     task_id = f"desk-{secrets.token_hex(4)}"
     gateways = (f"{wanted.engine}_gateway",) if wanted.engine in ("ray", "spark") else ()

@@ -13,7 +13,7 @@ from examples.research_desk.ranking import Finding, Ranking, find, topic_words
 from examples.research_desk.ranking import rank as rank_findings
 from examples.research_desk.report import Citation, Report, cite, sections, sections_around
 from examples.research_desk.thinking import add_thinkers
-from runtime_core import AgentContext, App, Reject
+from weft import AgentContext, App, Reject
 
 SHARDS = 6
 """Searches that run at once; each shard of the documents is one tool call."""

@@ -18,11 +18,8 @@ from pathlib import Path
 from examples.research_desk.__main__ import OWN_SUFFIXES, TOPIC, recorded, settings_of_desk
 from examples.research_desk.corpus import PASSAGES_MAX, make_corpus
 from examples.research_desk.desk import open_desk
-from runtime_core import Client
-from runtime_core.cli.up import SERVICES
-from runtime_core.config.settings import Settings
-from runtime_core.errors import WeftError
-from runtime_core.telemetry import logs
+from weft import Client, WeftError
+from weft.hosting import SERVICES, Settings, configure_logs, one_line
 
 ENGINES = ("threads", "processes", "ray", "spark")
 """The first two are `local`."""
@@ -51,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         measured = asyncio.run(compare(given.engines or ["threads", "processes", "ray"], given.passages, given.times))
     except WeftError as error:
-        print(f"compare: {logs.one_line(str(error))}", file=sys.stderr)
+        print(f"compare: {one_line(str(error))}", file=sys.stderr)
         return 1
     same = len({one.report for one in measured}) == 1
     print("the answers are the same" if same else "the answers differ")
@@ -60,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def compare(engines: Sequence[str], passages: int, times: int) -> list[Measured]:
     """Ask each engine, one after the other, and print what it took. Raises WeftError for what cannot work."""
-    logs.configure("compare", "warning", "text")
+    configure_logs("compare", "warning", "text")
     settings = settings_of_desk()
     folder = make_corpus(settings.make_data_dir(), passages)
     print(f"{passages} passages, {os.cpu_count()} CPUs", flush=True)

@@ -8,11 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runtime_core.bus.embedded import EmbeddedServer
-from runtime_core.cli.up import SERVICES, child_specs
-from runtime_core.config.settings import Settings
-from runtime_core.errors import ConfigurationError
-from runtime_core.host.supervisor import Supervisor
+from weft.errors import ConfigurationError
+from weft.hosting import SERVICES, EmbeddedServer, Settings, Supervisor, child_specs
 
 APP = "examples.research_desk.app:app"
 

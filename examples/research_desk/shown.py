@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-from runtime_core.client.client import StreamEvent
+from weft import StreamEvent
 
 
 class Screen:

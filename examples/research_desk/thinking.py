@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from runtime_core import App, LLMAgent
+from weft import App, LLMAgent
 
 MODEL = "DESK_MODEL"
 """As in `openai-chat:gpt-x`, where OPENAI_BASE_URL and OPENAI_API_KEY say. Of the services and of who submits."""

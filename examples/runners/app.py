@@ -6,7 +6,7 @@ from examples.runners.event_driven import EventDrivenRunner, loud
 from examples.runners.task_with_hooks import app as hooks
 from examples.runners.task_with_hooks import outline, write
 from examples.runners.tree_search import TreeSearchRunner, append, proposer
-from runtime_core import App
+from weft import App
 
 app = App("runner-examples")
 app.include(hooks)

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from runtime_core import AgentContext, Runners, Task, TaskResponse, TaskRunner
+from weft import AgentContext, TaskResponse
+from weft.aworld import Runners, Task, TaskRunner
 
 
 class WellDesignedRunner(TaskRunner):

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 
-from runtime_core import Context, Runners, Task, TaskResponse, TaskRunner
+from weft import Context, TaskResponse
+from weft.aworld import Runners, Task, TaskRunner
 
 logger = logging.getLogger(__name__)
 

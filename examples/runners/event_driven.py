@@ -2,8 +2,8 @@
 
 import asyncio
 
-from runtime_core import AgentContext, Runners, Task, TaskRunner
-from runtime_core.aworld.events import AgentMessage, Message
+from weft import AgentContext
+from weft.aworld import AgentMessage, Message, Runners, Task, TaskRunner
 
 msg = AgentMessage(receiver="loud", payload="a stream", sender="user")
 

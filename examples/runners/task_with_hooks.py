@@ -2,7 +2,8 @@
 
 import asyncio
 
-from runtime_core import AgentContext, App, HookEvent, Runners, StreamingMode, Swarm, Task
+from weft import AgentContext, App, HookEvent
+from weft.aworld import Runners, StreamingMode, Swarm, Task
 
 app = App("hooks")
 

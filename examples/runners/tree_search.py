@@ -2,7 +2,8 @@
 
 import asyncio
 
-from runtime_core import AgentContext, Context, Observation, Runner, Runners, Swarm, Task, TaskResponse
+from weft import AgentContext, Context, TaskResponse
+from weft.aworld import Observation, Runner, Runners, Swarm, Task
 
 
 class TreeSearchRunner(Runner):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from runtime_core import AgentContext, App
+from weft import AgentContext, App
 
 app = App("trajectory-report")
 

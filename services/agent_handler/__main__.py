@@ -1,7 +1,8 @@
 """The agent-handler as a process: `python -m services.agent_handler`."""
 
-from runtime_core.host.agent_handler import build
-from runtime_core.host.service import serve
+import sys
+
+from runtime_core.host.services import main
 
 if __name__ == "__main__":
-    serve("agent-handler", build)
+    sys.exit(main(["agent-handler"]))

@@ -1,12 +1,8 @@
 """The ray-gateway as a process: `python -m services.ray_gateway`."""
 
-from functools import partial
+import sys
 
-from runtime_core.clusters.gateway import RAY
-from runtime_core.host import gateway
-from runtime_core.host.service import serve
-
-build = partial(gateway.build, RAY)
+from runtime_core.host.services import main
 
 if __name__ == "__main__":
-    serve("ray-gateway", build)
+    sys.exit(main(["ray-gateway"]))

@@ -1,12 +1,8 @@
 """The spark-gateway as a process: `python -m services.spark_gateway`."""
 
-from functools import partial
+import sys
 
-from runtime_core.clusters.gateway import SPARK
-from runtime_core.host import gateway
-from runtime_core.host.service import serve
-
-build = partial(gateway.build, SPARK)
+from runtime_core.host.services import main
 
 if __name__ == "__main__":
-    serve("spark-gateway", build)
+    sys.exit(main(["spark-gateway"]))

@@ -1,7 +1,8 @@
 """The state-manager as a process: `python -m services.state_manager`."""
 
-from runtime_core.host.service import serve
-from services.state_manager.wiring import build
+import sys
+
+from runtime_core.host.services import main
 
 if __name__ == "__main__":
-    serve("state-manager", build)
+    sys.exit(main(["state-manager"]))

@@ -1,7 +1,8 @@
 """The tool-handler as a process: `python -m services.tool_handler`."""
 
-from runtime_core.host.service import serve
-from runtime_core.host.tool_handler import build
+import sys
+
+from runtime_core.host.services import main
 
 if __name__ == "__main__":
-    serve("tool-handler", build)
+    sys.exit(main(["tool-handler"]))

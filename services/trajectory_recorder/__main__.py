@@ -1,7 +1,8 @@
 """The trajectory-recorder as a process: `python -m services.trajectory_recorder`."""
 
-from runtime_core.host.recorder import build
-from runtime_core.host.service import serve
+import sys
+
+from runtime_core.host.services import main
 
 if __name__ == "__main__":
-    serve("trajectory-recorder", build)
+    sys.exit(main(["trajectory-recorder"]))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.architecture.tree import CORE, ROOT, own_files
 
-DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md")
+DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/internals/keys.md", "docs/internals/steps.md")
 BASES = (ROOT, CORE / "runtime_core", CORE)
 """Where a path in a document may begin: the repository, or the core package."""
 EXTENSIONS = r"\.(py|md|toml|lua|ya?ml|json|txt|sh|tla|js|java)"

@@ -25,6 +25,7 @@ PAGES = (
     *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md")),
     *sorted(DOCS.glob("*.md")),
     *sorted((DOCS / "decisions").glob("*.md")),
+    *sorted((DOCS / "internals").glob("*.md")),
 )
 LUA = sorted((CORE / "runtime_core" / "bus" / "functions").glob("*.lua"))
 
@@ -128,7 +129,7 @@ def test_the_metrics_that_documents_name_exist() -> None:
 
 
 def test_every_key_is_listed() -> None:
-    listed = first_cells(section(read("ARCHITECTURE.md"), "Keys on the broker"))
+    listed = first_cells(section(read("docs/internals/keys.md"), "Keys on the broker"))
     assert {ingress("weft"), namespace_settings("weft")} <= listed
     base = Keys("weft", 0).base
     python = {
@@ -138,7 +139,7 @@ def test_every_key_is_listed() -> None:
     }
     lua = {name for path in LUA for name in re.findall(r"base \.\. '([a-z]+)", path.read_text(encoding="utf-8"))}
     known = {re.split(r"[:<]", key)[0] for key in listed}
-    assert python | lua <= known, "ARCHITECTURE.md does not list all keys of a partition"
+    assert python | lua <= known, "docs/internals/keys.md does not list all keys of a partition"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -159,6 +160,10 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 def test_paths_in_the_documents_exist(name: str) -> None:
     missing = [path for path in paths_named_in(read(f"docs/{name}")) if not (exists(path) or (DOCS / path).exists())]
     assert missing == []
+
+
+def test_the_architecture_is_read_in_one_go() -> None:
+    assert len(read("ARCHITECTURE.md").splitlines()) <= 120
 
 
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.name)

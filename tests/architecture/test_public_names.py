@@ -2,28 +2,99 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import ast
+import importlib
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
 
 import runtime_core
+from tests.architecture.tree import CORE, ROOT, imports_of
 
-PINNED = Path(__file__).with_name("public_names.txt")
+PINNED = ROOT / "tests" / "architecture" / "public_names.txt"
+FACE = CORE / "weft"
+ELSEWHERE = ("weft.autogen",)
+"""Modules whose library is not in this environment; `tests/autogen` imports them."""
+OLD_NAMES = ("Agent", "AgentContext", "App", "Client", "Reject", "Retry", "ToolContext", "handles")
+"""Names that `runtime_core` itself promises."""
+HEAVY = ("lupa", "mcp", "openai", "opentelemetry", "pandas", "pyarrow", "pydantic_ai", "pyspark", "ray", "sqlalchemy")
 
 
-def public_names() -> list[str]:
-    names: object = runtime_core.__all__
-    assert isinstance(names, list | tuple)
-    return [str(name) for name in names]
+def modules() -> dict[str, list[str]]:
+    """The modules of `weft` and the names in their `__all__`, without importing them."""
+    found = {}
+    for path in sorted(FACE.glob("*.py")):
+        module = "weft" if path.stem == "__init__" else f"weft.{path.stem}"
+        assignments = [node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.Assign)]
+        [names] = [ast.literal_eval(node.value) for node in assignments if ast.unparse(node.targets[0]) == "__all__"]
+        found[module] = names
+    return found
+
+
+def printed_by(code: str) -> list[str]:
+    """What a fresh interpreter prints, one word a line."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.split()
 
 
 def test_the_public_names_are_those_of_the_list() -> None:
+    public = sorted(f"{module}.{name}" for module, names in modules().items() for name in names)
     pinned = PINNED.read_text(encoding="utf-8").split()
-    assert sorted(public_names()) == pinned, f"if this is meant, write the names to {PINNED.name} and CHANGELOG.md"
+    assert public == pinned, f"if this is meant, write the names to {PINNED.name} and CHANGELOG.md"
 
 
-def test_the_public_names_are_sorted_and_appear_once() -> None:
-    names = public_names()
-    assert names == sorted(set(names))
+def test_a_name_has_one_module() -> None:
+    # weft.errors lists all errors, those of `weft` too.
+    places = Counter(name for module, names in modules().items() if module != "weft.errors" for name in names)
+    assert [name for name, count in places.items() if count > 1] == []
 
 
-def test_every_public_name_can_be_imported() -> None:
-    assert [name for name in public_names() if not hasattr(runtime_core, name)] == []
+def test_the_first_module_stays_small() -> None:
+    assert len(modules()["weft"]) < 30
+
+
+@pytest.mark.parametrize("module", [module for module in modules() if module not in ELSEWHERE])
+def test_every_public_name_can_be_imported(module: str) -> None:
+    loaded = importlib.import_module(module)
+    assert [name for name in modules()[module] if not hasattr(loaded, name)] == []
+
+
+@pytest.mark.parametrize("module", [module for module in modules() if module not in ELSEWHERE])
+def test_type_checkers_see_every_public_name_where_it_is(module: str) -> None:
+    loaded = importlib.import_module(module)
+    path = FACE / ("__init__.py" if module == "weft" else f"{module.removeprefix('weft.')}.py")
+    imported = {found.imported for found in imports_of(path, CORE)}
+    places: dict[str, str] = getattr(loaded, "_PLACES", {})
+    if places:
+        assert sorted(places) == sorted(modules()[module])
+        wanted = {place.replace(":", ".") if ":" in place else f"{place}.{name}" for name, place in places.items()}
+        assert wanted <= imported
+
+
+def test_the_names_that_runtime_core_promises_are_those_of_weft() -> None:
+    weft = importlib.import_module("weft")
+    assert [name for name in OLD_NAMES if getattr(runtime_core, name) is not getattr(weft, name)] == []
+
+
+def test_importing_weft_imports_nothing_else() -> None:
+    code = "import sys; before = {*sys.modules}; import weft; print(*sorted({*sys.modules} - before))"
+    ours = [name for name in printed_by(code) if name.partition(".")[0] not in sys.stdlib_module_names]
+    assert ours == ["runtime_core", "runtime_core.lazy", "weft"]
+
+
+def test_the_names_of_weft_load_no_engine_no_store_and_no_model_client() -> None:
+    code = "import sys, weft; [getattr(weft, name) for name in weft.__all__]; print(*sys.modules)"
+    assert [name for name in HEAVY if name in printed_by(code)] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "library", "extra"),
+    [("weft.pydantic_ai", "pydantic_ai", "llm"), ("weft.autogen", "autogen_core", "autogen")],
+)
+def test_a_module_without_its_library_names_the_extra(module: str, library: str, extra: str) -> None:
+    code = f"import sys; sys.modules[{library!r}] = None; import {module}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    told = f"ModuleNotFoundError: {module} needs {library}, which is not installed: pip install 'weft[{extra}]'"
+    assert done.stderr.splitlines()[-1] == told

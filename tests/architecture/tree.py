@@ -40,10 +40,10 @@ def own_files() -> Iterator[Path]:
 
 @cache
 def production_imports() -> tuple[Import, ...]:
-    """What the modules of runtime_core and of the services import."""
+    """What the modules of runtime_core, of weft and of the services import."""
     return tuple(
         found
-        for base, folder in ((CORE, CORE / "runtime_core"), (ROOT, ROOT / "services"))
+        for base, folder in ((CORE, CORE / "runtime_core"), (CORE, CORE / "weft"), (ROOT, ROOT / "services"))
         for path in sorted(folder.rglob("*.py"))
         if "tests" not in path.relative_to(base).parts
         for found in imports_of(path, base)

@@ -17,13 +17,13 @@ from typing import Self
 
 import pytest
 
-from runtime_core import AgentId, Runtime, TypeSubscription
 from tests.chaos.harm import EVERY_SECONDS, MOST_HARM, RESULT_SECONDS, harm_broker, under
 from tests.chaos.invariants import check_broker
 from tests.conftest import ROOT, OwnServer
 from tests.fleet import DEFECTS, TIED, plain_redis
 from tests.kills_app import KEYS, TYPES, Order, Receipt, desk_of
 from tests.servers.process import Server
+from weft.runtime import AgentId, Runtime, TypeSubscription
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(3600)]
 

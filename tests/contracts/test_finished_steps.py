@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 from prometheus_client import CollectorRegistry
 
-from runtime_core import AgentContext, App
 from runtime_core.bus.connection import Argument, Reply
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
@@ -18,6 +17,7 @@ from runtime_core.errors import Fenced, ServerError
 from runtime_core.runs.turn import TurnHandler
 from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import Broker, answer, ask, bury, suspend
+from weft import AgentContext, App
 
 WAIT_SECONDS = 60.0
 

@@ -22,14 +22,14 @@ from runtime_core.bus.values import NewTask, Submitted
 from runtime_core.config.settings import Settings
 from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, ServerError
+from runtime_core.host.state_manager import build
+from runtime_core.ingress import admitter, answers, relay
 from runtime_core.ingress.admission import Admission
+from runtime_core.ingress.admitter import Admitter
+from runtime_core.ingress.relay import Relay
 from runtime_core.ingress.schedules import Schedules, parse_set
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.wire import events as facts
-from services.state_manager import admitter, answers, relay
-from services.state_manager.admitter import Admitter
-from services.state_manager.relay import Relay
-from services.state_manager.wiring import build
 from tests.conftest import OwnServer
 from tests.contracts.broker import Broker, complete, question, suspend
 from tests.contracts.conftest import close_broker, open_broker, server_clients

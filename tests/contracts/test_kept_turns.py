@@ -8,7 +8,6 @@ import math
 import pytest
 from prometheus_client import CollectorRegistry
 
-from runtime_core import AgentContext, App
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import JournalMoved, ServerError
@@ -16,6 +15,7 @@ from runtime_core.runs.turn import TurnHandler
 from runtime_core.runs.turn_port import TurnPort
 from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import Broker, answer, ask, bury, now
+from weft import AgentContext, App
 
 WAIT_SECONDS = 60.0
 

@@ -13,7 +13,7 @@ import pytest
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.values import NewTask, Submitted
 from runtime_core.errors import ServerError
-from services.state_manager import relay
+from runtime_core.ingress import relay
 from tests.contracts.broker import Broker, ask, complete, suspend
 from tests.contracts.two_partitions import Pair, Side, two_partitions
 

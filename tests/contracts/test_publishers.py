@@ -20,12 +20,12 @@ from runtime_core.declare.announcement import announce
 from runtime_core.declare.manifest import AgentEntry, Manifest
 from runtime_core.errors import InvalidInput, ServerError
 from runtime_core.ids import task_id_of
+from runtime_core.ingress import publisher_streams
 from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.publishers import Publisher, Publishers
 from runtime_core.ingress.scheduler import Scheduler
 from runtime_core.ingress.schedules import Schedules
 from runtime_core.maintenance.dead_letters import DeadLetters
-from services.state_manager import publisher_streams
 from tests.contracts.broker import Broker, complete, question, suspend
 from tests.contracts.test_ingress import admitting, until
 

@@ -6,11 +6,11 @@ import asyncio
 
 from prometheus_client import CollectorRegistry
 
-from runtime_core import AgentContext, App
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.runs.turn import TurnHandler
 from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import Broker, answer
+from weft import AgentContext, App
 
 WAIT_SECONDS = 60.0
 

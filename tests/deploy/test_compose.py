@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from runtime_core.config.settings import Settings
-from services.__main__ import services
+from runtime_core.host.services import SERVICES
 from tests.architecture.tree import ROOT
 from tests.deploy.kubectl import K8S, build
 from tests.deploy.manifests import containers, pod_templates
@@ -38,7 +38,7 @@ def test_every_service_is_there_behind_its_profile(compose: dict[str, Any]) -> N
         for each in compose["services"].values()
         if "SERVICE" in each.get("environment", {})
     }
-    assert set(chosen) == set(services())
+    assert set(chosen) == set(SERVICES)
     assert {name for name, each in chosen.items() if not each.get("profiles")} == {
         "agent-handler",
         "tool-handler",
@@ -111,7 +111,7 @@ def test_every_service_signs_in_as_itself_where_there_is_a_password(compose: dic
         if "SERVICE" in (environment := each.get("environment", {}))
     }
     assert found == {
-        name: f"redis://{name}:${{{name.replace('-', '_').upper()}_PASSWORD:-}}@redis:6379" for name in services()
+        name: f"redis://{name}:${{{name.replace('-', '_').upper()}_PASSWORD:-}}@redis:6379" for name in SERVICES
     }
 
 

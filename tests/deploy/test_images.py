@@ -13,7 +13,7 @@ import tomllib
 
 import pytest
 
-from services.__main__ import services
+from runtime_core.host.services import SERVICES
 from tests.architecture.tree import ROOT
 
 DOCKERFILE = (ROOT / "deploy" / "images" / "Dockerfile").read_text(encoding="utf-8")
@@ -73,12 +73,17 @@ def test_what_is_copied_is_not_left_out_of_the_build() -> None:
         assert any(path == each or path.startswith(f"{each}/") for each in let_in), f".dockerignore shuts out {path}"
 
 
-def start(service: str | None) -> subprocess.CompletedProcess[str]:
+def test_a_container_starts_what_the_wheel_has() -> None:
+    assert 'CMD ["python", "-m", "runtime_core.host"]' in DOCKERFILE
+    assert "COPY services /app/services" in DOCKERFILE, "python -m services.<name> works in the images, too"
+
+
+def start(service: str | None, module: str = "runtime_core.host") -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("WEFT_") and name != "SERVICE"}
     if service is not None:
         environ["SERVICE"] = service
     return subprocess.run(
-        [sys.executable, "-m", "services"],
+        [sys.executable, "-m", module],
         cwd=ROOT,
         env=environ,
         capture_output=True,
@@ -94,13 +99,14 @@ def test_a_service_that_is_none_is_told_in_one_line(name: str | None, said: str)
     assert done.returncode == 2
     assert done.stderr == f"weft: {done.stderr.removeprefix('weft: ')}"
     assert said in done.stderr
-    assert all(each in done.stderr for each in services())
+    assert all(each in done.stderr for each in SERVICES)
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("module", ["services", "runtime_core.host"])
 @pytest.mark.parametrize("name", ["state-manager", "state_manager"])
-def test_a_service_is_started_by_its_name(name: str) -> None:
-    done = start(name)
+def test_a_service_is_started_by_its_name(name: str, module: str) -> None:
+    done = start(name, module)
     assert done.returncode == 1
     assert "weft state-manager: WEFT_REDIS_URL is not set" in done.stderr
 

@@ -14,7 +14,7 @@ import yaml
 from kubernetes_validate import SchemaNotFoundError
 
 from runtime_core.config.settings import Settings
-from services.__main__ import services
+from runtime_core.host.services import SERVICES
 from tests.architecture.tree import ROOT
 from tests.deploy.kubectl import K8S, Manifest, build
 from tests.deploy.manifests import Flow, allowed, containers, name_of, pod_templates
@@ -167,7 +167,7 @@ def test_services_have_probes_and_time_to_hand_work_back(manifests: tuple[Manife
         [service] = [each for each in pod["spec"]["containers"] if each["name"] == "service"]
         chosen = next(each["value"] for each in service["env"] if each["name"] == "SERVICE")
         seen.add(chosen)
-        assert labels["app.kubernetes.io/name"] == chosen in services(), name
+        assert labels["app.kubernetes.io/name"] == chosen in SERVICES, name
         assert {probe: service[probe]["httpGet"]["path"] for probe in service if probe.endswith("Probe")} == {
             "startupProbe": "/healthz",
             "livenessProbe": "/healthz",
@@ -305,7 +305,7 @@ def test_what_is_applied_at_first_needs_no_custom_resource(kubectl_command: tupl
     assert {each["apiVersion"] for each in manifests}.isdisjoint(CUSTOM)
     assert manifests[0]["kind"] == "Namespace"
     names = {labels["app.kubernetes.io/name"] for labels in _labels(manifests)}
-    assert names >= {*services(), "redis", "prometheus", "grafana", "ray-head", "spark-connect", "make-secrets"}
+    assert names >= {*SERVICES, "redis", "prometheus", "grafana", "ray-head", "spark-connect", "make-secrets"}
     images = {container["image"] for _, pod in pod_templates(manifests) for container in containers(pod)}
     assert {"weft:latest", "weft-ray:latest", "weft-spark:latest"} <= images
 
@@ -327,7 +327,7 @@ def test_every_service_signs_in_as_its_own_user(kubectl_command: tuple[str, ...]
     assert found == {
         name: {"WEFT_REDIS_URL": f"redis-url-{name}"}
         | (operator if name in ("state-manager", "trajectory-recorder") else {})
-        for name in services()
+        for name in SERVICES
     }
 
 

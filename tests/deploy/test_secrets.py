@@ -21,7 +21,7 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from runtime_core.bus.namespace import connect, open_namespace
-from services.__main__ import services
+from runtime_core.host.services import SERVICES
 from tests.conftest import OwnServer
 from tests.deploy.kubectl import K8S
 from tests.servers.matrix import MATRIX, repeat_on
@@ -49,7 +49,7 @@ def script() -> ModuleType:
 def test_passwords_are_new_each_time_and_fit_into_a_url(script: ModuleType) -> None:
     first, second = script.contents(), script.contents()
     urls = [key for key in first if key.startswith("redis-url-")]
-    assert {f"redis-url-{service}" for service in services()} < set(urls)
+    assert {f"redis-url-{service}" for service in SERVICES} < set(urls)
     for key in urls:
         found = URL.fullmatch(first[key])
         assert found is not None
@@ -130,7 +130,7 @@ def test_a_restart_forgets_no_transaction_and_lets_nobody_in(
                 connection.execute_command(*command)
 
 
-@pytest.mark.parametrize("service", services())
+@pytest.mark.parametrize("service", SERVICES)
 async def test_a_service_makes_its_namespace_with_its_user(
     users: dict[str, Client], own_valkey: Server, service: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""What the README says is done: its app, its commands, its program, in its order."""
+"""The README and the tutorial are run: their app, commands and programs, in their order."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
+TUTORIAL = ROOT / "docs" / "tutorial.md"
 LIMIT_SECONDS = 60
 
 # The servers of the development lock come without their command line; this one prints replies in its way.
@@ -48,8 +49,10 @@ class Block:
     text: str
 
 
-def blocks_of(page: Path) -> list[Block]:
-    found = re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+def blocks() -> list[Block]:
+    """The fenced blocks of both pages."""
+    text = README.read_text(encoding="utf-8") + TUTORIAL.read_text(encoding="utf-8")
+    found = re.findall(r"^```(\w+)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     return [Block(language, text) for language, text in found]
 
 
@@ -57,7 +60,7 @@ def the(language: str, start: str) -> str:
     """The one block of this language that has a line with this start."""
     found = [
         block.text
-        for block in blocks_of(README)
+        for block in blocks()
         if block.language == language and any(line.startswith(start) for line in block.text.splitlines())
     ]
     assert len(found) == 1, f"{len(found)} blocks with {start!r}"
@@ -176,7 +179,7 @@ def test_every_block_is_one_that_is_tried() -> None:
         ],
         "text": ["Redis Streams: found", "edited: streams"],
     }
-    assert sorted(block.text for block in blocks_of(README)) == sorted(
+    assert sorted(block.text for block in blocks()) == sorted(
         the(language, start) for language, starts in tried.items() for start in starts
     )
 
@@ -190,10 +193,14 @@ def test_every_make_target_that_is_named_exists(page: Path) -> None:
     assert named <= targets
 
 
-def test_every_page_that_is_linked_exists() -> None:
-    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", README.read_text(encoding="utf-8"))
-    assert len(links) > 5
-    assert [link for link in links if not (ROOT / link).exists()] == []
+def test_the_readme_stays_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 110
+
+
+def test_every_document_is_in_the_list() -> None:
+    listed = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md"]
+    assert [page for page in pages if f"]({page})" not in listed] == []
 
 
 def test_the_app_is_well_typed(folder: Path) -> None:

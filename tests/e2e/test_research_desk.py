@@ -121,8 +121,8 @@ def processes_of(data_dir: Path) -> dict[str, int]:
             if (folder / "cwd").readlink() == data_dir / "valkey":
                 found["broker"] = int(folder.name)
             elif f"WEFT_DATA_DIR={data_dir}\0".encode() in (folder / "environ").read_bytes():
-                service = re.search(rb"services\.(\w+)", (folder / "cmdline").read_bytes())
-                found[service[1].decode() if service else "desk"] = int(folder.name)
+                service = re.search(rb"runtime_core\.host\0([\w-]+)", (folder / "cmdline").read_bytes())
+                found[service[1].decode().replace("-", "_") if service else "desk"] = int(folder.name)
     return found
 
 

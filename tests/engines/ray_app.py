@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from runtime_core import App, Resources
 from tests.contracts.engine import functions
+from weft import App, Resources
 
 app = App("on_ray")
 

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from runtime_core import App, EngineContext
 from tests.contracts.engine.functions import begun, wait_for
+from weft import App, EngineContext
 
 app = App("spark-tests")
 

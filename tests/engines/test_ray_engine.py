@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from runtime_core import EngineCall, RunConfig, RuntimeEngine, engine_named
 from runtime_core.clusters.driver.process import Driver
 from runtime_core.clusters.ray.engine import RayEngine
 from runtime_core.engines.runtime_engine import CallFailed
@@ -15,6 +14,7 @@ from runtime_core.errors import ConfigurationError
 from tests.contracts.engine import functions
 from tests.contracts.engine.promises import EnginePromises
 from tests.engines.ray_cluster import RayCluster
+from weft.engines import EngineCall, RunConfig, RuntimeEngine, engine_named
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from runtime_core import EngineCall, RunConfig, RuntimeEngine, engine_named
 from runtime_core.clusters.driver.process import Driver
 from runtime_core.clusters.spark.engine import SparkEngine
 from runtime_core.engines.runtime_engine import CallFailed
@@ -16,6 +15,7 @@ from tests.contracts.engine import functions
 from tests.contracts.engine.promises import EnginePromises
 from tests.engines.conftest import SparkServer
 from tests.servers.process import free_port
+from weft.engines import EngineCall, RunConfig, RuntimeEngine, engine_named
 
 # The first of them starts a JVM, which takes minutes on a machine that is busy enough.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]

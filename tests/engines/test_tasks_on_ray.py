@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core import AgentContext, App, Client, ConfigurationError, InvalidInput, Runners, StreamEvent, Task
 from runtime_core.aworld.ray import place as ray_place
 from runtime_core.config.settings import Settings
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.engines.ray_cluster import RayCluster
 from tests.servers.process import Server
+from weft import AgentContext, App, Client, StreamEvent
+from weft.aworld import Runners, Task
+from weft.errors import ConfigurationError, InvalidInput
 
 PATIENCE_SECONDS = 150.0
 """Of whoever waits for something that must come; it decides nothing."""

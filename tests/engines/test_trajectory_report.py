@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from examples.trajectory_report.app import in_words
-from runtime_core import AgentContext, App, RetryPolicy
 from runtime_core.clusters.driver.process import Driver
 from runtime_core.engines.protocol import Registered, Value, Work
 from runtime_core.host.local import LocalApp
 from runtime_core.trajectory.export import export_items_parquet, export_parquet, trajectory_items
 from runtime_core.trajectory.items import TrajectoryItem
 from tests.conftest import ROOT
+from weft import AgentContext, App, RetryPolicy
 
 # The first of them starts a JVM, which takes minutes on a machine that is busy enough.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]

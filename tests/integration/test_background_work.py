@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from runtime_core import AgentContext, App, Client, ToolContext
 from runtime_core.client.client import TaskHandle
 from runtime_core.host.local import LocalApp
 from runtime_core.runs.agent import Agent, handles
+from weft import AgentContext, App, Client, ToolContext
 
 app = App("background")
 

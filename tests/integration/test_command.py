@@ -32,9 +32,10 @@ APP = """
 import asyncio
 from pathlib import Path
 
-from runtime_core import AgentContext, App, Deny, HookEvent, ModelCall, Reference, Reject, TrajectoryItem
-from runtime_core import TrajectoryStrategy
-from runtime_core.declare.retry_policy import RetryPolicy
+from weft import AgentContext, App, Deny, HookEvent, Reject, RetryPolicy
+from weft.aworld import TrajectoryItem, TrajectoryStrategy
+from weft.engines import Reference
+from weft.llm import ModelCall
 
 app = App("desk", version="7")
 ONCE = RetryPolicy(attempts=1)

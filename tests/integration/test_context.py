@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import runtime_core.host.agent_handler
-from runtime_core import AgentContext, App
 from runtime_core.client.client import Client
 from runtime_core.host.local import LocalApp
 from runtime_core.runs.session import SESSION_AGENT
@@ -17,6 +16,7 @@ from runtime_core.runs.turn import TurnHandler
 from tests.context_app import ROOT_RESULT, app
 from tests.fleet import Fleet
 from tests.servers.process import Server
+from weft import AgentContext, App
 
 
 @pytest.fixture(params=["warm", "replayed at each turn"])

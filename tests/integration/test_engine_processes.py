@@ -7,13 +7,15 @@ import os
 import signal
 from pathlib import Path
 
-from runtime_core import AgentContext, App, Client, EngineError, Reject, StateManager
 from runtime_core.host.local import LocalApp
 from tests.contracts.engine import functions
 from tests.contracts.engine.promises import until
 from tests.contracts.engine.test_processes import gone, pid_of
 from tests.fleet import Fleet
 from tests.servers.process import Server
+from weft import AgentContext, App, Client, Reject
+from weft.aworld import StateManager
+from weft.errors import EngineError
 
 WAIT = 60.0
 """Patience of a test, which decides nothing."""

@@ -9,21 +9,14 @@ from typing import Any
 
 import pytest
 
-from runtime_core import (
-    AgentContext,
-    App,
-    Client,
-    EngineContext,
-    EngineError,
-    InvalidInput,
-    Reference,
-    Reject,
-    StreamingMode,
-)
 from runtime_core.host.local import LocalApp
 from tests.contracts.engine import functions
 from tests.contracts.engine.promises import until
 from tests.contracts.engine.test_processes import gone, pid_of
+from weft import AgentContext, App, Client, EngineContext, Reject
+from weft.aworld import StreamingMode
+from weft.engines import Reference
+from weft.errors import EngineError, InvalidInput
 
 WAIT = 60.0
 """Patience of a test, which decides nothing."""

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from runtime_core import AgentContext, App, Client, ConfigurationError
 from runtime_core.aworld.events import (
     AgentMessage,
     CancelMessage,
@@ -25,6 +24,8 @@ from runtime_core.aworld.events.history import Recorded
 from runtime_core.host.local import LocalApp
 from runtime_core.wire.results import TaskResponse
 from tests.events_app import GROUP, app
+from weft import AgentContext, App, Client
+from weft.errors import ConfigurationError
 
 
 async def run(first: list[Message], **more: Any) -> TaskResponse:  # Any: JSON

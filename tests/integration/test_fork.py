@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from runtime_core import AgentContext, App, Client
 from runtime_core.bus.delivery import pairs
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.hooks.verdicts import Change, Deny, HookEvent
@@ -18,6 +17,7 @@ from runtime_core.replay.replay import replay
 from runtime_core.trajectory.tree import render
 from runtime_core.wire.commands import SUBMIT, parse_submit
 from runtime_core.wire.envelope import Envelope
+from weft import AgentContext, App, Client
 
 
 def desk(calls: Counter[str]) -> App:

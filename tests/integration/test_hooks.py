@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from runtime_core import AgentContext, App, Client, TaskHandle
 from runtime_core.declare.announcement import announce
 from runtime_core.declare.hook_points import HookPoint
 from runtime_core.declare.retry_policy import RetryPolicy
@@ -19,6 +18,7 @@ from runtime_core.host.local import LocalApp
 from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.replay.replay import replay
 from tests.fleet import until
+from weft import AgentContext, App, Client, TaskHandle
 
 Json = Any  # JSON of many shapes
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core import AgentContext, App, Client, HookEvent, TaskHandle
 from runtime_core.bus.delivery import pairs
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.errors import Reject
@@ -20,6 +19,7 @@ from runtime_core.maintenance.dead_letters import DeadLetters
 from tests.ends_app import HOOKS, app
 from tests.fleet import Fleet, until
 from tests.servers.process import Server
+from weft import AgentContext, App, Client, HookEvent, TaskHandle
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core import AgentContext, App, Client, ConfigurationError, InvalidInput, Runners, Swarm, Task, TaskRunner
 from runtime_core.aworld.ray import place as ray_place
 from runtime_core.aworld.sent import SentApp, pack, reference_of, unpack
 from runtime_core.aworld.task_app import TasksApp
 from runtime_core.config.settings import Settings
 from runtime_core.host import task_host
 from tests.servers.process import Server
+from weft import AgentContext, App, Client
+from weft.aworld import Runners, Swarm, Task, TaskRunner
+from weft.errors import ConfigurationError, InvalidInput
 
 app = App("hosted")
 

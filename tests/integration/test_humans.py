@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from runtime_core import AgentContext, App, Client, RetryPolicy, TaskHandle
 from runtime_core.errors import HumanTimeout, InvalidInput
 from runtime_core.host.local import LocalApp
 from runtime_core.trajectory.store import TrajectoryStore
@@ -21,6 +20,7 @@ from tests.conftest import OwnServer
 from tests.fleet import Fleet, plain_redis, until
 from tests.servers.matrix import repeat_on
 from tests.servers.process import Server
+from weft import AgentContext, App, Client, RetryPolicy, TaskHandle
 
 pytestmark = pytest.mark.timeout(300)
 

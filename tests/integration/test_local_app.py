@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from runtime_core import AgentContext, App, ConfigurationError, ToolContext
 from runtime_core.errors import InvalidInput
 from runtime_core.runs.agent import Agent, handles
-from runtime_core.testing.local import LocalApp
 from runtime_core.trajectory.store import TrajectoryStore
+from weft import AgentContext, App, ToolContext
+from weft.errors import ConfigurationError
+from weft.testing import LocalApp
 
 app = App("local")
 

@@ -14,8 +14,8 @@ from pydantic_ai.messages import ModelMessage, RetryPromptPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from pydantic_ai.toolsets import AbstractToolset
 
-from runtime_core import App, Change, Deny, HookEvent
 from runtime_core.host.local import LocalApp
+from weft import App, Change, Deny, HookEvent
 
 asked: list[int] = []
 seen: list[str] = []

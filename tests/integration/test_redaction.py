@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runtime_core import AgentContext, App, Reject, RetryPolicy, ToolContext
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.memory.server import MemoryTransport
@@ -20,7 +19,8 @@ from runtime_core.record.step import ENCODER
 from runtime_core.runs.model_step import ModelCall
 from runtime_core.telemetry import logs
 from runtime_core.telemetry.redaction import Redactor, redactor, use
-from runtime_core.testing.local import LocalApp
+from weft import AgentContext, App, Reject, RetryPolicy, ToolContext
+from weft.testing import LocalApp
 
 KEY = "a plain word of mine"
 PASSWORD = "open" + "sesame"

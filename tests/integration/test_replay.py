@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from runtime_core import AgentContext, App
 from runtime_core.aworld.events import (
     EventManager,
     Handler,
@@ -30,6 +29,7 @@ from runtime_core.host.local import LocalApp
 from runtime_core.replay.replay import replay
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.tree import decoded
+from weft import AgentContext, App
 
 
 def desk(calls: Counter[str], *, order: str = "search first") -> App:

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from runtime_core import AgentContext, App, Client, HandleResult, Reject, RunNode, StateManager
 from runtime_core.aworld.nodes.node import RunNodeStatus
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.host.local import LocalApp
 from tests.conftest import OwnServer
 from tests.servers.process import Server
+from weft import AgentContext, App, Client, Reject
+from weft.aworld import HandleResult, RunNode, StateManager
 
 WAIT = 30.0
 """Patience of a test, which decides nothing."""
@@ -185,7 +186,8 @@ async def test_a_wait_hears_what_happened_while_the_broker_was_away(own_server: 
 
 WORKER = """
 import asyncio, sys
-from runtime_core import Client, StateManager
+from weft import Client
+from weft.aworld import StateManager
 
 async def main(url, namespace, node):
     async with Client.connect(url, namespace=namespace) as client, StateManager(client) as state:

@@ -11,31 +11,24 @@ from typing import Any
 
 import pytest
 
-from runtime_core import (
+from runtime_core.aworld.events.handlers import DefaultAgentHandler
+from runtime_core.host.local import LocalApp
+from weft import AgentContext, App, Context, HookEvent, Rejected, RetryPolicy, TaskResponse
+from weft.aworld import (
     ActionModel,
-    AgentContext,
-    App,
-    ConfigurationError,
-    Context,
     Handoff,
     HandoffSwarm,
-    HookEvent,
     HybridSwarm,
-    InvalidInput,
     Loopable,
     Observation,
-    Rejected,
-    RetryPolicy,
     Runner,
     Runners,
     Swarm,
     Task,
-    TaskResponse,
     TaskRunner,
     TeamSwarm,
 )
-from runtime_core.aworld.events.handlers import DefaultAgentHandler
-from runtime_core.host.local import LocalApp
+from weft.errors import ConfigurationError, InvalidInput
 
 
 @pytest.fixture(autouse=True)

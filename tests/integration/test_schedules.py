@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core import AgentContext, App, Client, InvalidInput
 from runtime_core.host.local import LocalApp
 from tests.fleet import Fleet, plain_redis, until
 from tests.servers.process import Server
+from weft import AgentContext, App, Client
+from weft.errors import InvalidInput
 
 app = App("clockwork")
 

@@ -8,9 +8,9 @@ import sys
 from collections import Counter
 from typing import Any
 
-from runtime_core import AgentContext, App
 from runtime_core.runs.model_step import ModelCall
-from runtime_core.testing.local import LocalApp
+from weft import AgentContext, App
+from weft.testing import LocalApp
 
 PARENT = "0xb7ad6b7169203331"
 

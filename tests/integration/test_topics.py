@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from runtime_core import Agent, AgentContext, App, ConfigurationError, InvalidInput, handles
 from runtime_core.bus.values import TopicSubscription
 from runtime_core.host.local import LocalApp
 from tests.fleet import until
+from weft import Agent, AgentContext, App, handles
+from weft.errors import ConfigurationError, InvalidInput
 
 
 @dataclass

@@ -11,15 +11,15 @@ import msgspec
 import pytest
 from pydantic_ai import messages as ai
 
-from runtime_core import AgentContext, App
 from runtime_core.record.shortening import SHORT_BYTES, ToldLists
 from runtime_core.record.step import ENCODER, INCOMPLETE, STEPS, Step
 from runtime_core.runs.model_step import ModelCall
 from runtime_core.telemetry.redaction import Redactor
-from runtime_core.testing.local import LocalApp
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
 from tests.integration.test_trajectory_contents import TURNS, counts, stored_bytes
 from tests.integration.trajectory_stores import Database
+from weft import AgentContext, App
+from weft.testing import LocalApp
 
 Messages = list[dict[str, Any]]  # Any: JSON of pydantic-ai
 

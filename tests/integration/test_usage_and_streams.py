@@ -7,22 +7,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from runtime_core import (
-    AgentContext,
-    App,
-    Client,
-    InvalidInput,
-    Reject,
-    Rejected,
-    StreamEvent,
-    StreamingMode,
-    ToolContext,
-)
 from runtime_core.bus.connection import Argument, Reply, Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.client.client import TaskHandle
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.host.local import LocalApp
+from weft import AgentContext, App, Client, Reject, Rejected, StreamEvent, ToolContext
+from weft.aworld import StreamingMode
+from weft.errors import InvalidInput
 
 app = App("meter")
 

@@ -19,10 +19,10 @@ from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.config.settings import Settings
 from runtime_core.consumer.consumer import Consumer
 from runtime_core.consumer.progress import ProgressWatch
+from runtime_core.host.manager import StateManager
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.recorder import Recorder
 from runtime_core.trajectory.store import TrajectoryStore
-from services.state_manager.manager import StateManager
 from tests.contracts.broker import Broker
 from tests.servers.process import Server
 from tests.servers.proxy import Proxy

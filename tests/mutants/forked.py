@@ -21,7 +21,7 @@ import uvloop
 from tests.servers.matrix import ALL, SELECTION
 
 PRELOADED = (hypothesis, msgspec, prometheus_client, pydantic, pytest_asyncio, sqlalchemy, uvloop)
-OURS = ("runtime_core", "services", "tests", "docs", "examples", "deploy", "benchmarks")
+OURS = ("runtime_core", "weft", "services", "tests", "docs", "examples", "deploy", "benchmarks")
 """Packages that the fork must import from the copy."""
 
 

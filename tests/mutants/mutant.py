@@ -47,5 +47,4 @@ def python(
 ) -> Mutant:
     """A mutant of a Python file; its id is `<module>.<guard>`."""
     module = path.rpartition("/")[2].removesuffix(".py")
-    file = path if path.startswith("services/") else f"{CORE}/{path}"
-    return Mutant(f"{module}.{guard}", file, anchor, replacement, promise, tests, survives)
+    return Mutant(f"{module}.{guard}", f"{CORE}/{path}", anchor, replacement, promise, tests, survives)

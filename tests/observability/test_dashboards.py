@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from deploy.observability.dashboards.pages import FOLDER, files
+from runtime_core.host.services import SERVICES
 from runtime_core.telemetry import names
-from services.__main__ import services
 from tests.architecture.tree import ROOT
 from tests.deploy.kubectl import K8S, build
 from tests.deploy.manifests import name_of, pod_templates
@@ -54,7 +54,7 @@ def test_the_files_are_what_the_code_makes() -> None:
 
 def test_each_service_has_a_page() -> None:
     assert {path.stem for path in PATHS} == {
-        *services(), "overview", "broker", "agents-and-tools", "engines", "dead-letters"
+        *SERVICES, "overview", "broker", "agents-and-tools", "engines", "dead-letters"
     }  # fmt: skip
 
 

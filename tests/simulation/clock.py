@@ -16,10 +16,10 @@ from unittest.mock import patch
 import runtime_core.bus.partition
 import runtime_core.consumer.consumer
 import runtime_core.consumer.owner
+import runtime_core.ingress.relay
 import runtime_core.ingress.scheduler
 import runtime_core.maintenance.keeper
 import runtime_core.maintenance.measures
-import services.state_manager.relay
 from runtime_core.bus.library import Library
 from tests.simulation.loop import SimLoop
 from tests.simulation.server import EPOCH_MS
@@ -47,7 +47,7 @@ def virtual(loop: SimLoop, library: Library, *, seed: int | str, quiet: bool = T
             patch.object(runtime_core.consumer.owner, "incarnation", lambda service: f"{service}#{next(owners)}"),
             patch.object(runtime_core.bus.partition, "library", lambda: library),
             patch.object(runtime_core.consumer.consumer, "PROMOTE_SECONDS", 0.5),
-            patch.object(services.state_manager.relay, "IDLE_SECONDS", 0.4),
+            patch.object(runtime_core.ingress.relay, "IDLE_SECONDS", 0.4),
             patch.object(runtime_core.maintenance.keeper, "INTERVAL_SECONDS", 2.0),
             patch.object(runtime_core.ingress.scheduler, "LOOK_SECONDS", 5.0),
             patch.object(runtime_core.maintenance.measures.Measures, "look", _measure_nothing),

@@ -12,11 +12,11 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.consumer.consumer import Consumer, Handler
 from runtime_core.errors import BusError
+from runtime_core.ingress.relay import Relay
 from runtime_core.runs.turn import TurnHandler
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.tools.call import AbandonedThreads
 from runtime_core.tools.handler import CallHandler
-from services.state_manager.relay import Relay
 from tests.simulation.loop import PROCESS
 from tests.simulation.transport import SimTransport
 

@@ -9,10 +9,10 @@ from typing import cast
 
 from runtime_core.config.settings import Settings
 from runtime_core.errors import BusError, Fenced
+from runtime_core.host.manager import StateManager
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.recorder import Recorder
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
-from services.state_manager.manager import StateManager
 from tests.simulation.processes import LEASE_SECONDS, Process
 from tests.simulation.scheduler import Scheduler
 

@@ -15,13 +15,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from runtime_core import ConfigurationError, InvalidInput, Reference
 from runtime_core.blobs.arrow import ArrowBlobs
 from runtime_core.blobs.files import FileBlobs
 from runtime_core.blobs.store import BlobStore, blob_url, folder_of, open_blobs
 from runtime_core.config.settings import Settings
 from runtime_core.engines.results import Results
-from services.state_manager.blob_sweeper import BlobSweeper
+from runtime_core.maintenance.blob_sweeper import BlobSweeper
+from weft.engines import Reference
+from weft.errors import ConfigurationError, InvalidInput
 
 NAME = "0" * 64 + ".json"
 OTHER = "1" * 64 + ".json"

@@ -10,7 +10,6 @@ from typing import cast
 
 from prometheus_client import CollectorRegistry
 
-from runtime_core import AgentContext, App
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.bus.replies import TRIM_EVERY
@@ -21,6 +20,7 @@ from runtime_core.maintenance.keeper import Keeper
 from runtime_core.maintenance.measures import Measures
 from runtime_core.maintenance.sweeps import SWEEP
 from runtime_core.telemetry.metrics import Metrics
+from weft import AgentContext, App
 
 LONG_AGO_MS = 1
 DEADLINE_SECONDS = 60.0

@@ -7,8 +7,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from runtime_core import InvalidInput
 from runtime_core.ingress.cron import Cron
+from weft.errors import InvalidInput
 
 BERLIN = "Europe/Berlin"
 NEW_YORK = "America/New_York"

@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime_core import App, ConfigurationError, EngineContext, InvalidInput, Resources
 from runtime_core.engines.function import MadeOnce
 from tests import remote_app
 from tests.remote_app import app
+from weft import App, EngineContext, Resources
+from weft.errors import ConfigurationError, InvalidInput
 
 
 def test_the_manifest_says_what_a_function_needs() -> None:

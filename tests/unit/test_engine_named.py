@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from runtime_core import ConfigurationError, LocalEngine, RunConfig, engine_named
+from weft.engines import LocalEngine, RunConfig, engine_named
+from weft.errors import ConfigurationError
 
 
 class OwnEngine(LocalEngine):

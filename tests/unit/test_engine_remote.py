@@ -223,7 +223,7 @@ def test_a_worker_imports_the_app_once_from_the_folder_of_who_asks(tmp_path: Pat
     home = tmp_path / "home"
     home.mkdir()
     (home / "shop_app.py").write_text(
-        "import pathlib\nfrom runtime_core import App\napp = App('shop')\n"
+        "import pathlib\nfrom weft import App\napp = App('shop')\n"
         "with open(pathlib.Path(__file__).with_name('imports'), 'a') as file: file.write('i')\n"
         "@app.engine_function\ndef once() -> str:\n    return 'from home'\n"
     )

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from runtime_core import App, EngineContext, EngineError, InvalidInput, Reference
 from runtime_core.consumer.effects import COMPLETED, FAILED, Call, Completed, Failed, Suspended
 from runtime_core.engines.protocol import Step
 from runtime_core.engines.results import Results
@@ -20,6 +19,9 @@ from runtime_core.runs.ports import Meta
 from tests import remote_app
 from tests.remote_app import app as functions
 from tests.unit.run_world import Program, World
+from weft import App, EngineContext
+from weft.engines import Reference
+from weft.errors import EngineError, InvalidInput
 
 REFERENCE = {"weft.reference": "file:///blobs/a/b.json", "bytes": 9}
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from runtime_core import AgentContext, App, EngineError, Runners, Task
 from runtime_core.host.local import LocalApp
+from weft import AgentContext, App
+from weft.aworld import Runners, Task
+from weft.errors import EngineError
 
 app = App("waits")
 

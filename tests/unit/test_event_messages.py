@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from runtime_core import AgentContext, App
 from runtime_core.aworld.events import (
     AgentMessage,
     CancelMessage,
@@ -24,6 +23,7 @@ from runtime_core.aworld.events.handlers import DefaultAgentHandler, DefaultTask
 from runtime_core.consumer.effects import Completed
 from runtime_core.errors import ConfigurationError, InvalidInput
 from tests.unit.run_world import World
+from weft import AgentContext, App
 
 
 class Mine(Handler):

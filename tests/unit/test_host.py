@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 from prometheus_client import CollectorRegistry
 
-from runtime_core import App, ConfigurationError
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
 from runtime_core.consumer.progress import HEALTHY, Health
@@ -16,6 +15,8 @@ from runtime_core.errors import ServerError, WeftError
 from runtime_core.host.host import Host
 from runtime_core.host.local import LocalApp
 from runtime_core.telemetry.metrics import Metrics
+from weft import App
+from weft.errors import ConfigurationError
 
 SECONDS = 10
 

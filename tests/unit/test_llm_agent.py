@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from runtime_core import App, Approve, ConfigurationError, InvalidInput, LLMAgent
 from runtime_core.llm.definition import ModelAgent
 from runtime_core.llm.input import is_conversation
+from weft import App, Approve, LLMAgent
+from weft.errors import ConfigurationError, InvalidInput
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_a_key_is_never_shown() -> None:
 def test_declaring_such_agents_loads_no_client_of_models() -> None:
     program = (
         "import sys\n"
-        "from runtime_core import App, Approve, LLMAgent\n"
+        "from weft import App, Approve, LLMAgent\n"
         "app = App('desk')\n"
         "app.add_agent('a', LLMAgent('openai-chat:m', output=list[int], approval=[Approve('pay')], tools=['x']))\n"
         "app.check()\n"

@@ -6,8 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from runtime_core import Approve, ConfigurationError
 from runtime_core.llm.approval import Asking, asked_at, asking
+from weft import Approve
+from weft.errors import ConfigurationError
 
 
 def test_a_rule_fits_by_the_name_of_the_tool() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from runtime_core import InvalidInput
 from runtime_core.llm.input import read
+from weft.errors import InvalidInput
 
 PICTURE = {"kind": "image-url", "url": "http://localhost/a.png"}
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from runtime_core import AgentContext, App, LLMAgent
 from runtime_core.declare.manifest import AgentEntry, Manifest, ToolEntry
 from runtime_core.errors import InvalidInput
 from runtime_core.llm.agent import OutputSpec
 from runtime_core.llm.toolset import Toolset, ToolsMissing, edge_names, toolset_of
+from weft import AgentContext, App, LLMAgent
 
 EDGE = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 OBJECT: dict[str, object] = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}

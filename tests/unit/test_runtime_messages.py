@@ -11,13 +11,16 @@ from typing import Any, Literal, TypedDict
 import pytest
 from pydantic import BaseModel
 
-from runtime_core import (
+from runtime_core.actors.errors import Failures, text_of
+from runtime_core.actors.message import content_of, decode_response, encode_response, message_of
+from runtime_core.actors.serialization import JsonSerializer, SerializationRegistry
+from weft.errors import ConfigurationError
+from weft.runtime import (
     AgentId,
     AgentInstantiationContext,
     CancellationToken,
     CantHandleException,
     ClosureAgent,
-    ConfigurationError,
     MessageContext,
     RemoteError,
     RoutedAgent,
@@ -27,9 +30,6 @@ from runtime_core import (
     message_handler,
     rpc,
 )
-from runtime_core.actors.errors import Failures, text_of
-from runtime_core.actors.message import content_of, decode_response, encode_response, message_of
-from runtime_core.actors.serialization import JsonSerializer, SerializationRegistry
 
 
 @dataclass

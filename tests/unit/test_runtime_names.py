@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime_core import AgentId, AgentType, DefaultTopicId, InvalidInput, TopicId
 from runtime_core.actors.context import MessageHandlerContext
 from runtime_core.actors.identity import agent_name, instance_key, key_of, pool_of, type_of
 from runtime_core.declare.declaration import NAME, POOL
 from runtime_core.ids import MAX_NAME_CHARACTERS, has_control
+from weft.errors import InvalidInput
+from weft.runtime import AgentId, AgentType, DefaultTopicId, TopicId
 
 TYPES = st.from_regex(r"[\w\-.]{1,12}", fullmatch=True)
 KEYS = st.text(st.characters(codec="utf-8"), max_size=20)

@@ -202,7 +202,9 @@ def test_children_get_the_settings_and_ports_of_their_own() -> None:
     specs = child_specs(settings, 2, ("agent_handler", "state_manager"))
     assert [spec.name for spec in specs] == ["agent-handler-1", "agent-handler-2", "state-manager"]
     assert [spec.env["WEFT_METRICS_PORT"] for spec in specs] == ["9100", "9101", "9102"]
-    assert [spec.argv[-1] for spec in specs] == ["services.agent_handler"] * 2 + ["services.state_manager"]
+    entry = [sys.executable, "-P", "-m", "runtime_core.host"]
+    names = ["agent-handler", "agent-handler", "state-manager"]
+    assert [spec.argv for spec in specs] == [[*entry, name] for name in names]
     for spec in specs:
         assert Settings.from_environment(spec.env).redis_url == "redis://h:1"
         assert Settings.from_environment(spec.env).instance == spec.name
@@ -245,7 +247,7 @@ def told_by(environ: dict[str, str], **flags: bool) -> list[str]:
 
 SERVICE = """
 from runtime_core.host.service import Health, serve
-import asyncio, os
+import asyncio, os, sys
 
 class Role:
     def __init__(self, settings):
@@ -264,26 +266,24 @@ class Role:
 async def build(settings, metrics):
     return Role(settings)
 
-serve("{name}", build)
+serve(sys.argv[1], build)
 """
 UP = """
 import asyncio, os
-from runtime_core.cli.up import up
+from runtime_core.cli import up
 from runtime_core.config.settings import Settings
-raise SystemExit(asyncio.run(up(Settings.from_environment(os.environ), 1, ("agent_handler", "state_manager"))))
+up.ENTRY = "small_services"
+raise SystemExit(asyncio.run(up.up(Settings.from_environment(os.environ), 1, ("agent_handler", "state_manager"))))
 """
 
 
 @pytest.fixture
 def up_command(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Starts `up` with two small services; a folder `services` in the working directory must not matter."""
-    package = tmp_path / "path" / "services"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    for name in ("agent_handler", "state_manager"):
-        (package / f"{name}.py").write_text(SERVICE.replace("{name}", name.replace("_", "-")))
-    (tmp_path / "services").mkdir()
-    (tmp_path / "services" / "__init__.py").write_text("raise RuntimeError('the wrong services')")
+    """Starts `up` with two small services; a folder `runtime_core` in the working directory must not matter."""
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "small_services.py").write_text(SERVICE)
+    (tmp_path / "runtime_core").mkdir()
+    (tmp_path / "runtime_core" / "__init__.py").write_text("raise RuntimeError('the wrong runtime_core')")
 
     def start(**variables: str) -> subprocess.Popen[str]:
         given = {"WEFT_APP": "desk:app", "WEFT_DATA_DIR": "data", "PYTHONPATH": str(tmp_path / "path")}
@@ -357,7 +357,7 @@ async def test_a_killed_up_leaves_nothing_behind(
     ("variables", "said"),
     [
         ({"WEFT_APP": ""}, "weft up: WEFT_APP is not set; .*WEFT_APP=package.module:app\n"),
-        ({"WEFT_DATA_DIR": "path/services/__init__.py"}, "weft up: WEFT_DATA_DIR=.*: not a directory; .*\n"),
+        ({"WEFT_DATA_DIR": "path/small_services.py"}, "weft up: WEFT_DATA_DIR=.*: not a directory; .*\n"),
         ({"WEFT_REDIS_URL": "memory://"}, "weft up: WEFT_REDIS_URL: memory:// .*\n"),
         (
             {"WEFT_REDIS_URL": "redis://127.0.0.1:1", "WEFT_METRICS_PORT": "0", "WEFT_LOG_FORMAT": "json"},

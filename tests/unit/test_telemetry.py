@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.config.settings import Settings
+from runtime_core.host.manager import StateManager
 from runtime_core.record.step import Step
 from runtime_core.telemetry import endpoint as endpoint_module
 from runtime_core.telemetry import logs, names
@@ -27,7 +28,6 @@ from runtime_core.telemetry.metrics import FRESH_SECONDS, MOST_TOOLS, Measured, 
 from runtime_core.telemetry.names import Kind
 from runtime_core.trajectory.recorder import Recorder
 from runtime_core.trajectory.store import TrajectoryStore
-from services.state_manager.manager import StateManager
 from tests.every_metric import every_metric
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from runtime_core import EngineCall, InvalidInput, RuntimeEngine
 from runtime_core.engines.runtime_engine import CallFailed
 from runtime_core.errors import ConfigurationError
 from tests.contracts.engine import functions
+from weft.engines import EngineCall, RuntimeEngine
+from weft.errors import InvalidInput
 
 WAIT = 60.0
 """Patience of a test, which decides nothing."""

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from runtime_core import LocalEngine, RunConfig, RuntimeEngine
 from tests.contracts.engine import functions
 from tests.contracts.engine.promises import EnginePromises
+from weft.engines import LocalEngine, RunConfig, RuntimeEngine
 
 MODES = ("threads", "processes", "async")
 

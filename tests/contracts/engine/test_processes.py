@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core import EngineCall, InvalidInput, LocalEngine, RunConfig
 from runtime_core.engines.runtime_engine import CallFailed
 from tests.contracts.engine import functions
 from tests.contracts.engine.promises import open_gate, until
+from weft.engines import EngineCall, LocalEngine, RunConfig
+from weft.errors import InvalidInput
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -177,7 +178,7 @@ async def test_an_error_shows_where_it_came_from(engine: LocalEngine) -> None:
 
 PARENT = """
 import asyncio, sys
-from runtime_core import EngineCall, LocalEngine, RunConfig
+from weft.engines import EngineCall, LocalEngine, RunConfig
 from tests.contracts.engine import functions
 
 async def main(folder):
@@ -208,7 +209,7 @@ async def test_workers_end_with_their_parent_however_it_dies(tmp_path: Path) -> 
 
 UNGUARDED = """
 import asyncio
-from runtime_core import LocalEngine, RunConfig
+from weft.engines import LocalEngine, RunConfig
 from tests.contracts.engine import functions
 
 async def main():

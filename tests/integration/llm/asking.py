@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from runtime_core import AgentContext, App, Client, StreamEvent
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.llm.agent import ModelSettings, OutputSpec, ToolSpec
 from runtime_core.llm.model_call import Answer, ask_model
 from runtime_core.llm.window import said
 from tests.openai_server.driver import OpenAIServer
+from weft import AgentContext, App, Client, StreamEvent
 
 QUICK = RetryPolicy(attempts=4, base_seconds=0.01, max_seconds=0.05, jitter=0.5)
 WAIT = 120.0

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from runtime_core import App, Client, LLMAgent, TaskHandle
 from runtime_core.declare.retry_policy import RetryPolicy
 from tests.openai_server.driver import OpenAIServer
+from weft import App, Client, LLMAgent, TaskHandle
 
 QUICK = RetryPolicy(attempts=4, base_seconds=0.01, max_seconds=0.05, jitter=0.5)
 WAIT = 120.0

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from runtime_core import (
-    AgentContext,
-    AgentError,
-    HandoffSwarm,
-    HybridSwarm,
-    LLMAgent,
-    Runners,
-    Swarm,
-    TaskRunner,
-    TeamSwarm,
-)
 from runtime_core.aworld.task import Task
-from runtime_core.testing.local import LocalApp
 from tests.integration.llm.asking import WAIT
 from tests.integration.llm.desk import Desk, ask, failure
 from tests.openai_server.driver import OpenAIServer, Rule, Usage, When, answer, calls
+from weft import AgentContext, LLMAgent
+from weft.aworld import HandoffSwarm, HybridSwarm, Runners, Swarm, TaskRunner, TeamSwarm
+from weft.errors import AgentError
+from weft.testing import LocalApp
 
 
 @pytest.fixture

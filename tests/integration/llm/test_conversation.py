@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from runtime_core import AgentContext, App, Approve, Change, Deny, HookEvent, LLMAgent
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.llm.budget import Price
 from runtime_core.replay.replay import replay
-from runtime_core.testing.local import LocalApp
 from tests.integration.llm.desk import Desk, ask, failure, questions, until
 from tests.openai_server.driver import Call, OpenAIServer, Usage, When, answer, calls, output, refusal, turns
+from weft import AgentContext, App, Approve, Change, Deny, HookEvent, LLMAgent
+from weft.testing import LocalApp
 
 
 class Report(BaseModel):

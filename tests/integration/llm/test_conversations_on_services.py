@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core import Client, TaskHandle
 from runtime_core.maintenance.dead_letters import DeadLetters
 from tests.fleet import Fleet, until
 from tests.openai_server.driver import OpenAIServer, When, answer, calls, turns
 from tests.servers.process import Server
+from weft import Client, TaskHandle
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -9,14 +9,14 @@ import pytest
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from runtime_core import Change, HookEvent
 from runtime_core.llm.agent import OutputSpec, ToolSpec
 from runtime_core.llm.budget import Price
 from runtime_core.llm.model_call import Answer
 from runtime_core.llm.window import said
-from runtime_core.testing.local import LocalApp
 from tests.integration.llm.asking import app_of, asked, settings, shown
 from tests.openai_server.driver import OpenAIServer, Usage, answer, calls, failing, output
+from weft import Change, HookEvent
+from weft.testing import LocalApp
 
 APIS = ("openai-chat:gpt-test", "openai-responses:gpt-test")
 WEATHER = ToolSpec("weather", "The weather of a city.", {"type": "object", "properties": {"city": {"type": "string"}}})

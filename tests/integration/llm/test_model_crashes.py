@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from runtime_core import AgentContext, App
 from runtime_core.consumer.effects import Completed
 from runtime_core.llm.model_call import ask_model
 from runtime_core.llm.window import said
 from tests.integration.llm.asking import settings
 from tests.openai_server.driver import OpenAIServer, Usage, answer, calls, failing, turns
 from tests.unit.run_world import Program, World
+from weft import AgentContext, App
 
 
 @pytest.mark.slow

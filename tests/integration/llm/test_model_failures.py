@@ -9,16 +9,16 @@ import time
 import httpx2
 import pytest
 
-from runtime_core import AgentContext, App, Client
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.llm.model_call import ask_model
 from runtime_core.llm.window import said
 from runtime_core.record.step import Step
 from runtime_core.runs import turn as turn_handler
 from runtime_core.telemetry.attributes import REQUEST_MODEL
-from runtime_core.testing.local import LocalApp
 from tests.integration.llm.asking import QUICK, WAIT, app_of, asked, failure, settings, shown
 from tests.openai_server.driver import OpenAIServer, Rule, answer, broken, cut, failing, gated, rate_limited
+from weft import AgentContext, App, Client
+from weft.testing import LocalApp
 
 APIS = ("openai-chat:gpt-test", "openai-responses:gpt-test")
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from runtime_core import AgentContext, App
 from runtime_core.llm.budget import Price, estimate_tokens
 from runtime_core.llm.model_call import ask_model
 from runtime_core.llm.window import KeepRecent, Message, Summarise, said
-from runtime_core.testing.local import LocalApp
 from tests.integration.llm.asking import WAIT, app_of, asked, failure, settings, told
 from tests.openai_server.driver import OpenAIServer, Usage, When, answer, failing, gated
+from weft import AgentContext, App
+from weft.testing import LocalApp
 
 INPUT = estimate_tokens([said("Say something")])
 

@@ -10,11 +10,11 @@ from typing import TypedDict
 
 import pytest
 
-from runtime_core import Client
 from tests.fleet import Fleet
 from tests.integration.llm.asking import WAIT, shown
 from tests.openai_server.driver import OpenAIServer, answer, gated
 from tests.servers.process import Server
+from weft import Client
 
 
 class Together(TypedDict):
@@ -88,7 +88,7 @@ def test_nothing_of_the_client_is_loaded_before_the_first_call() -> None:
     """A service that asks no model starts without it, and one that does starts as fast."""
     heavy = ("pydantic_ai", "openai", "httpx2", "mcp", "opentelemetry")
     code = (
-        "import sys, services.agent_handler.__main__, runtime_core.llm.model_call, tests.llm_app\n"
+        "import sys, runtime_core.host.agent_handler, runtime_core.llm.model_call, tests.llm_app\n"
         f"print([name for name in {heavy!r} if name in sys.modules])"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime_core import AgentId, BaseAgent, DefaultTopicId, MessageContext, RoutedAgent, TopicId, message_handler
+from weft.runtime import AgentId, BaseAgent, DefaultTopicId, MessageContext, RoutedAgent, TopicId, message_handler
 
 JSON = Any  # Any: states are the users' own JSON
 

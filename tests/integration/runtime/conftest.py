@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import pytest
 
-from runtime_core import Runtime
 from tests.servers.matrix import VALKEY_9
 from tests.servers.process import Server
 from tests.servers.users import documented_users
+from weft.runtime import Runtime
 
 MEMORY = "memory"
 

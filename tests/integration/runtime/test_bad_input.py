@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from runtime_core import AgentId, ConfigurationError, DefaultInterventionHandler, InvalidInput, Runtime, TopicId
 from tests.integration.runtime.agents import DEFAULT, Ask, Echo
+from weft.errors import ConfigurationError, InvalidInput
+from weft.runtime import AgentId, DefaultInterventionHandler, Runtime, TopicId
 
 SECONDS = 60
 ECHO = AgentId("echo", "a")

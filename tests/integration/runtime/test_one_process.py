@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
-from runtime_core import (
+from tests.integration.runtime.agents import DEFAULT, Answer, Ask, Asker, Echo, Gate, Note, OwnError, Ping, Sink
+from tests.integration.runtime.conftest import MakeRuntime
+from weft import RetryPolicy
+from weft.errors import InvalidInput
+from weft.runtime import (
     AgentId,
     CancellationToken,
     ClosureAgent,
@@ -18,10 +22,8 @@ from runtime_core import (
     DefaultSubscription,
     DefaultTopicId,
     DropMessage,
-    InvalidInput,
     MessageContext,
     MessageDroppedException,
-    RetryPolicy,
     Runtime,
     RuntimeStopped,
     TopicId,
@@ -29,8 +31,6 @@ from runtime_core import (
     TypeSubscription,
     UndeliverableException,
 )
-from tests.integration.runtime.agents import DEFAULT, Answer, Ask, Asker, Echo, Gate, Note, OwnError, Ping, Sink
-from tests.integration.runtime.conftest import MakeRuntime
 
 SECONDS = 60
 

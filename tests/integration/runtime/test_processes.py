@@ -14,7 +14,12 @@ from typing import Protocol
 
 import pytest
 
-from runtime_core import (
+from runtime_core.actors.protocol import AgentMetadata
+from runtime_core.bus.deliveries import QUARANTINE_AFTER
+from tests.conftest import ROOT
+from tests.integration.runtime.agents import DEFAULT, ROUNDS, Answer, Ask, Echo, Note, OwnError, Ping, Round, Sink
+from tests.servers.process import Server
+from weft.runtime import (
     AgentId,
     CancellationToken,
     NotAccessibleError,
@@ -24,11 +29,6 @@ from runtime_core import (
     TypeSubscription,
     UndeliverableException,
 )
-from runtime_core.actors.protocol import AgentMetadata
-from runtime_core.bus.deliveries import QUARANTINE_AFTER
-from tests.conftest import ROOT
-from tests.integration.runtime.agents import DEFAULT, ROUNDS, Answer, Ask, Echo, Note, OwnError, Ping, Round, Sink
-from tests.servers.process import Server
 
 SECONDS = 60
 """A machine that is busy with other tests starts a process in seconds."""

@@ -7,8 +7,8 @@ import contextlib
 import signal
 import sys
 
-from runtime_core import Runtime, TypeSubscription
 from tests.integration.runtime import agents
+from weft.runtime import Runtime, TypeSubscription
 
 CLASSES = {
     "echo": agents.Echo,

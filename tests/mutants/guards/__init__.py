@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.guards import (
     admission,
     ends,
+    face,
     handlers,
     mailboxes,
     owners,
@@ -27,6 +28,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *results.MUTANTS,
     *steps.MUTANTS,
     *ends.MUTANTS,
+    *face.MUTANTS,
     *timers.MUTANTS,
     *handlers.MUTANTS,
     *services.MUTANTS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant, lua, python
 
 PUBLISHERS = "ingress/publishers.py"
-ADMITTER = "services/state_manager/admitter.py"
-STREAMS = "services/state_manager/publisher_streams.py"
+ADMITTER = "ingress/admitter.py"
+STREAMS = "ingress/publisher_streams.py"
 TESTS = "contracts:publishers"
 
 MUTANTS: tuple[Mutant, ...] = (

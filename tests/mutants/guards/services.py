@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant, python
 
-ADMITTER = "services/state_manager/admitter.py"
-RELAY = "services/state_manager/relay.py"
-ANSWERS = "services/state_manager/answers.py"
+ADMITTER = "ingress/admitter.py"
+RELAY = "ingress/relay.py"
+ANSWERS = "ingress/answers.py"
 HOST = "host/host.py"
 
 MUTANTS: tuple[Mutant, ...] = (

@@ -19,7 +19,7 @@ from runtime_core.lifeline import PR_SET_PDEATHSIG
 CAME_BACK_STATUS = 70
 """EX_SOFTWARE of sysexits.h."""
 
-_OURS = frozenset({"runtime_core", "services"})
+_OURS = frozenset({"runtime_core", "weft"})
 _NEVER_RETURN = frozenset({"multiprocessing", "subprocess"})
 """Their children end in them, by an exec or an exit: nothing has to be watched."""
 

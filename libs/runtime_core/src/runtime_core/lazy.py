@@ -6,16 +6,41 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 
+_OURS = ("runtime_core", "weft")
 
-def loader(package: str, places: Mapping[str, str]) -> Callable[[str], object]:
-    """The `__getattr__` of a package: public name → the module that has it."""
+
+def loader(package: str, places: Mapping[str, str], extras: Mapping[str, str] | None = None) -> Callable[[str], object]:
+    """Return the `__getattr__` of a package.
+
+    Args:
+        package: The package's name.
+        places: Public name → the module that has it, as `module` or `module:name there`.
+        extras: Public name → the extra of the wheel that brings the libraries behind it.
+    """
 
     def load(name: str) -> object:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        found: object = getattr(importlib.import_module(places[name]), name)
+        module, _, attribute = places[name].partition(":")
+        try:
+            found: object = getattr(importlib.import_module(module), attribute or name)
+        except ModuleNotFoundError as error:
+            extra = (extras or {}).get(name)
+            if extra is None:
+                raise
+            raise needs_extra(f"{package}.{name}", extra, error) from error
         # The next use finds it without coming here.
         vars(sys.modules[package])[name] = found
         return found
 
     return load
+
+
+def needs_extra(what: str, extra: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
+    """Return the error for a library that only an extra installs; a missing module of ours stays as it is."""
+    missing = error.name or "a library"
+    if missing.partition(".")[0] in _OURS:
+        return error
+    return ModuleNotFoundError(
+        f"{what} needs {missing}, which is not installed: pip install 'weft[{extra}]'", name=missing
+    )

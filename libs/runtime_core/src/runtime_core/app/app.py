@@ -238,7 +238,7 @@ class App:
     def subscribe(
         self, event_type: str, topic: str = "", *, transformer: bool = False, order: int = 0
     ) -> Callable[[Function], Function]:
-        """Declare a function that takes messages (`runtime_core.aworld.events`) of a category in all event-driven runs.
+        """Declare a function that takes messages (see `weft.aworld`) of a category in all event-driven runs.
 
         As `EventManager.register` does for one run: `topic` is a message's topic or its receiver; empty: all of the
         category. With `transformer` it gives the message that goes on. To subscribe an agent to what others publish,

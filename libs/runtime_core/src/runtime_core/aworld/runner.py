@@ -60,7 +60,7 @@ class Runner(ABC):
 
     @property
     def context(self) -> Context:
-        """What the task's runs know together, beginning with `task.context`: see `runtime_core.sharing`.
+        """What the task's runs know together, beginning with `task.context`: see `weft.Context`.
 
         Each coroutine of a `gather` has its own: ask for it there anew.
         """

@@ -26,6 +26,8 @@ SPARK_GATEWAY = "spark_gateway"
 REPLICATED = frozenset({"agent_handler", "tool_handler"})
 """More of these do more work; of the others one works and the rest would stand by, or wait for the same cluster."""
 WITH_APP = REPLICATED | {RAY_GATEWAY, SPARK_GATEWAY}
+ENTRY = "runtime_core.host"
+"""The module that starts a service by its name."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -103,9 +105,8 @@ def child_specs(settings: Settings, replicas: int, services: Sequence[str]) -> l
         port = settings.metrics_port + place if settings.metrics_port else settings.metrics_port
         own = replace(settings, instance=name, metrics_port=port)
         inherited = {key: value for key, value in os.environ.items() if key != "WEFT_METRICS_PORT"}
-        # -P: a folder `services` in the working directory must not be taken for ours. The app is found
-        # there all the same: the handlers look for it themselves.
-        argv = [sys.executable, "-P", "-m", f"services.{service}"]
+        # -P: the user's folder must not shadow our modules. The handlers look for the app there themselves.
+        argv = [sys.executable, "-P", "-m", ENTRY, service.replace("_", "-")]
         specs.append(ChildSpec(name, argv, {**inherited, "PYTHONUNBUFFERED": "1", **own.to_environment()}))
     return specs
 

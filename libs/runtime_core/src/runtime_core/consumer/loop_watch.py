@@ -29,7 +29,7 @@ LEASE_PART = 0.75
 """Of a lease: the last heartbeat may be a sixth of a lease older than the last turn of the loop."""
 STACK_FRAMES = 20
 
-_OURS = frozenset({"runtime_core", "services", "asyncio", "uvloop"})
+_OURS = frozenset({"runtime_core", "weft", "asyncio", "uvloop"})
 
 
 class LoopWatch:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+from functools import partial
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.clusters.gateway import Gateway, Served
+from runtime_core.clusters.gateway import RAY, SPARK, Gateway, Served
 from runtime_core.clusters.step_handler import StepHandler
 from runtime_core.config.settings import Settings
 from runtime_core.consumer.consumer import Handler
@@ -53,3 +54,7 @@ async def build(engine: Served, settings: Settings, metrics: Metrics, *, backend
     host.add(stop=withdraw)
     host.announce(announce)
     return host
+
+
+build_ray = partial(build, RAY)
+build_spark = partial(build, SPARK)

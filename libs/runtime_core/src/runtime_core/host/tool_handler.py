@@ -22,6 +22,7 @@ from runtime_core.tools.handler import CallHandler
 if TYPE_CHECKING:
     from runtime_core.tools.mcp.servers import MCPServers
 
+
 SERVICE = "tool-handler"
 THREADS = 32
 """Plain functions that run at once; async ones are bounded by what is in flight."""

@@ -127,7 +127,7 @@ class AgentContext:
 
     @property
     def handlers(self) -> Mapping[str, type[Any]]:  # Any: `Handler` of event-driven runs
-        """The app's handlers of messages, by category or name; see `runtime_core.aworld.events`."""
+        """The app's handlers of messages, by category or name; see `weft.aworld`."""
         return self._run.functions.handlers
 
     @property
@@ -140,7 +140,7 @@ class AgentContext:
 
     @property
     def context(self) -> Context:
-        """What the task's runs know together: see `runtime_core.sharing`.
+        """What the task's runs know together: see `weft.Context`.
 
         A run that is asked has a fork of the asking run's, and its changes are merged when its result is taken; each
         coroutine of a `gather` has a fork of its own, merged in the order of the parts. So ask for it in each coroutine

@@ -106,7 +106,7 @@ UNTOLD_SECONDS = 15.0
 """When a call counts as begun of which the server tells nothing: it may have been told not to report progress."""
 _SCHEMA = "index long, piece binary"
 _DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|Python worker failed to connect back")
-_NO_WEFT = re.compile(r"ModuleNotFoundError: No module named '(runtime_core|msgspec|pyarrow)")
+_NO_WEFT = re.compile(r"ModuleNotFoundError: No module named '(runtime_core|weft|msgspec|pyarrow)")
 
 
 class Calls:

@@ -28,7 +28,7 @@ class WeftAgentRuntime(Runtime):
     """An `autogen_core.AgentRuntime` whose messages and states are on a broker.
 
     It takes what `SingleThreadedAgentRuntime` takes, and means the same by it. Beyond that: `url` and `namespace` say
-    which broker (as of `runtime_core.Runtime`: WEFT_REDIS_URL, else one in this process), `services` whether services
+    which broker (as of `weft.runtime.Runtime`: WEFT_REDIS_URL, else one in this process), `services` whether services
     run beside it, and `interleaved` names types of agents whose messages are handled beside each other, as AutoGen
     handles all; those of other types wait for each other, but for AgentChat's, which do so by themselves.
 

@@ -23,9 +23,9 @@ from runtime_core.bus.topics import Topics
 from runtime_core.bus.values import NewTask, OpenRequest
 from runtime_core.errors import BusUnavailable, Fenced, Rejected, ServerError, WeftError, is_temporary
 from runtime_core.ids import fingerprint
+from runtime_core.ingress.answers import Answers
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.wire import events as facts
-from services.state_manager.answers import Answers
 
 logger = logging.getLogger(__name__)
 

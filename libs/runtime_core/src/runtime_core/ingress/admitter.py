@@ -34,6 +34,8 @@ from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, Rejected, ServerError, is_temporary
 from runtime_core.ingress import schedules
 from runtime_core.ingress.admission import Admission
+from runtime_core.ingress.answers import Answers
+from runtime_core.ingress.publisher_streams import PublisherStreams
 from runtime_core.ingress.publishers import Publisher
 from runtime_core.ingress.schedules import Schedules
 from runtime_core.telemetry.metrics import Metrics
@@ -43,8 +45,6 @@ from runtime_core.wire import commands as submission
 from runtime_core.wire import events as facts
 from runtime_core.wire.commands import Submission, data_of
 from runtime_core.wire.envelope import Envelope, parse, reply_address
-from services.state_manager.answers import Answers
-from services.state_manager.publisher_streams import PublisherStreams
 
 logger = logging.getLogger(__name__)
 

@@ -11,16 +11,16 @@ from runtime_core.bus.topics import Topics
 from runtime_core.config.settings import Settings
 from runtime_core.consumer.leader import Leader, Leaders
 from runtime_core.ingress.admission import Admission
+from runtime_core.ingress.admitter import Admitter
+from runtime_core.ingress.relay import Relay
 from runtime_core.ingress.scheduler import Scheduler
+from runtime_core.maintenance.blob_sweeper import BlobSweeper
 from runtime_core.maintenance.ends import Ends
 from runtime_core.maintenance.keeper import Keeper
 from runtime_core.maintenance.measures import Measures
 from runtime_core.maintenance.sweeps import LetterKeeper
 from runtime_core.periodic import Periodic
 from runtime_core.telemetry.metrics import Metrics
-from services.state_manager.admitter import Admitter
-from services.state_manager.blob_sweeper import BlobSweeper
-from services.state_manager.relay import Relay
 
 SERVICE = "state-manager"
 

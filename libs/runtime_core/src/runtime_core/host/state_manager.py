@@ -7,8 +7,8 @@ from functools import partial
 from runtime_core.bus.namespace import connect, server_info
 from runtime_core.config.settings import Settings
 from runtime_core.host.host import Host, open_partitions, service_host
+from runtime_core.host.manager import StateManager
 from runtime_core.telemetry.metrics import Metrics
-from services.state_manager.manager import StateManager
 
 
 async def build(settings: Settings, metrics: Metrics) -> Host:

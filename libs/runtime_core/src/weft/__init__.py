@@ -1,0 +1,106 @@
+"""Weft, a durable runtime for agents: what most apps and clients import.
+
+Submodules hold what fewer programs need:
+
+    weft.errors         every error that Weft raises on purpose
+    weft.llm            conversations with a model: windows, prices, failures
+    weft.engines        compute steps, on this machine and on clusters
+    weft.trajectory     what tasks did: read, replay, export
+    weft.testing        an app in one process, for tests
+    weft.hosting        a broker and the services, run by a program of your own
+    weft.runtime        agents as objects: requests, topics, subscriptions
+    weft.aworld         tasks, runners, swarms, messages and run nodes by AWorld's names
+    weft.autogen        AutoGen programs on Weft; needs the extra `autogen`
+    weft.pydantic_ai    inside the tools of a pydantic-ai agent; needs the extra `llm`
+
+`runtime_core` is the implementation behind these names and may change at any time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runtime_core.lazy import loader
+
+if TYPE_CHECKING:
+    from runtime_core.app.app import App
+    from runtime_core.client.client import Client
+    from runtime_core.client.task import TaskHandle
+    from runtime_core.declare.retry_policy import RetryPolicy
+    from runtime_core.engines.context import EngineContext
+    from runtime_core.engines.protocol import Resources
+    from runtime_core.errors import Reject, Rejected, Retry, WeftError
+    from runtime_core.hooks.verdicts import Allow, Ask, Change, Deny, HookEvent
+    from runtime_core.ingress.schedules import Schedule
+    from runtime_core.llm.agent import LLMAgent
+    from runtime_core.llm.approval import Approve
+    from runtime_core.runs.agent import Agent, handles
+    from runtime_core.runs.calls import Approval
+    from runtime_core.runs.context import AgentContext
+    from runtime_core.sharing.context import Context
+    from runtime_core.tools.call import ToolContext
+    from runtime_core.wire.results import StreamEvent, TaskFailed, TaskResponse
+
+__all__ = [
+    "Agent",
+    "AgentContext",
+    "Allow",
+    "App",
+    "Approval",
+    "Approve",
+    "Ask",
+    "Change",
+    "Client",
+    "Context",
+    "Deny",
+    "EngineContext",
+    "HookEvent",
+    "LLMAgent",
+    "Reject",
+    "Rejected",
+    "Resources",
+    "Retry",
+    "RetryPolicy",
+    "Schedule",
+    "StreamEvent",
+    "TaskFailed",
+    "TaskHandle",
+    "TaskResponse",
+    "ToolContext",
+    "WeftError",
+    "handles",
+]
+
+_PLACES = {
+    "Agent": "runtime_core.runs.agent",
+    "AgentContext": "runtime_core.runs.context",
+    "Allow": "runtime_core.hooks.verdicts",
+    "App": "runtime_core.app.app",
+    "Approval": "runtime_core.runs.calls",
+    "Approve": "runtime_core.llm.approval",
+    "Ask": "runtime_core.hooks.verdicts",
+    "Change": "runtime_core.hooks.verdicts",
+    "Client": "runtime_core.client.client",
+    "Context": "runtime_core.sharing.context",
+    "Deny": "runtime_core.hooks.verdicts",
+    "EngineContext": "runtime_core.engines.context",
+    "HookEvent": "runtime_core.hooks.verdicts",
+    "LLMAgent": "runtime_core.llm.agent",
+    "Reject": "runtime_core.errors",
+    "Rejected": "runtime_core.errors",
+    "Resources": "runtime_core.engines.protocol",
+    "Retry": "runtime_core.errors",
+    "RetryPolicy": "runtime_core.declare.retry_policy",
+    "Schedule": "runtime_core.ingress.schedules",
+    "StreamEvent": "runtime_core.wire.results",
+    "TaskFailed": "runtime_core.wire.results",
+    "TaskHandle": "runtime_core.client.task",
+    "TaskResponse": "runtime_core.wire.results",
+    "ToolContext": "runtime_core.tools.call",
+    "WeftError": "runtime_core.errors",
+    "handles": "runtime_core.runs.agent",
+}
+
+_EXTRAS = {"Approve": "llm", "LLMAgent": "llm"}
+
+__getattr__ = loader(__name__, _PLACES, _EXTRAS)

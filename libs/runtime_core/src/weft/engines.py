@@ -1,0 +1,35 @@
+"""Compute steps: engines of this machine and of clusters, and what they pass around."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runtime_core.lazy import loader
+
+if TYPE_CHECKING:
+    from runtime_core.engines.local import LocalEngine
+    from runtime_core.engines.named import engine_named
+    from runtime_core.engines.reference import Reference
+    from runtime_core.engines.runtime_engine import CallFailed, EngineCall, RunConfig, RuntimeEngine
+
+__all__ = [
+    "CallFailed",
+    "EngineCall",
+    "LocalEngine",
+    "Reference",
+    "RunConfig",
+    "RuntimeEngine",
+    "engine_named",
+]
+
+_PLACES = {
+    "CallFailed": "runtime_core.engines.runtime_engine",
+    "EngineCall": "runtime_core.engines.runtime_engine",
+    "LocalEngine": "runtime_core.engines.local",
+    "Reference": "runtime_core.engines.reference",
+    "RunConfig": "runtime_core.engines.runtime_engine",
+    "RuntimeEngine": "runtime_core.engines.runtime_engine",
+    "engine_named": "runtime_core.engines.named",
+}
+
+__getattr__ = loader(__name__, _PLACES)

@@ -1,0 +1,40 @@
+"""A broker and the services, started and ended by a program of your own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runtime_core.lazy import loader
+
+if TYPE_CHECKING:
+    from runtime_core.bus.embedded import EmbeddedServer
+    from runtime_core.cli.up import SERVICES, child_specs
+    from runtime_core.config.settings import Settings
+    from runtime_core.config.values import without_password
+    from runtime_core.host.supervisor import Supervisor
+    from runtime_core.telemetry.logs import configure as configure_logs
+    from runtime_core.telemetry.logs import one_line
+
+__all__ = [
+    "SERVICES",
+    "EmbeddedServer",
+    "Settings",
+    "Supervisor",
+    "child_specs",
+    "configure_logs",
+    "one_line",
+    "without_password",
+]
+
+_PLACES = {
+    "EmbeddedServer": "runtime_core.bus.embedded",
+    "SERVICES": "runtime_core.cli.up",
+    "Settings": "runtime_core.config.settings",
+    "Supervisor": "runtime_core.host.supervisor",
+    "child_specs": "runtime_core.cli.up",
+    "configure_logs": "runtime_core.telemetry.logs:configure",
+    "one_line": "runtime_core.telemetry.logs",
+    "without_password": "runtime_core.config.values",
+}
+
+__getattr__ = loader(__name__, _PLACES)

@@ -1,0 +1,38 @@
+"""Agents that a language model drives: windows, prices, usage and failures. The extra `llm` has the client."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runtime_core.lazy import loader
+
+if TYPE_CHECKING:
+    from runtime_core.llm.budget import Price
+    from runtime_core.llm.failures import ModelFailed
+    from runtime_core.llm.window import KeepAll, KeepRecent, Summarise
+    from runtime_core.record.usage import Usage
+    from runtime_core.runs.model_step import ModelCall
+
+__all__ = [
+    "KeepAll",
+    "KeepRecent",
+    "ModelCall",
+    "ModelFailed",
+    "Price",
+    "Summarise",
+    "Usage",
+]
+
+_PLACES = {
+    "KeepAll": "runtime_core.llm.window",
+    "KeepRecent": "runtime_core.llm.window",
+    "ModelCall": "runtime_core.runs.model_step",
+    "ModelFailed": "runtime_core.llm.failures",
+    "Price": "runtime_core.llm.budget",
+    "Summarise": "runtime_core.llm.window",
+    "Usage": "runtime_core.record.usage",
+}
+
+_EXTRAS = {"KeepAll": "llm", "KeepRecent": "llm", "ModelFailed": "llm", "Price": "llm", "Summarise": "llm"}
+
+__getattr__ = loader(__name__, _PLACES, _EXTRAS)

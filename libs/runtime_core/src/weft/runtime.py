@@ -1,0 +1,112 @@
+"""Agents as objects, by AutoGen's names and without AutoGen: requests, topics, subscriptions, state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runtime_core.lazy import loader
+
+if TYPE_CHECKING:
+    from runtime_core.actors.base_agent import BaseAgent
+    from runtime_core.actors.closure import ClosureAgent, ClosureContext
+    from runtime_core.actors.context import AgentInstantiationContext, DefaultTopicId, MessageContext
+    from runtime_core.actors.errors import (
+        CancellationToken,
+        CantHandleException,
+        MessageDroppedException,
+        NotAccessibleError,
+        RemoteError,
+        RuntimeStopped,
+        SerializationError,
+        UndeliverableException,
+    )
+    from runtime_core.actors.identity import AgentId, AgentType, TopicId
+    from runtime_core.actors.message import DefaultInterventionHandler, DropMessage, InterventionHandler
+    from runtime_core.actors.protocol import AgentProxy
+    from runtime_core.actors.routed import RoutedAgent, event, message_handler, rpc
+    from runtime_core.actors.runtime import Runtime
+    from runtime_core.actors.serialization import MessageSerializer, UnknownPayload
+    from runtime_core.actors.subscription import (
+        DefaultSubscription,
+        Subscription,
+        TypePrefixSubscription,
+        TypeSubscription,
+        default_subscription,
+        type_subscription,
+    )
+
+__all__ = [
+    "AgentId",
+    "AgentInstantiationContext",
+    "AgentProxy",
+    "AgentType",
+    "BaseAgent",
+    "CancellationToken",
+    "CantHandleException",
+    "ClosureAgent",
+    "ClosureContext",
+    "DefaultInterventionHandler",
+    "DefaultSubscription",
+    "DefaultTopicId",
+    "DropMessage",
+    "InterventionHandler",
+    "MessageContext",
+    "MessageDroppedException",
+    "MessageSerializer",
+    "NotAccessibleError",
+    "RemoteError",
+    "RoutedAgent",
+    "Runtime",
+    "RuntimeStopped",
+    "SerializationError",
+    "Subscription",
+    "TopicId",
+    "TypePrefixSubscription",
+    "TypeSubscription",
+    "UndeliverableException",
+    "UnknownPayload",
+    "default_subscription",
+    "event",
+    "message_handler",
+    "rpc",
+    "type_subscription",
+]
+
+_PLACES = {
+    "AgentId": "runtime_core.actors.identity",
+    "AgentInstantiationContext": "runtime_core.actors.context",
+    "AgentProxy": "runtime_core.actors.protocol",
+    "AgentType": "runtime_core.actors.identity",
+    "BaseAgent": "runtime_core.actors.base_agent",
+    "CancellationToken": "runtime_core.actors.errors",
+    "CantHandleException": "runtime_core.actors.errors",
+    "ClosureAgent": "runtime_core.actors.closure",
+    "ClosureContext": "runtime_core.actors.closure",
+    "DefaultInterventionHandler": "runtime_core.actors.message",
+    "DefaultSubscription": "runtime_core.actors.subscription",
+    "DefaultTopicId": "runtime_core.actors.context",
+    "DropMessage": "runtime_core.actors.message",
+    "InterventionHandler": "runtime_core.actors.message",
+    "MessageContext": "runtime_core.actors.context",
+    "MessageDroppedException": "runtime_core.actors.errors",
+    "MessageSerializer": "runtime_core.actors.serialization",
+    "NotAccessibleError": "runtime_core.actors.errors",
+    "RemoteError": "runtime_core.actors.errors",
+    "RoutedAgent": "runtime_core.actors.routed",
+    "Runtime": "runtime_core.actors.runtime",
+    "RuntimeStopped": "runtime_core.actors.errors",
+    "SerializationError": "runtime_core.actors.errors",
+    "Subscription": "runtime_core.actors.subscription",
+    "TopicId": "runtime_core.actors.identity",
+    "TypePrefixSubscription": "runtime_core.actors.subscription",
+    "TypeSubscription": "runtime_core.actors.subscription",
+    "UndeliverableException": "runtime_core.actors.errors",
+    "UnknownPayload": "runtime_core.actors.serialization",
+    "default_subscription": "runtime_core.actors.subscription",
+    "event": "runtime_core.actors.routed",
+    "message_handler": "runtime_core.actors.routed",
+    "rpc": "runtime_core.actors.routed",
+    "type_subscription": "runtime_core.actors.subscription",
+}
+
+__getattr__ = loader(__name__, _PLACES)

@@ -1,0 +1,46 @@
+"""What tasks did: read it, replay it, export it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runtime_core.lazy import loader
+
+if TYPE_CHECKING:
+    from runtime_core.replay.replay import replay
+    from runtime_core.trajectory.export import (
+        export_items_jsonl,
+        export_items_parquet,
+        export_jsonl,
+        export_parquet,
+        trajectory_items,
+    )
+    from runtime_core.trajectory.reading import TaskTrajectory
+    from runtime_core.trajectory.store import TrajectoryStore
+    from runtime_core.trajectory.tree import render
+
+__all__ = [
+    "TaskTrajectory",
+    "TrajectoryStore",
+    "export_items_jsonl",
+    "export_items_parquet",
+    "export_jsonl",
+    "export_parquet",
+    "render",
+    "replay",
+    "trajectory_items",
+]
+
+_PLACES = {
+    "TaskTrajectory": "runtime_core.trajectory.reading",
+    "TrajectoryStore": "runtime_core.trajectory.store",
+    "export_items_jsonl": "runtime_core.trajectory.export",
+    "export_items_parquet": "runtime_core.trajectory.export",
+    "export_jsonl": "runtime_core.trajectory.export",
+    "export_parquet": "runtime_core.trajectory.export",
+    "render": "runtime_core.trajectory.tree",
+    "replay": "runtime_core.replay.replay",
+    "trajectory_items": "runtime_core.trajectory.export",
+}
+
+__getattr__ = loader(__name__, _PLACES)

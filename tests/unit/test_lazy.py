@@ -1,0 +1,39 @@
+"""Names that are loaded when they are first used."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from runtime_core.lazy import loader, needs_extra
+
+
+def test_a_name_is_loaded_once_from_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = ModuleType("face_of_weft")
+    monkeypatch.setitem(sys.modules, "face_of_weft", package)
+    load = loader("face_of_weft", {"sqrt": "math", "root": "math:sqrt"})
+    assert load("sqrt") is load("root")
+    assert vars(package)["root"] is vars(package)["sqrt"]
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'weft' has no attribute 'nothing'"):
+        loader("weft", {})("nothing")
+
+
+def test_a_missing_library_is_told_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needs_a_library.py").write_text("import a_missing_library.part\nX = 1\nY = 2\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    load = loader("weft", {"X": "needs_a_library", "Y": "needs_a_library"}, {"X": "llm"})
+    with pytest.raises(ModuleNotFoundError, match=r"weft\.X needs a_missing_library, .*: pip install 'weft\[llm\]'"):
+        load("X")
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'a_missing_library'"):
+        load("Y")
+
+
+def test_a_missing_module_of_ours_is_no_matter_of_an_extra() -> None:
+    broken = ModuleNotFoundError("No module named 'runtime_core.gone'", name="runtime_core.gone")
+    assert needs_extra("weft.X", "llm", broken) is broken
