@@ -18,7 +18,6 @@ from tests.servers.containers import CONTAINERS, Containers
 from tests.servers.matrix import (
     ALL,
     MATRIX,
-    MEMORY,
     SELECTION,
     VALKEY_9,
     Servers,
@@ -30,7 +29,7 @@ from tests.servers.process import Append, Server
 from tests.servers.unavailable import Unavailable
 
 ROOT = Path(__file__).resolve().parent.parent
-KNOWN_SERVERS = (MEMORY, *MATRIX, *CONTAINERS)
+KNOWN_SERVERS = (*MATRIX, *CONTAINERS)
 
 # Their tests are inherited, so pytest does not see by their names that their assertions are to be explained.
 pytest.register_assert_rewrite("tests.contracts.engine.promises")

@@ -21,7 +21,6 @@ PLACES = {
     "aiosqlite": r"runtime_core\.trajectory(\..+)?",
     "asyncpg": r"runtime_core\.trajectory(\..+)?",
     "hiredis": r"runtime_core\.bus(\..+)?",
-    "lupa": r"runtime_core\.bus\.memory.*",
     "httpx2": r"runtime_core\.(llm\.client|tools\.mcp\.transport)",
     "openai": r"runtime_core\.llm\.client",
     "mcp": r"runtime_core\.tools\.mcp(\..+)?",

@@ -36,7 +36,7 @@ class Connect(Protocol):
 class Broker:
     """One partition of a namespace that no other test uses.
 
-    `kind` is `memory` or a server's name. `admin` is a client for looking at keys and for damaging them.
+    `kind` is the server's name in the matrix. `admin` is a client for looking at keys and for damaging them.
     """
 
     kind: str

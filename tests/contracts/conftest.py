@@ -1,4 +1,4 @@
-"""Test the contract of the bus on each selected broker: on one server by default, on all and in memory on request."""
+"""Test the contract of the bus on each selected server: on one by default, on all on request."""
 
 from __future__ import annotations
 
@@ -10,23 +10,12 @@ from runtime_core.bus.address import parse_address
 from runtime_core.bus.connection import RespTransport, Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
-from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
-from tests.contracts import function_rights
 from tests.contracts.broker import Broker, Connect
+from tests.contracts.function_rights import Watch
 from tests.servers.containers import CONTAINERS, Containers, docker_is_here
-from tests.servers.matrix import MATRIX, MEMORY, repeat_on
+from tests.servers.matrix import MATRIX, VALKEY_9, repeat_on
 from tests.servers.process import Server
 from tests.servers.unavailable import Unavailable
-
-
-def memory_clients() -> Connect:
-    """Clients of one new server in this process."""
-    server = MemoryServer()
-
-    async def connect() -> Transport:
-        return MemoryTransport(server)
-
-    return connect
 
 
 def server_clients(url: str) -> Connect:
@@ -75,7 +64,7 @@ def broker_of(item: pytest.Item) -> str:
     return str(callspec.params.get("broker", "")) if callspec else ""
 
 
-@pytest.fixture(params=repeat_on(MEMORY, *MATRIX, *(CONTAINERS if docker_is_here() else ())))
+@pytest.fixture(params=repeat_on(*MATRIX, *(CONTAINERS if docker_is_here() else ())))
 async def broker(
     request: pytest.FixtureRequest,
     shared_server: Callable[[str], Server],
@@ -84,10 +73,7 @@ async def broker(
 ) -> AsyncIterator[Broker]:
     """A fresh partition on each selected kind of broker in turn."""
     kind: str = request.param
-    if kind == MEMORY:
-        connect = memory_clients()
-    else:
-        connect = server_clients(container_url(kind) if kind in CONTAINERS else shared_server(kind).url)
+    connect = server_clients(container_url(kind) if kind in CONTAINERS else shared_server(kind).url)
     broker = await open_broker(kind, namespace, connect)
     yield broker
     await close_broker(broker)
@@ -106,8 +92,12 @@ async def other(broker: Broker) -> EventBus:
 
 
 @pytest.fixture(autouse=True)
-def functions_stay_within_their_rights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def functions_stay_within_their_rights(request: pytest.FixtureRequest) -> Iterator[None]:
     """`weft acl` gives users the rights that are read from the functions' source: no function may need more."""
-    beyond = function_rights.watch(monkeypatch)
-    yield
+    if broker_of(request.node) != VALKEY_9:
+        yield  # one server is enough
+        return
+    with Watch(request.getfixturevalue("shared_server")(VALKEY_9)) as watch:
+        yield
+        beyond = watch.beyond_their_rights()
     assert not beyond, f"runtime_core/acl/function_rights.py does not see what functions do: {sorted(beyond)}"

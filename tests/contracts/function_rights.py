@@ -1,41 +1,91 @@
-"""Holds every function that runs in this process to the rights that are read from its source."""
+"""Holds every function that runs on a server to the rights that are read from its source."""
 
 from __future__ import annotations
 
-from typing import Any
+import ast
+import re
+import secrets
+import socket
+from itertools import islice
+from types import TracebackType
+from typing import Self
 
-import pytest
+import hiredis
 
 from runtime_core.acl.function_rights import OWN_STREAMS, READING, STREAMS, function_rights, key_family
 from runtime_core.bus.library import library
-from runtime_core.bus.memory.lua import LuaScripts
+from tests.servers.process import HOST, Server
 
 _NAMES = {full: name for name, full in library().functions.items()}
 _NESTED = ("XGROUP", "XINFO")
+_MANY_KEYS = (b"DEL", b"EXISTS")
+_WORD = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_HEAD = 100
+"""Where a line says when and for whom the command ran, and its name."""
+_CALL = b'] "FCALL" '
+_FROM_FUNCTION = b' lua] "'
 
 
-def watch(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Collect what functions do beyond their rights, from now on."""
-    beyond: set[str] = set()
-    running = [""]
-    base = [b""]
-    invoke, call = LuaScripts.invoke, LuaScripts._call
+class Watch:
+    """Reads along what a server runs (MONITOR): each function, and the commands that it calls."""
 
-    def watched_invoke(self: LuaScripts, name: bytes, callback: Any, keys: Any, *rest: Any, **more: Any) -> Any:
-        running[0], base[0] = _NAMES.get(name, ""), keys[0] if keys else b""
-        try:
-            return invoke(self, name, callback, keys, *rest, **more)
-        finally:
-            running[0] = ""
+    def __init__(self, server: Server) -> None:
+        self._port = server.port
+        self._monitor = socket.create_connection((HOST, self._port))
+        self._reader = hiredis.Reader()
 
-    def watched_call(self: LuaScripts, *words: Any) -> object:
-        if running[0]:
-            beyond.update(_beyond(running[0], base[0], [word for word in words if isinstance(word, bytes)]))
-        return call(self, *words)
+    def __enter__(self) -> Self:
+        self._monitor.sendall(b"MONITOR\r\n")
+        assert self._line() == b"OK"
+        return self
 
-    monkeypatch.setattr(LuaScripts, "invoke", watched_invoke)
-    monkeypatch.setattr(LuaScripts, "_call", watched_call)
-    return beyond
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._monitor.close()
+
+    def beyond_their_rights(self) -> set[str]:
+        """What functions have done beyond their rights up to now."""
+        mark = secrets.token_hex(8).encode()
+        with socket.create_connection((HOST, self._port)) as marker:
+            marker.sendall(b"ECHO %s\r\n" % mark)
+            marker.recv(64)
+        found: set[str] = set()
+        function, base = "", b""
+        while mark not in (line := self._line()):
+            # The server says what a function calls right behind the call of the function itself.
+            head = line[:_HEAD]
+            if _CALL in head:
+                _, full, _, base = _words(line)
+                function = _NAMES.get(full, "")
+            elif _FROM_FUNCTION not in head:
+                function = ""
+            elif function:
+                found.update(_beyond(function, base, _words(line)))
+        return found
+
+    def _line(self) -> bytes:
+        while (line := self._reader.gets()) is False:
+            data = self._monitor.recv(1 << 20)
+            assert data, "the server has ended"
+            self._reader.feed(data)
+        assert isinstance(line, bytes)
+        return line
+
+
+def _words(line: bytes) -> list[bytes]:
+    """The words of a command: the first few, but all of one that names many keys."""
+    quoted = (match[0] for match in _WORD.finditer(line))
+    command = _text(next(quoted))
+    return [command, *map(_text, quoted if command in _MANY_KEYS else islice(quoted, 3))]
+
+
+def _text(quoted: bytes) -> bytes:
+    if b"\\" not in quoted:
+        return quoted[1:-1]
+    value = ast.literal_eval("b" + quoted.decode("ascii"))
+    assert isinstance(value, bytes)
+    return value
 
 
 def _beyond(function: str, base: bytes, words: list[bytes]) -> list[str]:

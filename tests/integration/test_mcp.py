@@ -211,7 +211,7 @@ async def test_calls_wait_for_a_server_that_listens_again(mode: Mode, ledger: Le
             )
             assert ledger.lines("begun") == []
             # No mark of a start is left behind: another tool-handler could not tell it from a call that has begun.
-            bus = local._bus()
+            bus = client.buses[0]
 
             async def unmarked() -> bool:
                 return await bus.transport.call("HLEN", bus.keys.started) == 0

@@ -11,9 +11,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.keys import Keys
-from runtime_core.bus.memory.server import MemoryTransport
 from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.record.step import ENCODER
 from runtime_core.runs.model_step import ModelCall
@@ -91,8 +88,7 @@ async def test_what_is_kept_has_no_secrets_and_what_runs_has_them(known: None, l
         task = await client.submit("asker", {"then": then, "password": PASSWORD})
         response = await task.result(timeout=60)
         recorded = await local.recorded(task.task_id, timeout=60)
-        bus = EventBus(MemoryTransport(local._server), Keys("local", 0))
-        letters = await DeadLetters([bus]).newest(10)
+        letters = await DeadLetters(client.buses).newest(10)
         with use(Redactor.from_environment(os.environ, os.environ["WEFT_REDACT"])):
             redactor().learn(LEARNED)
             shown = [letter.without_secrets().details() for letter in letters]

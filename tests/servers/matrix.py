@@ -16,8 +16,6 @@ from tests.servers.valkey import ValkeyServer
 VALKEY_9 = "valkey-9"
 PROGRAMS = {program.name: program for program in (REDIS_7_0, REDIS_8_0, VALKEY_8_1)}
 MATRIX = (VALKEY_9, *PROGRAMS)
-MEMORY = "memory"
-"""The broker in this process, beside the servers in `WEFT_TEST_SERVERS`."""
 SELECTION = "WEFT_TEST_SERVERS"
 ALL = "all"
 

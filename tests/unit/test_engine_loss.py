@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,7 +17,7 @@ from runtime_core.app.app import App
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
-from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
+from runtime_core.bus.namespace import connect
 from runtime_core.clusters import step_handler as module
 from runtime_core.clusters.gateway import RAY, SPARK, Gateway, Served
 from runtime_core.clusters.step_handler import StepHandler
@@ -51,7 +54,7 @@ class Driver:
 
 
 class Lossy:
-    """A gateway over such a driver, on a broker in this process, with one step asked for."""
+    """A gateway over such a driver, on `memory://`, with one step asked for."""
 
     def __init__(self, broker: Broker, bus: EventBus, engine: Served) -> None:
         self.broker = broker
@@ -77,25 +80,28 @@ class Lossy:
         return (await self.broker.task("t")).get("j:1", "")[8:9]
 
 
-async def lossy(engine: Served) -> Lossy:
-    server = MemoryServer()
+@asynccontextmanager
+async def lossy(engine: Served) -> AsyncIterator[Lossy]:
+    async def another() -> Transport:
+        return await connect("memory://")
 
-    async def connect() -> Transport:
-        return MemoryTransport(server)
-
-    broker = Broker("memory", Keys("lost", 0), connect, await connect())
+    admin = await another()
+    broker = Broker("memory", Keys(f"lost-{secrets.token_hex(4)}", 0), another, admin, transports=[admin])
     await broker.prepare()
     bus = await broker.owner()
     await bus.make_groups([engine.name])
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     assert await suspend(bus, turn, ask("1", "double", stream=engine.name, data=b'{"number":1}'))
-    return Lossy(broker, bus, engine)
+    yield Lossy(broker, bus, engine)
+    for transport in broker.transports:
+        await transport.close()
 
 
 @pytest.fixture
-async def spark() -> Lossy:
-    return await lossy(SPARK)
+async def spark() -> AsyncIterator[Lossy]:
+    async with lossy(SPARK) as spark:
+        yield spark
 
 
 async def test_the_redrive_waits_for_the_next_connection(spark: Lossy) -> None:
@@ -129,7 +135,7 @@ async def test_a_server_that_goes_on_is_asked_again(spark: Lossy, monkeypatch: p
 
 async def test_an_engine_whose_work_goes_on_is_asked_at_once() -> None:
     """The work is found again by its key: asking costs nothing."""
-    ray = await lossy(RAY)
-    ray.driver.ends = [LOST, LOST, Value(b"2")]
-    assert [await ray.attempt() for _ in range(3)] == [1, 2, 3]
-    assert await ray.outcome() == "K"
+    async with lossy(RAY) as ray:
+        ray.driver.ends = [LOST, LOST, Value(b"2")]
+        assert [await ray.attempt() for _ in range(3)] == [1, 2, 3]
+        assert await ray.outcome() == "K"

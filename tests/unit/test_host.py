@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from prometheus_client import CollectorRegistry
 
-from runtime_core.bus.connection import Transport
-from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
+from runtime_core.bus.connection import RespTransport, Transport
+from runtime_core.bus.namespace import connect
+from runtime_core.bus.private_server import new_database
 from runtime_core.consumer.progress import HEALTHY, Health
 from runtime_core.errors import ServerError, WeftError
 from runtime_core.host.host import Host
@@ -36,14 +37,16 @@ class Told:
         return step
 
     async def connect(self) -> Transport:
-        told = self
+        transport = await connect(new_database())
+        assert isinstance(transport, RespTransport)
+        close = transport.close
 
-        class Connection(MemoryTransport):
-            async def close(self) -> None:
-                told.lines.append("close the connection")
-                await super().close()
+        async def close_and_tell() -> None:
+            self.lines.append("close the connection")
+            await close()
 
-        return Connection(MemoryServer())
+        transport.close = close_and_tell  # type: ignore[method-assign]
+        return transport
 
     def host(self) -> Host:
         return Host(self.connect, Metrics(CollectorRegistry(), "test"))

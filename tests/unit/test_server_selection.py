@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.servers.matrix import MATRIX, MEMORY, SELECTION, VALKEY_9, named_servers, repeat_on
+from tests.servers.matrix import MATRIX, SELECTION, VALKEY_9, named_servers, repeat_on
 
 
 @pytest.mark.parametrize(
     ("value", "repeated", "named"),
     [
         ("", [VALKEY_9], None),
-        ("all", [MEMORY, *MATRIX], None),
-        ("redis-7.0, memory", [MEMORY, "redis-7.0"], {"redis-7.0", MEMORY}),
+        ("all", [*MATRIX], None),
+        ("redis-7.0, redis-8.0", ["redis-7.0", "redis-8.0"], {"redis-7.0", "redis-8.0"}),
         ("docker-redis-7.2", [], {"docker-redis-7.2"}),
     ],
 )
@@ -20,11 +20,11 @@ def test_a_contract_is_repeated_on_the_selected_servers(
     value: str, repeated: list[str], named: set[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SELECTION, value)
-    assert repeat_on(MEMORY, *MATRIX) == repeated
+    assert repeat_on(*MATRIX) == repeated
     assert named_servers() == named
 
 
 def test_one_server_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SELECTION, raising=False)
-    assert repeat_on(MEMORY, *MATRIX) == [VALKEY_9]
+    assert repeat_on(*MATRIX) == [VALKEY_9]
     assert named_servers() is None

@@ -81,15 +81,15 @@ def test_two_sets_of_metrics_share_nothing() -> None:
     assert b'weft_retries_total{service="tool-handler"} 0.0' in second.exposition()
 
 
-async def test_roles_that_lead_show_their_heartbeat_and_what_stands_still(tmp_path: Path) -> None:
+async def test_roles_that_lead_show_their_heartbeat_and_what_stands_still(tmp_path: Path, namespace: str) -> None:
     transport = await connect("memory://")
-    bus = EventBus(transport, (await open_namespace(transport, "weft", 1))[0])
+    bus = EventBus(transport, (await open_namespace(transport, namespace, 1))[0])
     settings = Settings.from_environment({"WEFT_LEASE_SECONDS": "1"})
     store = await TrajectoryStore.open(f"sqlite:///{tmp_path / 'trajectory.db'}")
     of_manager = Metrics(CollectorRegistry(), "state-manager")
     of_recorder = Metrics(CollectorRegistry(), "trajectory-recorder")
     manager = StateManager([bus], transport, settings, of_manager)
-    recorder = Recorder([bus], store, of_recorder, namespace="weft", lease_seconds=1)
+    recorder = Recorder([bus], store, of_recorder, namespace=namespace, lease_seconds=1)
     for metrics, role in ((of_manager, manager), (of_recorder, recorder)):
         labels = {"service": metrics.service}
         assert metrics.registry.get_sample_value(names.STALLED.name, labels) == 0

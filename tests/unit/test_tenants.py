@@ -6,7 +6,7 @@ import pytest
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
-from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
+from runtime_core.bus.namespace import connect
 from runtime_core.errors import InvalidInput
 from runtime_core.ingress.tenants import Tenant, remove_tenant, set_tenant, tenants
 
@@ -38,9 +38,9 @@ def test_each_partition_has_its_part_of_the_limits() -> None:
     assert Tenant("acme", rate=0.001).stored(16384).split(" ")[2] != "0.000000", "0 would be no limit"
 
 
-async def test_settings_are_the_same_in_every_partition() -> None:
-    server = MemoryServer()
-    buses = [EventBus(MemoryTransport(server), Keys("weft", number)) for number in range(2)]
+async def test_settings_are_the_same_in_every_partition(namespace: str) -> None:
+    transport = await connect("memory://")
+    buses = [EventBus(transport, Keys(namespace, number)) for number in range(2)]
     acme, others = Tenant("acme", 2, 10, 2.5), Tenant("*", max_open=5)
     for tenant in (acme, others, Tenant("", weight=3)):
         await set_tenant(buses, tenant)
@@ -50,3 +50,4 @@ async def test_settings_are_the_same_in_every_partition() -> None:
     assert not await remove_tenant(buses, "acme")
     for bus in buses:
         assert await tenants(bus) == [Tenant("", weight=3), others]
+    await transport.close()

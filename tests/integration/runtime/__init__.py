@@ -1,1 +1,1 @@
-"""Agents as objects: requests, topics and state, on a broker in memory and on a real one."""
+"""Agents as objects: requests, topics and state, on `memory://` and on a server that others share."""

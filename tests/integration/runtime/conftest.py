@@ -36,7 +36,7 @@ async def broker_url(
 
 @pytest.fixture
 async def make_runtime(broker_url: str, namespace: str) -> AsyncIterator[MakeRuntime]:
-    """Runtimes of this test's namespace; each has a broker of its own where that is in memory."""
+    """Runtimes of this test's namespace; on `memory://` each has a database of its own."""
     made: list[Runtime] = []
 
     def make(**options: Any) -> Runtime:

@@ -9,6 +9,7 @@ from tests.mutants.guards import (
     handlers,
     mailboxes,
     owners,
+    private_server,
     publishers,
     queues,
     redaction,
@@ -35,4 +36,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *redaction.MUTANTS,
     *publishers.MUTANTS,
     *users.MUTANTS,
+    *private_server.MUTANTS,
 )

@@ -60,7 +60,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         "submits are refused near the memory limit",
         "contracts:admission",
-        "valkey:out_of_memory",
+        "contracts:out_of_memory",
     ),
     lua(
         "submit",

@@ -297,7 +297,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if not limit:\n",
         "        if True:\n",
         "dead letters do not fill a small server",
-        "valkey:out_of_memory",
+        "contracts:out_of_memory",
     ),
     python(
         "maintenance/sweeps.py",

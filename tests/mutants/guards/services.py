@@ -332,8 +332,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "host/local.py",
         "failed_start",
-        "        except BaseException:\n            await host.stop()\n",
-        "        except BaseException:\n",
+        "                    await self._host.stop()\n",
+        "",
         "a LocalApp whose start fails leaves nothing running",
         "unit:host",
     ),

@@ -6,15 +6,17 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from prometheus_client import CollectorRegistry
 
 from runtime_core.actors.actor import ActorDefinition, Actors
 from runtime_core.app.app import App
+from runtime_core.bus.address import MEMORY
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect
+from runtime_core.bus.private_server import drop_database, new_database
 from runtime_core.bus.replies import Replies
 from runtime_core.bus.topics import Topics
 from runtime_core.client.client import Client
@@ -29,9 +31,6 @@ from runtime_core.maintenance.keeper import Keeper
 from runtime_core.runs.turn import TurnHandler
 from runtime_core.telemetry.metrics import Metrics
 
-if TYPE_CHECKING:
-    from runtime_core.bus.memory.server import MemoryServer
-
 logger = logging.getLogger(__name__)
 
 IN_FLIGHT = 10_000
@@ -41,7 +40,7 @@ IN_FLIGHT = 10_000
 class ActorHost:
     """Connects at the first use; `start` and `stop` the work as often as wanted.
 
-    `url` None: WEFT_REDIS_URL, else a broker in this process that only this host sees.
+    `url` None: WEFT_REDIS_URL, else `memory://`, where each host has a database of its own.
     """
 
     def __init__(
@@ -55,9 +54,11 @@ class ActorHost:
         services: bool,
         on_new_loop: Callable[[], None],
     ) -> None:
-        self.url = url or os.environ.get("WEFT_REDIS_URL") or "memory://"
+        self.url = url or os.environ.get("WEFT_REDIS_URL") or MEMORY
+        self.private = self.url.startswith(MEMORY)
+        if self.private:
+            self.url = new_database()
         self.namespace = namespace or os.environ.get("WEFT_NAMESPACE") or "weft"
-        self.private = self.url.startswith("memory://")
         self._actors = actors
         self._actors.shared = not self.private
         self._lease = lease_seconds
@@ -66,14 +67,13 @@ class ActorHost:
         self._services = services and not self.private
         self._app = App("actors")
         self._metrics = Metrics(CollectorRegistry(), "runtime")
-        self._connect: Callable[[], Transport] | None = None
         self._client: Client | None = None
         self._opening: asyncio.Task[Client] | None = None
         self._host: Host | None = None
         """What works, from `start` to `stop`."""
+        self._opened = False
+        """Whether there may be keys of it on the broker."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._server: MemoryServer | None = None
-        """The broker in this process; it outlives event loops."""
         self._lock = asyncio.Lock()
 
     # -- connections -------------------------------------------------------------------------------------------
@@ -120,8 +120,10 @@ class ActorHost:
 
     async def _open(self) -> Client:
         try:
-            client = self._private_client() if self.private else Client.connect(self.url, namespace=self.namespace)
+            partitions = 1 if self.private else None
+            client = Client.connect(self.url, namespace=self.namespace, partitions=partitions)
             await client.open()
+            self._opened = True
             for bus in client.buses:
                 await bus.load_library()
                 await bus.make_groups(())
@@ -130,17 +132,8 @@ class ActorHost:
             self._opening = None
             raise
 
-    def _private_client(self) -> Client:
-        # Loaded only where it is used: it brings a Lua interpreter.
-        from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
-        from runtime_core.host.local import MemoryClient
-
-        server = self._server = self._server or MemoryServer()
-        self._connect = lambda: MemoryTransport(server)
-        return MemoryClient(server, self.namespace)
-
     async def _transport(self) -> Transport:
-        return await connect(self.url) if self._connect is None else self._connect()
+        return await connect(self.url)
 
     # -- types -------------------------------------------------------------------------------------------------
 
@@ -213,9 +206,18 @@ class ActorHost:
     async def close(self) -> None:
         """Stop, and let go of the connections."""
         await self.stop()
-        client, self._client, self._opening, self._server = self._client, None, None, None
+        client, self._client, self._opening = self._client, None, None
         if client is not None:
             await client.close()
+        if self.private and self._opened:
+            await self._forget()
+
+    async def _forget(self) -> None:
+        """Delete what this host has on the private server; whoever goes on with the host begins anew."""
+        transport = await connect(self.url)
+        await drop_database(self.url, transport)
+        await transport.close()
+        self.url, self._opened = new_database(), False
 
     async def idle(self) -> bool:
         """Whether the broker has nothing to do for anybody in this namespace."""

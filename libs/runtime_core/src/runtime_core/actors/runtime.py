@@ -59,9 +59,10 @@ IDLE_LOOK_LONGEST_SECONDS = 0.1
 class Runtime:
     """Runs agents, and sends and publishes messages, durably: what the broker has accepted is handled.
 
-    `url` is the broker's; None: WEFT_REDIS_URL, else one in this process that only this runtime sees (`memory://`).
-    On a server, this process is a worker for the types registered in it, one of several if others register the same,
-    and a client for all types of the namespace. `intervention_handlers` see what this process sends and receives.
+    `url` is the broker's; None: WEFT_REDIS_URL, else `memory://`, a server that ends with this process,
+    where each runtime is alone. On another server, this process is a worker for the types registered in it, one of
+    several if others register the same, and a client for all types of the namespace. `intervention_handlers` see what
+    this process sends and receives.
     `ignore_unhandled_exceptions=False`: what a handler of a published message raised in this process is raised by the
     next `publish_message`, `stop` or `stop_when_idle`. `services=False`: no services run beside it, so it keeps the
     namespace itself. At most `max_instances` agent objects whose state is on the broker are kept in memory. A process

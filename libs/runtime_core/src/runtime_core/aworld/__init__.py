@@ -73,6 +73,6 @@ _PLACES = {
     "TeamSwarm": "runtime_core.aworld.swarm",
     "WorkflowSwarm": "runtime_core.aworld.swarm",
 }
-"""Public name → the module that has it. Loaded at its first use: a service needs no broker in memory."""
+"""Public name → the module that has it. Loaded at its first use: a service needs no `LocalApp`."""
 
 __getattr__ = loader(__name__, _PLACES)

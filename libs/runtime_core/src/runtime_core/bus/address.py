@@ -9,6 +9,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from runtime_core.errors import ConfigurationError
 
 SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix", "redis+sentinel")
+MEMORY = "memory://"
+"""A server of this process alone; `bus/private_server.py`."""
 OPTIONS = ("ca_file", "db", "tls", "verify")
 _QUOTING = "in a password, write / as %2F, ? as %3F, # as %23 and @ as %40"
 

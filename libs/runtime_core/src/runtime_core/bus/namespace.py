@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Mapping
 from typing import cast
 
-from runtime_core.bus.address import Address, parse_address
+from runtime_core.bus.address import MEMORY, Address, parse_address
 from runtime_core.bus.connection import RespTransport, Transport
 from runtime_core.bus.keys import NAMESPACE_FORMAT, Keys, namespace_settings
 from runtime_core.errors import BusUnavailable, ConfigurationError, ServerError
@@ -23,15 +23,14 @@ OLDEST_REDIS = 7
 
 
 async def connect(url: str, *, wait_seconds: float = CONNECT_SECONDS) -> Transport:
-    """A client of the broker at `url`; `memory://` makes a broker in this process.
+    """A client of the broker at `url`. `memory://` is a private server, which this process starts at the first use.
 
     Raises ConfigurationError in one line where it cannot be reached.
     """
-    if url.startswith("memory://"):
-        # Loaded only where it is used: it brings a Lua interpreter.
-        from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
+    if url.startswith(MEMORY):
+        from runtime_core.bus.private_server import private_server  # here: services never use it
 
-        return MemoryTransport(MemoryServer())
+        url = await private_server(url)
     address = parse_address(url)
     try:
         address.ssl_context()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec.structs import replace
 
 from runtime_core import codec
+from runtime_core.bus.address import MEMORY
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.durability import repeat_after_reconnect
 from runtime_core.bus.embedded import find_endpoint
@@ -87,16 +88,18 @@ class Client(ScheduleVerbs):
     async def _open(self) -> None:
         url = self._url or os.environ.get("WEFT_REDIS_URL") or _embedded_url()
         durability = _durability()
+        if url.startswith(MEMORY) and durability != "fast":
+            raise ConfigurationError(f"WEFT_DURABILITY={durability}: memory:// keeps nothing; name a Redis or Valkey")
         first = await self._open_transport(url)
         partitions = self._wanted_partitions or await _stored_partitions(first, self._namespace)
         buses = []
         for keys in await open_namespace(first, self._namespace, partitions):
             # One for each partition: in a Cluster each may live on another server.
-            transport = first if partitions == 1 else await self._open_transport(url, like=first)
+            transport = first if partitions == 1 else await self._open_transport(url)
             bus = EventBus(transport, keys, durability=durability)
             await bus.check_durability()
             buses.append(bus)
-            self._partitions.append(Replies(bus, self._name, await self._open_transport(url, like=transport)))
+            self._partitions.append(Replies(bus, self._name, await self._open_transport(url)))
         self._admission = Admission(buses)
         self._topics = Topics(buses)
         for partition in self._partitions:
@@ -379,7 +382,7 @@ class Client(ScheduleVerbs):
 
     async def open_reader(self, bus: EventBus) -> Transport:
         """A connection of its own for blocking reads of this partition. `close` of the client closes it too."""
-        return await self._open_transport(self._url or _environment_url(), like=bus.transport)
+        return await self._open_transport(self._url or _environment_url())
 
     async def close_reader(self, reader: Transport) -> None:
         """Let go of a connection that `open_reader` has given."""
@@ -389,9 +392,7 @@ class Client(ScheduleVerbs):
 
     # -- connections -------------------------------------------------------------------------------------------
 
-    async def _open_transport(self, url: str, like: Transport | None = None) -> Transport:
-        if like is not None and url.startswith("memory://"):
-            return like
+    async def _open_transport(self, url: str) -> Transport:
         transport = await connect(url)
         self._transports.append(transport)
         return transport

@@ -1,7 +1,7 @@
 """An app in one process: `async with LocalApp(app) as client` submits tasks to it, and no server is needed.
 
-Agents, tools, journals, retries, timers, mailboxes and schedules are the same as with the services, since the broker in
-memory runs the same functions. What is not here: `weft:tasks` and `replyto`, which are services' work. With
+Agents, tools, journals, retries, timers, mailboxes and schedules are the same as with the services: the broker is a
+Valkey that belongs to this process. What is not here: `weft:tasks` and `replyto`, which are services' work. With
 `trajectory=True` the steps of its tasks are recorded too:
 
     async with (local := LocalApp(app, trajectory=True)) as client:
@@ -25,7 +25,8 @@ from runtime_core.app.app import App
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
-from runtime_core.bus.memory.server import MemoryServer, MemoryTransport
+from runtime_core.bus.namespace import connect
+from runtime_core.bus.private_server import drop_database, new_database
 from runtime_core.client.client import Client
 from runtime_core.engines.results import Results
 from runtime_core.errors import ConfigurationError
@@ -58,8 +59,8 @@ class LocalApp:
 
     def __init__(self, app: App, *, trajectory: bool | str = False, engine_processes: int = 0) -> None:
         self._app = app
-        self._server = MemoryServer()
-        self._client = MemoryClient(self._server)
+        self._url = new_database()
+        self._client = Client.connect(self._url, namespace=NAMESPACE, partitions=1)
         self._host: Host | None = None
         self.metrics = Metrics(CollectorRegistry(), "local")
         """What its handlers count and measure."""
@@ -97,7 +98,13 @@ class LocalApp:
     async def __aenter__(self) -> Client:
         self._app.check()
         with use(Redactor.from_environment(os.environ, os.environ.get("WEFT_REDACT", ""))):
-            return await self._start()
+            try:
+                return await self._start()
+            except BaseException:
+                if self._host is not None:
+                    await self._host.stop()
+                    await self._forget()
+                raise
 
     async def _start(self) -> Client:
         host = self._host = Host(self._connect, self.metrics)
@@ -115,11 +122,7 @@ class LocalApp:
         carry_agents(host, self._app, buses, agent_pools(self._app), results=results, compute=self._compute)
         carry_small_services(host, *await host.open(partitions))
         host.add(start=self._client.open, stop=self._client.close)
-        try:
-            await host.start()
-        except BaseException:
-            await host.stop()
-            raise
+        await host.start()
         return self._client
 
     async def __aexit__(
@@ -128,8 +131,11 @@ class LocalApp:
         assert self._host is not None
         if self._app.hooks.of_ends:
             await self._hooks_of_ends()
-        await self._host.stop()
-        await self._host.run()  # raises what has ended a role
+        try:
+            await self._host.stop()
+            await self._host.run()  # raises what has ended a role
+        finally:
+            await self._forget()
 
     async def _hooks_of_ends(self) -> None:
         """Let the hooks of tasks that have ended run: after this process there is nobody who could."""
@@ -137,23 +143,15 @@ class LocalApp:
 
         with suppress(TimeoutError):
             async with asyncio.timeout(ENDS_SECONDS):
-                await ends_told(self._bus(), streams("agent", agent_pools(self._app)), self._app.name)
+                assert self._host is not None
+                bus = EventBus(await self._host.connect(), Keys(NAMESPACE, 0))
+                await ends_told(bus, streams("agent", agent_pools(self._app)), self._app.name)
+
+    async def _forget(self) -> None:
+        """Delete what this app has on the private server."""
+        transport = await self._connect()
+        await drop_database(self._url, transport)
+        await transport.close()
 
     async def _connect(self) -> Transport:
-        return MemoryTransport(self._server)
-
-    def _bus(self) -> EventBus:
-        return EventBus(MemoryTransport(self._server), Keys(NAMESPACE, 0))
-
-
-class MemoryClient(Client):
-    """A client whose connections lead to a broker in this process."""
-
-    def __init__(self, server: MemoryServer, namespace: str = NAMESPACE) -> None:
-        super().__init__("memory://", namespace, 1, "")
-        self._server = server
-
-    async def _open_transport(self, url: str, like: Transport | None = None) -> Transport:
-        transport = MemoryTransport(self._server)
-        self._transports.append(transport)
-        return transport
+        return await connect(self._url)

@@ -295,7 +295,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 def _refuse_a_broker_of_its_own(settings: Settings) -> None:
     if (settings.redis_url or "").startswith("memory:"):
         raise ConfigurationError(
-            "WEFT_REDIS_URL=memory:// is a broker inside of one process, which no other service sees: name a server"
+            "WEFT_REDIS_URL=memory:// is a server for one process, which no other service sees: name a server"
         )
 
 

@@ -151,7 +151,7 @@ class PublisherStreams(Generic[Command]):
                     # From the first entry again: what was settled is gone, and a stream that was made anew begins
                     # with smaller ids.
                     last = b""
-                # Also after a full round: with a broker in this process nothing else would give others their turn.
+                # At once while there is more.
                 await asyncio.sleep(WAIT_SECONDS if waiting else 0 if entries else self._idle_seconds())
         finally:
             self._drop(waiting)

@@ -33,7 +33,7 @@ from runtime_core.aworld.place import RunPlace
 from runtime_core.aworld.sent import SentApp, pack
 from runtime_core.aworld.task import Task
 from runtime_core.aworld.task_app import TasksApp
-from runtime_core.bus.address import parse_address
+from runtime_core.bus.address import MEMORY, parse_address
 from runtime_core.bus.embedded import EmbeddedServer
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
@@ -46,7 +46,7 @@ from runtime_core.hooks.ended import ends_told
 from runtime_core.host.agent_handler import agent_pools
 from runtime_core.host.apps import streams
 from runtime_core.host.host import Host
-from runtime_core.host.local import ENDS_SECONDS, MemoryClient
+from runtime_core.host.local import ENDS_SECONDS
 from runtime_core.host.small_services import carry_small_services
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.recorder import LocalTrajectories
@@ -92,8 +92,8 @@ async def ray_place(
             client = await stack.enter_async_context(Client.connect(broker.url, namespace=settings.namespace))
         elif client is None:
             client = await stack.enter_async_context(Client.connect(url, namespace=settings.namespace))
-        elif isinstance(client, MemoryClient):
-            raise ConfigurationError("engine 'ray': the client's broker lives in this process: give url= or no client")
+        elif client.url.startswith(MEMORY):
+            raise ConfigurationError("engine 'ray': the client's broker ends with this process: give url= or no client")
         assert client is not None
         told = replace(
             settings, redis_url=client.url, namespace=client.namespace, partitions=len(client.buses), metrics_port=None

@@ -1,0 +1,209 @@
+"""The server behind `memory://`: a Valkey for this process alone, which ends with it and leaves no file.
+
+It starts at the first use and serves every thread and event loop of the process. `memory://` is its first database,
+which all may share; `new_database` gives one to a user alone. A forked child starts a server of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import itertools
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import quote
+
+from runtime_core.bus.address import MEMORY
+from runtime_core.bus.connection import Transport
+from runtime_core.bus.embedded import ended_how, find_binary, tuned
+from runtime_core.errors import ConfigurationError
+from runtime_core.lifeline import tied
+
+logger = logging.getLogger(__name__)
+
+DATABASES = 65_536
+"""The server makes a database when it is first used."""
+START_SECONDS = 60.0
+STARTING_SECONDS = 5.0
+"""How long the end of a process waits for a server that is starting, to end it too."""
+LOOK_SECONDS = 0.001
+LONGEST_PATH = 100
+"""In bytes. A socket's path has room for 108 on Linux and 104 on macOS."""
+OURS_ALONE = 0o077
+"""The umask of the server: other users of this machine cannot connect to its socket."""
+
+
+class PrivateServer:
+    """One server, started by a thread that waits for its end.
+
+    On Linux the kernel ends the server with the thread that started it, so this thread stays as long as the process.
+    """
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.path = _socket_path()
+        self.ready: Future[str] = Future()
+        """The URL, once the server answers; else a ConfigurationError."""
+        self.ready.set_running_or_notify_cancel()  # several may wait: one that gives up stops nothing for the others
+        self._ending = False
+        self._thread = threading.Thread(target=self._run, name="private server", daemon=True)
+        self._thread.start()
+
+    @property
+    def failed(self) -> bool:
+        return self.ready.done() and self.ready.exception() is not None
+
+    def end(self) -> None:
+        """Kill the server and remove its socket."""
+        self._ending = True
+        wait((self.ready,), STARTING_SECONDS)
+        if self.process is not None:
+            self.process.kill()
+            self._thread.join()
+        self.path.unlink(missing_ok=True)
+
+    def disown(self) -> None:
+        """Leave the server to the process that this one was forked from."""
+        if self.process is not None:
+            self.process.returncode = 0  # else Popen would warn that it still runs
+
+    def _run(self) -> None:
+        with tempfile.TemporaryFile() as log:
+            try:
+                self.process = self._spawn(log)
+                self._wait_ready(self.process, log)
+            except BaseException as error:
+                self.ready.set_exception(error)
+                return
+            self.ready.set_result(f"unix://{quote(str(self.path))}")
+            status = self.process.wait()
+            if not self._ending:
+                logger.error(
+                    "the server behind memory:// ended (%s): %s; what it held is lost, so start this process again",
+                    ended_how(status),
+                    _last_line(log),
+                )
+
+    def _spawn(self, log: BinaryIO) -> subprocess.Popen[bytes]:
+        settings = {
+            "port": "0",
+            "databases": str(DATABASES),
+            "unixsocket": str(self.path),
+            "dir": str(self.path.parent),
+            "save": "",
+            "appendonly": "no",
+            "maxmemory-policy": "noeviction",
+            "daemonize": "no",
+            "loglevel": "warning",
+        }
+        command = [str(find_binary()), *(word for name, value in settings.items() for word in (f"--{name}", value))]
+        return subprocess.Popen(  # noqa: S603  # the binary of a package, and no words of others
+            # SIGTERM, since the server then removes its socket.
+            tied(command, signal.SIGTERM),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=tuned(os.environ),
+            umask=OURS_ALONE,
+            start_new_session=True,  # Ctrl-C is for this process
+        )
+
+    def _wait_ready(self, process: subprocess.Popen[bytes], log: BinaryIO) -> None:
+        end_at = time.monotonic() + START_SECONDS
+        while not _listens(self.path):
+            if process.poll() is not None:
+                how = ended_how(process.returncode)
+                raise ConfigurationError(f"memory://: its server ended at start ({how}): {_last_line(log)}")
+            if time.monotonic() > end_at:
+                process.kill()
+                process.wait()
+                raise ConfigurationError(f"memory://: its server did not answer within {START_SECONDS:g} s")
+            time.sleep(LOOK_SECONDS)
+
+
+_lock = threading.Lock()
+_server: PrivateServer | None = None
+_unused: list[int] = []
+_numbers = itertools.count(1)
+
+
+def new_database() -> str:
+    """The URL of an empty database that nobody else uses: `memory://7`. `drop_database` gives it back."""
+    return f"{MEMORY}{_unused.pop() if _unused else next(_numbers)}"
+
+
+async def drop_database(url: str, transport: Transport) -> None:
+    """Empty what `new_database` gave, over any connection to it. Others may be given it from now on."""
+    await transport.call("FLUSHDB", "ASYNC")
+    _unused.append(int(url.removeprefix(MEMORY)))
+
+
+async def private_server(url: str = MEMORY) -> str:
+    """Where the server of this process is, and the database that `url` names. The server starts at the first call.
+
+    Raises ConfigurationError where there is no server for this platform, or it does not start.
+    """
+    try:
+        server = _started()
+    except OSError as error:
+        raise ConfigurationError(
+            f"memory://: no folder for its server's socket ({error}); set TMPDIR to one"
+        ) from error
+    address = await asyncio.wrap_future(server.ready)
+    return f"{address}?db={url.removeprefix(MEMORY) or 0}"
+
+
+def _started() -> PrivateServer:
+    global _server
+    with _lock:
+        if _server is None or _server.failed:
+            _server = PrivateServer()
+        return _server
+
+
+@atexit.register
+def _end() -> None:
+    if _server is not None:
+        _server.end()
+
+
+def _forked() -> None:
+    """In a forked child: the parent's server is not this process's, and a thread of the parent may hold the lock."""
+    global _lock, _server
+    if _server is not None:
+        _server.disown()
+    _lock, _server = threading.Lock(), None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _socket_path() -> Path:
+    name = f"weft-{os.getpid()}-{secrets.token_hex(8)}.sock"
+    path = Path(tempfile.gettempdir(), name)
+    return path if len(os.fsencode(path)) <= LONGEST_PATH else Path("/tmp", name)  # noqa: S108  # the name is random
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+        probe.connect(str(path))
+        return True
+    return False
+
+
+def _last_line(log: BinaryIO) -> str:
+    log.seek(0)
+    lines = log.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"

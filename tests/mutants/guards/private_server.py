@@ -1,0 +1,90 @@
+"""The server behind `memory://`."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant, python
+
+SERVER = "bus/private_server.py"
+
+MUTANTS: tuple[Mutant, ...] = (
+    python(
+        SERVER,
+        "waits_for_its_end",
+        "            status = self.process.wait()\n",
+        "            return\n",
+        "the server lives as long as the process, and not only as its thread",
+        "unit:private_server",
+    ),
+    python(
+        SERVER,
+        "tied",
+        "            tied(command, signal.SIGTERM),\n",
+        "            tied(command, signal.SIGKILL),\n",
+        "the server removes its socket when its process is killed",
+        "unit:private_server",
+    ),
+    python(
+        SERVER,
+        "forked",
+        "    os.register_at_fork(after_in_child=_forked)\n",
+        "    pass\n",
+        "a forked child neither uses nor kills the server of its parent",
+        "unit:private_server",
+    ),
+    python(
+        SERVER,
+        "umask",
+        "            umask=OURS_ALONE,\n",
+        "",
+        "other users of the machine cannot read what is on the server",
+        "unit:private_server",
+    ),
+    python(
+        SERVER,
+        "tried_again",
+        "if _server is None or _server.failed:",
+        "if _server is None:",
+        "a server that could not start is tried again",
+        "unit:private_server",
+    ),
+    python(
+        SERVER,
+        "ended",
+        "@atexit.register\n",
+        "",
+        "the socket is gone with a process that ends",
+        "unit:private_server",
+    ),
+    python(
+        "client/client.py",
+        "memory_is_fast",
+        'if url.startswith(MEMORY) and durability != "fast":',
+        "if False:",
+        "a durability that memory:// cannot keep is refused",
+        "unit:private_server",
+    ),
+    python(
+        "host/local.py",
+        "leaves_nothing",
+        "        await drop_database(self._url, transport)\n",
+        "",
+        "an app that has ended leaves nothing on the server that all apps of a process share",
+        "unit:private_server",
+    ),
+    python(
+        "actors/host.py",
+        "leaves_nothing",
+        "            await self._forget()\n",
+        "            pass\n",
+        "a closed runtime leaves nothing on the server that all of a process share",
+        "unit:private_server",
+    ),
+    python(
+        "bus/connection.py",
+        "end_of_loop",
+        "                connection.abort()  # the end of an event loop",
+        "                # the end of an event loop",
+        "an event loop that ends leaves no open connection behind",
+        "unit:private_server",
+    ),
+)

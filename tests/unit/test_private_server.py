@@ -1,0 +1,242 @@
+"""The server behind `memory://`: one for the process, shared by all that runs in it, and gone with it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from runtime_core.bus import private_server
+from runtime_core.bus.connection import Argument, Reply
+from runtime_core.bus.namespace import connect
+from runtime_core.bus.private_server import PrivateServer
+from runtime_core.errors import ConfigurationError
+from runtime_core.host.local import LocalApp
+from weft import AgentContext, App, Client
+from weft.runtime import Runtime
+
+SECONDS = 30.0
+
+KEEPS_A_SERVER = """
+import asyncio, os, sys
+from runtime_core.bus import private_server
+from runtime_core.bus.namespace import connect
+
+async def ask(*words):
+    transport = await connect("memory://")
+    answer = await transport.call(*words)
+    await transport.close()
+    return answer
+
+asyncio.run(ask("SET", "key", "parent"))
+server = private_server._server
+print(server.process.pid, server.path, flush=True)
+"""
+
+FORKS = """
+if os.fork() == 0:
+    assert asyncio.run(ask("GET", "key")) is None, "the child uses its parent's server"
+    print(private_server._server.process.pid, private_server._server.path, flush=True)
+    sys.exit()  # not os._exit: what runs at an exit must leave the parent's server alone
+assert os.wait()[1] == 0
+assert asyncio.run(ask("GET", "key")) == b"parent"
+"""
+
+
+async def ask(*words: Argument, url: str = "memory://") -> Reply:
+    transport = await connect(url)
+    answer = await transport.call(*words)
+    await transport.close()
+    return answer
+
+
+def program(code: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def server_of(process: subprocess.Popen[str]) -> tuple[int, Path]:
+    assert process.stdout is not None
+    pid, _, path = process.stdout.readline().strip().partition(" ")
+    return int(pid), Path(path)
+
+
+def wait_until_gone(pid: int, path: Path) -> None:
+    deadline = time.monotonic() + SECONDS
+    while (alive := runs(pid)) or path.exists():
+        if time.monotonic() > deadline:
+            if alive:
+                os.kill(pid, signal.SIGKILL)
+            path.unlink(missing_ok=True)
+            pytest.fail(f"the server {pid} still runs" if alive else f"its socket {path} is still there")
+        time.sleep(0.01)
+
+
+def runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return not Path("/proc/self").exists()
+
+
+def test_event_loops_one_after_another_use_one_server(namespace: str) -> None:
+    asyncio.run(ask("SET", namespace, "1"))
+    assert asyncio.run(ask("GET", namespace)) == b"1"
+
+
+def test_an_event_loop_that_ends_leaves_no_connection_open() -> None:
+    asyncio.run(connect("memory://"))  # nobody closes it
+    gc.collect()  # warns of open sockets, and a warning fails the test
+
+
+def test_the_server_outlives_the_thread_that_asked_first(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_server, "_server", None)
+    thread = threading.Thread(target=lambda: asyncio.run(ask("SET", namespace, "1")))
+    thread.start()
+    thread.join()
+    server = private_server._server
+    assert server is not None
+    assert asyncio.run(ask("GET", namespace)) == b"1"
+    server.end()
+
+
+async def test_many_that_ask_at_once_get_one_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_server, "_server", None)
+    gives_up = asyncio.create_task(private_server.private_server())
+    others = [asyncio.create_task(private_server.private_server()) for _ in range(3)]
+    await asyncio.sleep(0)
+    gives_up.cancel()
+    await asyncio.wait(others)
+    assert not any(each.cancelled() for each in others)
+    assert len({each.result() for each in others}) == 1
+    assert private_server._server is not None
+    private_server._server.end()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a process to its parent")
+def test_the_server_is_gone_with_a_killed_process() -> None:
+    process = program(KEEPS_A_SERVER + "sys.stdin.read()")
+    with process:
+        pid, path = server_of(process)
+        assert runs(pid)
+        process.kill()
+    wait_until_gone(pid, path)
+
+
+def test_the_server_is_gone_with_a_process_that_ends() -> None:
+    with program(KEEPS_A_SERVER) as process:
+        pid, path = server_of(process)
+    assert process.returncode == 0
+    assert not runs(pid)
+    assert not path.exists()
+
+
+def test_a_forked_child_has_a_server_of_its_own() -> None:
+    with program(KEEPS_A_SERVER + FORKS) as process:
+        parents, childs = server_of(process), server_of(process)
+    assert process.returncode == 0
+    assert parents[0] != childs[0]
+    for pid, path in (parents, childs):
+        wait_until_gone(pid, path)
+
+
+async def test_other_users_of_the_machine_cannot_connect() -> None:
+    await ask("PING")
+    assert private_server._server is not None
+    path = private_server._server.path
+    assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+
+
+async def test_a_server_that_cannot_start_says_why_and_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(private_server, "_server", None)
+    broken = tmp_path / "valkey-server"
+    broken.write_text("#!/bin/sh\necho no room >&2\nexit 3\n")
+    broken.chmod(0o755)
+    with monkeypatch.context() as patched:
+        patched.setattr(private_server, "find_binary", lambda: broken)
+        with pytest.raises(ConfigurationError, match=r"memory://: its server ended at start \(status 3\): no room"):
+            await connect("memory://")
+    assert await ask("PING") == b"PONG"
+    assert private_server._server is not None
+    private_server._server.end()
+
+
+async def test_without_a_folder_for_its_socket_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_server, "_server", None)
+
+    def no_folder() -> str:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(tempfile, "gettempdir", no_folder)
+    with pytest.raises(ConfigurationError, match="set TMPDIR"):
+        await connect("memory://")
+
+
+def test_a_process_that_ends_at_once_leaves_no_server(tmp_path: Path) -> None:
+    code = "from runtime_core.bus import private_server; private_server._started()"
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_ends_later_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    server = PrivateServer()
+    server.ready.result(SECONDS)
+    assert server.process is not None
+    server.process.kill()
+    server._thread.join(SECONDS)
+    assert "the server behind memory:// ended (signal 9, SIGKILL)" in caplog.text
+    server.end()
+
+
+@pytest.mark.parametrize("durability", ["fsync", "quorum"])
+async def test_more_than_fast_is_refused(durability: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_DURABILITY", durability)
+    with pytest.raises(ConfigurationError, match=f"WEFT_DURABILITY={durability}: memory:// keeps nothing"):
+        await Client.connect("memory://").open()
+
+
+def echoing(name: str) -> App:
+    app = App(name)
+
+    @app.agent("echo")
+    async def echo(ctx: AgentContext, text: str) -> str:
+        return f"{name}: {text}"
+
+    return app
+
+
+async def test_apps_of_one_process_are_apart_and_leave_nothing() -> None:
+    async with LocalApp(echoing("one")) as first, LocalApp(echoing("two")) as second:
+        tasks = [await client.submit("echo", "hi") for client in (first, second)]
+        assert [(await task.result(SECONDS)).value() for task in tasks] == ["one: hi", "two: hi"]
+        assert await ask("DBSIZE", url=first.url)
+        urls = {first.url, second.url}
+    assert len(urls) == 2
+    assert [await ask("DBSIZE", url=url) for url in urls] == [0, 0]
+    again = {LocalApp(echoing("again")).client.url for _ in urls}
+    assert again == urls, "databases are used again"
+
+
+async def test_a_closed_runtime_leaves_nothing() -> None:
+    runtime = Runtime("memory://")
+    runtime.start()
+    await runtime.stop_when_idle()
+    url = runtime._host.url
+    assert await ask("DBSIZE", url=url)
+    await runtime.close()
+    assert await ask("DBSIZE", url=url) == 0
