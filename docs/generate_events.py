@@ -10,11 +10,10 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 
 from runtime_core.bus.keys import GROUPS
-from runtime_core.bus.library import FUNCTIONS
+from runtime_core.bus.library import FUNCTIONS, source_of
 from runtime_core.errors import Rejected
 from runtime_core.ingress import schedules
 from runtime_core.record import step as steps
@@ -172,7 +171,7 @@ def _functions() -> str:
 
 def header_of(name: str) -> list[str]:
     """The comment right above a function's definition (or at the top of its file), without the comment signs."""
-    text = (files("runtime_core.bus") / "functions" / f"{name}.lua").read_text("utf-8")
+    text = source_of(name)
     before = text[: text.index(f"local function {name}(")]
     blocks = re.findall(r"(?:^--.*\n)+", before, flags=re.MULTILINE)
     # The one that names the keys: helpers above the function have comments of their own.

@@ -27,7 +27,7 @@ PAGES = (
     *sorted((DOCS / "decisions").glob("*.md")),
     *sorted((DOCS / "internals").glob("*.md")),
 )
-LUA = sorted((CORE / "runtime_core" / "bus" / "functions").glob("*.lua"))
+LUA = sorted((CORE / "runtime_core" / "bus" / "functions").rglob("*.lua"))
 
 
 def read(name: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runtime_core.bus.library import SHARED
+
 FUNCTIONS = "libs/runtime_core/src/runtime_core/bus/functions"
 CORE = "libs/runtime_core/src/runtime_core"
 
@@ -38,8 +40,9 @@ class Mutant:
 
 
 def lua(name: str, guard: str, anchor: str, replacement: str, promise: str, *tests: str, survives: str = "") -> Mutant:
-    """A mutant of one of the bus's functions; its id is `<function>.<guard>`."""
-    return Mutant(f"{name}.{guard}", f"{FUNCTIONS}/{name}.lua", anchor, replacement, promise, tests, survives)
+    """A mutant of a Lua file of the bus, a function's or a shared one; its id is `<file>.<guard>`."""
+    folder = f"{FUNCTIONS}/shared" if name in SHARED else FUNCTIONS
+    return Mutant(f"{name}.{guard}", f"{folder}/{name}.lua", anchor, replacement, promise, tests, survives)
 
 
 def python(

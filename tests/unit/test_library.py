@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
-from runtime_core.bus.library import FUNCTIONS, SHARED, library
+from runtime_core.bus.library import FUNCTIONS, SHARED, library, source_of
 
-NOT_FUNCTIONS = {f"{name}.lua" for name in SHARED}
+FOLDER = files("runtime_core.bus") / "functions"
 
 
 def test_each_file_is_a_function_and_each_function_a_file() -> None:
-    folder = files("runtime_core.bus") / "functions"
-    found = {item.name for item in folder.iterdir() if item.name.endswith(".lua")}
-    assert found - NOT_FUNCTIONS == {f"{name}.lua" for name in FUNCTIONS}
+    assert lua_files(FOLDER) == {f"{name}.lua" for name in FUNCTIONS}
+
+
+def test_each_shared_file_is_assembled() -> None:
+    assert lua_files(FOLDER / "shared") == {f"{name}.lua" for name in SHARED}
+
+
+def test_fields_of_hashes_are_written_by_their_names() -> None:
+    text = source_of("fields")
+    stored = {name for name in re.findall(r"^  \w+ = '(\w+:?)',", text, flags=re.MULTILINE) if len(name) > 1}
+    assert {"cur", "m:", "fl", "busy"} <= stored
+    for name in sorted({*SHARED, *FUNCTIONS} - {"fields"}):
+        code = re.sub(r"--[^\n]*|^  \w+ = '\S+',", "", source_of(name), flags=re.MULTILINE)
+        spelled = {field for field in stored if re.search(rf"(?<!base \.\. )'{field}'", code)}
+        assert not spelled, f"{name}.lua spells fields that fields.lua names: {spelled}"
+
+
+def lua_files(folder: Traversable) -> set[str]:
+    return {item.name for item in folder.iterdir() if item.name.endswith(".lua")}
 
 
 def test_names_carry_a_digest_of_the_source() -> None:
@@ -34,3 +51,11 @@ def test_what_settles_work_runs_without_memory_and_what_starts_it_does_not() -> 
     assert not FUNCTIONS["submit"]
     assert FUNCTIONS["commit_turn"]
     assert FUNCTIONS["commit_call"]
+
+
+def test_a_shared_file_keeps_the_names_that_no_other_file_uses() -> None:
+    """Lua allows 200 local names at the top of a script."""
+    lists = re.findall(r"^local (\w+(?:, \w+)*)$", library().source.decode(), flags=re.MULTILINE)
+    outside = {name for names in lists for name in names.split(", ")}
+    assert {"forget_waits", "QUEUE"} <= outside
+    assert outside.isdisjoint({"OF_ONE_LIFE", "keep_unheard"})

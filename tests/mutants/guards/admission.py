@@ -146,7 +146,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:atomicity",
     ),
     lua(
-        "prelude",
+        "messages",
         "message_once",
         "if redis.call('EXISTS', tk) == 1 then return end",
         "",
@@ -155,7 +155,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:topics",
     ),
     lua(
-        "prelude",
+        "messages",
         "sender_left_out",
         "if not known[agent] and agent .. '/' .. key ~= sender then",
         "if not known[agent] then",
@@ -197,7 +197,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "put_state",
         "busy",
-        "if redis.call('HGET', key, 'busy') then return 'BUSY' end",
+        "if redis.call('HGET', key, INSTANCE.holders) then return 'BUSY' end",
         "",
         "nobody writes the state of a busy instance",
         "contracts:fences",

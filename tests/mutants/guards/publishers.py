@@ -139,7 +139,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit:blobs",
     ),
     lua(
-        "prelude",
+        "messages",
         "unheard_bytes",
         " and before + size - n <= UNHEARD_MAX_BYTES then break end",
         " then break end",

@@ -50,7 +50,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "submit",
         "tenant_open",
-        "if due then redis.call('ZADD', base .. 'open:' .. tenant, created, task) end",
+        "if tenant then redis.call('ZADD', base .. 'open:' .. tenant, created, args[1]) end",
         "",
         "open tasks of a tenant are counted",
         FAIRNESS,
@@ -225,7 +225,7 @@ MUTANTS: tuple[Mutant, ...] = (
         FAIRNESS,
     ),
     lua(
-        "prelude",
+        "ends",
         "tenant_open",
         "if head.tenant ~= '' then redis.pcall('ZREM', base .. 'open:' .. head.tenant, task) end",
         "",
@@ -251,7 +251,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "repair",
         "holds",
-        "if run ~= 'r' or QUEUE.holds(base, task, r[2]) then return 'NO' end",
+        "if run ~= FIRST_RUN or QUEUE.holds(base, task, header) then return 'NO' end",
         "",
         "a task whose turn will come is not repaired",
         FAIRNESS,

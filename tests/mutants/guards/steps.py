@@ -132,8 +132,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "emit",
         "absent",
-        "if redis.call('HSETNX', rk, 'j:' .. args[5], args[6]) == 0 then return 'DONE' end",
-        "redis.call('HSETNX', rk, 'j:' .. args[5], args[6])",
+        "if redis.call('HSETNX', rk, RUN.result .. args[5], args[6]) == 0 then return 'DONE' end",
+        "redis.call('HSETNX', rk, RUN.result .. args[5], args[6])",
         "an output is shown once",
         "contracts:mid_turn_record",
         "contracts:late_writes",
@@ -166,7 +166,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "ask",
         "current",
-        "if redis.call('HGET', rk, 'cur') ~= args[2] or not v[1] or ENDED[v[1]] then",
+        "if redis.call('HGET', rk, RUN.current) ~= args[2] or not v[1] or ENDED[v[1]] then",
         "if not v[1] or ENDED[v[1]] then",
         "a turn that is another's asks nothing",
         "contracts:fences",
@@ -199,8 +199,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "ask",
         "sent_before",
-        "      if not known[1] then\n        send_part",
-        "      if true then\n        send_part",
+        "    if not known[1] then\n      send_part",
+        "    if true then\n      send_part",
         "a repeated message is sent once",
         "contracts:mid_turn_asks",
     ),
@@ -307,7 +307,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "emit",
         "output",
-        "  if not size and redis.call('HEXISTS', rk, 'j:' .. args[5]) == 0 then return 'LIMIT ' .. most end\n",
+        "  if not size and redis.call('HEXISTS', rk, RUN.result .. args[5]) == 0 then return 'LIMIT ' .. most end\n",
         "  size = size or '0'\n",
         "the output of a task is bounded",
         "contracts:output_limit",
@@ -315,7 +315,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "emit",
         "output_repeat",
-        "if not size and redis.call('HEXISTS', rk, 'j:' .. args[5]) == 0 then",
+        "if not size and redis.call('HEXISTS', rk, RUN.result .. args[5]) == 0 then",
         "if not size then",
         "a replay emits nothing anew, also over the limit",
         "contracts:output_limit",

@@ -8,7 +8,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "retry",
         "turn_current",
-        "live = redis.call('HGET', run_key(base, task, run), 'cur') == entry",
+        "live = redis.call('HGET', run_key(base, task, run), RUN.current) == entry",
         "live = true",
         "an entry that was handled is not tried again",
         "contracts:fences",
@@ -17,7 +17,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "retry",
         "call_missing",
-        "live = redis.call('HEXISTS', run_key(base, task, parent), 'm:' .. step) == 1",
+        "live = redis.call('HEXISTS', run_key(base, task, parent), RUN.missing .. step) == 1",
         "live = true",
         "a call that has its result is not tried again",
         "contracts:fences",
@@ -34,7 +34,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "retry",
         "keeps_place",
-        "if is_turn then redis.call('HSET', run_key(base, task, run), 'cur', 'retry') end",
+        "if is_turn then redis.call('HSET', run_key(base, task, run), RUN.current, 'retry') end",
         "",
         "a retry keeps its instance",
         "contracts:retry",
@@ -76,7 +76,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "promote",
         "retry_turn_waits",
-        "waits = redis.call('HGET', rk, 'cur') == 'retry'",
+        "waits = redis.call('HGET', rk, RUN.current) == 'retry'",
         "waits = true",
         "a run that is no longer waiting for its retry is not started",
         "contracts:retry",
@@ -86,7 +86,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "promote",
         "retry_call_waits",
-        "waits = redis.call('HEXISTS', run_key(base, task, parent), 'm:' .. step) == 1",
+        "waits = redis.call('HEXISTS', run_key(base, task, parent), RUN.missing .. step) == 1",
         "waits = true",
         "a call that has its result is not made again",
         "contracts:retry",
@@ -95,7 +95,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "promote",
         "retry_in_flight",
-        "if rk then redis.call('HSET', rk, 'cur', entry) end",
+        "if rk then redis.call('HSET', rk, RUN.current, entry) end",
         "",
         "a promoted run is in flight",
         "contracts:retry",
@@ -122,8 +122,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "promote",
         "deadline_in_flight",
-        "local in_flight = v[5] and string.find(v[5], '-', 1, true)",
-        "local in_flight = false",
+        "in_flight(v[5]))",
+        "false)",
         "a time limit leaves the instance to the turn that still runs",
         "contracts:timers",
         "contracts:cancel",
@@ -146,7 +146,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:atomicity",
     ),
     lua(
-        "prelude",
+        "clock",
         "clock_offset",
         "if offset then ms = ms + tonumber(offset) end",
         "",

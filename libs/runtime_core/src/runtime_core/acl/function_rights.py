@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 
-from runtime_core.bus.library import FUNCTIONS, SHARED
+from runtime_core.bus.library import FUNCTIONS, SHARED, source_of
 
 STREAMS = ("agent", "tool", "ray", "spark")
 """Work streams; each may have pools, as in `tool:gpu`."""
@@ -36,7 +35,7 @@ _SUBCOMMANDS = ("XGROUP", "XINFO")
 
 _UNNAMED = {
     "idle": ("agents", "tools", "engines", "asks", "replies"),
-    "release": ("mail:", "nest:"),
+    "start_first": ("mail:", "nest:"),
     "stream_by_manifest": ("agents", "tools"),
 }
 """Keys that a function or helper makes from variables."""
@@ -114,5 +113,4 @@ def _helpers() -> dict[str, str]:
 
 @cache
 def _source(name: str) -> str:
-    text = (files("runtime_core.bus") / "functions" / f"{name}.lua").read_text("utf-8")
-    return _COMMENT.sub("", text)
+    return _COMMENT.sub("", source_of(name))

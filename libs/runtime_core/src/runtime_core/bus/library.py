@@ -1,4 +1,4 @@
-"""The functions of the bus, assembled from one file each.
+"""The functions of the bus: one file each, behind the files in `functions/shared/` whose helpers all of them use.
 
 Library and function names carry a digest of the source: two versions of Weft, or two programs, on one server never
 replace each other's functions.
@@ -7,6 +7,7 @@ replace each other's functions.
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -70,8 +71,37 @@ FUNCTIONS = {
 }
 
 
-SHARED = ("prelude", "letters", "checks", "nodes", "claims", "queues")
-"""Files whose helpers all functions may use."""
+FIELDS = "fields"
+"""The file that names fields. The library has their values in place, so that a name costs nothing when it runs."""
+SHARED = (
+    FIELDS,
+    "text",
+    "hashes",
+    "clock",
+    "ids",
+    "streams",
+    "tasks",
+    "circles",
+    "mailbox",
+    "journal",
+    "output",
+    "rows",
+    "requests",
+    "limits",
+    "hooks",
+    "reopening",
+    "ends",
+    "letters",
+    "messages",
+    "engines",
+    "calls",
+    "checks",
+    "parts",
+    "nodes",
+    "claims",
+    "queues",
+)
+"""Files in `functions/shared/`, in the order of assembly: a file uses only the names of those before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +116,63 @@ class Library:
 @cache
 def library() -> Library:
     """Read and assemble the source once per process."""
-    folder = files("runtime_core.bus") / "functions"
-    body = [(folder / f"{name}.lua").read_text("utf-8") for name in SHARED]
-    body += [_scoped(name, (folder / f"{name}.lua").read_text("utf-8")) for name in FUNCTIONS]
-    digest = hashlib.sha256("\n".join(body).encode()).hexdigest()[:8]
+    sources = {name: source_of(name) for name in (*SHARED, *FUNCTIONS)}
+    digest = hashlib.sha256("\n".join(sources.values()).encode()).hexdigest()[:8]
     functions = {name: f"weft_{digest}_{name}" for name in FUNCTIONS}
+    fields = named_fields(sources.pop(FIELDS))
+    sources = {name: _with_values(source, fields) for name, source in sources.items()}
+    body = [_shared(name, sources) for name in SHARED if name != FIELDS]
     for name, allow_oom in FUNCTIONS.items():
         flags = ", flags = {'allow-oom'}" if allow_oom else ""
-        body.append(f"redis.register_function{{function_name = '{functions[name]}', callback = {name}{flags}}}")
+        register = f"redis.register_function{{function_name = '{functions[name]}', callback = {name}{flags}}}"
+        called = any(
+            re.search(rf"^[^-\n]*(?<![\w.]){name}\(", sources[other], re.MULTILINE)
+            for other in FUNCTIONS
+            if other != name
+        )
+        body.append(_scoped(name, sources[name], register, called))
     source = f"#!lua name=weft_{digest}\n" + "\n".join(body) + "\n"
     return Library(f"weft_{digest}", source.encode(), {name: full.encode() for name, full in functions.items()})
 
 
-def _scoped(name: str, source: str) -> str:
-    """Keep a file's helpers to itself: Lua allows 200 local names at the top of a script."""
-    return f"local {name}\ndo\n{source.replace(f'local function {name}(', f'function {name}(', 1)}\nend"
+def source_of(name: str) -> str:
+    """Return the text of a Lua file: that of a function, or a shared one."""
+    folder = files("runtime_core.bus") / "functions"
+    return ((folder / "shared" if name in SHARED else folder) / f"{name}.lua").read_text("utf-8")
+
+
+def named_fields(source: str) -> dict[str, dict[str, str]]:
+    """Return the values in `fields.lua`, by table and name."""
+    tables = re.findall(r"^local ([A-Z]+) = \{(.*?)\}$", source, re.MULTILINE | re.DOTALL)
+    return {table: dict(re.findall(r"\b(\w+) = '([^']*)'", entries)) for table, entries in tables}
+
+
+def _with_values(source: str, fields: dict[str, dict[str, str]]) -> str:
+    """Put values in place of names such as `RUN.current`. Raises KeyError for a name that does not exist."""
+    return re.sub(rf"\b({'|'.join(fields)})\.(\w+)", lambda found: f"'{fields[found[1]][found[2]]}'", source)
+
+
+def _shared(name: str, sources: dict[str, str]) -> str:
+    """Keep names that no other file uses to their file, since Lua allows 200 local names at the top of a script."""
+    source = sources[name]
+    others = {word for other, text in sources.items() if other != name for word in re.findall(r"\w+", text)}
+    outside: list[str] = []
+
+    def declared(found: re.Match[str]) -> str:
+        names = found[2].split(", ")
+        if others.isdisjoint(names):
+            return found[0]
+        outside.extend(names)
+        return f"{found[1] or ''}{found[2]}{found[3]}"
+
+    source = re.sub(r"^local (function )?(\w+(?:, \w+)*)(\(| =)", declared, source, flags=re.MULTILINE)
+    return f"local {', '.join(outside)}\ndo\n{source}\nend"
+
+
+def _scoped(name: str, source: str, register: str, called: bool) -> str:
+    """Keep a function's names to its file. Only a function that another one calls has its name outside."""
+    outside = ""
+    if called:
+        outside = f"local {name}\n"
+        source = source.replace(f"local function {name}(", f"function {name}(", 1)
+    return f"{outside}do\n{source}\n{register}\nend"

@@ -164,6 +164,6 @@ class Topics:
 
 
 def task_of_message(message: str, agent: str, source: str) -> str:
-    """The task by which an agent gets a published message, as `prelude.lua` derives it."""
+    """The task by which an agent gets a published message, as `shared/messages.lua` derives it."""
     address = f"{message}\n{agent}/{source}"
     return hashlib.sha1(address.encode(), usedforsecurity=False).hexdigest()[:32]

@@ -22,8 +22,8 @@ from runtime_core.bus.keys import (
 )
 from runtime_core.bus.library import library
 from runtime_core.bus.reply import position, text
+from runtime_core.cli.backlog import engine_streams, groups_of, work_streams
 from runtime_core.cli.connection import Broker, has_trajectories, trajectories
-from runtime_core.cli.lag import engine_streams, groups_of, work_streams
 from runtime_core.cli.output import in_bytes
 from runtime_core.cli.stuck import find_circles, find_stuck, free
 from runtime_core.config.values import without_password

@@ -12,9 +12,9 @@ import msgspec
 
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.cli.backlog import work_streams
 from runtime_core.cli.connection import pages
-from runtime_core.cli.lag import work_streams
-from runtime_core.cli.task.show import hash_at, unpacked
+from runtime_core.cli.task.view import hash_at, unpacked
 from runtime_core.wire.results import ENDED
 
 PAGE = 1000

@@ -198,7 +198,7 @@ def _print_delta(event: StreamEvent) -> bool:
 
 
 def _print_question(request: dict[str, Any], open_line: bool) -> None:  # Any: JSON
-    from runtime_core.cli.task.show import answers_to
+    from runtime_core.cli.task.view import answers_to
 
     start = "\n" if open_line else ""
     data = f"  {preview(request['data'])}" if request.get("data") is not None else ""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 MOST_TASKS = 10_000
 KEEP_MS = 600_000
-"""The broker remembers a stopped task for as long (`stop_running` in prelude.lua)."""
+"""The broker remembers a stopped task for as long (`stop_running` in shared/ends.lua)."""
 
 
 class EndedTasks:

@@ -54,7 +54,7 @@ class HookPoint(StrEnum):
 
 
 AFTER_FAILED_TASK = (HookPoint.POST_TASK_CALL, HookPoint.TASK_FAILED, HookPoint.SESSION_FAILED)
-"""What is left for a task that has ended without being completed; `prelude.lua` has them as END_POINTS."""
+"""What is left for a task that has ended without being completed; `shared/hooks.lua` has them as END_POINTS."""
 OF_A_TASK = frozenset(
     {
         HookPoint.TASK_CREATED,

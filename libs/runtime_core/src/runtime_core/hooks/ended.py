@@ -41,7 +41,7 @@ class Failure(msgspec.Struct):
 
 
 class Ended(msgspec.Struct):
-    """How a task ended, as `prelude.lua` tells it."""
+    """How a task ended, as `shared/hooks.lua` tells it."""
 
     task_id: str
     agent: str

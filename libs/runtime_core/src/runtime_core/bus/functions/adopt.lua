@@ -1,20 +1,18 @@
--- Takes over what dead owners of one stream hold. An owner is dead when the group knows it and `alive` does not.
+-- Reclaims what dead owners of one stream hold. An owner is dead when the group knows it and `alive` does not.
 -- An entry delivered three times is quarantined: it is given alone, to one consumer that has nothing else in hand,
--- and only a death there counts; after the second one it comes back as condemned. What is known of entries that have
--- been settled meanwhile, and the turn of a dead owner, are forgotten: who has settled them may have died right then.
+-- and only a death there counts; after the second one it comes back as condemned. Entries that were settled meanwhile,
+-- and the turn of a dead owner, are forgotten: whoever settled them may have died right then.
 -- KEYS 1 base
--- ARGV 1 owner · 2 stream · 3 how many at most · 4 '1' where the owner holds nothing else: then only one quarantined
+-- ARGV 1 owner · 2 stream · 3 how many at most · 4 '1' if the owner holds nothing else: then only one quarantined
 --      entry is given · 5 deliveries that quarantine · 6 deaths that condemn
--- RETURNS {'FENCED'} · {'OK', '1' where this owner shall empty its hands for a quarantined entry, then per entry: kind
+-- RETURNS {'FENCED'} · {'OK', '1' if this owner shall empty its hands for a quarantined entry, then per entry: kind
 --         (`n` adopted, `q` quarantined, `c` condemned), id, deliveries, fields}
-local function adopt(keys, args)
-  local base, owner, stream = keys[1], args[1], args[2]
-  if not redis.call('ZSCORE', base .. 'alive', owner) then return {'FENCED'} end
-  local key, group, room = base .. stream, group_of(stream), tonumber(args[3])
-  local quarantine = base .. 'quarantine'
-  -- Look at everything first: these raise where a key has another type or the group is gone.
-  local consumers = redis.call('XINFO', 'CONSUMERS', key, group)
-  local settled = {}
+
+local ADOPTED, QUARANTINED, CONDEMNED = 'n', 'q', 'c'
+
+-- What quarantine still knows of entries that are settled, and of a dead owner's turn.
+local function find_settled(base, key, group, stream, owner)
+  local quarantine, settled = base .. 'quarantine', {}
   for _, field in ipairs(redis.call('HKEYS', quarantine)) do
     local over
     if field == '~' .. stream then
@@ -26,9 +24,70 @@ local function adopt(keys, args)
     end
     if over then settled[#settled + 1] = field end
   end
-  for _, field in ipairs(settled) do redis.call('HDEL', quarantine, field) end
-  local reply = {'OK', '0'}
-  local given = false
+  return settled
+end
+
+-- How an entry may be adopted now, or nil. An owner that holds other entries asks for its turn in quarantine.
+local function kind_of_entry(base, args, reply, id, deliveries)
+  local quarantine, owner, stream = base .. 'quarantine', args[1], args[2]
+  local deaths, kind = redis.call('HGET', quarantine, stream .. '|' .. id), ADOPTED
+  if deaths and tonumber(deaths) >= tonumber(args[6]) then
+    kind = CONDEMNED
+  elseif deaths or deliveries >= tonumber(args[5]) then
+    local turn = redis.call('HGET', quarantine, '~' .. stream)
+    if turn and turn ~= owner and redis.call('ZSCORE', base .. 'alive', turn) then return nil end
+    if args[4] ~= '1' then
+      redis.call('HSET', quarantine, '~' .. stream, owner)
+      reply[2] = '1'
+      return nil
+    end
+    kind = QUARANTINED
+  end
+  if args[4] == '1' and kind ~= QUARANTINED then return nil end
+  return kind
+end
+
+-- Gives an entry to the owner. Returns false if the entry is gone.
+local function take_entry(base, args, key, group, reply, kind, id, deliveries)
+  local quarantine, owner, stream = base .. 'quarantine', args[1], args[2]
+  local claimed = redis.call('XCLAIM', key, group, owner, 0, id)
+  if not claimed[1] then
+    redis.call('XACK', key, group, id)
+    redis.call('HDEL', quarantine, stream .. '|' .. id)
+    return false
+  end
+  if kind == QUARANTINED then
+    redis.call('HINCRBY', quarantine, stream .. '|' .. id, 1)
+    redis.call('HSET', quarantine, '~' .. stream, owner)
+  end
+  local n = #reply
+  reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = kind, id, deliveries + 1, claimed[1][2]
+  return true
+end
+
+-- Adopts entries of one dead owner. Returns how many more there is room for, and whether one was given alone.
+local function adopt_from(base, args, key, group, reply, dead_owner, room)
+  for _, item in ipairs(redis.call('XPENDING', key, group, '-', '+', room + 100, dead_owner)) do
+    if room <= 0 then break end
+    local id, deliveries = item[1], item[4]
+    local kind = kind_of_entry(base, args, reply, id, deliveries)
+    if kind and take_entry(base, args, key, group, reply, kind, id, deliveries) then
+      if kind == QUARANTINED then return 0, true end
+      room = room - 1
+    end
+  end
+  return room, false
+end
+
+local function adopt(keys, args)
+  local base, owner, stream = keys[1], args[1], args[2]
+  if not redis.call('ZSCORE', base .. 'alive', owner) then return {'FENCED'} end
+  local key, group, room = base .. stream, group_of(stream), tonumber(args[3])
+  local quarantine = base .. 'quarantine'
+  -- Read everything first: these raise if a key has another type or the group is gone.
+  local consumers = redis.call('XINFO', 'CONSUMERS', key, group)
+  for _, field in ipairs(find_settled(base, key, group, stream, owner)) do redis.call('HDEL', quarantine, field) end
+  local reply, given = {'OK', '0'}, false
   for _, info in ipairs(consumers) do
     local named = {}
     for i = 1, #info, 2 do named[info[i]] = info[i + 1] end
@@ -36,45 +95,9 @@ local function adopt(keys, args)
       if named.pending == 0 then
         redis.call('XGROUP', 'DELCONSUMER', key, group, named.name)
       elseif room > 0 then
-        for _, item in ipairs(redis.call('XPENDING', key, group, '-', '+', room + 100, named.name)) do
-          if room <= 0 then break end
-          local id, deliveries = item[1], item[4]
-          local deaths = redis.call('HGET', quarantine, stream .. '|' .. id)
-          local kind = 'n'
-          if deaths and tonumber(deaths) >= tonumber(args[6]) then
-            kind = 'c'
-          elseif deaths or deliveries >= tonumber(args[5]) then
-            kind = 'q'
-            local turn = redis.call('HGET', quarantine, '~' .. stream)
-            if turn and turn ~= owner and redis.call('ZSCORE', base .. 'alive', turn) then
-              kind = ''
-            elseif args[4] ~= '1' then
-              redis.call('HSET', quarantine, '~' .. stream, owner)
-              reply[2] = '1'
-              kind = ''
-            end
-          end
-          if kind ~= '' and (args[4] ~= '1' or kind == 'q') then
-            local claimed = redis.call('XCLAIM', key, group, owner, 0, id)
-            if claimed[1] then
-              if kind == 'q' then
-                redis.call('HINCRBY', quarantine, stream .. '|' .. id, 1)
-                redis.call('HSET', quarantine, '~' .. stream, owner)
-                given = true
-                room = 0
-              end
-              room = room - 1
-              reply[#reply + 1] = kind
-              reply[#reply + 1] = id
-              reply[#reply + 1] = deliveries + 1
-              reply[#reply + 1] = claimed[1][2]
-            else
-              -- The entry is no more: nothing is left to do for it.
-              redis.call('XACK', key, group, id)
-              redis.call('HDEL', quarantine, stream .. '|' .. id)
-            end
-          end
-        end
+        local alone
+        room, alone = adopt_from(base, args, key, group, reply, named.name, room)
+        given = given or alone
       end
     end
   end

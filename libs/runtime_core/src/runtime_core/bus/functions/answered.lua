@@ -2,13 +2,13 @@
 -- KEYS 1 base · ARGV 1 task · 2 run · 3 step · 4 status `K` or `E` · 5 payload (JSON) · 6 agent · 7 the task there
 --      8 what that task has used (JSON) or ''; over the limit of this task, it ends
 --      9 traceparent of the span that has ended that task or ''
--- RETURNS 'OK' · 'DONE' where the step has its result or nobody waits for it any more
+-- RETURNS 'OK' · 'DONE' if the step has its result or nobody waits for it any more
 local function answered(keys, args)
   local base, task, run, step = keys[1], args[1], args[2], args[3]
   local key = base .. 'task:' .. task
-  local v = redis.call('HMGET', key, 'status', 'fl', 'us', 'lim', 'h', 'cur', 'steps')
+  local v = redis.call('HMGET', key, 'status', TASK.flags, TASK.usage, TASK.limits, RUN.header, RUN.current, 'steps')
   if not v[1] or ENDED[v[1]] then return 'DONE' end
-  if redis.call('HEXISTS', run_key(base, task, run), 'm:' .. step) == 0 then return 'DONE' end
+  if redis.call('HEXISTS', run_key(base, task, run), RUN.missing .. step) == 0 then return 'DONE' end
   local flags = v[2] or ''
   redis.call('ZCARD', base .. 'requests')
   check_record(base, task, flags)
@@ -18,23 +18,23 @@ local function answered(keys, args)
   if args[8] and args[8] ~= '' and args[8] ~= '{}' then
     local used = usage_with(v[3], {args[8]})
     over = over_limit(used, v[4])
-    usage, flags = cjson.encode(used), flag(flags, 'u')
+    usage, flags = cjson.encode(used), flag(flags, FLAG.usage)
     if over then ending = check_end(base, task, v[5], flags, 'failed') end
-    redis.call('HSET', key, 'us', usage, 'fl', flags)
+    redis.call('HSET', key, TASK.usage, usage, TASK.flags, flags)
   end
   if over then
-    local in_flight = v[6] and string.find(v[6], '-', 1, true)
-    end_task(base, task, ending, flags, 'failed', error_json('LimitExceeded', over), v[7] or '0', now, '[]', false, in_flight)
+    end_task(base, task, ending, flags, 'failed', error_json('LimitExceeded', over), v[7] or '0', now, '[]', false,
+      in_flight(v[6]))
     return 'OK'
   end
   if args[9] and args[9] ~= '' then note_answer(base, task, run .. '/' .. step, args[9]) end
   answer(base, task, run, step, args[4], now, args[5])
-  redis.call('HDEL', key, 'k:' .. run .. '/' .. step)
+  redis.call('HDEL', key, TASK.child .. run .. '/' .. step)
   close_request(base, task, run, step)
   redis.call('HINCRBY', key, 'steps', 1)
   record_rows(base, task, flags, '[{"run":' .. quote(run .. '/' .. step) ..
-    ',"kind":"agent","name":' .. quote(args[6]) .. ',"status":"' .. (args[4] == 'K' and 'completed' or 'failed') ..
+    ',"kind":"agent","name":' .. quote(args[6]) .. ',"status":"' .. (args[4] == RESULT.ok and 'completed' or 'failed') ..
     '","started":' .. now .. ',"ended":' .. now .. ',"cause":' .. quote(args[7]) ..
-    (args[4] == 'K' and ',"output":' or ',"error":') .. args[5] .. '}]')
+    (args[4] == RESULT.ok and ',"output":' or ',"error":') .. args[5] .. '}]')
   return 'OK'
 end

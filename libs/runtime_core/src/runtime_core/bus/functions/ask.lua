@@ -1,76 +1,100 @@
--- Asks for something in the middle of a turn that goes on: for code that does not give way to a commit while it waits.
--- A repeat starts nothing twice: a step that has its result is answered at once, one that is missing changes hands.
+-- Asks for something in the middle of a turn that goes on: for code that cannot return to a commit while it waits. A
+-- repeat starts nothing twice: a step that has its result is answered at once, and a missing one goes to the new asker.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 instance (`agent/key`) or '' · 6 now (epoch ms)
 --      7 name of the reply stream (`reply:<name>`) that gets each result · 8 state in mid-run, '' unchanged
 --      9 number of parts, then each part as `commit_turn` describes it: c, s and p
--- RETURNS {'OK', then step and journal value of each call that has its result already} · {'DONE'} where the turn is no
+-- RETURNS {'OK', then step and journal value of each call that has its result already} · {'DONE'} if the turn is no
 --         longer this entry's · {'FENCED'} · {'LIMIT', n} over max steps: in these three nothing was written
+
+local FIRST_PART = 10
+local ASKABLE = {[PART.call] = true, [PART.message] = true, [PART.publish] = true}
+
+-- Reads every key that the parts are about to write. Returns how many there are, or nil and an error for a malformed one.
+local function check_asked(base, args, task, run)
+  local at = FIRST_PART
+  for _ = 1, tonumber(args[9]) do
+    local letter = args[at]
+    local size = ASKABLE[letter] and PART_SIZE[letter]
+    if not size or not args[at + size - 1] then return nil, malformed_part(letter) end
+    if letter == PART.call then check_call(base, args, at, task, run) else check_sent(base, args, at) end
+    at = at + size
+  end
+  return tonumber(args[9])
+end
+
+local function add_answer(turn, step, value)
+  turn.answers[#turn.answers + 1] = step
+  turn.answers[#turn.answers + 1] = value
+end
+
+-- Starts a call that the run has not asked for before.
+local function call_now(base, args, turn, at)
+  local task, run, now, rk = args[3], args[4], args[6], turn.run_key
+  local target, step, name, call_key = args[at + 1], args[at + 2], args[at + 3], args[at + 4]
+  local digest, data = args[at + 5], args[at + 7]
+  local reopened = string.find(turn.flags, FLAG.reopened, 1, true)
+  local kind, failed, has_child, has_output = start_call(base, task, run, step, target, name, call_key, data, args[at + 8],
+    now, reopened and digest)
+  if has_child then turn.flags = flag(turn.flags, FLAG.children) end
+  if has_output then turn.flags = flag(turn.flags, FLAG.output) end
+  if kind then
+    redis.call('HSET', rk, RUN.missing .. step, digest .. kind .. turn.wait)
+    return
+  end
+  record_refused(base, task, turn.flags, run .. '/' .. step, target, name, call_key, data, now, failed)
+  redis.call('HINCRBY', turn.key, 'steps', 1)
+  local value = digest .. RESULT.error .. now .. failed
+  redis.call('HSET', rk, RUN.result .. step, value)
+  add_answer(turn, step, value)
+end
+
+local function ask_part(base, args, turn, at)
+  local letter, rk = args[at], turn.run_key
+  local last = at + PART_SIZE[letter] - 1
+  local step = letter == PART.call and args[at + 2] or args[last - 1]
+  local known = redis.call('HMGET', rk, RUN.result .. step, RUN.missing .. step)
+  if letter ~= PART.call then
+    if not known[1] then
+      send_part(base, args, at, args[3], args[4])
+      redis.call('HSET', rk, RUN.result .. step, args[last] .. RESULT.ok .. args[6] .. 'null')
+    end
+  elseif known[1] then
+    add_answer(turn, step, known[1])
+  elseif known[2] then
+    redis.call('HSET', rk, RUN.missing .. step, digest_of(known[2]) .. kind_of(known[2]) .. turn.wait)
+  else
+    call_now(base, args, turn, at)
+  end
+end
+
 local function ask(keys, args)
   local base, task, run, inst = keys[1], args[3], args[4], args[5]
   local key, rk = base .. 'task:' .. task, run_key(base, task, run)
   if not redis.call('ZSCORE', base .. 'alive', args[1]) then return {'FENCED'} end
-  local v = redis.call('HMGET', key, 'status', 'h', 'steps', 'fl')
-  if redis.call('HGET', rk, 'cur') ~= args[2] or not v[1] or ENDED[v[1]] then return {'DONE'} end
-  local at, asked = 10, 0
-  for _ = 1, tonumber(args[9]) do
-    local letter = args[at]
-    local size = (letter == 'c' or letter == 's' or letter == 'p') and PART_SIZE[letter]
-    if not size or not args[at + size - 1] then return redis.error_reply('ERR weft: malformed part ' .. tostring(letter)) end
-    if letter == 'c' then check_call(base, args, at, task, run) else check_sent(base, args, at) end
-    asked = asked + 1
-    at = at + size
-  end
-  if inst ~= '' then check_instance(base, inst, (target_of(redis.call('HGET', rk, 'h')))) end
+  local v = redis.call('HMGET', key, 'status', RUN.header, 'steps', TASK.flags)
+  if redis.call('HGET', rk, RUN.current) ~= args[2] or not v[1] or ENDED[v[1]] then return {'DONE'} end
+  local asked, malformed = check_asked(base, args, task, run)
+  if malformed then return malformed end
+  if inst ~= '' then check_instance(base, inst, (target_of(redis.call('HGET', rk, RUN.header)))) end
   check_record(base, task, v[4] or '')
-  local limit = tonumber(string.match(v[2], '^[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n(%d*)') or '0') or 0
+  local limit = max_steps_of(v[2])
   if limit > 0 and tonumber(v[3] or '0') + asked > limit then return {'LIMIT', text(limit)} end
 
-  local answers, flags, wait = {'OK'}, v[4] or '', '>' .. args[7]
-  local reopened = string.find(flags, 'e', 1, true)
-  if inst ~= '' and args[8] ~= '' then redis.call('HSET', base .. 'inst:' .. inst, 'ws', args[8]) end
+  local turn = {key = key, run_key = rk, flags = v[4] or '', wait = WAKES.by_reply .. args[7], answers = {'OK'}}
+  if inst ~= '' and args[8] ~= '' then redis.call('HSET', base .. 'inst:' .. inst, INSTANCE.working_state, args[8]) end
   -- Before the calls: one of them may come back to this instance, and must not wait for this turn.
-  redis.call('HSET', rk, 'a', '1')
-  at = 10
-  for _ = 1, tonumber(args[9]) do
-    local letter = args[at]
-    local size = PART_SIZE[letter]
-    local step = letter == 'c' and args[at + 2] or args[at + size - 2]
-    local known = redis.call('HMGET', rk, 'j:' .. step, 'm:' .. step)
-    if letter ~= 'c' then
-      if not known[1] then
-        send_part(base, args, at, task, run)
-        redis.call('HSET', rk, 'j:' .. step, args[at + size - 1] .. 'K' .. args[6] .. 'null')
-      end
-    elseif known[1] then
-      answers[#answers + 1] = step
-      answers[#answers + 1] = known[1]
-    elseif known[2] then
-      redis.call('HSET', rk, 'm:' .. step, string.sub(known[2], 1, 9) .. wait)
-    else
-      local kind, failed, child, told = start_call(base, task, run, step, args[at + 1], args[at + 3], args[at + 4],
-        args[at + 7], args[at + 8], args[6], reopened and args[at + 5])
-      if child then flags = flag(flags, 'c') end
-      if told then flags = flag(flags, 'o') end
-      if kind then
-        redis.call('HSET', rk, 'm:' .. step, args[at + 5] .. kind .. wait)
-      else
-        record_refused(base, task, flags, run .. '/' .. step, args[at + 1], args[at + 3], args[at + 4], args[at + 7],
-          args[6], failed)
-        redis.call('HINCRBY', key, 'steps', 1)
-        local value = args[at + 5] .. 'E' .. args[6] .. failed
-        redis.call('HSET', rk, 'j:' .. step, value)
-        answers[#answers + 1] = step
-        answers[#answers + 1] = value
-      end
-    end
-    at = at + size
+  redis.call('HSET', rk, RUN.asks_in_turn, '1')
+  local at = FIRST_PART
+  for _ = 1, asked do
+    ask_part(base, args, turn, at)
+    at = at + PART_SIZE[args[at]]
   end
-  if flags ~= (v[4] or '') then redis.call('HSET', key, 'fl', flags) end
+  if turn.flags ~= (v[4] or '') then redis.call('HSET', key, TASK.flags, turn.flags) end
   -- This turn may wait now: a call back that came in before goes on top of it.
   if inst ~= '' and redis.call('LLEN', base .. 'nest:' .. inst) > 0 then
-    local busy = redis.call('HGET', base .. 'inst:' .. inst, 'busy')
+    local busy = redis.call('HGET', base .. 'inst:' .. inst, INSTANCE.holders)
     if busy and top_of(busy) == task .. '|' .. run then start_nested(base, inst, busy) end
   end
-  return answers
+  return turn.answers
 end

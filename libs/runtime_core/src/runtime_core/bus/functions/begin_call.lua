@@ -3,15 +3,16 @@
 -- reservation; the write that journals the result, or the end of the run, gives it back.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 what to reserve (JSON: name to [least, most]) or ''
--- RETURNS {attempt, what was granted (JSON: name to amount, of what the task limits)} · 'FENCED' · 'DONE' where the turn is no longer this entry's
---         · 'WAIT <why>' where other calls hold what this one needs · 'LIMIT <why>' where it can never have it
+-- RETURNS {attempt, what was granted (JSON: name to amount, of what the task limits)} · 'FENCED'
+--         · 'DONE' if the turn is no longer this entry's
+--         · 'WAIT <why>' if other calls hold what this one needs · 'LIMIT <why>' if it can never have it
 local function begin_call(keys, args)
   local base, task, run, step = keys[1], args[3], args[4], args[5]
   if not redis.call('ZSCORE', base .. 'alive', args[1]) then return redis.status_reply('FENCED') end
   local key = base .. 'task:' .. task
   local rk = run_key(base, task, run)
-  local v = redis.call('HMGET', key, 'status', 'us', 'lim', 'rs', 'fl')
-  local r = redis.call('HMGET', rk, 'cur', 'b:' .. step)
+  local v = redis.call('HMGET', key, 'status', TASK.usage, TASK.limits, TASK.reserved, TASK.flags)
+  local r = redis.call('HMGET', rk, RUN.current, RUN.attempts .. step)
   if r[1] ~= args[2] or ENDED[v[1]] then return redis.status_reply('DONE') end
   local granted, reserved = {}, nil
   if args[6] ~= '' then
@@ -44,7 +45,7 @@ local function begin_call(keys, args)
     end
   end
   local attempt = text(tonumber(r[2] or '0') + 1)
-  redis.call('HSET', rk, 'b:' .. step, attempt)
-  if reserved then redis.call('HSET', key, 'rs', reserved, 'fl', flag(v[5] or '', 'v')) end
+  redis.call('HSET', rk, RUN.attempts .. step, attempt)
+  if reserved then redis.call('HSET', key, TASK.reserved, reserved, TASK.flags, flag(v[5] or '', FLAG.reserved)) end
   return {attempt, next(granted) and cjson.encode(granted) or '{}'}
 end

@@ -4,7 +4,7 @@
 local function cancel(keys, args)
   local base, task = keys[1], args[1]
   local key = base .. 'task:' .. task
-  local v = redis.call('HMGET', key, 'status', 'h', 'steps', 'fl', 'cur')
+  local v = redis.call('HMGET', key, 'status', RUN.header, 'steps', TASK.flags, RUN.current)
   local now = text(now_ms(base))
   if not v[1] then
     stop_running(base, 'tomb:' .. task)
@@ -13,9 +13,8 @@ local function cancel(keys, args)
   end
   if ENDED[v[1]] then return {'ended', v[1]} end
   local ending = check_end(base, task, v[2], v[4] or '', 'cancelled')
-  local in_flight = v[5] and string.find(v[5], '-', 1, true)
   if v[5] == 'queue' then QUEUE.leave(base, task, v[2]) end
   end_task(base, task, ending, v[4] or '', 'cancelled', error_json('Cancelled', args[2]), v[3] or '0', now, '[]', false,
-    in_flight)
+    in_flight(v[5]))
   return {'cancelled'}
 end

@@ -6,8 +6,8 @@ end
 -- Claims ids for a submit whose task is to start in another partition: all of them, or none.
 -- KEYS 1 base
 -- ARGV 1 task · 2 source · 3 event id · 4 digest · 5 partition of the task · 6 … the ids: `task_id`, `id`
--- RETURNS {'ok', a token for each id} · {'elsewhere', field, partition, token} where an equal submit has claimed the id for
---         another partition · {'taken', field, partition, token} where one with other content has, which may not have
+-- RETURNS {'ok', a token for each id} · {'elsewhere', field, partition, token} if an equal submit has claimed the id for
+--         another partition · {'taken', field, partition, token} if one with other content has, which may not have
 --         started · {'rejected', field, message}
 local function claim(keys, args)
   local base, task, source, id, digest, wanted = keys[1], args[1], args[2], args[3], args[4], args[5]

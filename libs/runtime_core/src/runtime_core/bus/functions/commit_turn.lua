@@ -1,128 +1,155 @@
--- Commits a turn of an agent in one step: fences, acknowledgement, journal, sends in program order, timers, record,
--- and last the release of the instance.
+-- Commits a turn of an agent in one step: fence, acknowledgement, journal, sends in program order, timers, record, and
+-- last the release of the instance.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 stream · 3 entry · 4 task · 5 run · 6 instance (`agent/key`) or ''
---      7 mode: `w` waits, `c` completed, `f` failed, `k` failed and, for a task's first run, the task is cancelled, `x` the task fails (over a limit) · 8 now (epoch ms) · 9 record (JSON steps) or '' · 10 steps in the record
---      11 output, error object or, for `w`, the state in mid-run ('' unchanged) · 12 new state or '' (for `c`)
+--      7 mode: `w` the run waits, `c` it completed, `f` it failed, `k` it failed and a task that ends with it is cancelled,
+--        `x` the whole task fails (over a limit)
+--      8 now (epoch ms) · 9 record (JSON steps) or '' · 10 steps in the record
+--      11 output or error object; for `w` the state in mid-run ('' unchanged) · 12 new state or '' (for `c`)
 --      13 number of parts, then each part, its letter first:
---        c stream step name key digest wait data context   ask a tool, an agent or an engine; stream `?agent`, `?tool`: by manifest
---          stream `@<partition>:<task>`, `@<partition>:<task>:<ms>` with a time limit of its own: an instance that lives
---          elsewhere is asked by a task of its own there
+--        c stream step name key digest wait data context   asks a tool, an agent or an engine
+--          stream `?agent`, `?tool`: that of the name in the manifest
+--          stream `@<partition>:<task>`, or `@<partition>:<task>:<ms>` with a time limit of its own: an instance that lives
+--          in another partition, where a task of its own asks it
 --        t step digest wait after_ms status payload        a timer that answers the step
 --        q step digest wait data timeout_ms ('' none) default ('' none)   a question; data is JSON for `weft.human.requested`
---        s task agent key data context step digest         a message nobody waits for: a task of its own
---        p id topic key data context sender step digest    a message to all who have subscribed to the topic
---        a step wait                                       wait again for a step asked for before
+--        s task agent key data context step digest         a message that nobody waits for: a task of its own
+--        p id topic key data context sender step digest    a message to every subscriber of the topic
+--        a step wait                                       waits again for a step that was asked for before
 --        l traceparent                                     the span of the turn that ends the run: not for `w`
 --        u step digest usage                               what was used (JSON: names to numbers, `models` by model)
--- RETURNS 'OK' · 'DONE' where the event had been handled or its task is over (settled, nothing else happened)
---         'FENCED' where the owner was declared dead · 'LIMIT <why>' over a limit of the task · both: nothing was written
-local END_OF = {c = 'completed', f = 'failed', k = 'cancelled', x = 'failed'}
+-- RETURNS 'OK' · 'DONE' if the event was handled before or its task is over (settled, nothing else happened)
+--         'FENCED' if the owner was declared dead · 'LIMIT <why>' over a limit of the task · both: nothing was written
 
-local function commit_turn(keys, args)
-  local base, stream, entry, task, run, inst = keys[1], args[2], args[3], args[4], args[5], args[6]
+local MODE = {waits = 'w', completed = 'c', failed = 'f', cancelled = 'k', over_limit = 'x'}
+local STATUS_OF_MODE = {c = 'completed', f = 'failed', k = 'cancelled', x = 'failed'}
+local FIRST_PART = 14
+
+-- What a commit needs of the task and the run, and the task's status, the run's `current`, header and number of turns.
+-- The table also lists the fields of the run that the commit writes, names and values in turn. It has no more than eight
+-- named fields on the usual paths: a larger one would cost measurable time.
+local function read_turn(base, args)
+  local task, run = args[4], args[5]
   local key = base .. 'task:' .. task
-  local rk = run_key(base, task, run)
-  if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
-  local v = redis.call('HMGET', key, 'status', 'h', 'steps', 'fl', 'cur', 'u', 'w')
-  local cur, turn, own_h, unwritten = v[5], v[6], v[2], v[7]
-  if run ~= 'r' then
-    local w = redis.call('HMGET', rk, 'cur', 'u', 'h', 'w')
-    cur, turn, own_h, unwritten = w[1], w[2], w[3], w[4]
-  end
-  if cur ~= entry or ENDED[v[1]] then
-    if inst ~= '' then check_instance(base, inst, stream) end
-    settle_late(base, stream, entry, inst, task, run)
-    return 'DONE'
-  end
-  local steps = tonumber(v[3] or '0') + tonumber(args[10])
-  local mode, parts = args[7], tonumber(args[13])
-  local flags = v[4] or ''
-  local at, used, answered_by = 14, nil, nil
-  for _ = 1, parts do
-    local size = PART_SIZE[args[at]]
-    if not size or not args[at + size - 1] then return redis.error_reply('ERR weft: malformed part ' .. tostring(args[at])) end
-    if args[at] == 'u' then
-      used = used or {}
-      used[#used + 1] = args[at + 3]
-    elseif args[at] == 'l' then
-      answered_by = args[at + 1]
+  local v = redis.call('HMGET', key, 'status', RUN.header, 'steps', TASK.flags, RUN.current, RUN.turn, RUN.unrecorded)
+  local turn = {
+    key = key, run_key = key, task_header = v[2], unrecorded = v[7], steps = tonumber(v[3] or '0') + tonumber(args[10]),
+    flags = v[4] or '', stored_flags = v[4] or '',
+  }
+  if run == FIRST_RUN then return turn, v[1], v[5], v[2], v[6] end
+  turn.run_key = run_key(base, task, run)
+  local own = redis.call('HMGET', turn.run_key, RUN.current, RUN.header, RUN.turn, RUN.unrecorded)
+  turn.unrecorded = own[4]
+  return turn, v[1], own[1], own[2], own[3]
+end
+
+-- Notes the parts that say something about the turn itself. Returns an error for a malformed part.
+local function read_parts(args, turn)
+  local at = FIRST_PART
+  for _ = 1, tonumber(args[13]) do
+    local letter = args[at]
+    local size = PART_SIZE[letter]
+    if not size or not args[at + size - 1] then return malformed_part(letter) end
+    if letter == PART.usage then
+      turn.reports = turn.reports or {}
+      turn.reports[#turn.reports + 1] = args[at + 3]
+    elseif letter == PART.answered_by then
+      turn.answered_by = args[at + 1]
     end
     at = at + size
   end
-  local usage
-  if used then
-    local held = redis.call('HMGET', key, 'us', 'lim')
-    usage = usage_with(held[1], used)
-    local over = (mode == 'w' or mode == 'c') and over_limit(usage, held[2])
-    if over then return 'LIMIT ' .. over end
-    flags, usage = flag(flags, 'u'), cjson.encode(usage)
-  end
+  return args[at] and malformed_part(args[at])
+end
 
-  if mode ~= 'w' then
-    local ending
-    at = 14
-    for _ = 1, parts do
-      check_sent(base, args, at)
-      at = at + PART_SIZE[args[at]]
-    end
-    if run == 'r' or mode == 'x' then
-      ending = check_end(base, task, v[2], flags, END_OF[mode])
-      -- A step in another partition, which this task answers, is told who has answered it.
-      if run == 'r' and string.sub(ending.head.to, 1, 1) == '@' then ending.by = answered_by end
-      if run == 'r' then ending.unwritten, ending.row = nil, true end
-      if run ~= 'r' and inst ~= '' then check_instance(base, inst, stream) end
-    else
-      check_record(base, task, flags)
-      check_waiting(base, task, (parent_of(run)))
-      if inst ~= '' then check_instance(base, inst, stream) end
-    end
-    settle(base, stream, entry)
-    -- The turn's own rows are in its record.
-    if unwritten then redis.call('HDEL', rk, 'w') end
-    if usage then redis.call('HSET', key, 'us', usage, 'fl', flags) end
-    at = 14
-    for _ = 1, parts do
-      send_part(base, args, at, task, run)
-      at = at + PART_SIZE[args[at]]
-    end
-    if inst ~= '' and args[12] ~= '' then
-      local busy = redis.call('HGET', base .. 'inst:' .. inst, 'busy')
-      if busy and string.find(busy, '\n', 1, true) and interleaves(base, string.match(inst, '^[^/]*')) then
-        redis.call('HSET', base .. 'inst:' .. inst, 'ws', args[12], 'state', args[12])
-      elseif busy and string.find(busy, '\n', 1, true) then
-        redis.call('HSET', base .. 'inst:' .. inst, 'ws', args[12])
-        local below = string.match(busy, '([^\n]*)\n[^\n]*$')
-        local below_task, below_run = string.match(below, '^(.*)|([^|]*)$')
-        redis.call('HSET', run_key(base, below_task, below_run), 'ov', args[12])
-      else
-        redis.call('HSET', base .. 'inst:' .. inst, 'state', args[12])
-      end
-    end
-    if mode == 'x' then
-      end_over_limit(base, task, run, inst, ending, flags, args[11], text(steps), args[8], args[9], v[5])
-    elseif run == 'r' then
-      end_task(base, task, ending, flags, END_OF[mode], args[11], text(steps), args[8], args[9], false, false)
-    else
-      redis.call('HSET', key, 'steps', text(steps))
-      record_rows(base, task, flags, args[9])
-      if answered_by then note_answer(base, task, run, answered_by) end
-      end_child(base, task, run, inst, mode == 'c' and 'K' or 'E', args[8], args[11])
-    end
-    return 'OK'
-  end
+-- Adds what the turn has used to the task's usage. Returns which limit that is over, or nil.
+local function count_usage(turn, mode)
+  local held = redis.call('HMGET', turn.key, TASK.usage, TASK.limits)
+  local usage = usage_with(held[1], turn.reports)
+  local over = (mode == MODE.waits or mode == MODE.completed) and over_limit(usage, held[2])
+  if over then return over end
+  turn.flags, turn.usage = flag(turn.flags, FLAG.usage), cjson.encode(usage)
+  return nil
+end
 
-  check_record(base, task, flags)
-  local asked = 0
-  at = 14
-  for _ = 1, parts do
+-- Reads every key that the end of the run is about to write. Returns what `end_task` needs, if the task ends too.
+local function check_end_of_run(base, args, turn, mode)
+  local task, run, instance, ending = args[4], args[5], args[6], nil
+  local at = FIRST_PART
+  while args[at] do
+    check_sent(base, args, at)
+    at = at + PART_SIZE[args[at]]
+  end
+  if run == FIRST_RUN or mode == MODE.over_limit then
+    ending = check_end(base, task, turn.task_header, turn.flags, STATUS_OF_MODE[mode])
+  else
+    check_record(base, task, turn.flags)
+    check_waiting(base, task, (parent_of(run)))
+  end
+  if run == FIRST_RUN then
+    -- A task that answers a step in another partition passes on the span that answered.
+    if string.sub(ending.head.to, 1, 1) == '@' then ending.by = turn.answered_by end
+    ending.unwritten, ending.row = nil, true
+  elseif instance ~= '' then
+    check_instance(base, instance, args[2])
+  end
+  return ending
+end
+
+-- Writes the state that the run leaves. A nested run leaves it to the run below, which is still in the middle.
+local function write_state(base, instance, state)
+  if instance == '' or state == '' then return end
+  local key = base .. 'inst:' .. instance
+  local holders = redis.call('HGET', key, INSTANCE.holders)
+  if not holders or not string.find(holders, '\n', 1, true) then
+    redis.call('HSET', key, 'state', state)
+  elseif interleaves(base, string.match(instance, '^[^/]*')) then
+    redis.call('HSET', key, INSTANCE.working_state, state, 'state', state)
+  else
+    redis.call('HSET', key, INSTANCE.working_state, state)
+    local below_task, below_run = split_ref(string.match(holders, '([^\n]*)\n[^\n]*$'))
+    redis.call('HSET', run_key(base, below_task, below_run), RUN.override, state)
+  end
+end
+
+local function end_run(base, args, turn, mode)
+  local task, run, instance = args[4], args[5], args[6]
+  local now, rows, result = args[8], args[9], args[11]
+  local ending, steps = check_end_of_run(base, args, turn, mode), text(turn.steps)
+  settle(base, args[2], args[3])
+  -- The rows of this turn are in its record.
+  if turn.unrecorded then redis.call('HDEL', turn.run_key, RUN.unrecorded) end
+  if turn.usage then redis.call('HSET', turn.key, TASK.usage, turn.usage, TASK.flags, turn.flags) end
+  local at = FIRST_PART
+  while args[at] do
+    send_part(base, args, at, task, run)
+    at = at + PART_SIZE[args[at]]
+  end
+  write_state(base, instance, args[12])
+  if mode == MODE.over_limit then
+    end_over_limit(base, task, run, instance, ending, turn.flags, result, steps, now, rows)
+  elseif run == FIRST_RUN then
+    end_task(base, task, ending, turn.flags, STATUS_OF_MODE[mode], result, steps, now, rows, false, false)
+  else
+    redis.call('HSET', turn.key, 'steps', steps)
+    record_rows(base, task, turn.flags, rows)
+    if turn.answered_by then note_answer(base, task, run, turn.answered_by) end
+    end_child(base, task, run, instance, mode == MODE.completed and RESULT.ok or RESULT.error, now, result)
+  end
+end
+
+-- Reads every key that the parts of a waiting turn are about to write. Returns which limit they are over, or nil.
+local function check_parts(base, args, turn)
+  local task, run, instance, asked = args[4], args[5], args[6], 0
+  check_record(base, task, turn.flags)
+  local at = FIRST_PART
+  while args[at] do
     local letter = args[at]
-    if letter ~= 'a' and letter ~= 'u' then asked = asked + 1 end
-    if letter == 'c' then
+    if letter ~= PART.again and letter ~= PART.usage then asked = asked + 1 end
+    if letter == PART.call then
       check_call(base, args, at, task, run)
-    elseif letter == 't' or letter == 'q' then
+    elseif letter == PART.timer or letter == PART.question then
       check_timers(base)
-      if letter == 'q' then
+      if letter == PART.question then
         check_stream(base, 'out:' .. task)
         check_stream(base, 'replies')
       end
@@ -131,133 +158,172 @@ local function commit_turn(keys, args)
     end
     at = at + PART_SIZE[letter]
   end
-  local limit = tonumber(string.match(v[2], '^[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n(%d*)') or '0') or 0
-  if limit > 0 and steps + asked > limit then
-    return 'LIMIT the task would take more than max_steps=' .. text(limit) .. ' steps'
+  local limit = max_steps_of(turn.task_header)
+  if limit > 0 and turn.steps + asked > limit then
+    return 'the task would take more than max_steps=' .. text(limit) .. ' steps'
   end
-  if inst ~= '' then check_instance(base, inst, stream) end
+  if instance ~= '' then check_instance(base, instance, args[2]) end
+  return nil
+end
 
-  settle(base, stream, entry)
-  local set, groups, ready = {}, nil, false
-  local woke_step, woke_value = '', ''
-  local reopened = string.find(flags, 'e', 1, true)
-  local function missing(step, digest, kind, wait)
-    set[#set + 1] = 'm:' .. step
-    set[#set + 1] = digest .. kind .. wait
-    if wait ~= '!' and wait ~= '0' then
-      groups = groups or {}
-      groups[wait] = (groups[wait] or 0) + 1
-    end
+-- Collects a field of the run's hash. One command writes them all.
+local function put(turn, field, value)
+  local n = #turn
+  turn[n + 1], turn[n + 2] = field, value
+end
+
+-- The run waits for a step. In a group, the step is counted.
+local function put_missing(turn, step, digest, kind, wait)
+  put(turn, RUN.missing .. step, digest .. kind .. wait)
+  if wait ~= WAKES.alone and wait ~= WAKES.never then
+    turn.groups = turn.groups or {}
+    turn.groups[wait] = (turn.groups[wait] or 0) + 1
   end
-  local function present(step, wait, value)
-    if wait == '!' then
-      ready, woke_step, woke_value = true, step, value
-    elseif wait ~= '0' then
-      groups = groups or {}
-      groups[wait] = groups[wait] or 0
-    end
+end
+
+-- A step that the run asked to wait for has its result already. A group of such steps alone is complete.
+local function note_present(turn, step, wait, value)
+  if wait == WAKES.alone then
+    turn.ready, turn.woken_by, turn.woken_with = true, step, value
+  elseif wait ~= WAKES.never then
+    turn.groups = turn.groups or {}
+    turn.groups[wait] = turn.groups[wait] or 0
   end
-  at = 14
-  for _ = 1, parts do
-    local letter = args[at]
-    if letter == 'c' then
-      local step, digest, wait = args[at + 2], args[at + 5], args[at + 6]
-      local kind, failed, child, told = start_call(base, task, run, step, args[at + 1], args[at + 3], args[at + 4],
-        args[at + 7], args[at + 8], args[8], reopened and digest)
-      if child then flags = flag(flags, 'c') end
-      if told then flags = flag(flags, 'o') end
-      if kind then missing(step, digest, kind, wait) else
-        record_refused(base, task, flags, run .. '/' .. step, args[at + 1], args[at + 3], args[at + 4], args[at + 7],
-          args[8], failed)
-        steps = steps + 1
-        local value = digest .. 'E' .. args[8] .. failed
-        set[#set + 1] = 'j:' .. step
-        set[#set + 1] = value
-        present(step, wait, value)
-      end
-    elseif letter == 't' then
-      local step = args[at + 1]
-      local member = 's|' .. task .. '|' .. run .. '|' .. step
-      add_timer(base, task, member, now_ms(base) + tonumber(args[at + 4]), args[8])
-      if args[at + 5] ~= 'K' or args[at + 6] ~= 'null' then
-        redis.call('HSET', base .. 'delayed', member, args[at + 5] .. args[8] .. args[at + 6])
-      end
-      flags = flag(flags, 'z')
-      missing(step, args[at + 2], 'i', args[at + 3])
-    elseif letter == 'q' then
-      local step = args[at + 1]
-      tell_question(base, task, v[2], args[at + 4], trace_of(base, task, v[4]))
-      flags = flag(flags, 'o')
-      if args[at + 5] ~= '' then
-        local member = 's|' .. task .. '|' .. run .. '|' .. step
-        add_timer(base, task, member, now_ms(base) + tonumber(args[at + 5]), args[8])
-        local late = 'E' .. args[8] .. error_json('HumanTimeout', 'nobody answered in time')
-        if args[at + 6] ~= '' then late = 'K' .. args[8] .. args[at + 6] end
-        redis.call('HSET', base .. 'delayed', member, late)
-        flags = flag(flags, 'z')
-      end
-      set[#set + 1] = 'q:' .. step
-      set[#set + 1] = args[8] .. args[at + 4]
-      missing(step, args[at + 2], 'h', args[at + 3])
-    elseif letter == 's' or letter == 'p' then
-      send_part(base, args, at, task, run)
-      local size = PART_SIZE[letter]
-      set[#set + 1] = 'j:' .. args[at + size - 2]
-      set[#set + 1] = args[at + size - 1] .. 'K' .. args[8] .. 'null'
-    elseif letter == 'u' then
-      set[#set + 1] = 'j:' .. args[at + 1]
-      set[#set + 1] = args[at + 2] .. 'K' .. args[8] .. 'null'
-    else
-      local step, wait = args[at + 1], args[at + 2]
-      local known = redis.call('HMGET', rk, 'm:' .. step, 'j:' .. step)
-      if known[1] then
-        missing(step, string.sub(known[1], 1, 8), string.sub(known[1], 9, 9), wait)
-      else
-        present(step, wait, known[2] or '')
-      end
-    end
-    at = at + PART_SIZE[letter]
+end
+
+local function put_call(base, args, turn, at)
+  local task, run = args[4], args[5]
+  local target, step, name, call_key = args[at + 1], args[at + 2], args[at + 3], args[at + 4]
+  local digest, wait, data, now = args[at + 5], args[at + 6], args[at + 7], args[8]
+  local reopened = string.find(turn.flags, FLAG.reopened, 1, true)
+  local kind, failed, has_child, has_output = start_call(base, task, run, step, target, name, call_key, data, args[at + 8],
+    now, reopened and digest)
+  if has_child then turn.flags = flag(turn.flags, FLAG.children) end
+  if has_output then turn.flags = flag(turn.flags, FLAG.output) end
+  if kind then return put_missing(turn, step, digest, kind, wait) end
+  record_refused(base, task, turn.flags, run .. '/' .. step, target, name, call_key, data, now, failed)
+  turn.steps = turn.steps + 1
+  local value = digest .. RESULT.error .. now .. failed
+  put(turn, RUN.result .. step, value)
+  note_present(turn, step, wait, value)
+end
+
+local function timer_of_step(args, step) return 's|' .. args[4] .. '|' .. args[5] .. '|' .. step end
+
+local function put_timer(base, args, turn, at)
+  local step, digest, wait, after, status, payload = unpack(args, at + 1, at + 6)
+  local member = timer_of_step(args, step)
+  add_timer(base, args[4], member, now_ms(base) + tonumber(after), args[8])
+  -- A plain sleep stores no answer.
+  if status ~= RESULT.ok or payload ~= 'null' then
+    redis.call('HSET', base .. 'delayed', member, status .. args[8] .. payload)
   end
-  if groups then
-    for name, count in pairs(groups) do
-      if count == 0 then ready = true else
-        set[#set + 1] = name
-        set[#set + 1] = text(count)
-      end
-    end
+  turn.flags = flag(turn.flags, FLAG.timers)
+  put_missing(turn, step, digest, KIND.timer, wait)
+end
+
+local function put_question(base, args, turn, at)
+  local task, now = args[4], args[8]
+  local step, digest, wait, data, timeout, default = unpack(args, at + 1, at + 6)
+  tell_question(base, task, turn.task_header, data, trace_of(base, task, turn.stored_flags))
+  turn.flags = flag(turn.flags, FLAG.output)
+  if timeout ~= '' then
+    local member = timer_of_step(args, step)
+    add_timer(base, task, member, now_ms(base) + tonumber(timeout), now)
+    local late = RESULT.error .. now .. error_json('HumanTimeout', 'nobody answered in time')
+    if default ~= '' then late = RESULT.ok .. now .. default end
+    redis.call('HSET', base .. 'delayed', member, late)
+    turn.flags = flag(turn.flags, FLAG.timers)
   end
-  local next_turn = text(tonumber(turn or '0') + 1)
-  local now_cur = 'held'
-  if ready then
-    local own_stream, agent, own_key = target_of(own_h)
-    now_cur = resume(base, task, run, own_stream, agent, own_key, next_turn, woke_step, woke_value)
-  end
-  set[#set + 1] = 'cur'
-  set[#set + 1] = now_cur
-  set[#set + 1] = 'u'
-  set[#set + 1] = next_turn
-  if run == 'r' then
-    set[#set + 1] = 'status'
-    set[#set + 1] = ready and 'running' or 'waiting'
-    set[#set + 1] = 'steps'
-    set[#set + 1] = text(steps)
-    if flags ~= (v[4] or '') then
-      set[#set + 1] = 'fl'
-      set[#set + 1] = flags
-    end
+  put(turn, RUN.question .. step, now .. data)
+  put_missing(turn, step, digest, KIND.human, wait)
+end
+
+local function put_null(turn, step, digest, now) put(turn, RUN.result .. step, digest .. RESULT.ok .. now .. 'null') end
+
+local function put_sent(base, args, turn, at)
+  send_part(base, args, at, args[4], args[5])
+  local last = at + PART_SIZE[args[at]] - 1
+  put_null(turn, args[last - 1], args[last], args[8])
+end
+
+local function put_usage(_, args, turn, at) put_null(turn, args[at + 1], args[at + 2], args[8]) end
+
+local function put_again(_, args, turn, at)
+  local step, wait = args[at + 1], args[at + 2]
+  local known = redis.call('HMGET', turn.run_key, RUN.missing .. step, RUN.result .. step)
+  if known[1] then
+    put_missing(turn, step, digest_of(known[1]), kind_of(known[1]), wait)
   else
-    redis.call('HSET', key, 'steps', text(steps), 'fl', flags)
+    note_present(turn, step, wait, known[2] or '')
   end
-  -- In pieces: Lua hands over no more than 8,000 values at once.
-  for i = 1, #set, 4000 do redis.call('HSET', rk, unpack(set, i, math.min(i + 3999, #set))) end
-  if unwritten then redis.call('HDEL', rk, 'w', 'by') end
-  if usage then redis.call('HSET', key, 'us', usage) end
-  if args[9] ~= '' then record_rows(base, task, flags, args[9]) end
-  if inst ~= '' then
-    if args[11] ~= '' then redis.call('HSET', base .. 'inst:' .. inst, 'ws', args[11]) end
-    if now_cur == 'held' and redis.call('LLEN', base .. 'nest:' .. inst) > 0 then
-      start_nested(base, inst, redis.call('HGET', base .. 'inst:' .. inst, 'busy'))
+end
+
+local PUT_PART = {
+  [PART.call] = put_call, [PART.timer] = put_timer, [PART.question] = put_question, [PART.message] = put_sent,
+  [PART.publish] = put_sent, [PART.usage] = put_usage, [PART.again] = put_again, [PART.answered_by] = function() end,
+}
+
+-- Writes the run's fields: it is held for its steps, or resumed at once if nothing is missing. Returns where it waits.
+local function write_run(base, args, turn, header, number)
+  local task, run = args[4], args[5]
+  if turn.groups then
+    for group, count in pairs(turn.groups) do
+      if count == 0 then turn.ready = true else put(turn, group, text(count)) end
     end
   end
+  local next_turn, current = text(tonumber(number or '0') + 1), 'held'
+  if turn.ready then
+    local stream, agent, key = target_of(header)
+    current = resume(base, task, run, stream, agent, key, next_turn, turn.woken_by or '', turn.woken_with or '')
+  end
+  put(turn, RUN.current, current)
+  put(turn, RUN.turn, next_turn)
+  if run == FIRST_RUN then
+    put(turn, 'status', turn.ready and 'running' or 'waiting')
+    put(turn, 'steps', text(turn.steps))
+    if turn.flags ~= turn.stored_flags then put(turn, TASK.flags, turn.flags) end
+  else
+    redis.call('HSET', turn.key, 'steps', text(turn.steps), TASK.flags, turn.flags)
+  end
+  set_fields(turn.run_key, turn)
+  if turn.unrecorded then redis.call('HDEL', turn.run_key, RUN.unrecorded, RUN.turn_owner) end
+  return current
+end
+
+-- The turn waits: what it asks for starts, and the run goes on with the results.
+local function suspend(base, args, turn, header, number)
+  local instance = args[6]
+  settle(base, args[2], args[3])
+  local at = FIRST_PART
+  while args[at] do
+    PUT_PART[args[at]](base, args, turn, at)
+    at = at + PART_SIZE[args[at]]
+  end
+  local current = write_run(base, args, turn, header, number)
+  if turn.usage then redis.call('HSET', turn.key, TASK.usage, turn.usage) end
+  if args[9] ~= '' then record_rows(base, args[4], turn.flags, args[9]) end
+  if instance == '' then return end
+  if args[11] ~= '' then redis.call('HSET', base .. 'inst:' .. instance, INSTANCE.working_state, args[11]) end
+  if current == 'held' and redis.call('LLEN', base .. 'nest:' .. instance) > 0 then
+    start_nested(base, instance, redis.call('HGET', base .. 'inst:' .. instance, INSTANCE.holders))
+  end
+end
+
+local function commit_turn(keys, args)
+  local base, stream, entry, task, run, instance, mode = keys[1], args[2], args[3], args[4], args[5], args[6], args[7]
+  if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
+  local turn, status, current, header, number = read_turn(base, args)
+  if current ~= entry or ENDED[status] then
+    if instance ~= '' then check_instance(base, instance, stream) end
+    settle_late(base, stream, entry, instance, task, run)
+    return 'DONE'
+  end
+  local malformed = read_parts(args, turn)
+  if malformed then return malformed end
+  local over = turn.reports and count_usage(turn, mode)
+  if not over and mode == MODE.waits then over = check_parts(base, args, turn) end
+  if over then return 'LIMIT ' .. over end
+  if mode == MODE.waits then suspend(base, args, turn, header, number) else end_run(base, args, turn, mode) end
   return 'OK'
 end

@@ -1,4 +1,4 @@
--- Forgets a dead letter; the ended task may expire where this was the last one that pinned it.
+-- Drops a dead letter. The ended task may expire if no other letter pins it.
 -- KEYS 1 base · ARGV 1 letter id · RETURNS 1 or 0
 local function drop_letter(keys, args)
   local base = keys[1]
@@ -9,7 +9,7 @@ local function drop_letter(keys, args)
     if found[2][i] == 'taskid' then task = found[2][i + 1] end
   end
   local key = task and base .. 'task:' .. task
-  local v = task and redis.call('HMGET', key, 'status', 'fl') or {}
+  local v = task and redis.call('HMGET', key, 'status', TASK.flags) or {}
   local retention = redis.call('HGET', base .. 'meta', 'retention') or '3600'
   redis.call('ZCARD', base .. 'letters')
   dead.forget(base, args[1], found[2])

@@ -1,7 +1,7 @@
 -- The journal's entry and the record's row of a request that nobody has answered in time.
 local function expire_request(base, task, run, step, request, now)
   local key = base .. 'task:' .. task
-  local flags = redis.call('HGET', key, 'fl') or ''
+  local flags = redis.call('HGET', key, TASK.flags) or ''
   check_record(base, task, flags)
   check_waiting(base, task, run)
   check_stream(base, 'asks')
@@ -11,8 +11,8 @@ local function expire_request(base, task, run, step, request, now)
     'agent %s/%s in partition %s has not answered within %.14g s (task %s there). If two agents wait for each other, ' ..
     'break the circle. If the work takes longer, raise WEFT_REQUEST_TIMEOUT_SECONDS.',
     agent, request[3], partition, tonumber(limit) / 1000, there))
-  answer(base, task, run, step, 'E', now, error)
-  redis.call('HDEL', key, 'k:' .. run .. '/' .. step)
+  answer(base, task, run, step, RESULT.error, now, error)
+  redis.call('HDEL', key, TASK.child .. run .. '/' .. step)
   close_request(base, task, run, step)
   cancel_elsewhere(base, place, task)
   redis.call('HINCRBY', key, 'steps', 1)

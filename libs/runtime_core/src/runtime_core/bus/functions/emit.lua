@@ -1,22 +1,22 @@
 -- Appends a delta to the task's output, once per step: a replayed step finds its journal entry and does nothing.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 journal value · 7 attempt · 8 value (JSON)
--- RETURNS 'OK' · 'DONE' · 'FENCED' · 'LIMIT <bytes>' where the task's output would be over its limit
+-- RETURNS 'OK' · 'DONE' · 'FENCED' · 'LIMIT <bytes>' if the task's output would be over its limit
 local function emit(keys, args)
   local base, task, run = keys[1], args[3], args[4]
   if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
   local key = base .. 'task:' .. task
   local rk = run_key(base, task, run)
-  local v = redis.call('HMGET', key, 'status', 'fl', 'ob')
-  local r = redis.call('HMGET', rk, 'cur', 'w')
+  local v = redis.call('HMGET', key, 'status', TASK.flags, TASK.output_bytes)
+  local r = redis.call('HMGET', rk, RUN.current, RUN.unrecorded)
   if r[1] ~= args[2] or ENDED[v[1]] then return 'DONE' end
   redis.call('XLEN', base .. 'out:' .. task)
   local size, most = output_with(base, v[3], args[8])
-  if not size and redis.call('HEXISTS', rk, 'j:' .. args[5]) == 0 then return 'LIMIT ' .. most end
-  if redis.call('HSETNX', rk, 'j:' .. args[5], args[6]) == 0 then return 'DONE' end
-  redis.call('HSET', rk, 'w', (r[2] or '') .. args[5] .. '\temit\temit\n')
+  if not size and redis.call('HEXISTS', rk, RUN.result .. args[5]) == 0 then return 'LIMIT ' .. most end
+  if redis.call('HSETNX', rk, RUN.result .. args[5], args[6]) == 0 then return 'DONE' end
+  redis.call('HSET', rk, RUN.unrecorded, (r[2] or '') .. args[5] .. '\temit\temit\n')
   local seq = redis.call('HINCRBY', key, 'seq', 1)
   publish_delta(base, task, run, args[7], seq, args[8])
-  redis.call('HSET', key, 'ob', size, 'fl', flag(v[2] or '', 'o'))
+  redis.call('HSET', key, TASK.output_bytes, size, TASK.flags, flag(v[2] or '', FLAG.output))
   return 'OK'
 end

@@ -3,7 +3,7 @@
 local function erase(keys, args)
   local base, task = keys[1], args[1]
   local key = base .. 'task:' .. task
-  local v = redis.call('HMGET', key, 'status', 'h')
+  local v = redis.call('HMGET', key, 'status', RUN.header)
   if v[1] and not ENDED[v[1]] then return v[1] end
   local letters = redis.call('ZRANGE', base .. 'letters', 0, -1)
   redis.call('ZCARD', base .. 'index')
@@ -14,7 +14,7 @@ local function erase(keys, args)
   redis.call('DEL', key)
   redis.call('ZREM', base .. 'index', task)
   for _, member in ipairs(letters) do
-    local owner, letter = string.match(member, '^(.*)|([^|]*)$')
+    local owner, letter = split_ref(member)
     if owner == task then
       local kept = redis.call('XRANGE', base .. 'dead', letter, letter)[1]
       if kept then dead.forget(base, letter, kept[2]) end

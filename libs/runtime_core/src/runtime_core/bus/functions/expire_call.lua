@@ -1,7 +1,7 @@
 -- Ends an engine's step for which no gateway has come in time: as `commit_call`, but for those of a stream that is served.
 -- KEYS 1 base · ARGV as `commit_call`
--- RETURNS as `commit_call` · 'SERVED' where a gateway lives that serves the stream or has the step in hand: nothing was
---         written · 'DONE' also where the entry is no more
+-- RETURNS as `commit_call` · 'SERVED' if a gateway lives that serves the stream or has the step in hand: nothing was
+--         written · 'DONE' also if the entry is gone
 local function expire_call(keys, args)
   local base, stream, entry = keys[1], args[2], args[3]
   if gateways_of(base, stream) > 0 then return 'SERVED' end

@@ -11,24 +11,23 @@ local function fork(keys, args)
   if answer[1] ~= 'started' then return answer end
   local key = base .. 'task:' .. task
   local set = {'from', args[18], 'steps', '1'}
-  local v = redis.call('HMGET', key, 'cur', 'h')
+  local v = redis.call('HMGET', key, RUN.current, RUN.header)
   if args[20] ~= '' then
-    set[#set + 1] = 'h'
+    set[#set + 1] = RUN.header
     set[#set + 1] = string.gsub(v[2], '^([^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n)%d*', '%1' .. args[20], 1)
   end
   if args[6] == '' and v[1] ~= 'queue' then
     -- A start event without a key is taken for that of a run without a past; a resume makes its reader load the journal.
     local stream, agent = target_of(v[2])
     redis.call('XDEL', base .. stream, v[1])
-    set[#set + 1] = 'cur'
-    set[#set + 1] = append_resume(base, task, 'r', stream, agent, '', '-1', '', '')
+    set[#set + 1] = RUN.current
+    set[#set + 1] = append_resume(base, task, FIRST_RUN, stream, agent, '', '-1', '', '')
   end
   for i = 21, #args, 2 do
-    set[#set + 1] = 'j:' .. args[i]
+    set[#set + 1] = RUN.result .. args[i]
     set[#set + 1] = args[i + 1]
   end
-  -- In pieces: Lua hands over no more than 8,000 values at once.
-  for i = 1, #set, 4000 do redis.call('HSET', key, unpack(set, i, math.min(i + 3999, #set))) end
-  record_rows(base, task, redis.call('HGET', key, 'fl') or '', args[19])
+  set_fields(key, set)
+  record_rows(base, task, redis.call('HGET', key, TASK.flags) or '', args[19])
   return answer
 end

@@ -1,5 +1,6 @@
--- Whether there is anything to do: entries on work streams, tasks that wait for their tenants' turns, retries, questions and answers on their way to other
--- partitions. A run that waits for a timer or a person does not count, nor does what stands in line behind it.
+-- Whether there is anything to do: entries on work streams, tasks that wait for their tenants' turns, retries, requests
+-- and answers on their way to other partitions. A run that waits for a timer or a person does not count, nor does a run
+-- in a mailbox behind it.
 -- KEYS 1 base
 -- RETURNS {how much there is to do, a text that differs where anything was appended in between}
 local function idle(keys)

@@ -1,4 +1,4 @@
--- A consumer goes: what it has not started is handed back uncounted, and may be adopted at once.
+-- A consumer leaves: the deliveries that it has not started are handed back uncounted, and may be adopted at once.
 -- KEYS 1 base · ARGV 1 owner · then pairs: stream, entry · RETURNS how many were handed back
 local function leave(keys, args)
   local base, owner = keys[1], args[1]

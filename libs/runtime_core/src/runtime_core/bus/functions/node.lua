@@ -18,7 +18,7 @@ local NODE_NEXT = {
 
 local function save_results(key, args, from, now)
   for at = from, #args, 2 do
-    local field = 'r:' .. args[at]
+    local field = NODE.result .. args[at]
     local old = redis.call('HGET', key, field)
     redis.call('HSET', key, field, (old and string.sub(old, 1, 13) or text(now)) .. args[at + 1])
   end
@@ -26,7 +26,8 @@ end
 
 local function change_node(base, args)
   local id, key = args[2], base .. 'node:' .. args[2]
-  local v = redis.call('HMGET', key, 's', 'g', 'root', 'ix', 'k', 'x')
+  local v = redis.call('HMGET', key, NODE.status, NODE.group, NODE.root, NODE.indexes, NODE.token,
+    NODE.started)
   if not v[1] then return {'unknown'} end
   local seconds, now, group = tonumber(args[3]), now_ms(base), v[2] or ''
   check_node(base, group)
@@ -38,18 +39,18 @@ local function change_node(base, args)
   local to = args[4]
   if v[1] == to then return {v[5] == args[5] and 'moved' or 'same'} end
   if not NODE_NEXT[v[1]][to] then return {'refused', v[1]} end
-  local group_status = group ~= '' and redis.call('HGET', base .. 'group:' .. group, 's')
+  local group_status = group ~= '' and redis.call('HGET', base .. 'group:' .. group, NODE.status)
 
-  redis.call('HSET', key, 's', to, 'k', args[5], 'm', args[6])
+  redis.call('HSET', key, NODE.status, to, NODE.token, args[5], NODE.message, args[6])
   save_results(key, args, 7, now)
-  if to == 'RUNNING' and not v[6] then redis.call('HSET', key, 'x', text(now)) end
-  if NODE_OVER[to] then redis.call('HSET', key, 'd', text(now)) end
+  if to == 'RUNNING' and not v[6] then redis.call('HSET', key, NODE.started, text(now)) end
+  if NODE_OVER[to] then redis.call('HSET', key, NODE.ended, text(now)) end
   -- A member stays until its group has ended: who waits for the group reads what its members gave.
   local over = NODE_OVER[to] and (not group_status or NODE_OVER[group_status])
   keep_node(base, id, v[4], over and retention_of(base) or seconds, now)
   tell_state(base, 'node/' .. id, to)
   if group_status then
-    if to == 'RUNNING' and group_status == 'INIT' then redis.call('HSET', base .. 'group:' .. group, 's', 'RUNNING') end
+    if to == 'RUNNING' and group_status == 'INIT' then redis.call('HSET', base .. 'group:' .. group, NODE.status, 'RUNNING') end
     if to == 'FAILED' or to == 'TIMEOUT' then end_sub_group(base, group, v[3], 'FAILED', now) end
   end
   return {'moved'}
@@ -57,23 +58,23 @@ end
 
 local function change_group(base, args)
   local id, key, root = args[2], base .. 'group:' .. args[2], args[4]
-  local v = redis.call('HMGET', key, 's', 'sub:' .. root)
+  local v = redis.call('HMGET', key, NODE.status, NODE.sub_group .. root)
   if not v[1] then return {'unknown'} end
   check_node(base, id)
   if args[1] == 'sub' then
     if v[2] then return {'same'} end
     if NODE_OVER[v[1]] then return {'refused', v[1]} end
     if redis.call('HLEN', key) >= MEMBERS_MAX then return {'full'} end
-    redis.call('HSET', key, 'sub:' .. root, 'INIT')
-    redis.call('HINCRBY', key, 'left', 1)
+    redis.call('HSET', key, NODE.sub_group .. root, 'INIT')
+    redis.call('HINCRBY', key, NODE.unfinished, 1)
     redis.call('EXPIRE', key, tonumber(args[3]))
     return {'moved'}
   end
   if not v[2] then return {'no_sub_group'} end
   if v[2] == args[5] then return {'same'} end
   if NODE_OVER[v[2]] then return {'refused', v[2]} end
-  if args[6] ~= '' then redis.call('HSET', key, 'm', args[6]) end
-  if v[1] == 'INIT' then redis.call('HSET', key, 's', 'RUNNING') end
+  if args[6] ~= '' then redis.call('HSET', key, NODE.message, args[6]) end
+  if v[1] == 'INIT' then redis.call('HSET', key, NODE.status, 'RUNNING') end
   if not NODE_OVER[v[1]] then redis.call('EXPIRE', key, tonumber(args[3])) end
   end_sub_group(base, id, root, args[5], now_ms(base))
   return {'moved'}

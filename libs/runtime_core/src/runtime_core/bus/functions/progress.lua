@@ -1,20 +1,20 @@
 -- Appends a call's progress to the task's output. It is not journaled: a call that is repeated reports again, with a
 -- higher attempt.
 -- KEYS 1 base · ARGV 1 owner · 2 task · 3 run (the call's own) · 4 attempt · 5 value (JSON)
--- RETURNS 'OK' · 'DONE' where the result is in or the task is over · 'FENCED'
---         · 'LIMIT <bytes>' where progress has filled its half of the task's output
+-- RETURNS 'OK' · 'DONE' if the result is in or the task is over · 'FENCED'
+--         · 'LIMIT <bytes>' if progress has filled its half of the task's output
 local function progress(keys, args)
   local base, task, run = keys[1], args[2], args[3]
   if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
   local parent, step = parent_of(run)
   local key = base .. 'task:' .. task
-  local v = redis.call('HMGET', key, 'status', 'fl', 'ob')
+  local v = redis.call('HMGET', key, 'status', TASK.flags, TASK.output_bytes)
   if not v[1] or ENDED[v[1]] then return 'DONE' end
-  if redis.call('HEXISTS', run_key(base, task, parent), 'm:' .. step) == 0 then return 'DONE' end
+  if redis.call('HEXISTS', run_key(base, task, parent), RUN.missing .. step) == 0 then return 'DONE' end
   redis.call('XLEN', base .. 'out:' .. task)
   local size, most = output_with(base, v[3], args[5], 0.5)
   if not size then return 'LIMIT ' .. most end
-  redis.call('HSET', key, 'ob', size, 'fl', flag(v[2] or '', 'o'))
+  redis.call('HSET', key, TASK.output_bytes, size, TASK.flags, flag(v[2] or '', FLAG.output))
   publish_delta(base, task, run, args[4], redis.call('HINCRBY', key, 'seq', 1), args[5], true)
   return 'OK'
 end

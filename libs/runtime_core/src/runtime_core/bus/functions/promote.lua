@@ -11,37 +11,37 @@ local function promote_retry(base, member, rest)
   local waits, rk = false, nil
   if status and not ENDED[status] then
     check_stream(base, stream)
-    if string.sub(stream, 1, 5) == 'agent' then
+    if is_agent_stream(stream) then
       rk = run_key(base, task, run)
-      waits = redis.call('HGET', rk, 'cur') == 'retry'
+      waits = redis.call('HGET', rk, RUN.current) == 'retry'
     else
       local parent, step = parent_of(run)
-      waits = redis.call('HEXISTS', run_key(base, task, parent), 'm:' .. step) == 1
+      waits = redis.call('HEXISTS', run_key(base, task, parent), RUN.missing .. step) == 1
     end
   end
   redis.call('ZREM', base .. 'timers', member)
   redis.call('HDEL', base .. 'delayed', member)
-  if status then redis.call('HDEL', base .. 'task:' .. task, 'z:' .. member) end
+  if status then redis.call('HDEL', base .. 'task:' .. task, TASK.timer .. member) end
   if not waits then return end
   local entry = redis.call('XADD', base .. stream, '*', unpack(fields))
-  if rk then redis.call('HSET', rk, 'cur', entry) end
+  if rk then redis.call('HSET', rk, RUN.current, entry) end
 end
 
 local function promote_answer(base, member, rest, now)
   local task, run, step = string.match(rest, '^(.-)|(.-)|(.*)$')
   local key = base .. 'task:' .. task
-  local v = redis.call('HMGET', key, 'status', 'z:' .. member)
+  local v = redis.call('HMGET', key, 'status', TASK.timer .. member)
   local status = v[1]
   -- A plain sleep keeps nothing but the time when it was asked for.
-  local value = redis.call('HGET', base .. 'delayed', member) or ('K' .. (v[2] or text(now)) .. 'null')
+  local value = redis.call('HGET', base .. 'delayed', member) or (RESULT.ok .. (v[2] or text(now)) .. 'null')
   local live = status and not ENDED[status]
   if live then
     check_waiting(base, task, run)
-    check_record(base, task, redis.call('HGET', key, 'fl'))
+    check_record(base, task, redis.call('HGET', key, TASK.flags))
   end
   redis.call('ZREM', base .. 'timers', member)
   redis.call('HDEL', base .. 'delayed', member)
-  if status then redis.call('HDEL', key, 'z:' .. member) end
+  if status then redis.call('HDEL', key, TASK.timer .. member) end
   if not live then return end
   local letter, asked, payload = string.sub(value, 1, 1), string.sub(value, 2, 14), string.sub(value, 15)
   if answer(base, task, run, step, letter, text(now), payload) then
@@ -50,30 +50,29 @@ local function promote_answer(base, member, rest, now)
 end
 
 local function promote_deadline(base, member, task, now)
-  local v = redis.call('HMGET', base .. 'task:' .. task, 'status', 'h', 'steps', 'fl', 'cur')
+  local v = redis.call('HMGET', base .. 'task:' .. task, 'status', RUN.header, 'steps', TASK.flags, RUN.current)
   local live = v[1] and not ENDED[v[1]]
   local ending = live and check_end(base, task, v[2], v[4] or '', 'failed')
   redis.call('ZREM', base .. 'timers', member)
   if not live then return end
   if v[5] == 'queue' then QUEUE.leave(base, task, v[2]) end
-  local in_flight = v[5] and string.find(v[5], '-', 1, true)
   end_task(base, task, ending, v[4] or '', 'failed', error_json('TimeLimit', 'the task was not done within its timeout_seconds'),
-    v[3] or '0', text(now), '[]', false, in_flight)
+    v[3] or '0', text(now), '[]', false, in_flight(v[5]))
 end
 
--- Goes on with a mailbox whose head was all ended tasks, or that nobody holds any more.
+-- Continues with a mailbox that began with many ended tasks, or that nobody holds any more.
 local function promote_mailbox(base, member, inst)
   check_instance(base, inst)
-  local busy = redis.call('HGET', base .. 'inst:' .. inst, 'busy')
+  local busy = redis.call('HGET', base .. 'inst:' .. inst, INSTANCE.holders)
   redis.call('ZREM', base .. 'timers', member)
   if busy and busy ~= '|' then return end
-  if not busy then redis.call('HSET', base .. 'inst:' .. inst, 'busy', '|') end
+  if not busy then redis.call('HSET', base .. 'inst:' .. inst, INSTANCE.holders, '|') end
   release(base, inst, '', '')
 end
 
 local PROMOTE = {e = promote_retry, s = promote_answer, d = promote_deadline, i = promote_mailbox}
 
--- Does what is due: appends retries again, answers sleeps and questions, ends tasks over their time. Moves a few tasks
+-- Fires due timers: appends retries again, answers sleeps and questions, ends tasks over their time. Moves a few tasks
 -- that wait for their tenants' turns, so that handlers hear of them without a call of their own.
 -- KEYS 1 base
 -- ARGV 1 how many at most · 2 stream limit (unused work waits rather than grow without bound)

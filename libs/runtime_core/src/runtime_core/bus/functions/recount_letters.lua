@@ -1,4 +1,4 @@
--- Counts the bytes of dead letters again, where an older release or somebody by hand has changed the stream.
+-- Counts the bytes of dead letters again, in case an older release or a person has changed the stream.
 -- KEYS 1 base · ARGV 1 `-` to begin, then what the last call has returned
 -- RETURNS where to go on, or '' at the end
 local function recount_letters(keys, args)

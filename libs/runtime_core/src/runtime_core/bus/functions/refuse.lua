@@ -1,13 +1,13 @@
 -- Refuses a claim in the partition where its submit would start: from now on no submit with this token does.
 -- KEYS 1 base · ARGV 1 field (`task_id`, `id`) · 2 task · 3 source · 4 event id · 5 token
--- RETURNS {'refused'} · {'started', digest} where a task with this id has started here: nothing was written
+-- RETURNS {'refused'} · {'started', digest} if a task with this id has started here: nothing was written
 local function refuse(keys, args)
   local base, task = keys[1], args[2]
   local line = id_field(args[1], task, args[3], args[4])
   local found = redis.call('HGET', base .. 'seen', line)
   local first = found and lines(found) or {}
   if args[1] == 'task_id' then
-    local h = redis.call('HGET', base .. 'task:' .. task, 'h')
+    local h = redis.call('HGET', base .. 'task:' .. task, RUN.header)
     if h then return {'started', lines(h)[9]} end
   elseif found and not string.match(first[3] or '', '^[@!]') then
     return {'started', first[2]}

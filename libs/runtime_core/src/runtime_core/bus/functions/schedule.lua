@@ -2,7 +2,7 @@
 -- KEYS 1 base
 -- ARGV 1 id · 2 the value that it must have now, '' for none, '*' for any · 3 its new value (JSON), '' removes it
 --      4 when it is to be looked at (epoch ms) or '' for never · 5 how many there may be
--- RETURNS 1 · 0 where it is not as it was seen, or there is none to remove · -1 over the limit: nothing was written
+-- RETURNS 1 · 0 if it is not as it was seen, or there is none to remove · -1 over the limit: nothing was written
 local function schedule(keys, args)
   local kept, times = keys[1] .. 'schedules', keys[1] .. 'scheduled'
   local there = redis.call('HGET', kept, args[1])

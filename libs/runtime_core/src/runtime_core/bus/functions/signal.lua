@@ -1,12 +1,15 @@
 -- Answers a question: put if absent, so that of two answers (or an answer and the deadline) one counts.
--- KEYS 1 base · ARGV 1 task · 2 request id (run ':' step '-' its random end) · 3 value (JSON) · 4 traceparent of the span that hands it over or ''
+-- KEYS 1 base · ARGV 1 task · 2 request id (run ':' step '-' its random end) · 3 value (JSON) 
+--      4 traceparent of the span that hands it over or ''
 --      5 source and id of the answer's event, one line each, or ''
--- RETURNS {'ok'} · {'ok', 'before'} where this very event has answered it before · {'invalid', what is wrong} with the answer: the question stays open · {'unknown'} task · {'ended', status} · {'answered'} · {'no_request'}
+-- RETURNS {'ok'} · {'ok', 'before'} if this very event has answered it already
+--         · {'invalid', what is wrong} with the answer: the question stays open · {'unknown'} task · {'ended', status}
+--         · {'answered'} · {'no_request'}
 local EXPECTS_VERDICT = '{"expects":"verdict",'
 local VERDICTS = {approve = true, deny = true, edit = true}
 local VERDICT_FIELDS = {verdict = true, value = true, reason = true}
 
--- What is wrong with an answer to a question that expects a verdict; nil where nothing is.
+-- What is wrong with an answer to a question that expects a verdict, or nil.
 local function no_verdict(value)
   if value == 'true' or value == 'false' then return nil end
   local readable, found = pcall(cjson.decode, value)
@@ -21,7 +24,7 @@ local function no_verdict(value)
   return nil
 end
 
--- Whoever sent an answer may not have heard that it counted. Its event is in the dedupe window of submits, which
+-- The sender of an answer may not have heard that it counted. Its event is in the dedupe window of submits, which
 -- outlives the question and the task. Keys of submits begin with a source, which is never empty.
 local function key_of_answer(args) return '\n' .. args[1] .. '\n' .. args[2] .. '\n' .. args[5] end
 
@@ -34,7 +37,7 @@ end
 
 -- Whether the id is the one under which the question was shown: that of its place alone can be guessed.
 local function is_id_of(question, id, place)
-  local readable, shown = pcall(cjson.decode, string.sub(question, 14))
+  local readable, shown = pcall(cjson.decode, data_of(question))
   return id == (readable and type(shown) == 'table' and shown.request_id or place)
 end
 
@@ -47,18 +50,18 @@ local function signal(keys, args)
   if not status then return not_open(base, args, 'unknown') end
   if not run then return {'no_request'} end
   local rk = run_key(base, task, run)
-  local v = redis.call('HMGET', rk, 'm:' .. step, 'q:' .. step)
+  local v = redis.call('HMGET', rk, RUN.missing .. step, RUN.question .. step)
   if ENDED[status] then return not_open(base, args, 'ended', status) end
   if not v[2] then return not_open(base, args, 'no_request') end
   if not is_id_of(v[2], args[2], run .. ':' .. step) then return not_open(base, args, 'no_request') end
   if not v[1] then return not_open(base, args, 'answered') end
-  -- After the time stands the question as its client sees it; what it expects comes first in it.
+  -- The time is followed by the question as its client sees it, which begins with what it expects.
   if string.sub(v[2], 14, 13 + #EXPECTS_VERDICT) == EXPECTS_VERDICT then
     local wrong = no_verdict(args[3])
     if wrong then return {'invalid', wrong} end
   end
   check_waiting(base, task, run)
-  check_record(base, task, redis.call('HGET', base .. 'task:' .. task, 'fl'))
+  check_record(base, task, redis.call('HGET', base .. 'task:' .. task, TASK.flags))
   check_timers(base)
   redis.call('HLEN', base .. 'seen')
   redis.call('LLEN', base .. 'seenq')
@@ -66,12 +69,12 @@ local function signal(keys, args)
   local member = 's|' .. task .. '|' .. run .. '|' .. step
   if redis.call('ZREM', base .. 'timers', member) == 1 then
     redis.call('HDEL', base .. 'delayed', member)
-    redis.call('HDEL', base .. 'task:' .. task, 'z:' .. member)
+    redis.call('HDEL', base .. 'task:' .. task, TASK.timer .. member)
   end
   if args[4] and args[4] ~= '' then note_answer(base, task, run .. '/' .. step, args[4]) end
   local now = text(now_ms(base))
-  if answer(base, task, run, step, 'K', now, args[3]) then
-    record_answer(base, task, run, step, string.sub(v[2], 1, 13), now, 'K', args[3])
+  if answer(base, task, run, step, RESULT.ok, now, args[3]) then
+    record_answer(base, task, run, step, asked_at(v[2]), now, RESULT.ok, args[3])
   end
   if args[5] and args[5] ~= '' then
     remember(base, key_of_answer(args), redis.sha1hex(args[3]), now, redis.call('HGET', base .. 'meta', 'dedupe_max'))

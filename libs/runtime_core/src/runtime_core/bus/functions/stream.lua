@@ -2,20 +2,20 @@
 -- made again says it again with a higher attempt. The run id is that of the call, the run's and the step's.
 -- With `p` it says how far a step of the turn is, which was not begun as a model call.
 -- KEYS 1 base · ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 attempt · 7 value (JSON) · 8 `p` or empty
--- RETURNS 'OK' · 'DONE' where the call is over, was begun anew, or the turn is no longer this entry's · 'FENCED'
---         · 'LIMIT <bytes>' where the task's output would be over its limit; progress may fill half of it
+-- RETURNS 'OK' · 'DONE' if the call is over, was begun anew, or the turn is no longer this entry's · 'FENCED'
+--         · 'LIMIT <bytes>' if the task's output would be over its limit; progress may fill half of it
 local function stream(keys, args)
   local base, task, run = keys[1], args[3], args[4]
   if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
   local key = base .. 'task:' .. task
   local progress = args[8] == 'p'
-  local r = redis.call('HMGET', run_key(base, task, run), 'cur', 'b:' .. args[5])
-  local v = redis.call('HMGET', key, 'status', 'fl', 'ob')
+  local r = redis.call('HMGET', run_key(base, task, run), RUN.current, RUN.attempts .. args[5])
+  local v = redis.call('HMGET', key, 'status', TASK.flags, TASK.output_bytes)
   if r[1] ~= args[2] or (not progress and r[2] ~= args[6]) or ENDED[v[1]] then return 'DONE' end
   redis.call('XLEN', base .. 'out:' .. task)
   local size, most = output_with(base, v[3], args[7], progress and 0.5)
   if not size then return 'LIMIT ' .. most end
-  redis.call('HSET', key, 'ob', size, 'fl', flag(v[2] or '', 'o'))
+  redis.call('HSET', key, TASK.output_bytes, size, TASK.flags, flag(v[2] or '', FLAG.output))
   publish_delta(base, task, run .. '/' .. args[5], args[6], redis.call('HINCRBY', key, 'seq', 1), args[7], progress)
   return 'OK'
 end

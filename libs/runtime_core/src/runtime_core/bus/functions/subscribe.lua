@@ -2,8 +2,8 @@
 -- nobody had subscribed to.
 -- KEYS 1 base
 -- ARGV 1 kind: `type` (this topic), `prefix` (all topics that begin with it), `agent` (the agent exists; no topic)
---      2 topic, prefix or '' · 3 agent · 4 '1' to deliver here, '' where the caller does it (several partitions)
--- RETURNS 1 · 0 where there is an equal subscription
+--      2 topic, prefix or '' · 3 agent · 4 '1' to deliver here, '' if the caller does it (several partitions)
+-- RETURNS 1 · 0 if there is an equal subscription
 local function subscribe(keys, args)
   local base, kind, topic, agent = keys[1], args[1], args[2], args[3]
   local tk = base .. 'topics'

@@ -1,6 +1,6 @@
--- Gives up a claim, so that its id is free again. The partition that it names must have refused it before.
+-- Gives up a claim, so that its id is free again. The partition that it names must have refused it first.
 -- KEYS 1 base · ARGV 1 field (`task_id`, `id`) · 2 task · 3 source · 4 event id · 5 token
--- RETURNS 'OK' · 'DONE' where the id has another claim by now, or none
+-- RETURNS 'OK' · 'DONE' if the id has another claim by now, or none
 local function unclaim(keys, args)
   local base, task, token = keys[1], args[2], args[5]
   local line = id_field(args[1], task, args[3], args[4])

@@ -1,6 +1,6 @@
 -- Ends a subscription.
 -- KEYS 1 base · ARGV 1 kind: `type` or `prefix` · 2 topic or prefix · 3 agent
--- RETURNS 1 · 0 where there is none
+-- RETURNS 1 · 0 if there is none
 local function unsubscribe(keys, args)
   local tk = keys[1] .. 'topics'
   local field, line = '=' .. args[2], args[3]

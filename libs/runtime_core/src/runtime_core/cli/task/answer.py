@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from runtime_core.cli.output import Json, moment, preview, print_json
-from runtime_core.cli.task.show import LOOKED_AT_MAX, Id
+from runtime_core.cli.task.arguments import LOOKED_AT_MAX, Id
 from runtime_core.text import plain
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ async def _questions(limit: int, as_json: bool) -> None:
 
 async def _questions_of(bus: EventBus, limit: int) -> list[dict[str, Any]]:  # Any: JSON
     """Open questions of one partition: those of the oldest tasks, each with its task's agent and age."""
-    from runtime_core.cli.task.show import read_task
+    from runtime_core.cli.task.view import read_task
     from runtime_core.wire.results import ENDED
 
     found: list[dict[str, Any]] = []  # Any: JSON
@@ -75,7 +75,7 @@ async def _questions_of(bus: EventBus, limit: int) -> list[dict[str, Any]]:  # A
 
 
 def _print_question(question: dict[str, Any], now_ms: int) -> None:  # Any: JSON
-    from runtime_core.cli.task.show import answers_to
+    from runtime_core.cli.task.view import answers_to
     from runtime_core.trajectory.tree import duration
 
     print(f"{question['task_id']} ({plain(question['agent'])}): {plain(str(question['prompt']))}")

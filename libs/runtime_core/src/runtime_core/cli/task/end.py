@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from runtime_core.cli.output import Json, print_json
-from runtime_core.cli.task.show import Id
+from runtime_core.cli.task.arguments import Id
 
 if TYPE_CHECKING:
     from runtime_core.bus.event_bus import EventBus
@@ -142,7 +142,7 @@ async def _until_recorded(bus: EventBus) -> None:
     from runtime_core.bus.delivery import pairs
     from runtime_core.bus.keys import TRAJECTORY_RECORDER
     from runtime_core.bus.reply import position
-    from runtime_core.cli.lag import groups_of
+    from runtime_core.cli.backlog import groups_of
     from runtime_core.errors import WeftError
 
     last = pairs(await bus.transport.call("XREVRANGE", bus.keys.record, "+", "-", "COUNT", 1))

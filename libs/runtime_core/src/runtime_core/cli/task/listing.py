@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from runtime_core.cli.output import Json, error_line, moment, print_json, print_table
-from runtime_core.cli.task.show import LOOKED_AT_MAX
+from runtime_core.cli.task.arguments import LOOKED_AT_MAX
 
 if TYPE_CHECKING:
     from runtime_core.bus.event_bus import EventBus

@@ -31,7 +31,7 @@ local function holder_of(base, field, line, task)
     if string.sub(first[3] or '', 1, 1) ~= '!' then return here, first[2], '' end
   end
   if field == 'task_id' then
-    local h = redis.call('HGET', base .. 'task:' .. task, 'h')
+    local h = redis.call('HGET', base .. 'task:' .. task, RUN.header)
     if h then return here, lines(h)[9], '' end
     local place = redis.call('HGET', base .. 'places', task)
     if place and place ~= here then return place, nil, '0' end
@@ -39,7 +39,7 @@ local function holder_of(base, field, line, task)
   return nil
 end
 
--- What a claim or a refusal in `seen` says of a submit with this digest and token; nil where it may start.
+-- What a claim or a refusal in `seen` says of a submit with this digest and token; nil if it may start.
 local function misplaced(field, mark, digest, wanted, token)
   local place, of_claim = string.match(mark, '^@(%d+):(%d+)$')
   if place then return {digest == wanted and 'elsewhere' or 'taken', field, place, of_claim} end

@@ -1,23 +1,23 @@
--- What a function looks at before its first write. A script that meets an error is not rolled back, so each key that
--- is about to be written is read first, by a cheap command of its type, which raises where the type is another.
+-- Checks before the first write. A function that raises is not rolled back, so it reads each key that it is about to
+-- write first, by a cheap command of the key's type, which raises if the type is another.
 
 local function check_stream(base, name) redis.call('XLEN', base .. name) end
 
--- Rows that are recorded, and shown where the task's client asked for them.
+-- Rows that are recorded, and shown if the task's client asked for them.
 local function check_record(base, task, flags)
   check_stream(base, 'record')
-  if flags and string.find(flags, 'r', 1, true) then check_stream(base, 'out:' .. task) end
+  if flags and string.find(flags, FLAG.steps_shown, 1, true) then check_stream(base, 'out:' .. task) end
 end
 
 -- An instance that is entered or released, and the runs that hold it. `stream` is where its events go.
 local function check_instance(base, inst, stream)
-  local busy = redis.call('HGET', base .. 'inst:' .. inst, 'busy')
+  local busy = redis.call('HGET', base .. 'inst:' .. inst, INSTANCE.holders)
   redis.call('LLEN', base .. 'nest:' .. inst)
   if redis.call('LLEN', base .. 'mail:' .. inst) >= 50 then redis.call('ZCARD', base .. 'timers') end
   if stream then check_stream(base, stream) end
   if busy and string.find(busy, '\n', 1, true) then
     for _, ref in ipairs(lines(busy)) do
-      local task, run = string.match(ref, '^(.*)|([^|]*)$')
+      local task, run = split_ref(ref)
       if task then redis.call('HLEN', run_key(base, task, run)) end
     end
   end
@@ -31,7 +31,7 @@ end
 
 -- A run whose step gets its result.
 local function check_waiting(base, task, run)
-  local h = redis.call('HGET', run_key(base, task, run), 'h')
+  local h = redis.call('HGET', run_key(base, task, run), RUN.header)
   if h then check_target(base, target_of(h)) end
 end
 
@@ -41,7 +41,7 @@ local function check_timers(base)
   redis.call('HLEN', base .. 'meta')
 end
 
--- A message that becomes a task, which may end at once where its mailbox is full.
+-- A message that becomes a task, which may end at once if its mailbox is full.
 local function check_send(base, agent, key)
   if string.sub(agent, 1, 1) == '@' then return check_stream(base, 'asks') end
   local stream = redis.call('HGET', base .. 'agents', agent)
@@ -69,81 +69,34 @@ local function check_end(base, task, h, flags, status)
   end
   if status ~= 'completed' then
     redis.call('ZCARD', base .. 'stopped')
-    local own = redis.call('HMGET', base .. 'task:' .. task, 'x', 'j:0', 'w')
+    local own = redis.call('HMGET', base .. 'task:' .. task, RUN.context, RUN.result .. '0', RUN.unrecorded)
     ending.hooks = hooks_of_end(base, head, own[1], own[2])
     ending.unwritten = own[3]
   end
   if head.key ~= '' then check_instance(base, head.agent .. '/' .. head.key, head.stream) end
   if flags == '' then return ending end
   ending.trace = trace_of(base, task, flags)
-  if string.find(flags, 'o', 1, true) then check_stream(base, 'out:' .. task) end
-  if string.find(flags, 'n', 1, true) then check_stream(base, 'states') end
-  if string.find(flags, 'z', 1, true) then check_timers(base) end
-  if not string.find(flags, 'c', 1, true) then return ending end
+  if string.find(flags, FLAG.output, 1, true) then check_stream(base, 'out:' .. task) end
+  if string.find(flags, FLAG.watched, 1, true) then check_stream(base, 'states') end
+  if string.find(flags, FLAG.timers, 1, true) then check_timers(base) end
+  if not string.find(flags, FLAG.children, 1, true) then return ending end
   local fields = redis.call('HGETALL', base .. 'task:' .. task)
   for i = 1, #fields, 2 do
-    local child, inst = string.match(fields[i], '^k:(.*)$'), fields[i + 1]
+    local child, inst = child_of(fields[i]), fields[i + 1]
     if child and string.sub(inst, 1, 1) == '@' then
       check_stream(base, 'asks')
       redis.call('ZCARD', base .. 'requests')
     elseif child then
-      local child_h = redis.call('HGET', run_key(base, task, child), 'h')
+      local child_h = redis.call('HGET', run_key(base, task, child), RUN.header)
       if inst ~= '' then check_instance(base, inst, child_h and target_of(child_h)) end
     end
   end
   return ending
 end
 
--- A published message: each task that it starts.
+-- A published message, with each task that it starts.
 local function check_publish(base, topic, key, sender)
   if string.sub(topic, 1, 1) == '@' then return check_stream(base, 'asks') end
   for _, agent in ipairs((subscribers(base, topic, key, sender))) do check_send(base, agent, key) end
   check_stream(base, 'unheard')
-end
-
--- A part's size with its letter; the parts are described in `commit_turn.lua`.
-local PART_SIZE = {c = 9, t = 7, q = 7, s = 8, p = 9, a = 3, u = 4, l = 2}
-
--- A part that sends a message which nobody waits for.
-local function check_sent(base, args, at)
-  if args[at] == 's' then
-    check_send(base, args[at + 2], args[at + 3])
-  elseif args[at] == 'p' then
-    check_publish(base, args[at + 2], args[at + 3], args[at + 6])
-  end
-end
-
-local function send_part(base, args, at, task, run)
-  if args[at] == 's' then
-    send_detached(base, args[at + 1], args[at + 2], args[at + 3], args[at + 4], args[at + 5], task, run)
-  elseif args[at] == 'p' then
-    publish_message(base, args[at + 1], args[at + 2], args[at + 3], args[at + 4], args[at + 5], args[at + 6], task, run)
-  end
-end
-
--- A part that calls an agent, a tool or an engine.
-local function check_call(base, args, at, task, run)
-  local target, kind = args[at + 1], string.sub(args[at + 1], 1, 1)
-  if kind == '@' then
-    redis.call('ZCARD', base .. 'requests')
-    redis.call('HLEN', base .. 'meta')
-    target = 'asks'
-  elseif kind == '?' then
-    kind = string.sub(target, 2, 2)
-    target = stream_by_manifest(base, target, args[at + 3])
-  end
-  if target then check_stream(base, target) end
-  if kind == 'r' or kind == 's' then
-    redis.call('HLEN', base .. 'engines')
-    redis.call('ZCARD', base .. 'gateways')
-    redis.call('HLEN', base .. 'meta')
-    check_stream(base, 'out:' .. task)
-  end
-  if kind == 'a' then
-    redis.call('HLEN', run_key(base, task, run .. '/' .. args[at + 2]))
-    if args[at + 4] ~= '' then
-      check_instance(base, args[at + 3] .. '/' .. args[at + 4])
-      redis.call('HLEN', base .. 'meta')
-    end
-  end
 end

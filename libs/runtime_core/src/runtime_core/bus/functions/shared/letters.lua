@@ -11,6 +11,19 @@
 -- A parked run goes on only by its letter. These letters are bounded by the number of open tasks.
 local PARKED = 'parked'
 
+-- The flags that go with a task's last dead letter.
+local OF_LETTERS = '[' .. FLAG.letters .. FLAG.reopenable .. ']'
+
+-- A dead letter of a task is gone. Returns whether another one pins the task still.
+local function unpin(key, flags)
+  if redis.call('HINCRBY', key, TASK.letters, -1) > 0 then return true end
+  redis.call('HDEL', key, TASK.letters)
+  if string.find(flags, OF_LETTERS) then redis.call('HSET', key, TASK.flags, (string.gsub(flags, OF_LETTERS, ''))) end
+  return false
+end
+
+local dead = {}
+
 do
   local HEAD, FIELD_MAX, LETTER_MAX = 4096, 1114112, 2621440
   local FIELDS_MAX, NAME_MAX, ERRORS_MAX = 200, 512, 262144
@@ -129,7 +142,7 @@ do
   local function release_task(base, task, id)
     if redis.pcall('ZREM', base .. 'letters', task .. '|' .. id) ~= 1 then return end
     local key = base .. 'task:' .. task
-    local v = redis.pcall('HMGET', key, 'status', 'fl')
+    local v = redis.pcall('HMGET', key, 'status', TASK.flags)
     if type(v[1]) ~= 'string' or unpin(key, v[2] or '') or not ENDED[v[1]] then return end
     drop_children(base, task)
     local retention = redis.pcall('HGET', base .. 'meta', 'retention')
@@ -214,7 +227,7 @@ do
     if not named.taskid or not named.runid then return false end
     local status = redis.pcall('HGET', base .. 'task:' .. named.taskid, 'status')
     return type(status) == 'string' and not ENDED[status] and
-      redis.pcall('HGET', run_key(base, named.taskid, named.runid), 'cur') == 'park'
+      redis.pcall('HGET', run_key(base, named.taskid, named.runid), RUN.current) == 'park'
   end
 
   -- Trims letters that were written before `before` (ms). Returns how many it has trimmed.

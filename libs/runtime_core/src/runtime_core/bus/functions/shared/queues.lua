@@ -69,9 +69,9 @@ function QUEUE.holds(base, task, h)
     and redis.call('ZSCORE', QUEUE.key(base, head.stream, head.tenant), task)
 end
 
--- Starts a task that has waited. Returns its `cur`, or nil where it does not wait any more. Raises before it writes.
+-- Starts a task that has waited. Returns its `cur`, or nil if it does not wait any more. Raises before it writes.
 function QUEUE.start(base, task)
-  local v = redis.call('HMGET', base .. 'task:' .. task, 'status', 'cur', 'h', 'd', 'x', 'from')
+  local v = redis.call('HMGET', base .. 'task:' .. task, 'status', RUN.current, RUN.header, RUN.input, RUN.context, 'from')
   if not v[1] or ENDED[v[1]] or v[2] ~= 'queue' then return nil end
   local stream, agent, key = target_of(v[3])
   check_stream(base, stream)
@@ -79,15 +79,15 @@ function QUEUE.start(base, task)
   local entry
   if key == '' and v[6] then
     -- A fork begins with a journal: no turn that a warm run has, so that its reader loads it.
-    entry = append_start(base, task, 'r', stream, agent, key, v[4], v[5], '-1')
+    entry = append_start(base, task, FIRST_RUN, stream, agent, key, v[4], v[5], '-1')
   else
-    entry = deliver(base, task, 'r', stream, agent, key, v[4], v[5])
+    entry = deliver(base, task, FIRST_RUN, stream, agent, key, v[4], v[5])
   end
-  redis.call('HSET', base .. 'task:' .. task, 'cur', entry)
+  redis.call('HSET', base .. 'task:' .. task, RUN.current, entry)
   return entry
 end
 
--- Weight, most open tasks and most tasks a second of a tenant; the last two are 0 where there is no limit.
+-- Weight, most open tasks and most tasks a second of a tenant; the last two are 0 if there is no limit.
 function QUEUE.settings(base, tenant)
   local found = redis.call('HMGET', base .. 'tenants', tenant, '*')
   local weight, open, rate = string.match(found[1] or found[2] or '', '^(%d+) (%d+) ([%d.]+)')

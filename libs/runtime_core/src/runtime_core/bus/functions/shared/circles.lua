@@ -1,0 +1,86 @@
+-- Who waits for whom: calls back into a busy instance, and circles of requests that would wait forever.
+
+-- Does `holder` (task|run) wait for `run`? Run ids are paths, so the call chain can be read from them.
+local function waits_for(holder, task, run)
+  local held_task, held_run = split_ref(holder)
+  return held_task == task and string.sub(run, 1, #held_run + 1) == held_run .. '/'
+end
+
+-- Does `holder` wait, through other partitions, for what this context belongs to? The relay notes in `~chain` who asked:
+-- `<partition>:<task>|<run>`, one word each.
+local function waits_through(base, holder, context)
+  local chain = context and string.match(context, '"~chain":"([^"]*)"')
+  if not chain then return false end
+  local here = string.match(base, '{(%d+)}:$')
+  for place, task, run in string.gmatch(chain, '(%d+):([^ |]*)|([^ |]*)') do
+    if place == here and (holder == task .. '|' .. run or waits_for(holder, task, run)) then return true end
+  end
+  return false
+end
+
+-- Child runs that wait in a mailbox are listed by task in `line:<task>` (run to instance), so that `circle` can
+-- follow who waits for whom. pcall: if another program stores something else there, only that is lost.
+local function enter_line(base, task, run, inst)
+  if run ~= FIRST_RUN then redis.pcall('HSET', base .. 'line:' .. task, run, inst) end
+end
+
+local function leave_line(base, task, run)
+  if run ~= FIRST_RUN then redis.pcall('HDEL', base .. 'line:' .. task, run) end
+end
+
+-- Does `run` wait for its descendant `child`, step by step, and does that one wait in a mailbox?
+local function waits_in_line(base, task, run, child)
+  if redis.pcall('HGET', run_key(base, task, child), RUN.current) ~= 'mail' then return false end
+  local at = child
+  while at ~= run do
+    local parent, step = parent_of(at)
+    if not parent or redis.pcall('HEXISTS', run_key(base, task, parent), RUN.missing .. step) ~= 1 then return false end
+    at = parent
+  end
+  return true
+end
+
+-- Most holders that one request is followed through, and most waiting runs that are looked at for each.
+local CIRCLE_LOOKS, CIRCLE_RUNS = 200, 500
+
+-- Would a request that has to wait in the mailbox of `inst`, as the child `run`, wait for its own asker? Follows the
+-- holders of the instance to the mailboxes in which their child runs wait, and so on. Returns nil, or the circle as
+-- text. A circle closes with the last request to enter it, so that nobody else has to look. A call back into its own
+-- instance waits for no more than the next commit or request of the holder.
+local function circle(base, task, run, inst, busy)
+  local asker = parent_of(run)
+  local queue, seen, at, looks = {}, {}, 1, 0
+  local function follow(holders, name, path)
+    for _, holder in ipairs(lines(holders)) do
+      if holder ~= '|' then
+        queue[#queue + 1] = {holder, path .. name .. ' (task ' .. string.match(holder, '^(.*)|') .. ')'}
+      end
+    end
+  end
+  follow(busy, inst, '')
+  while queue[at] and looks < CIRCLE_LOOKS do
+    local holder, path = queue[at][1], queue[at][2]
+    at = at + 1
+    if not seen[holder] then
+      seen[holder], looks = true, looks + 1
+      local held_task, held_run = split_ref(holder)
+      if held_task == task and (held_run == asker or string.sub(asker, 1, #held_run + 1) == held_run .. '/') then
+        return path .. ', which waits for ' .. inst
+      end
+      local waiting = redis.pcall('HSCAN', base .. 'line:' .. held_task, '0', 'COUNT', CIRCLE_RUNS)
+      for i = 1, type(waiting[2]) == 'table' and #waiting[2] or 0, 2 do
+        local child, name = waiting[2][i], waiting[2][i + 1]
+        if string.sub(child, 1, #held_run + 1) == held_run .. '/' and waits_in_line(base, held_task, held_run, child) then
+          local holders = redis.pcall('HGET', base .. 'inst:' .. name, INSTANCE.holders)
+          if type(holders) == 'string' then follow(holders, name, path .. ', which waits for ') end
+        end
+      end
+    end
+  end
+  return nil
+end
+
+local function deadlock(chain)
+  return error_json('Deadlock', 'the request would wait for itself: it waits for ' .. chain ..
+    '; ask in the same order everywhere, send without waiting, or catch this error and try later')
+end

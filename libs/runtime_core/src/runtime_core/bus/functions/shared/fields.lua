@@ -1,0 +1,106 @@
+-- Names of the fields in the hashes of runs, tasks and instances, and the letters and words in their values. Files
+-- write a field by its name here, unless the stored name is a plain word such as `status`. Stored names and values
+-- never change: other releases read them. `bus/library.py` puts the values in place, so these tables do not exist when
+-- a function runs.
+--
+-- `base` is `<namespace>:{<partition>}:`, the first and only declared key of every function: all keys of a partition
+-- share its slot. Run ids are paths: `r` is a task's first run, and `r/2.0.1` is the run that step `2.0.1` of `r` started.
+
+-- A run: `run:<task>/<run>`. The first run's fields are in the task's own hash, `task:<task>`.
+local RUN = {
+  current = 'cur',          -- entry id in flight, or where the run waits: `held` for its steps, `mail` in a mailbox, `nest`
+                            -- for the holder of its instance to wait, `retry`, `pend` for a nested run to end, `park` after
+                            -- it diverged, `queue` for its tenant's turn (queues.lua)
+  header = 'h',             -- one value a line: see `header_of`
+  input = 'd',              -- JSON
+  context = 'x',            -- JSON that travels with every event
+  turn = 'u',               -- turns committed, and changes of the instance's state by nested runs
+  missing = 'm:',           -- + step: a step without a result, as digest (8), KIND (1) and WAKES
+  result = 'j:',            -- + step: its result, as digest (8), RESULT (1), time in ms (13) and JSON
+  attempts = 'b:',          -- + step: how often a model call without a result was begun
+  question = 'q:',          -- + step: when it was asked (13 digits, ms) and its event's data
+  request = 'r:',           -- + step: an open request to another partition, packed (requests.lua)
+  answered_by = 'l:',       -- + step: traceparent of the span that gave the step its result
+  override = 'ov',          -- the instance's state after a nested run, not yet tied to a step
+  override_from = 'o:',     -- + step: the same, valid from this step on
+  state_at_start = 's0',    -- of a nested run: the instance's state when it began
+  unrecorded = 'w',         -- steps journaled in mid-turn whose rows no commit has recorded, one a line: step, kind and name,
+                            -- with tabs between
+  turn_owner = 'by',        -- entry and owner of the turn in which a process does steps by itself
+  asks_in_turn = 'a',       -- set once the run has asked in mid-turn: its turn stays in flight while it waits
+}
+-- A run also has `g<n>`: how many steps of a group still lack a result.
+
+-- A task's own fields, beside those of its first run, `status` and `steps`.
+local TASK = {
+  flags = 'fl',             -- FLAG letters
+  child = 'k:',             -- + run: a child run; the value is its instance, or `@<partition>:<task>`, or empty
+  kept_child = 'c:',        -- + run: a child run that was open when the task ended; the value is the digest of the step that
+                            -- asked for it. Its journal waits for a reopened run to ask again
+  timer = 'z:',             -- + member of `timers`; the value is when it was asked for
+  usage = 'us',             -- what the task has used: JSON, names to numbers
+  limits = 'lim',           -- the most it may use: JSON
+  reserved = 'rs',          -- what model calls under way have reserved: JSON, `<run>|<step>` to names and amounts
+  output_bytes = 'ob',      -- how much the task has written to its output
+  letters = 'lt',           -- number of its dead letters, which pin the ended task
+  own_row = 'row',          -- of an ended task with a dead letter: 1 if `steps` counts the row of its first run
+  final = 'out',            -- the final event's data
+  withdrawn = 'wd',         -- set once nobody wants the task's answer
+}
+
+-- What a task's end has to clean up or to tell.
+local FLAG = {
+  output = 'o',             -- it has an output stream
+  steps_shown = 'r',        -- its steps are shown on that stream
+  children = 'c',           -- it has had child runs
+  timers = 'z',
+  letters = 'l',            -- a dead letter pins it
+  reopenable = 'k',         -- a dead letter of one of its first run's calls may reopen it
+  usage = 'u',              -- it has usage or limits
+  reserved = 'v',           -- model calls have reserved
+  watched = 'n',            -- somebody waits for its runs
+  traced = 't',             -- its context names a trace
+  reopened = 'e',           -- it has ended before
+}
+
+-- An instance, `inst:<agent>/<key>`: its `state` and these.
+local INSTANCE = {
+  holders = 'busy',         -- `task|run` of the runs that hold it, one a line, the newest last; `|` alone while its mailbox
+                            -- is cleared of ended tasks
+  working_state = 'ws',     -- the state in mid-run, for nested runs
+}
+
+-- How a step ended.
+local RESULT = {ok = 'K', error = 'E'}
+
+-- What gives a step its result.
+local KIND = {agent = 'a', tool = 't', ray = 'r', spark = 's', timer = 'i', human = 'h'}
+
+-- How a step's result wakes its run: by itself, not at all, or (followed by a name) by a reply stream, to a turn that
+-- goes on. `g<n>` wakes it with the last result of that group.
+local WAKES = {alone = '!', never = '0', by_reply = '>'}
+
+-- An entry on a work stream, and on the streams `asks` and `unheard`.
+local ENTRY = {
+  header = 'h',             -- one value a line: version, event, task, run, name, key, attempt, turn
+  data = 'd',
+  context = 'x',
+  step = 's',               -- the step whose result resumes the run
+  errors = 'e',             -- of the attempts so far: a JSON array
+  bytes_before = 'n',       -- on `unheard`: how many bytes the stream had taken before this entry, since it began
+}
+
+-- An entry on a client's reply stream or on `replies`; of a result to a turn that goes on, `task` is `task|run|step`.
+local REPLY = {task = 't', data = 'd', trace = 'x', answered_by = 'l', state = 's'}
+
+-- An entry on the record stream. The last one of a task has `ending`: status, agent, steps, created, ended, session, one
+-- a line.
+local RECORD = {task = 't', rows = 'd', ending = 'e', error = 'f', trace = 'x', reopened = 'g'}
+
+-- An entry on the stream of state changes.
+local STATE = {name = 'i', status = 's'}
+
+-- A part of a commit, as `commit_turn.lua` describes it.
+local PART = {
+  call = 'c', timer = 't', question = 'q', message = 's', publish = 'p', again = 'a', usage = 'u', answered_by = 'l',
+}

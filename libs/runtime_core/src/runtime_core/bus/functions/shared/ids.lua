@@ -1,0 +1,55 @@
+-- Ids of runs, and values that are packed into one string: headers, holders, marks of missing steps, results.
+
+-- A task's first run. Its fields are in the task's own hash.
+local FIRST_RUN = 'r'
+
+local function run_key(base, task, run)
+  if run == FIRST_RUN then return base .. 'task:' .. task end
+  return base .. 'run:' .. task .. '/' .. run
+end
+
+-- The child run that a task's field names, or nil.
+local CHILD = '^' .. TASK.child .. '(.*)$'
+local function child_of(field) return string.match(field, CHILD) end
+
+-- The parent run, and the step of it that started this run.
+local function parent_of(run) return string.match(run, '^(.*)/([^/]*)$') end
+
+-- Stream, agent and key: the first three lines of a run's header, without splitting the rest.
+local function target_of(h) return string.match(h, '^([^\n]*)\n([^\n]*)\n([^\n]*)') end
+
+local HEADER = '^([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n?([^\n]*)'
+
+-- A task's header in parts, by name.
+local function header_of(h)
+  local head = {}
+  head.stream, head.agent, head.key, head.to, head.created, head.max_steps, head.id, head.source, head.digest, head.session,
+    head.tenant = string.match(h, HEADER)
+  return head
+end
+
+-- The most steps that the task may take, or 0: the sixth line.
+local function max_steps_of(h)
+  return tonumber(string.match(h, '^[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n(%d*)') or '0') or 0
+end
+
+-- Task and run of a holder, `task|run`.
+local function split_ref(ref) return string.match(ref, '^(.*)|([^|]*)$') end
+
+-- The newest holder of an instance.
+local function top_of(busy) return string.match(busy, '([^\n]*)$') end
+
+-- Whether a run's `current` is an entry id, and not a word: its delivery is on a work stream.
+local function in_flight(current) return current and string.find(current, '-', 1, true) end
+
+-- Of a missing step: digest, kind and wait. Of a result: digest, status, time in ms and JSON.
+local function digest_of(value) return string.sub(value, 1, 8) end
+local function kind_of(missing) return string.sub(missing, 9, 9) end
+local function wait_of(missing) return string.sub(missing, 10) end
+local function status_of(result) return string.sub(result, 9, 9) end
+local function ms_of_result(result) return string.sub(result, 10, 22) end
+local function payload_of(result) return string.sub(result, 23) end
+
+-- Of a question: when it was asked (ms), and its event's data.
+local function asked_at(question) return string.sub(question, 1, 13) end
+local function data_of(question) return string.sub(question, 14) end

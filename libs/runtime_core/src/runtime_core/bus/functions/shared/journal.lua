@@ -1,0 +1,80 @@
+-- Results of steps: a result is written once, and the last one that a run waits for resumes it.
+
+-- The run goes on: unless a nested run is in flight on its instance, which then wakes it at its end.
+local function resume(base, task, run, stream, agent, key, turn, step, value)
+  if key ~= '' then
+    local busy = redis.call('HGET', base .. 'inst:' .. agent .. '/' .. key, INSTANCE.holders)
+    if busy and top_of(busy) ~= task .. '|' .. run and not interleaves(base, agent) then return 'pend' end
+  end
+  return append_resume(base, task, run, stream, agent, key, turn, step, value)
+end
+
+-- A nested run has changed the instance's state: the run below sees the change from the step on whose result came
+-- after it, live and replayed. Its turn is counted on, whether it is resumed now or later, so that no run kept in memory
+-- has it: it is replayed. Returns the turn, and whether the state has changed.
+local function keep_override(rk, key, turn, step)
+  if key == '' then return turn, false end
+  local override = redis.call('HGET', rk, RUN.override)
+  if not override then return turn, false end
+  redis.call('HSET', rk, RUN.override_from .. step, override)
+  redis.call('HDEL', rk, RUN.override)
+  return text(redis.call('HINCRBY', rk, RUN.turn, 1)), true
+end
+
+-- A run that asked in mid-turn is still in a process: its result goes to that process's reply stream. After a nested
+-- run has changed the instance's state, the changed state goes with it.
+local function tell_asker(base, rk, task, run, step, wait, value, changed)
+  local fields = {REPLY.task, task .. '|' .. run .. '|' .. step, REPLY.data, value}
+  if changed then
+    fields[5], fields[6] = REPLY.state, redis.call('HGET', rk, RUN.override_from .. step)
+  end
+  redis.call('XADD', base .. 'reply:' .. string.sub(wait, 2), 'NOMKSTREAM', 'MAXLEN', '~', REPLY_MAX, '*', unpack(fields))
+end
+
+-- Writes a step's result and, where that lets a branch of the run go on, appends one resume.
+-- Returns false where the step is not missing (any more): nothing was written.
+local function answer(base, task, run, step, status, ms, payload)
+  local rk = run_key(base, task, run)
+  local field = RUN.missing .. step
+  local v = redis.call('HMGET', rk, field, RUN.current, RUN.header, RUN.turn)
+  if not v[1] then return false end
+  local wait = wait_of(v[1])
+  local value = digest_of(v[1]) .. status .. ms .. payload
+  redis.call('HDEL', rk, field)
+  local stream, agent, key = target_of(v[3])
+  local turn, changed = keep_override(rk, key, v[4] or '0', step)
+  if string.sub(wait, 1, 1) == WAKES.by_reply then
+    redis.call('HSET', rk, RUN.result .. step, value)
+    tell_asker(base, rk, task, run, step, wait, value, changed)
+    return true
+  end
+  if v[2] == 'held' then
+    local ready = wait == WAKES.alone
+    if not ready and wait ~= WAKES.never then ready = redis.call('HINCRBY', rk, wait, -1) <= 0 end
+    if ready then
+      redis.call('HSET', rk, RUN.result .. step, value, RUN.current,
+        resume(base, task, run, stream, agent, key, turn, step, value))
+      return true
+    end
+  end
+  redis.call('HSET', rk, RUN.result .. step, value)
+  return true
+end
+
+-- Notes the span that gives a call, or a nested run, its result, where its step still lacks one.
+local function note_answer(base, task, run, trace)
+  local parent, step = parent_of(run)
+  local rk = run_key(base, task, parent)
+  if redis.call('HEXISTS', rk, RUN.missing .. step) == 1 then redis.call('HSET', rk, RUN.answered_by .. step, trace) end
+end
+
+-- How a call that may not be repeated came out after its task had ended. A dead letter may pin the task: the journal has
+-- it, so that a reopened run does not begin the call again. The run's own key is checked by the read.
+local function keep_late(base, task, run, status, ms, value)
+  local parent, step = parent_of(run)
+  local rk = run_key(base, task, parent)
+  local missing = redis.call('HGET', rk, RUN.missing .. step)
+  if not missing or not ENDED[redis.call('HGET', base .. 'task:' .. task, 'status') or ''] then return end
+  redis.call('HDEL', rk, RUN.missing .. step)
+  redis.call('HSET', rk, RUN.result .. step, digest_of(missing) .. status .. ms .. value)
+end

@@ -1,0 +1,175 @@
+-- Instances: an instance with a key handles one event at a time. Others wait in its mailbox, in order.
+
+local function mailbox_full(agent, key)
+  return error_json('MailboxFull', 'the mailbox of ' .. agent .. '/' .. key .. ' is full')
+end
+
+local function count_mail(base, inst, depth)
+  if depth > 0 then redis.pcall('ZADD', base .. 'mailboxes', depth, inst) else redis.pcall('ZREM', base .. 'mailboxes', inst) end
+end
+
+-- Appends the start event of a run whose fields are already stored, and makes it the holder of its instance.
+local function start_stored(base, inst, task, run, busy)
+  local rk = run_key(base, task, run)
+  leave_line(base, task, run)
+  local v = redis.call('HMGET', rk, RUN.header, RUN.input, RUN.context)
+  local stream, agent, instance_key = target_of(v[1])
+  local entry = append_start(base, task, run, stream, agent, instance_key, v[2], v[3])
+  redis.call('HSET', rk, RUN.current, entry)
+  local ref = task .. '|' .. run
+  if busy and busy ~= '' then ref = busy .. '\n' .. ref end
+  redis.call('HSET', base .. 'inst:' .. inst, INSTANCE.holders, ref)
+  return entry
+end
+
+-- A nested run begins with the state that the run below it has made so far, and is replayed from there.
+local function keep_snapshot(base, inst, task, run)
+  local s = redis.call('HMGET', base .. 'inst:' .. inst, INSTANCE.working_state, 'state')
+  redis.call('HSET', run_key(base, task, run), RUN.state_at_start, s[1] or s[2] or '')
+end
+
+local function startable(base, ref)
+  local task, run = split_ref(ref)
+  -- pcall: if another program stores something else under the task's key, only that task is lost.
+  local status = redis.pcall('HGET', base .. 'task:' .. task, 'status')
+  if type(status) ~= 'string' or ENDED[status] then return nil end
+  local cur = redis.pcall('HGET', run_key(base, task, run), RUN.current)
+  if cur ~= 'mail' and cur ~= 'nest' then return nil end
+  return task, run
+end
+
+-- The instance's newest run waits: a nested call that came in meanwhile may start on top of it.
+local function start_nested(base, inst, busy)
+  local list = base .. 'nest:' .. inst
+  for _ = 1, 50 do
+    local ref = redis.call('LPOP', list)
+    if not ref then return false end
+    local task, run = startable(base, ref)
+    if task then
+      keep_snapshot(base, inst, task, run)
+      start_stored(base, inst, task, run, busy)
+      return true
+    end
+  end
+  return false
+end
+
+-- The run below the ended one goes on: with a nested call that came in meanwhile, or by itself if it waited for the end.
+local function wake_below(base, inst, rest)
+  redis.call('HSET', base .. 'inst:' .. inst, INSTANCE.holders, rest)
+  if start_nested(base, inst, rest) then return end
+  local below_task, below_run = split_ref(top_of(rest))
+  local rk = run_key(base, below_task, below_run)
+  local v = redis.call('HMGET', rk, RUN.current, RUN.header)
+  if v[1] ~= 'pend' then return end
+  local stream, agent, instance_key = target_of(v[2])
+  -- Turn -1, which no run in memory has: the nested run may have changed the state that this one sees.
+  local entry = append_resume(base, below_task, below_run, stream, agent, instance_key, '-1', '', '')
+  redis.call('HSET', rk, RUN.current, entry)
+end
+
+-- Starts the first of up to 50 runs in a list of the instance whose task has not ended. Returns whether one started, and
+-- whether the list had any.
+local function start_first(base, inst, list)
+  local taken = false
+  for _ = 1, 50 do
+    local ref = redis.call('LPOP', base .. list .. inst)
+    if not ref then return false, taken end
+    taken = true
+    local task, run = startable(base, ref)
+    if task then
+      start_stored(base, inst, task, run, '')
+      return true, true
+    end
+  end
+  return false, taken
+end
+
+-- Nobody holds the instance any more: the next event starts, of the nested calls or of the mailbox.
+local function start_next(base, inst)
+  local key = base .. 'inst:' .. inst
+  if redis.call('HGET', key, INSTANCE.working_state) then redis.call('HDEL', key, INSTANCE.working_state) end
+  if start_first(base, inst, 'nest:') then return end
+  local started, taken = start_first(base, inst, 'mail:')
+  local left = redis.call('LLEN', base .. 'mail:' .. inst)
+  if taken then count_mail(base, inst, left) end
+  if started then return end
+  if left > 0 then
+    -- More than 50 ended tasks were in the mailbox: a timer continues from here. Until then `|` holds the instance, so
+    -- that no new event overtakes the rest of the mailbox.
+    redis.call('HSET', key, INSTANCE.holders, '|')
+    redis.call('ZADD', base .. 'timers', 0, 'i|' .. inst)
+    return
+  end
+  redis.call('HDEL', key, INSTANCE.holders)
+end
+
+-- A run that holds the instance is over: the run below it goes on, or the next event of the mailbox starts.
+local function release(base, inst, task, run)
+  local key = base .. 'inst:' .. inst
+  local busy = redis.call('HGET', key, INSTANCE.holders)
+  if not busy then return end
+  local ref = task .. '|' .. run
+  if top_of(busy) ~= ref then
+    -- An ended run in the middle of the stack: only its own place goes.
+    local kept = {}
+    for _, line in ipairs(lines(busy)) do
+      if line ~= ref then kept[#kept + 1] = line end
+    end
+    redis.call('HSET', key, INSTANCE.holders, table.concat(kept, '\n'))
+    return
+  end
+  local rest = string.match(busy, '^(.*)\n[^\n]*$')
+  if rest then return wake_below(base, inst, rest) end
+  start_next(base, inst)
+end
+
+-- Agents whose instances handle events beside each other.
+local function interleaves(base, agent) return redis.call('HEXISTS', base .. 'interleaved', agent) == 1 end
+
+-- Delivers a run to its agent: at once, as a nested call, or through the instance's mailbox. The caller stores
+-- `cur` (the value returned) with the run's other fields. `bounded`: nil and an error (JSON), and nothing written, where
+-- the mailbox is full, or if the request would wait for its own asker. `turn` is that of `append_start`; events with a
+-- key need none, since their reader always loads the run.
+local function deliver(base, task, run, stream, agent, key, data, context, bounded, turn)
+  if key == '' then return append_start(base, task, run, stream, agent, key, data, context, turn) end
+  local inst = agent .. '/' .. key
+  local ik = base .. 'inst:' .. inst
+  local busy = redis.call('HGET', ik, INSTANCE.holders)
+  local ref = task .. '|' .. run
+  if not busy then
+    redis.call('HSET', ik, INSTANCE.holders, ref)
+    return append_start(base, task, run, stream, agent, key, data, context)
+  end
+  if interleaves(base, agent) then
+    redis.call('HSET', ik, INSTANCE.holders, busy .. '\n' .. ref)
+    keep_snapshot(base, inst, task, run)
+    return append_start(base, task, run, stream, agent, key, data, context)
+  end
+  for _, holder in ipairs(lines(busy)) do
+    if waits_for(holder, task, run) or waits_through(base, holder, context) then
+      local top = top_of(busy)
+      local top_task, top_run = split_ref(top)
+      -- Holders that ask in mid-turn never suspend: they wait while their turn is in flight.
+      local waiting = redis.call('HMGET', run_key(base, top_task, top_run), RUN.current, RUN.asks_in_turn)
+      if waiting[1] == 'held' or waiting[2] then
+        redis.call('HSET', ik, INSTANCE.holders, busy .. '\n' .. ref)
+        keep_snapshot(base, inst, task, run)
+        return append_start(base, task, run, stream, agent, key, data, context)
+      end
+      redis.call('RPUSH', base .. 'nest:' .. inst, ref)
+      return 'nest'
+    end
+  end
+  if bounded then
+    local waiting = redis.call('LLEN', base .. 'mail:' .. inst)
+    if waiting > 0 and waiting >= tonumber(redis.call('HGET', base .. 'meta', 'mailbox_max') or '10000') then
+      return nil, mailbox_full(agent, key)
+    end
+    local chain = run ~= FIRST_RUN and circle(base, task, run, inst, busy)
+    if chain then return nil, deadlock(chain) end
+  end
+  enter_line(base, task, run, inst)
+  count_mail(base, inst, redis.call('RPUSH', base .. 'mail:' .. inst, ref))
+  return 'mail'
+end

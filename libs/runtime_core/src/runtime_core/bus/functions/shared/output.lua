@@ -1,0 +1,57 @@
+-- A task's output stream, and the partition's stream of state changes.
+
+local function publish_out(base, task, kind, data, retention, trace)
+  local key = base .. 'out:' .. task
+  if trace then
+    redis.call('XADD', key, '*', 'type', kind, 'source', 'weft', 'taskid', task, 'traceparent', trace, 'data', data)
+  else
+    redis.call('XADD', key, '*', 'type', kind, 'source', 'weft', 'taskid', task, 'data', data)
+  end
+  if retention then redis.call('EXPIRE', key, retention) end
+end
+
+-- A task whose client asked for its steps shows the rows of each commit on its stream.
+local function tell_steps(base, task, flags, rows)
+  if not flags or rows == '' or rows == '[]' or not string.find(flags, FLAG.steps_shown, 1, true) then return end
+  publish_out(base, task, 'weft.step.recorded', '{"task_id":' .. quote(task) .. ',"steps":' .. rows .. '}')
+end
+
+local KINDS = {completed = 'weft.task.completed', failed = 'weft.task.failed', cancelled = 'weft.task.cancelled'}
+
+-- `progress`: a call's report of how far it is, and not what an agent says.
+local function publish_delta(base, task, run, attempt, seq, value, progress)
+  local name = string.sub(value, 1, 1) == '"' and 'text' or 'value'
+  publish_out(base, task, 'weft.output.delta', '{"task_id":' .. quote(task) .. ',"run_id":' .. quote(run) ..
+    ',"attempt":' .. attempt .. ',"seq":' .. seq .. (progress and ',"progress":true,"' or ',"') .. name .. '":' .. value .. '}')
+end
+
+-- What the task has written to its output so far, and this value with it. Returns nil and the limit if that is over
+-- it; `share` is the part of the limit that may be used. Small outputs never ask for the limit.
+local OUTPUT_PIECE, OUTPUT_SMALL, OUTPUT_MAX = 128, 1048576, 16777216
+
+local function output_with(base, written, value, share)
+  local size = (tonumber(written) or 0) + #value + OUTPUT_PIECE
+  if size <= OUTPUT_SMALL then return text(size) end
+  local most = tonumber(redis.call('HGET', base .. 'meta', 'output_max')) or OUTPUT_MAX
+  if size > most * (share or 1) then return nil, text(most) end
+  return text(size)
+end
+
+-- A question is on the task's stream, where any client finds it, and on the stream that the user named.
+local function tell_question(base, task, h, data, trace)
+  publish_out(base, task, 'weft.human.requested', data, nil, trace)
+  local to = string.match(h, '^[^\n]*\n[^\n]*\n[^\n]*\n([^\n]*)')
+  if to ~= '' and string.sub(to, 1, 1) ~= '@' and string.sub(to, 1, #base + 6) ~= base .. 'reply:' then
+    local fields = {'to', to, 'type', 'weft.human.requested', REPLY.task, task, REPLY.data, data}
+    if trace then fields[9], fields[10] = REPLY.trace, trace end
+    redis.call('XADD', base .. 'replies', '*', unpack(fields))
+  end
+end
+
+-- Says on the partition's stream of states that a run, a node or a group has changed, for those who wait for it. The
+-- stream is short: who may have missed an entry looks at the thing itself.
+local STATES_MAX = '10000'
+
+local function tell_state(base, name, status)
+  redis.call('XADD', base .. 'states', 'MAXLEN', '~', STATES_MAX, '*', STATE.name, name, STATE.status, status)
+end

@@ -1,0 +1,59 @@
+-- Reopening an ended task: what goes with its end, and the journals of open child runs, which stay while a dead letter may
+-- reopen the task. They wait for the reopened run to ask for the child runs again.
+
+-- Fields that go with the end of a task, besides steps without a result: a reopened run must not see them.
+local OF_ONE_LIFE = {
+  [RUN.attempts] = true, [RUN.override_from] = true, [RUN.request] = true, [TASK.child] = true, [TASK.timer] = true,
+}
+
+-- Removes what a run waited for, and the fields `gone`. A call that may not be repeated stays missing while its mark
+-- stands: whoever holds it commits its result, or that its outcome is unknown. Returns whether the run has a journal.
+local function forget_waits(base, task, run, gone)
+  local rk, has_journal = run_key(base, task, run), false
+  for _, name in ipairs(redis.call('HKEYS', rk)) do
+    local prefix, step = string.sub(name, 1, 2), string.sub(name, 3)
+    if prefix == RUN.missing and redis.pcall('HEXISTS', base .. 'started', task .. '/' .. run .. '/' .. step) == 1 then
+      local missing = redis.call('HGET', rk, name)
+      redis.call('HSET', rk, name, digest_of(missing) .. kind_of(missing) .. WAKES.never)
+      has_journal = true
+    elseif prefix == RUN.missing or OF_ONE_LIFE[prefix] or string.find(name, '^g%d+$') then
+      gone[#gone + 1] = name
+    elseif prefix == RUN.result then
+      has_journal = true
+    end
+  end
+  delete_fields(rk, gone)
+  return has_journal
+end
+
+-- Keeps the journal of a child run that was open when its task ended, for the run that asked for it. Without `current`,
+-- no commit, resume or redrive finds the run meanwhile. Returns whether there is a journal.
+local function keep_child(base, task, run, digest)
+  local gone = {RUN.current, RUN.unrecorded, RUN.turn_owner, RUN.asks_in_turn, RUN.override, RUN.state_at_start}
+  if not forget_waits(base, task, run, gone) then return false end
+  redis.call('HSET', base .. 'task:' .. task, TASK.kept_child .. run, digest)
+  return true
+end
+
+-- Deletes the journal of the child run that a task's field names, if the field is of a kept one.
+local function drop_kept_child(base, task, field)
+  if string.sub(field, 1, 2) ~= TASK.kept_child then return end
+  redis.call('DEL', run_key(base, task, string.sub(field, 3)))
+  redis.call('HDEL', base .. 'task:' .. task, field)
+end
+
+-- Deletes the journals of child runs of an ended task that nobody can reopen any more.
+local function drop_children(base, task)
+  for _, field in ipairs(redis.call('HKEYS', base .. 'task:' .. task)) do drop_kept_child(base, task, field) end
+end
+
+-- A reopened run asks again for a child run. Returns whether the child has a journal of the same request to go on from.
+local function take_child(base, task, run, digest)
+  local key, field = base .. 'task:' .. task, TASK.kept_child .. run
+  local kept = redis.call('HGET', key, field)
+  if not kept then return false end
+  redis.call('HDEL', key, field)
+  if kept == digest then return true end
+  redis.call('DEL', run_key(base, task, run))
+  return false
+end

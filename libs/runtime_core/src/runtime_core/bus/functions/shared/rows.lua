@@ -1,0 +1,74 @@
+-- Rows for the trajectory: what a task did, appended to the record stream.
+
+local function record_rows(base, task, flags, rows)
+  redis.call('XADD', base .. 'record', '*', RECORD.task, task, RECORD.rows, rows)
+  tell_steps(base, task, flags, rows)
+end
+
+-- Rows of the steps that a run has finished in mid-turn and that no commit will write: `w` is the run's field. They
+-- say what was done and when. Values stay out, since secrets are removed from rows in the process that commits them.
+-- Returns the rows without brackets, and how many there are.
+local function unwritten_rows(base, task, run, w)
+  local rows = {}
+  for line in string.gmatch(w or '', '[^\n]+') do
+    local step, kind, name = string.match(line, '^([^\t]*)\t([^\t]*)\t(.*)$')
+    step = step or line
+    local value = redis.call('HGET', run_key(base, task, run), RUN.result .. step)
+    if value then
+      local ms, done = ms_of_result(value), status_of(value) == RESULT.ok
+      rows[#rows + 1] = '{"run":' .. quote(run) .. ',"kind":' .. quote(kind or 'step') .. ',"name":' .. quote(name or '') ..
+        ',"status":"' .. (done and 'completed' or 'failed') .. '","started":' .. ms .. ',"ended":' .. ms ..
+        ',"step":' .. quote(step) .. '}'
+    end
+  end
+  return table.concat(rows, ','), #rows
+end
+
+local function with_rows(record, rows)
+  if rows == '' then return record end
+  if record == '' or record == '[]' then return '[' .. rows .. ']' end
+  return string.sub(record, 1, -2) .. ',' .. rows .. ']'
+end
+
+-- The same for all runs of a task that ends: its first run (`w`) and its child runs, by the task's `fields`.
+local function unwritten_of_task(base, task, w, fields)
+  local all, count = unwritten_rows(base, task, FIRST_RUN, w)
+  for i = 1, fields and #fields or 0, 2 do
+    local child = child_of(fields[i])
+    if child and string.sub(fields[i + 1], 1, 1) ~= '@' then
+      local rows, more = unwritten_rows(base, task, child, redis.call('HGET', run_key(base, task, child), RUN.unrecorded))
+      if more > 0 then all, count = all .. (count > 0 and ',' or '') .. rows, count + more end
+    end
+  end
+  return all, count
+end
+
+-- The record's row of a step that the broker itself answered: a sleep, or a question.
+local function record_answer(base, task, run, step, asked, ended, status, payload)
+  local question = redis.call('HGET', run_key(base, task, run), RUN.question .. step)
+  local row = '[{"run":' .. quote(run) .. ',"kind":"' .. (question and 'human' or 'timer') .. '","name":"' ..
+    (question and 'human' or 'sleep') .. '","status":"' .. (status == RESULT.ok and 'completed' or 'failed') ..
+    '","started":' .. asked .. ',"ended":' .. ended .. ',"step":' .. quote(step) ..
+    (question and (',"input":' .. data_of(question)) or '') ..
+    (status == RESULT.ok and ',"output":' or ',"error":') .. payload .. '}]'
+  redis.call('HINCRBY', base .. 'task:' .. task, 'steps', 1)
+  record_rows(base, task, redis.call('HGET', base .. 'task:' .. task, TASK.flags), row)
+end
+
+-- Writes the rows of what a child run has finished in mid-turn, where whoever ends it does not know of them.
+local function record_unwritten(base, task, run, flags)
+  local rows, count = unwritten_rows(base, task, run, redis.call('HGET', run_key(base, task, run), RUN.unrecorded))
+  if count == 0 then return end
+  redis.call('HINCRBY', base .. 'task:' .. task, 'steps', count)
+  record_rows(base, task, flags, '[' .. rows .. ']')
+end
+
+-- The record's row of a call that nobody takes: no handler sees it, so nobody else would write it.
+local CALL_KINDS = {a = 'agent', t = 'tool', r = 'ray', s = 'spark'}
+
+local function record_refused(base, task, flags, child, target, name, call_key, data, ms, error)
+  local kind = CALL_KINDS[string.match(target, '^%??(.)')]
+  record_rows(base, task, flags, '[{"run":' .. quote(child) .. ',"kind":"' .. kind .. '","name":' .. quote(name) ..
+    ',"status":"failed","started":' .. ms .. ',"ended":' .. ms .. (call_key ~= '' and ',"key":' .. quote(call_key) or '') ..
+    (data ~= '' and ',"input":' .. data or '') .. ',"error":' .. error .. '}]')
+end

@@ -1,0 +1,33 @@
+-- Work streams: their groups, the events appended to them, and acknowledgement.
+
+local GROUPS = {agent = 'agent-handler', tool = 'tool-handler', ray = 'ray-gateway', spark = 'spark-gateway'}
+local REPLY_MAX = '100000'
+
+local function group_of(stream)
+  return GROUPS[stream] or GROUPS[string.match(stream, '^[a-z]+')]
+end
+
+-- Whether the stream's deliveries are turns of agents, and not calls.
+local function is_agent_stream(stream) return string.sub(stream, 1, 5) == 'agent' end
+
+-- Acknowledges and deletes: a work stream holds only work that is not done.
+local function settle(base, stream, entry)
+  local key = base .. stream
+  local acked = redis.call('XACK', key, group_of(stream), entry)
+  redis.call('XDEL', key, entry)
+  return acked
+end
+
+-- `turn` is 0 for a run without a past. Another number makes its reader load the journal first.
+local function append_start(base, task, run, stream, agent, key, data, context, turn)
+  local header = '1\nstart\n' .. task .. '\n' .. run .. '\n' .. agent .. '\n' .. key .. '\n1\n' .. (turn or '0')
+  if context and context ~= '' then
+    return redis.call('XADD', base .. stream, '*', ENTRY.header, header, ENTRY.data, data, ENTRY.context, context)
+  end
+  return redis.call('XADD', base .. stream, '*', ENTRY.header, header, ENTRY.data, data)
+end
+
+local function append_resume(base, task, run, stream, agent, key, turn, step, value)
+  local header = '1\nresume\n' .. task .. '\n' .. run .. '\n' .. agent .. '\n' .. key .. '\n1\n' .. turn
+  return redis.call('XADD', base .. stream, '*', ENTRY.header, header, ENTRY.step, step, ENTRY.data, value)
+end

@@ -1,0 +1,52 @@
+-- Tasks: their flags, the lists that count them, and their timers.
+
+local ENDED = {completed = true, failed = true, cancelled = true}
+
+local function flag(flags, letter)
+  if string.find(flags, letter, 1, true) then return flags end
+  return flags .. letter
+end
+
+-- A task whose context names a trace is flagged: that of others is looked at never again.
+local function traced_flag(flags, context)
+  if context and string.find(context, '"traceparent":"', 1, true) then return flag(flags, FLAG.traced) end
+  return flags
+end
+
+-- The traceparent in the context of a task with these flags, or nil.
+local function trace_of(base, task, flags)
+  if not flags or not string.find(flags, FLAG.traced, 1, true) then return nil end
+  local read, context = pcall(cjson.decode, redis.call('HGET', base .. 'task:' .. task, RUN.context) or '')
+  local trace = read and type(context) == 'table' and context.traceparent
+  return type(trace) == 'string' and trace ~= '' and trace or nil
+end
+
+-- What metrics count: tasks that have not ended, and how many runs wait in each mailbox. pcall: where another program
+-- has put something else in these places, the figures are lost and nothing else.
+local function count_start(base, task, created)
+  redis.pcall('ZADD', base .. 'open', created, task)
+  redis.pcall('HINCRBY', base .. 'meta', 'started', 1)
+end
+
+-- Stores a task that nobody has submitted; `entry` is that of its start event, or the word for where it waits.
+local function store_task(base, task, stream, agent, key, data, context, from, entry)
+  local created = in_flight(entry) and ms_of(entry) or text(now_ms(base))
+  redis.call('ZADD', base .. 'index', created, task)
+  count_start(base, task, created)
+  redis.call('HSET', base .. 'task:' .. task, 'status', 'accepted', RUN.current, entry, RUN.input, data, RUN.header, stream .. '\n' .. agent ..
+    '\n' .. key .. '\n\n' .. created .. '\n0\n' .. task .. '\n' .. from .. '\n\n')
+  if context == '' then return end
+  local flags = traced_flag('', context)
+  if flags ~= '' then
+    redis.call('HSET', base .. 'task:' .. task, RUN.context, context, TASK.flags, flags)
+  else
+    redis.call('HSET', base .. 'task:' .. task, RUN.context, context)
+  end
+end
+
+-- A timer is listed with its task, so that the task's end removes it.
+local function add_timer(base, task, member, due, asked)
+  local key = base .. 'task:' .. task
+  redis.call('ZADD', base .. 'timers', text(due), member)
+  redis.call('HSET', key, TASK.timer .. member, asked or '', TASK.flags, flag(redis.call('HGET', key, TASK.flags) or '', FLAG.timers))
+end
