@@ -42,10 +42,10 @@ export RUN_TOPIC := $(value TOPIC)
 unexport DOCS TOPIC
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run lock format check test test-unit test-main test-autogen test-engines test-matrix run bench chaos simulate model mutants audit ci clean
+.PHONY: help setup setup-run lock format check test test-unit test-main test-simulation test-autogen test-engines test-matrix run bench chaos simulate model mutants audit ci clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.setup ## Make .venv with everything that development needs (nothing to do: no work)
 
@@ -85,13 +85,17 @@ check: setup ## Check format, lint, types and the import rule
 
 # Every environment is made first: an installation beside the tests would slow them down.
 test: check $(AUTOGEN)/.setup $(ENGINES)/.setup ## Run the checks and all tests, on one server (ARGS for pytest)
+	@$(MAKE) --no-print-directory test-simulation
 	$(RUN) tests.lanes test-main -- test-engines test-autogen
 
 test-unit: setup ## Run the tests that need no server (ARGS for pytest)
 	$(RUN) pytest --numprocesses=2 --dist=loadfile tests/unit tests/architecture $(ARGS)
 
-test-main: setup ## Run the simulation and all tests but those of AutoGen and the engines (ARGS for pytest)
+# Alone: it computes all the time, and the tests beside it would make it take twice as long.
+test-simulation: setup ## Run the simulated histories that continuous integration runs
 	$(RUN) tests.simulation --seed 0 --histories $(WEFT_SIMULATION_HISTORIES)
+
+test-main: setup ## Run all tests but those of AutoGen, the engines and the simulation (ARGS for pytest)
 	$(RUN) tests.second_look $(TOGETHER) $(ARGS)
 
 test-autogen: $(AUTOGEN)/.setup ## Run AutoGen's own tests, and ours that need it (ARGS for pytest)

@@ -20,6 +20,7 @@ TARGETS = [
     "check",
     "test",
     "test-unit",
+    "test-simulation",
     "test-main",
     "test-autogen",
     "test-engines",
