@@ -337,4 +337,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "a LocalApp whose start fails leaves nothing running",
         "unit:host",
     ),
+    python(
+        "host/small_services.py",
+        "enters",
+        "            await owner.enter()\n",
+        "            pass\n",
+        "a step of an engine that no gateway serves ends in one process too",
+        "unit:engine_wait_conf",
+    ),
 )

@@ -13,7 +13,7 @@ from runtime_core.periodic import Periodic
 
 
 def carry_small_services(host: Host, bus: EventBus) -> None:
-    """Start due schedules of a namespace with one partition, and end steps of engines, which no gateway serves."""
+    """Start due schedules of a namespace with one partition, and end steps of engines that no gateway serves."""
     # The broker lets only an owner that lives end a step.
     owned = EventBus(bus.transport, bus.keys)
     owner = Owner(owned, "engine-watch", 3 * LOOK_SECONDS)
@@ -22,14 +22,13 @@ def carry_small_services(host: Host, bus: EventBus) -> None:
     async def look() -> None:
         try:
             await owner.beat()
-        except Fenced:
+        except Fenced:  # at the first look, and where the loop was held for longer than the lease
             await owner.enter()
         await engines.look()
 
     watch = Periodic("watch engines", LOOK_SECONDS, look)
 
     async def begin() -> None:
-        await owner.enter()
         watch.start()
 
     host.add(start=begin, stop=watch.stop)
