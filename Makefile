@@ -51,7 +51,7 @@ setup: $(VENV)/.setup ## Make .venv with everything that development needs (noth
 
 setup-run: $(VENV)/.setup-run
 
-lock: setup ## Write requirements/*.txt anew from pyproject.toml (ARGS=--upgrade for newer versions)
+lock: setup ## Write requirements/*.txt again from pyproject.toml (ARGS=--upgrade for newer versions)
 	$(COMPILE) --extra postgres --extra parquet --extra llm --extra mcp --extra otel --group dev --output-file requirements/dev.txt $(ARGS)
 	$(RUN) uv --quiet pip compile --group audit --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --output-file requirements/audit.txt $(ARGS)
@@ -69,7 +69,7 @@ lock: setup ## Write requirements/*.txt anew from pyproject.toml (ARGS=--upgrade
 	$(COMPILE) --extra postgres --extra llm --extra mcp --extra otel --extra parquet --extra spark --group build \
 		--constraint requirements/dev.txt --constraint requirements/engines.txt --output-file requirements/image-spark.txt
 
-format: setup ## Format the code, fix what can be fixed by itself, write generated documents anew
+format: setup ## Format the code, fix what can be fixed by itself, write generated documents again
 	$(RUN) ruff format $(CODE)
 	$(RUN) ruff check --fix $(CODE)
 	$(RUN) docs.generate_events

@@ -27,6 +27,6 @@ def autogen_python() -> Path:
     done = subprocess.run(install, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"AutoGen cannot be installed beside Weft: {done.stderr.strip()}")
-    # Last, so that an interrupted installation is made anew.
+    # Last, so that an interrupted installation is made again.
     stamp.write_bytes(LOCK.read_bytes())
     return python

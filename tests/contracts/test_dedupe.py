@@ -31,7 +31,7 @@ async def test_an_equal_submit_starts_nothing(broker: Broker, bus: EventBus) -> 
 
 
 async def test_an_equal_submit_may_name_another_task(broker: Broker, bus: EventBus) -> None:
-    """Hole 23: the pair of source and id decides, so a task id that was chosen anew starts nothing."""
+    """Hole 23: the pair of source and id decides, so a task id that was chosen again starts nothing."""
     await broker.submit(bus, "t")
     again = await broker.submit(bus, "other", event_id="event-t", digest="digest-t")
     assert again == Submitted("t", "accepted", False)

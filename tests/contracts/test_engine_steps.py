@@ -185,7 +185,7 @@ async def test_who_waits_is_warned_of_now_and_then(
 
 
 async def test_a_step_waits_anew_when_its_gateway_goes(broker: Broker, bus: EventBus) -> None:
-    """A step that had run for an hour is not given up because its gateway is started anew."""
+    """A step that had run for an hour is not given up because its gateway is started again."""
     there = await gateway(broker)
     await asked(broker, bus)
     await broker.take(there, "ray")

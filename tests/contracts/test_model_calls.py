@@ -116,7 +116,7 @@ async def test_pieces_of_an_answer_name_the_call_and_its_attempt(broker: Broker,
     await begun(bus, turn, "1")
     assert await bus.stream(turn, "1", 1, b'"Red"')
     await begun(bus, turn, "1")
-    assert not await bus.stream(turn, "1", 1, b'"is"'), "it was begun anew"
+    assert not await bus.stream(turn, "1", 1, b'"is"'), "it was begun again"
     assert await bus.stream(turn, "1", 2, b'"Redis"')
     await bus.settle_call(turn, "1", ANSWER)
     assert not await bus.stream(turn, "1", 2, b'"late"')

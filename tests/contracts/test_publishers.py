@@ -535,7 +535,7 @@ async def test_large_entries_are_never_read_whole(world: World) -> None:
 
 
 async def test_who_is_registered_is_followed(world: World) -> None:
-    """Streams of others are not read; one that is registered anew is bound anew."""
+    """Streams of others are not read; one that is registered again is bound again."""
     await world.send("web", "task.submit", submit("t"))
     async with admitting(world.broker, world.bus):
         await world.send("desk", "task.submit", submit("t"))

@@ -1,4 +1,4 @@
-"""Dead letters that are driven again: only for somebody, once, through the mailbox, with attempts counted anew."""
+"""Dead letters that are driven again: only for somebody, once, through the mailbox, with attempts counted again."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ async def test_a_result_during_the_turn_is_not_missed(broker: Broker, bus: Event
 
 
 async def test_a_group_that_filled_during_the_turn_is_not_missed(broker: Broker, bus: EventBus) -> None:
-    """Hole 21: what is missing is counted anew by the commit, as a set of steps."""
+    """Hole 21: what is missing is counted again by the commit, as a set of steps."""
     calls = await waits(broker, bus, ask("1", wait="!"), ask("2", wait="!"), ask("3", wait="!"))
     assert await answer(bus, calls["1"])
     turn = await broker.take(bus)

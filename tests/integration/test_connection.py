@@ -516,7 +516,7 @@ def sentinel(directory: Path, master: Server) -> Iterator[int]:
 
 
 async def test_a_failover_by_sentinel(own_server: OwnServer, namespace: str, tmp_path: Path) -> None:
-    """The client asks the Sentinels anew at each connect, also past one that accepts and says nothing."""
+    """The client asks the Sentinels again at each connect, also past one that accepts and says nothing."""
     # Without the delay in which a master waits for more replicas to ask for its data.
     master = own_server(append="always", options=("--repl-diskless-sync-delay", "0"))
     replica = own_server(append="always", options=("--replicaof", HOST, str(master.port)))

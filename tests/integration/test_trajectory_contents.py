@@ -202,9 +202,9 @@ async def test_a_fork_has_the_steps_before_it_without_storing_them(store: Trajec
     second = [step(name="second", fork=Fork("first", "3")), *steps("3", "4", name="second")]
     third = [step(name="third", fork=Fork("second", "4")), *steps("4", name="third")]
     fourth = [step(name="fourth", fork=Fork("third", "2")), *steps("2", name="fourth")]
-    anew = [step(name="anew", fork=Fork("first"))]
+    again = [step(name="again", fork=Fork("first"))]
     for number, (task, made) in enumerate(
-        {"first": first, "second": second, "third": third, "fourth": fourth, "anew": anew}.items(), 1
+        {"first": first, "second": second, "third": third, "fourth": fourth, "again": again}.items(), 1
     ):
         await store.write("weft", 0, 1, [entry(f"{number}-0", task, *made, ends=end(task, len(made)))])
 
@@ -219,7 +219,7 @@ async def test_a_fork_has_the_steps_before_it_without_storing_them(store: Trajec
     assert await inherited("second") == before_three
     assert await inherited("third") == [*before_three[:3], ("second", "r", "3"), before_three[3]]
     assert await inherited("fourth") == [("first", "r", "1")]
-    assert await inherited("anew") == []
+    assert await inherited("again") == []
     assert await database.number("SELECT count(*) FROM weft_steps") == 8 + 3 + 2 + 2 + 1
     found = await store.task("weft", "second")
     assert found is not None

@@ -225,7 +225,7 @@ TASKS = (
     silent("WeftErrorBudgetBurnsFast", "one of two is no alarm", ended("0 0 1x100", "0 1x100"), "3m 10m 60m"),
     silent("WeftErrorBudgetBurnsFast", "no task ends", ended("5x100", "9x100"), "3m 10m 60m"),
     silent(
-        "WeftErrorBudgetBurnsFast", "counters begin anew",
+        "WeftErrorBudgetBurnsFast", "counters start over",
         {
             of("tasks_ended_total", agent="desk", status="failed"): "90x30 0x60",
             of("tasks_ended_total", agent="desk", status="completed"): "900+10x30 0+10x60",
@@ -244,7 +244,7 @@ TASKS = (
         "About 2 deliveries of tool-handler were given up in ten minutes, as poison.",
     ),
     silent("WeftDeadLetters", "none", {of("dead_letters_total", service="a", reason="poison"): "7x60"}),
-    silent("WeftDeadLetters", "a process began anew", {of("dead_letters_total", service="a", reason="x"): "7x9 0x60"}),
+    silent("WeftDeadLetters", "a process restarted", {of("dead_letters_total", service="a", reason="x"): "7x9 0x60"}),
     silent(
         "WeftDeadLetters", "a process came",
         {
@@ -426,7 +426,7 @@ SERVICES = (
         {"service": "agent-handler", "instance": "a"}, "About 1 commits of agent-handler at a were refused.",
     ),
     silent("WeftDeclaredDead", "none", {of("fenced_commits_total", service="agent-handler"): "4x60"}),
-    silent("WeftDeclaredDead", "it began anew", {of("fenced_commits_total", service="agent-handler"): "4x9 0x60"}),
+    silent("WeftDeclaredDead", "it started over", {of("fenced_commits_total", service="agent-handler"): "4x9 0x60"}),
     fires(
         "WeftEventLoopBlocked", "12m", {of("loop_lag_seconds", service="agent-handler"): "0.5x60"},
         {"service": "agent-handler", "instance": "a"}, "The event loop of agent-handler at a wakes 500ms late.",

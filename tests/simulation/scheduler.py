@@ -251,7 +251,7 @@ class Scheduler:
             self.reads.pop(read, None)
 
     def forget_reads(self) -> None:
-        """Streams or groups are not what they were: look at them anew, and let all reads find out."""
+        """Streams or groups are not what they were: look at them again, and let all reads find out."""
         self._delivered.clear()
         self._newest = dict.fromkeys(self._watched(), (1 << 60, 0))
 

@@ -170,6 +170,6 @@ def test_a_fork_names_its_origin_and_shows_what_it_has_from_there() -> None:
     assert tree["fork"] == {"task": "t", "step": "3", "inherited": 1}
     assert [child["name"] for child in tree["runs"][0]["children"]] == ["theirs", "own"]
     assert render(forked).splitlines()[1] == "fork of t at step 3, with 1 step of its trajectory"
-    anew = TaskTrajectory("weft", "f", None, [], Fork("t"))
-    assert render(anew).splitlines()[1] == "fork of t at its beginning"
+    again = TaskTrajectory("weft", "f", None, [], Fork("t"))
+    assert render(again).splitlines()[1] == "fork of t at its beginning"
     assert to_tree(trajectory(step("r")))["fork"] is None

@@ -257,7 +257,7 @@ async def test_an_instance_with_a_key_remembers_its_conversation(desk: Desk) -> 
         assert await ask(client, "What was it?", key="k") == "As I said: What was it?"
         roles = [message["role"] for message in desk.said()]
         assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
-        assert await ask(client, "Find a.", key="other") == "Found.", "another instance begins anew"
+        assert await ask(client, "Find a.", key="other") == "Found.", "another instance starts over"
 
 
 async def test_without_a_key_it_begins_anew_and_a_history_may_be_given(desk: Desk) -> None:

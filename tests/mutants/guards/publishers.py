@@ -229,10 +229,10 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         STREAMS,
-        "anew",
-        '                elif not waiting:\n                    # From the first entry again: what was settled is gone, and a stream that was made anew begins\n                    # with smaller ids.\n                    last = b""\n',
+        "again",
+        '                elif not waiting:\n                    # From the first entry again: what was settled is gone, and a stream that was made again begins\n                    # with smaller ids.\n                    last = b""\n',
         "                elif entries:\n                    last = entries[-1].id\n",
-        "a stream that was made anew is read",
+        "a stream that was made again is read",
         TESTS,
     ),
     python(
@@ -280,7 +280,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "spent",
         "  if #found == 0 and start == '-' and is_spent(key, tonumber(args[5])) then redis.call('DEL', key) end\n",
         "",
-        "a stream that was ended is made anew",
+        "a stream that was ended is made again",
         TESTS,
     ),
     lua(

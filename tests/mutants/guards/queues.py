@@ -84,7 +84,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "present_turn",
         "redis.call('HGET', queues, stream .. '|now') or '0'",
         "'0'",
-        "a tenant that comes anew makes up for no turns",
+        "a tenant that comes again makes up for no turns",
         FAIRNESS,
     ),
     lua(

@@ -317,7 +317,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "output_repeat",
         "if not size and redis.call('HEXISTS', rk, RUN.result .. args[5]) == 0 then",
         "if not size then",
-        "a replay emits nothing anew, also over the limit",
+        "a replay emits nothing again, also over the limit",
         "contracts:output_limit",
     ),
     lua(

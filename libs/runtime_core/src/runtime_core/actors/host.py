@@ -79,7 +79,7 @@ class ActorHost:
     # -- connections -------------------------------------------------------------------------------------------
 
     def follow_loop(self) -> None:
-        """In another event loop than before all begins anew: what was made in that one has ended with it.
+        """In another event loop than before all starts over: what was made in that one has ended with it.
 
         Raises RuntimeError where the other one still runs, in another thread.
         """
@@ -213,7 +213,7 @@ class ActorHost:
             await self._forget()
 
     async def _forget(self) -> None:
-        """Delete what this host has on the private server; whoever goes on with the host begins anew."""
+        """Delete what this host has on the private server; whoever goes on with the host starts over."""
         transport = await connect(self.url)
         await drop_database(self.url, transport)
         await transport.close()

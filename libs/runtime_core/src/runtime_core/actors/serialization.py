@@ -225,7 +225,7 @@ class SerializationRegistry:
                 f"{name_of(cls)} has no serializer: make it a dataclass or a pydantic model, or add one with "
                 "runtime.add_message_serializer(…)",
             )
-        # Another class of this name (made anew inside of a function) gives way to the one that is used now.
+        # Another class of this name (made again inside of a function) gives way to the one that is used now.
         self._by_name[known[0].type_name, known[0].data_content_type] = known[0]
         return known[0]
 

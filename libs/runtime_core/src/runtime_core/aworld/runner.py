@@ -62,7 +62,7 @@ class Runner(ABC):
     def context(self) -> Context:
         """What the task's runs know together, beginning with `task.context`: see `weft.Context`.
 
-        Each coroutine of a `gather` has its own: ask for it there anew.
+        Each coroutine of a `gather` has its own: ask for it there again.
         """
         return self.ctx.context
 

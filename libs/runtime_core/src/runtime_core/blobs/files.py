@@ -27,7 +27,7 @@ class FileBlobs:
         url = f"{self.url}/{folder}/{name}"
         path = self._path(url)
         if path.exists():
-            # Named by its content: only its age changes, since it is wanted anew.
+            # Named by its content: only its age changes, since it is wanted again.
             os.utime(path)
             return url
         path.parent.mkdir(parents=True, exist_ok=True)

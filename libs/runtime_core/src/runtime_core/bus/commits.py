@@ -132,7 +132,7 @@ class CommitVerbs(Partition):
         return None if reply == b"DONE" else cast(bytes, reply)
 
     async def begin_call(self, delivery: Delivery, step: str, reserve: bytes = b"") -> CallBegun | None:
-        """Begin a model call in mid-turn, or begin it anew; None where the turn is lost.
+        """Begin a model call in mid-turn, or begin it again; None where the turn is lost.
 
         `reserve` (JSON, names to `[least, most]`) is held of the task's limits until the call is settled. Raises
         `Reserved` where other calls hold too much of them now, and `LimitExceeded` where too little is left for good.

@@ -127,7 +127,7 @@ class FailureVerbs(Partition):
         return TrimmedLetters(*reply)
 
     async def recount_letters(self) -> None:
-        """Count the bytes of all dead letters anew."""
+        """Count the bytes of all dead letters again."""
         cursor: Argument = "-"
         while cursor:
             cursor = cast(bytes, await self.call("recount_letters", cursor))

@@ -245,7 +245,7 @@ async def ingress_streams(opened: Broker, wanted: Wanted) -> AsyncIterator[Findi
             wrong = True
             yield Finding(
                 "ingress", False, f"{stream.key} cannot be read: {error}",
-                f"if it is no stream, remove it: DEL {stream.key}; then publishers make it anew",
+                f"if it is no stream, remove it: DEL {stream.key}; then publishers make it again",
             )  # fmt: skip
             continue
         if not ahead:

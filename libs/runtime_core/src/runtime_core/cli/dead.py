@@ -101,7 +101,7 @@ def redrive(
 ) -> None:
     """Give dead letters to their consumer again.
 
-    Attempts are counted anew. A task that has ended goes on with --reopen only.
+    Attempts are counted again. A task that has ended goes on with --reopen only.
 
     \b
     Examples:

@@ -1,6 +1,6 @@
 """The page `docs/command.md`, made from the help texts.
 
-Write it anew with `python -m runtime_core.cli.reference > docs/command.md`.
+Write it again with `python -m runtime_core.cli.reference > docs/command.md`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def wait_until(context: bytes, away_since: float) -> float:
     """Until when a step waits, in seconds since 1970; `context` is what came with its call.
 
     It waits from when it was asked for; where the engine was lost later, from then (`away_since`) on: a step that has
-    run for an hour is not given up when its gateway is started anew.
+    run for an hour is not given up when its gateway is started again.
     """
     known = _EXACT.decode(context) if context else _Wait()
     until = away_since + known.engine_wait_seconds

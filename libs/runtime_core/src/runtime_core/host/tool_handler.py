@@ -76,7 +76,7 @@ async def end_without_threads(abandoned: AbandonedThreads) -> None:
     """Raise WeftError when half of a tool-handler's threads are lost, so that the process is started again."""
     while abandoned.running < THREADS // 2:  # noqa: ASYNC110  # threads end where no event can be set for it
         await asyncio.sleep(1)
-    raise WeftError("too many functions passed their limit and still hold threads: ending to be started anew")
+    raise WeftError("too many functions passed their limit and still hold threads: ending to be started again")
 
 
 def tool_pools(app: App) -> tuple[str, ...]:

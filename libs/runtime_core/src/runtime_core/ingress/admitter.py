@@ -375,7 +375,7 @@ class Admitter:
             trace = task_traceparent(self._namespace, wanted.task_id, wanted.traceparent)
             command.open(self._span(command.entry, wanted.task_id, trace, wanted.tracestate))
         assert command.span is not None
-        if command.span.recording:  # of a trace that is not kept nothing is said anew
+        if command.span.recording:  # of a trace that is not kept nothing is said again
             wanted = replace(wanted, traceparent=command.span.traceparent)
         await self._start(epoch, wanted)
 

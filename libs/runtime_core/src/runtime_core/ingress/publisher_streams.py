@@ -148,7 +148,7 @@ class PublisherStreams(Generic[Command]):
                 if entries and waiting:
                     last = entries[-1].id
                 elif not waiting:
-                    # From the first entry again: what was settled is gone, and a stream that was made anew begins
+                    # From the first entry again: what was settled is gone, and a stream that was made again begins
                     # with smaller ids.
                     last = b""
                 # At once while there is more.

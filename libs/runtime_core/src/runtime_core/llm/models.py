@@ -117,7 +117,7 @@ class OpenModels:
         return self._of(asyncio.get_running_loop()).pacing
 
     async def close(self) -> None:
-        """Close what this event loop has opened. A call after that opens anew."""
+        """Close what this event loop has opened. A call after that opens again."""
         opened = self._loops.pop(asyncio.get_running_loop(), None)
         if opened is None:
             return

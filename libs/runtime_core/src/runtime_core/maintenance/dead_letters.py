@@ -289,7 +289,7 @@ class DeadLetters:
         return self._letter(bus, *found[0])
 
     async def redrive(self, letter_id: str, *, reopen: bool = False, data: bytes = b"") -> str:
-        """Give a letter's delivery to the consumer that failed, with its attempts counted anew; returns its task.
+        """Give a letter's delivery to the consumer that failed, with its attempts counted again; returns its task.
 
         `reopen` lets an ended task go on; `data` (JSON) replaces what was sent. A rejected entry goes to the ingress
         again under the id it had, so that doing this twice starts one task; its task may not be known yet (``).

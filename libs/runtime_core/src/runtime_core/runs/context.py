@@ -46,7 +46,7 @@ class AgentContext:
     Most methods return a step to `await` (or to give to `gather`); what it gives is recorded, so that after a
     crash, or in another process, the function runs again from the top and gets the same results without
     doing the work again. Between steps the code must therefore do the same each time: clocks, random numbers
-    and requests belong into steps. Plain `asyncio.sleep` and the like work, but start anew with each replay,
+    and requests belong into steps. Plain `asyncio.sleep` and the like work, but start again with each replay,
     and while they run the turn goes on.
 
     Steps may be taken by the function itself and by coroutines that it gives to `gather`, not by other tasks.
@@ -144,7 +144,7 @@ class AgentContext:
 
         A run that is asked has a fork of the asking run's, and its changes are merged when its result is taken; each
         coroutine of a `gather` has a fork of its own, merged in the order of the parts. So ask for it in each coroutine
-        anew, and change it between steps only, not in the function of a `ctx.step`.
+        again, and change it between steps only, not in the function of a `ctx.step`.
         """
         return context_of(*self._here("ctx.context"))
 

@@ -77,7 +77,7 @@ class ModelCall:
         self._stream(self.attempt, encode(value, "piece of a model's answer"))
 
     async def again(self) -> None:
-        """Begin this call anew: `attempt` is one more, and what is streamed from now on replaces what was streamed.
+        """Begin this call again: `attempt` is one more, and what is streamed from now on replaces what was streamed.
 
         What was reserved stays reserved.
         """

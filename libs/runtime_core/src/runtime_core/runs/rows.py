@@ -103,6 +103,6 @@ class Rows:
             self.add(step, ended=ended, input=step.data, error=RowError(kind, message, at=ended))
 
     def take(self) -> list[Row]:
-        """The rows so far, for the turn's result; begins anew."""
+        """The rows so far, for the turn's result; starts over."""
         rows, self._rows = self._rows, []
         return rows

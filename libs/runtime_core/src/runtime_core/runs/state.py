@@ -31,7 +31,7 @@ class State:
                     f"the stored state is a JSON {type(decoded).__name__}, not an object; "
                     "delete the instance's state or repair it"
                 )
-            # Encoded anew: the snapshot may be written with other spacing.
+            # Encoded again: the snapshot may be written with other spacing.
             self._value = decoded
             self._at_start = self._reported = encode(decoded, "state")
         return self._value

@@ -213,7 +213,7 @@ class Metrics:
         ProcessCollector(registry=registry)
 
     def tool_label(self, tool: str) -> str:
-        """The tool's name, or `other`: an MCP server may name its tools anew again and again."""
+        """The tool's name, or `other`: an MCP server may name its tools again and again."""
         if tool not in self._tools and len(self._tools) < MOST_TOOLS:
             self._tools.add(tool)
         return tool if tool in self._tools else "other"

@@ -83,7 +83,7 @@ class Recorder(Leaders):
         await self._store.close()
 
     async def _lead(self, bus: EventBus, leader: Leader, epoch: int) -> None:
-        # A broker that was flushed counts its epochs anew, while the store remembers: lead again, above it.
+        # A broker that was flushed counts its epochs again, while the store remembers: lead again, above it.
         stored = await self._store.epoch(self._namespace, self._in_store(bus))
         if epoch < stored:
             leader.floor = stored

@@ -95,7 +95,7 @@ class StateWaits:
                         "XREAD", "COUNT", 1000, "BLOCK", BLOCK_MS, "STREAMS", self._bus.keys.states, self._cursor
                     )
                 except BusError:
-                    # What was said meanwhile may be lost: start anew from what is there, and let everybody look.
+                    # What was said meanwhile may be lost: start again from what is there, and let everybody look.
                     self._cursor = ""
                     await asyncio.sleep(0.1)
                     continue

@@ -2,7 +2,7 @@
 -- made again says it again with a higher attempt. The run id is that of the call, the run's and the step's.
 -- With `p` it says how far a step of the turn is, which was not begun as a model call.
 -- KEYS 1 base · ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 attempt · 7 value (JSON) · 8 `p` or empty
--- RETURNS 'OK' · 'DONE' if the call is over, was begun anew, or the turn is no longer this entry's · 'FENCED'
+-- RETURNS 'OK' · 'DONE' if the call is over, was begun again, or the turn is no longer this entry's · 'FENCED'
 --         · 'LIMIT <bytes>' if the task's output would be over its limit; progress may fill half of it
 local function stream(keys, args)
   local base, task, run = keys[1], args[3], args[4]

@@ -230,4 +230,4 @@ def tools_of(owner: PydanticAgent, operations: Iterable[ToolsetCallToolId], plac
 
 
 async def _unused() -> None:
-    """Stands in for the function: `call` is written anew."""
+    """Stands in for the function: `call` is written again."""

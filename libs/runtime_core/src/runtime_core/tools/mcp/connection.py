@@ -159,7 +159,7 @@ class Session:
 
 
 BACKOFF = RetryPolicy(base_seconds=0.5, factor=2.0, max_seconds=30.0, jitter=0.3)
-"""Between the loss of a connection and the next try. A session that has served a call begins it anew."""
+"""Between the loss of a connection and the next try. A session that has served a call begins it again."""
 CLOSING_SECONDS = 8.0
 """How long a server may take to end; the SDK closes its stdin, then asks it to end, then kills it."""
 SILENT_CALLS = 3

@@ -186,7 +186,7 @@ class _Client(httpx2.AsyncClient):
             # A session need not be ended at a server that is gone.
             return httpx2.Response(204, request=request) if ending else _failure(request, one_line(error), not_sent)
         if response.status_code == 404 and "mcp-session-id" in request.headers:
-            # The server was started anew, or has dropped the session: it has not looked at the request.
+            # The server was started again, or has dropped the session: it has not looked at the request.
             await response.aclose()
             self._on_end()
             if ending:
