@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from runtime_core.record.step import ENCODER, STEPS, Step, StepError
 from runtime_core.telemetry import redaction
-from runtime_core.telemetry.redaction import PLACES, Redactor, patterns_of
+from runtime_core.telemetry.redaction import ESCAPES, PLACES, Redactor, patterns_of
 from runtime_core.telemetry.secret_patterns import RULE, look_for
 
 KNOWN = "a word that is known"
@@ -118,11 +118,23 @@ def test_the_rest_of_a_text_with_too_many_places_is_hidden() -> None:
     assert numbers.text("N1 " * PLACES + "N2 and more") == "*** " * PLACES + "***"
 
 
+def test_a_text_with_too_many_escapes_is_hidden_where_it_may_hold_a_secret() -> None:
+    known = Redactor()
+    harmless = json.dumps(["\\n" * (ESCAPES + 1)]).encode()
+    assert known.data(harmless) is harmless
+    readable = json.dumps([f"\\n{KEY}", "\\n" * ESCAPES, "password: required"]).encode()
+    assert json.loads(known.data(readable)) == ["\\n***", "\\n" * ESCAPES, "password: required"]
+    assert json.loads(known.data(json.dumps([KEY, "\\n" * (ESCAPES + 1) + "password: required"]).encode())) == [
+        "***",
+        "***",
+    ]
+
+
 def test_of_json_with_too_many_places_the_upper_levels_are_kept() -> None:
     known = Redactor([KNOWN])
     error = StepError("ValueError", f"no {KEY}", at=4.5)
     rows = [
-        Step("r", "tool", "charge", "failed", 1.0, 2.0, input=_raw([KEY, "x"] * PLACES), error=error, errors=[error]),
+        Step("r", "tool", "charge", "failed", 1.0, 2.0, input=_raw([KEY, "x"] * 2 * PLACES), error=error, errors=[error]),
         Step(
             "r", "tool", "charge", "completed", 1.0, 2.0, input=_raw({"password": "x", "n": 1}), attributes={"a": KEY}
         ),

@@ -100,6 +100,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         REDACTION,
+        "escapes",
+        "if allowance.escapes < 0:",
+        "if False:",
+        "a bounded number of escapes is decoded",
+        COST,
+    ),
+    python(
+        REDACTION,
         "nesting",
         "if depth < NESTING:",
         "if True:",
@@ -117,8 +125,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         REDACTION,
         "rest_of_word",
-        "            rest = REST_OF_WORD\n",
-        "            rest = None\n",
+        "            end_of_rest = end_of_word\n",
+        "            end_of_rest = None\n",
         "a long word is hidden to its end",
         COST,
     ),

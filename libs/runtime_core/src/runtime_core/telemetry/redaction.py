@@ -28,11 +28,11 @@ import re2
 from runtime_core.errors import ConfigurationError
 from runtime_core.telemetry.secret_patterns import (
     LONGEST_WORD,
-    REST_OF_WORD,
     RESTS,
     RULE,
     SECRET_MEMBERS,
     bytes_options,
+    end_of_word,
     look_for,
 )
 
@@ -47,11 +47,14 @@ _KEY_VARIABLE = re.compile(
 )
 _URL_PASSWORD = re.compile(r"://[^\s:/@\"'<>]*:([^\s/@\"'<>]+)@")  # for variables, which are the user's own
 
-PLACES = 256
+PLACES = 128
 """How many places of one payload are looked at closely. Beyond them all that may be a secret is hidden."""
 
 STRINGS = 10_000
 """How many strings of one JSON payload are matched with the user's patterns, before the rest is hidden likewise."""
+
+ESCAPES = 65_536
+"""How many backslashes of one JSON payload are decoded, before a text with escapes is hidden as a whole."""
 
 NESTING = 3
 """How deep JSON inside of texts is read. A text further down that may hold a secret is hidden."""
@@ -93,9 +96,10 @@ _HIDDEN_VALUE = _encode(HIDDEN)
 class _Allowance:
     """What one payload may still cost."""
 
-    __slots__ = ("places", "strings")
+    __slots__ = ("escapes", "places", "strings")
 
     def __init__(self) -> None:
+        self.escapes = ESCAPES
         self.places = PLACES
         self.strings = STRINGS
 
@@ -122,12 +126,12 @@ class _Reached:
             return None
         group = match.lastindex or 0
         start, end = match.span(group)
-        rest = RESTS.get(group)
-        if rest is None and end - start >= LONGEST_WORD and text[start] not in b"'\"":
-            rest = REST_OF_WORD
-        if rest is not None:
+        end_of_rest = RESTS.get(group)
+        if end_of_rest is None and end - start >= LONGEST_WORD and text[start] not in b"'\"":
+            end_of_rest = end_of_word
+        if end_of_rest is not None:
             if end > self._ends.get(group, 0):
-                self._ends[group] = rest.match(text, end).end()
+                self._ends[group] = end_of_rest(text, end)
             end = self._ends[group]
         return start, end
 
@@ -319,6 +323,9 @@ class Redactor:
         at = 0 if escaped else max(0, hit)
         text = written[1:-1] if written.endswith(b'"', 1) else written[1:]
         if escaped:
+            allowance.escapes -= written.count(b"\\")
+            if allowance.escapes < 0:
+                return _HIDDEN_VALUE
             try:
                 text = _decode_text(written).encode()
             except (msgspec.DecodeError, UnicodeError):

@@ -8,7 +8,7 @@ matched by `RULE`, at this one position. A match ends where the next one can beg
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import re2
 
@@ -31,6 +31,8 @@ SECRET_MEMBERS = frozenset(
 _SPACE = rb"(?:[\x00-\x20]++|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80)"
 # As JSON may write a space, also in JSON inside of a text. A byte outside ASCII may be part of one.
 _GAP = rb"(?:[\x00-\x20\x80-\xff]|\\+[nrtfb]|\\+u[0-9a-fA-F]{4})"
+# `\s` and `\d` inside a class make `re` three times slower: it looks a plain class up in a table.
+_WHITE = rb" \t\n\r\f\v"
 _QUOTE = rb"(?:\\*\"|\\+u0022)"
 _NO_LETTER_BEFORE = rb"(?:\b|\\[nrtfb]|\\u[0-9a-fA-F]{4})"
 _VALUE_FOLLOWS = rb"(?:['\"\\]|\\+u00[0-9a-fA-F]{2})*" + _GAP + rb"*(?:[:=,]|\\+u00)"
@@ -86,11 +88,11 @@ RULE = re.compile(
             + _digit_ahead(rb"._~+/=-")
             + rb"[A-Za-z0-9._~+/=-]{8,WORD}+)",
             rb"(?i:authorization)['\"]?%b*+[:=,]%b*+b?['\"]?" % (_SPACE, _SPACE)
-            + rb"(?i:basic|bearer|digest|token|apikey)%b++([^\s'\",;]{6,WORD}+)" % _SPACE,
+            + rb"(?i:basic|bearer|digest|token|apikey)%b++([^%b'\",;]{6,WORD}+)" % (_SPACE, _WHITE),
             rb"(?:(?i:%b)['\"]?|(?P<quote>['\"])(?i:pw|pwd)(?P=quote))%b*+[:=,]%b*+b?" % (_KEY_WORDS, _SPACE, _SPACE)
             # In quotes; or bare, as in a query or a header, and then with a digit: `password: required` is none.
-            + rb"('[^']{4,}+'|\"[^\"]{4,}+\"|(?=[^\s'\"&,;\d]{0,%d}+[^\s'\"&,;])[^\s'\"&,;]{6,WORD}+)"
-            % (LOOKAHEAD - 1),
+            + rb"('[^']{4,}+'|\"[^\"]{4,}+\"|(?=[^%(end)b0-9]{0,%(ahead)d}+[^%(end)b])[^%(end)b]{6,WORD}+)"
+            % {b"end": _WHITE + rb"'\"&,;", b"ahead": LOOKAHEAD - 1},
         )
     ).replace(b"WORD", b"%d" % LONGEST_WORD)
 )
@@ -117,13 +119,51 @@ def look_for(secrets: Iterable[str]) -> re2._Regexp:
     return re2.compile(b"|".join((_LOOK, *map(_as_json_writes, secrets))), bytes_options())
 
 
-REST_OF_WORD = re2.compile(rb"[^\s'\"]*", bytes_options())
+_PRIVATE_KEY_REST = re2.compile(rb"(?s:.*?-----END [A-Z ]*PRIVATE KEY-----|.*)", bytes_options())
 
-RESTS = {
-    RULE.groupindex["token"]: re2.compile(rb"[A-Za-z0-9_-]*\.?[A-Za-z0-9_-]*", bytes_options()),
-    RULE.groupindex["private_key"]: re2.compile(rb"(?s:.*?-----END [A-Z ]*PRIVATE KEY-----|.*)", bytes_options()),
+
+def end_of_word(text: bytes, start: int) -> int:
+    """Where the word ends that begins at `start`: at white space or a quote."""
+    return _end_of(_IN_WORD, text, start)
+
+
+def _end_of_token(text: bytes, start: int) -> int:
+    end = _end_of(_IN_TOKEN, text, start)
+    return _end_of(_IN_TOKEN, text, end + 1) if text[end : end + 1] == b"." else end
+
+
+def _end_of_private_key(text: bytes, start: int) -> int:
+    return int(_PRIVATE_KEY_REST.match(text, start).end())
+
+
+RESTS: dict[int, Callable[[bytes, int], int]] = {
+    RULE.groupindex["token"]: _end_of_token,
+    RULE.groupindex["private_key"]: _end_of_private_key,
 }
-"""Groups of `RULE` that match only the start of a secret → the rest of it."""
+"""Groups of `RULE` that match only the start of a secret, and what finds the end of the rest."""
+
+
+def _table(pattern: bytes) -> bytes:
+    """For `bytes.translate`: 0 for each byte that the pattern matches, 1 for every other one."""
+    return bytes(0 if re.fullmatch(pattern, bytes([byte])) else 1 for byte in range(256))
+
+
+_IN_WORD = _table(rb"[^\s'\"]")
+_IN_TOKEN = _table(rb"[A-Za-z0-9_-]")
+_FIRST_CHUNK = 512
+_LARGEST_CHUNK = 65_536
+
+
+def _end_of(table: bytes, text: bytes, start: int) -> int:
+    """Where the first byte stands that is none of the table's. Three times as fast as a search by RE2."""
+    size = _FIRST_CHUNK
+    while start < len(text):
+        found = text[start : start + size].translate(table).find(1)
+        if found >= 0:
+            return start + found
+        start += size
+        size = min(2 * size, _LARGEST_CHUNK)
+    return len(text)
 
 
 def _as_json_writes(secret: str) -> bytes:
