@@ -92,7 +92,7 @@ def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
     assert by_name.keys() == alerts().keys()
     assert {name.lower() for name in by_name} <= anchors_of(text)
     for name, book in by_name.items():
-        assert [word for word in ("**Means.**", "**Look.**", "**Do.**") if word not in book] == [], name
+        assert [word for word in ("**Meaning.**", "**Check.**", "**Fix.**") if word not in book] == [], name
         assert alerts()[name]["labels"]["severity"] in book.splitlines()[2], name
 
 
