@@ -189,6 +189,14 @@ async def a_message_to_several_subscribers(stage: Stage) -> Act:
 
 
 @case
+async def a_turn_that_publishes_what_nobody_hears(stage: Stage) -> Act:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    message: list[Argument] = ["p", "m", "news", "", b'"hello"', b'{"topic":"news"}', "", "1", DIGEST]
+    return lambda: suspend(stage.bus, turn, message, ask("2"), record=b"[]")
+
+
+@case
 async def a_turn_that_waits_for_everything(stage: Stage) -> Act:
     await busy(stage)
     turn = await stage.broker.take(stage.bus)

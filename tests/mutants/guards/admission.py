@@ -146,6 +146,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:atomicity",
     ),
     lua(
+        "checks",
+        "publish_meta",
+        "check_stream(base, 'unheard')\n  redis.call('HLEN', base .. 'meta')",
+        "check_stream(base, 'unheard')",
+        "a message is published only while the partition's settings can be counted in",
+        "contracts:atomicity",
+    ),
+    lua(
         "messages",
         "message_once",
         "if redis.call('EXISTS', tk) == 1 then return end",

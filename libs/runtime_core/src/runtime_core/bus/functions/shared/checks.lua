@@ -99,4 +99,5 @@ local function check_publish(base, topic, key, sender)
   if string.sub(topic, 1, 1) == '@' then return check_stream(base, 'asks') end
   for _, agent in ipairs((subscribers(base, topic, key, sender))) do check_send(base, agent, key) end
   check_stream(base, 'unheard')
+  redis.call('HLEN', base .. 'meta')
 end
