@@ -16,7 +16,7 @@ from pathlib import Path
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect
-from runtime_core.bus.values import NewTask
+from runtime_core.wire.commands import Submission
 from tests.servers.process import Append
 from tests.servers.valkey import ValkeyServer
 
@@ -58,7 +58,9 @@ async def measure(url: str, durability: str) -> str:
     await transport.call("HSET", bus.keys.agents, "writer", "agent")
     times = []
     for number in range(SUBMITS):
-        new = NewTask(task=f"t{number}", source="bench", event_id=str(number), digest="d", agent="writer", data=b"1")
+        new = Submission(
+            task_id=f"t{number}", source="bench", event_id=str(number), digest="d", agent="writer", input_json=b"1"
+        )
         began = time.perf_counter()
         await bus.submit(new)
         times.append((time.perf_counter() - began) * 1000)

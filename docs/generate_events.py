@@ -57,8 +57,10 @@ def _contents() -> str:
 
 def _commands() -> str:
     lines = ["## Commands\n", "What clients append to `weft:tasks`.\n", "| type | read as | fields |", "|---|---|---|"]
+    said = [name for name in submission.SUBMIT_FIELDS if name != "conf"]
+    said += [f"conf.{name}" for name in submission.CONF_FIELDS]
+    lines.append(f"| `{submission.SUBMIT}` | `Submission` | {', '.join(f'`{name}`' for name in said)} |")
     for kind, body in (
-        (submission.SUBMIT, submission.Submission),
         (submission.CANCEL, submission.Cancellation),
         (submission.SIGNAL, submission.Signal),
     ):

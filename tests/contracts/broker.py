@@ -12,8 +12,9 @@ from runtime_core.bus.connection import Argument, Reply, Transport
 from runtime_core.bus.delivery import Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
-from runtime_core.bus.values import NewTask, Submitted
+from runtime_core.bus.values import Submitted
 from runtime_core.consumer.owner import Owner
+from runtime_core.wire.commands import Submission
 
 LEASE_MS = 60_000
 """Long, so that a machine that is busy declares nobody dead: the tests move the beat clock themselves."""
@@ -176,9 +177,14 @@ class Broker:
     # -- work --------------------------------------------------------------------------------------------------
 
     async def submit(self, bus: EventBus, task: str, agent: str = "writer", key: str = "", **more: object) -> Submitted:
-        """Start a task under an event id of its own; `more` are fields of `NewTask`."""
-        new = NewTask(
-            task=task, source="test", event_id=f"event-{task}", digest=f"digest-{task}", agent=agent, data=b'"hi"'
+        """Start a task under an event id of its own; `more` are fields of `Submission`."""
+        new = Submission(
+            task_id=task,
+            source="test",
+            event_id=f"event-{task}",
+            digest=f"digest-{task}",
+            agent=agent,
+            input_json=b'"hi"',
         )
         new.key = key
         for name, value in more.items():

@@ -15,8 +15,9 @@ import pytest
 from runtime_core.bus.connection import Argument
 from runtime_core.bus.delivery import Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Begun, NewTask, OpenRequest, TopicSubscription
+from runtime_core.bus.values import OpenRequest, TopicSubscription
 from runtime_core.errors import ServerError
+from runtime_core.wire.commands import Begun, Submission
 from tests.contracts.broker import (
     DIGEST,
     LEASE_MS,
@@ -60,8 +61,8 @@ async def busy(stage: Stage, *, streamed: int = 2, limits: bytes = b"") -> None:
     broker, bus = stage.broker, stage.bus
     reply = broker.keys.reply("c")
     await broker.call("XADD", reply, "*", "seen", "1")
-    await broker.submit(bus, "t", key="k", reply=reply, streamed=streamed, timeout_ms=90_000, limits=limits)
-    await broker.submit(bus, "next", key="k", reply="elsewhere")
+    await broker.submit(bus, "t", key="k", replyto=reply, streamed=streamed, timeout_ms=90_000, limits=limits)
+    await broker.submit(bus, "next", key="k", replyto="elsewhere")
 
 
 @case
@@ -127,8 +128,8 @@ async def a_cancel_before_its_turn(stage: Stage) -> Act:
     return lambda: stage.bus.cancel("waits", "no more")
 
 
-def claimed() -> NewTask:
-    new = NewTask("t", "test", "event-t", "digest-t", "writer", b"1")
+def claimed() -> Submission:
+    new = Submission("t", "test", "event-t", "digest-t", "writer", b"1")
     new.claims = "|"
     return new
 

@@ -14,9 +14,10 @@ import pytest
 from runtime_core.bus.claims import find_place, submit_once
 from runtime_core.bus.connection import Argument, Reply
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Misplaced, NewTask, Submitted
+from runtime_core.bus.values import Misplaced, Submitted
 from runtime_core.errors import Rejected
 from runtime_core.ids import partition_of
+from runtime_core.wire.commands import Submission
 from tests.contracts.broker import Broker, complete
 from tests.contracts.two_partitions import Pair, two_partitions
 
@@ -42,10 +43,10 @@ class Submit:
     agent: str = "writer"
 
     async def send(self, buses: list[EventBus]) -> Submitted:
-        return await submit_once(buses, self.target, self.id_home, self.make)
+        return await submit_once(buses, self.target, self.id_home, self.make())
 
-    def make(self, partition: int) -> NewTask:
-        return NewTask(self.task, self.source, self.event_id, self.digest, self.agent, b"1")
+    def make(self) -> Submission:
+        return Submission(self.task, self.source, self.event_id, self.digest, self.agent, b"1")
 
 
 def task_at(home: int, name: str = "task") -> str:
@@ -216,7 +217,7 @@ async def test_a_submit_that_is_rejected_frees_its_ids(pair: Pair, task_home: in
 
 
 async def test_a_refusal_that_comes_late_does_not_lift_a_newer_one(pair: Pair) -> None:
-    new = Submit("t", 0).make(0)
+    new = Submit("t", 0).make()
     for field in ("id", "task_id"):
         for token in ("100", "50"):
             assert await pair.here.bus.refuse(new, field, token) is None
@@ -355,7 +356,7 @@ async def test_what_an_older_release_noted_is_honoured(pair: Pair) -> None:
     older = Submit(task, 1)
     for name in (task, gone):
         await pair.here.broker.call("HSET", pair.here.bus.keys.places, name, 1)
-    new = older.make(1)
+    new = older.make()
     await pair.there.bus.submit(new)
     again = await Submit(task, 0, 1).send(pair.buses)
     assert (again.started, again.partition) == (False, 1)

@@ -10,7 +10,7 @@ from tests.contracts.broker import Broker, answer, ask, bury, complete, fail, se
 
 
 async def test_a_turn_takes_effect_whole(broker: Broker, bus: EventBus) -> None:
-    await broker.submit(bus, "t", key="k", reply=broker.keys.reply("c"))
+    await broker.submit(bus, "t", key="k", replyto=broker.keys.reply("c"))
     await broker.call("XADD", broker.keys.reply("c"), "*", "seen", "1")
     turn = await broker.take(bus)
     assert await complete(bus, turn, send("note"), output=b'"yes"', state=b'{"n":1}', record=b'[["row"]]')

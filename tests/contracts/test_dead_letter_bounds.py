@@ -155,7 +155,7 @@ async def test_all_fields_of_an_entry_are_bounded_on_the_broker(broker: Broker, 
 
 async def test_the_largest_work_of_the_bus_is_kept_whole(broker: Broker, bus: EventBus) -> None:
     await broker.submit(
-        bus, "t", data=b'"' + b"x" * (MAX_DATA_BYTES - 2) + b'"', context=b'{"a":"' + b"y" * 900_000 + b'"}'
+        bus, "t", input_json=b'"' + b"x" * (MAX_DATA_BYTES - 2) + b'"', context=b'{"a":"' + b"y" * 900_000 + b'"}'
     )
     assert await bury(bus, await broker.take(bus))
     [letter] = await broker.entries("dead")
@@ -234,7 +234,7 @@ async def test_a_letter_is_not_trimmed_by_its_own_write(broker: Broker, bus: Eve
 async def test_letters_of_handlers_share_the_bound(broker: Broker, bus: EventBus) -> None:
     await limit(broker, 20_000)
     for number in range(40):
-        await broker.submit(bus, f"t{number}", data=b'"' + b"x" * 1000 + b'"')
+        await broker.submit(bus, f"t{number}", input_json=b'"' + b"x" * 1000 + b'"')
         assert await bury(bus, await broker.take(bus))
     assert (await counts_agree(broker, bus))["agent"] <= 20_000
     assert (await broker.entries("dead"))[-1]["taskid"] == "t39"
@@ -268,7 +268,7 @@ async def test_old_letters_are_trimmed(broker: Broker, bus: EventBus) -> None:
 
 async def test_a_parked_run_keeps_its_letter(broker: Broker, bus: EventBus) -> None:
     """Only a redrive of its letter lets it go on. Once its task has ended, nothing waits for the letter."""
-    await broker.submit(bus, "t", data=b'"' + b"x" * 5000 + b'"')
+    await broker.submit(bus, "t", input_json=b'"' + b"x" * 5000 + b'"')
     assert await bury(bus, await broker.take(bus), "diverged")
     await limit(broker, 1)
     await bus.keep_letter(event("a"))

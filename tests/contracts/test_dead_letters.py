@@ -36,7 +36,7 @@ async def test_the_task_ends_and_its_instance_is_free(broker: Broker, bus: Event
     """By an owner that never ran the handler."""
     reply = broker.keys.reply("c")
     await broker.call("XADD", reply, "*", "seen", "1")
-    await broker.submit(bus, "t", key="k", reply=reply, streamed=True)
+    await broker.submit(bus, "t", key="k", replyto=reply, streamed=True)
     await broker.submit(bus, "next", key="k")
     await broker.take(bus)
     await broker.silence(bus)

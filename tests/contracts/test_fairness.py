@@ -9,8 +9,9 @@ import pytest
 
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Begun, Submitted
+from runtime_core.bus.values import Submitted
 from runtime_core.errors import Rejected
+from runtime_core.wire.commands import Begun
 from tests.contracts.broker import Broker, answer, ask, bury, complete, send, suspend
 
 PAST = 8
@@ -376,7 +377,7 @@ async def test_work_for_running_tasks_never_waits(broker: Broker, bus: EventBus)
     await set_tenant(broker, "a", open=1)
     await flood(broker, bus, "a", 1)
     await flood(broker, bus, "b", READY + 2)
-    await broker.submit(bus, "asked", tenant="a", reply="@1:t|r|1")
+    await broker.submit(bus, "asked", tenant="a", replyto="@1:t|r|1")
     assert "asked" in await on_stream(broker)
 
 

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Begun, Submitted
+from runtime_core.bus.values import Submitted
 from runtime_core.errors import Rejected
+from runtime_core.wire.commands import Begun
 from tests.contracts.broker import Broker, complete
 
 VALUE = b"*1234567K1700000000000" + b'"found"'

@@ -192,7 +192,7 @@ async def test_a_task_for_a_step_elsewhere_leaves_the_hooks_to_the_one_that_aske
     broker: Broker, bus: EventBus
 ) -> None:
     await declare(broker, always=True)
-    await broker.submit(bus, "t", context=HOOKS, reply="@1|other|r|1|writer")
+    await broker.submit(bus, "t", context=HOOKS, replyto="@1|other|r|1|writer")
     await fail(bus, await broker.take(bus))
     assert await started(broker) == []
 

@@ -18,7 +18,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, ingress
 from runtime_core.bus.partition import make_group
 from runtime_core.bus.topics import Topics
-from runtime_core.bus.values import NewTask, Submitted
+from runtime_core.bus.values import Submitted
 from runtime_core.config.settings import Settings
 from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, ServerError
@@ -30,6 +30,7 @@ from runtime_core.ingress.relay import Relay
 from runtime_core.ingress.schedules import Schedules, parse_set
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.wire import events as facts
+from runtime_core.wire.commands import Submission
 from tests.conftest import OwnServer
 from tests.contracts.broker import Broker, complete, question, suspend
 from tests.contracts.conftest import close_broker, open_broker, server_clients
@@ -238,8 +239,8 @@ async def test_submits_keep_their_order_behind_one_that_waits(
         await command(broker, "task.submit", id=task, data={"agent": "writer", "input": task, "key": "k"})
     tried, submit = [], bus.submit
 
-    async def full_at_first(new: NewTask) -> Submitted:
-        tried.append(new.task)
+    async def full_at_first(new: Submission) -> Submitted:
+        tried.append(new.task_id)
         if len(tried) < 4:
             raise ServerError("OOM command not allowed")
         return await submit(new)
@@ -444,7 +445,7 @@ async def stream(broker: Broker, key: str) -> list[dict[bytes, bytes]]:
 
 async def ended(broker: Broker, bus: EventBus, *tasks: tuple[str, str]) -> None:
     for task, reply in tasks:
-        await broker.submit(bus, task, reply=reply)
+        await broker.submit(bus, task, replyto=reply)
         assert await complete(bus, await broker.take(bus))
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from runtime_core.bus.delivery import Delivery
-from runtime_core.bus.values import NewTask, Submitted
+from runtime_core.bus.values import Submitted
 from runtime_core.errors import ServerError
 from runtime_core.ingress import relay
+from runtime_core.wire.commands import Submission
 from tests.contracts.broker import Broker, ask, complete, suspend
 from tests.contracts.two_partitions import Pair, Side, two_partitions
 
@@ -391,8 +392,8 @@ async def test_a_request_to_a_full_partition_waits(pair: Pair, monkeypatch: pyte
     monkeypatch.setattr(relay, "OVERLOADED_SECONDS", 0.01)
     broker, start, tried = pair.there.broker, pair.there.bus.submit, []
 
-    async def full_at_first(new: NewTask) -> Submitted:
-        tried.append(new.task)
+    async def full_at_first(new: Submission) -> Submitted:
+        tried.append(new.task_id)
         if len(tried) == 3:
             await broker.call("HDEL", broker.keys.meta, "overload")
         return await start(new)
@@ -410,7 +411,7 @@ async def test_a_request_to_a_full_partition_waits(pair: Pair, monkeypatch: pyte
 async def test_a_request_that_can_never_be_carried_is_answered_with_an_error(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(_: NewTask) -> Submitted:
+    async def broken(_: Submission) -> Submitted:
         raise ServerError("WRONGTYPE Operation against a key holding the wrong kind of value")
 
     monkeypatch.setattr(relay, "GIVE_UP_SECONDS", 0.0)

@@ -15,7 +15,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.ingress_stream import MAX_ENTRY_BYTES, IngressEntry, IngressStream
 from runtime_core.bus.keys import ingress
 from runtime_core.bus.topics import Topics
-from runtime_core.bus.values import NewTask, Submitted, TopicSubscription
+from runtime_core.bus.values import Submitted, TopicSubscription
 from runtime_core.declare.announcement import announce
 from runtime_core.declare.manifest import AgentEntry, Manifest
 from runtime_core.errors import InvalidInput, ServerError
@@ -26,6 +26,7 @@ from runtime_core.ingress.publishers import Publisher, Publishers
 from runtime_core.ingress.scheduler import Scheduler
 from runtime_core.ingress.schedules import Schedules
 from runtime_core.maintenance.dead_letters import DeadLetters
+from runtime_core.wire.commands import Submission
 from tests.contracts.broker import Broker, complete, question, suspend
 from tests.contracts.test_ingress import admitting, until
 
@@ -424,8 +425,8 @@ async def test_a_command_that_waits_holds_up_its_own_stream_alone(
     """There the order holds, and cancels overtake it as on the stream that trusted programs share."""
     submits, room = world.bus.submit, asyncio.Event()
 
-    async def full(new: NewTask) -> Submitted:
-        if new.task == "acme.waits" and not room.is_set():
+    async def full(new: Submission) -> Submitted:
+        if new.task_id == "acme.waits" and not room.is_set():
             raise ServerError("OOM command not allowed")
         return await submits(new)
 

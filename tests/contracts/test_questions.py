@@ -34,7 +34,7 @@ async def test_a_question_is_shown_and_answered(broker: Broker, bus: EventBus) -
 
 
 async def test_a_question_reaches_the_stream_that_the_user_named(broker: Broker, bus: EventBus) -> None:
-    await broker.submit(bus, "t", reply="answers")
+    await broker.submit(bus, "t", replyto="answers")
     assert await suspend(bus, await broker.take(bus), question("1"))
     [entry] = await broker.entries("replies")
     assert (entry["to"], entry["type"], entry["t"]) == ("answers", "weft.human.requested", "t")

@@ -29,7 +29,7 @@ async def relay_until_empty(broker: Broker, bus: EventBus) -> None:
 
 
 async def ended(broker: Broker, bus: EventBus, task: str, reply: str) -> None:
-    await broker.submit(bus, task, reply=reply)
+    await broker.submit(bus, task, replyto=reply)
     assert await complete(bus, await broker.take(bus))
 
 

@@ -15,9 +15,9 @@ from runtime_core.aworld.nodes.waits import StateWaits
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
-from runtime_core.bus.values import NewTask
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.ids import partition_of
+from runtime_core.wire.commands import Submission
 from tests.contracts.broker import Broker, answer, ask, bury, complete, question, suspend
 
 WAIT = 20.0
@@ -418,7 +418,7 @@ async def test_a_wait_for_what_the_broker_has_lost_is_an_error(state: StateManag
 
 
 async def test_the_runs_of_a_task_are_nodes(state: StateManager, broker: Broker, bus: EventBus) -> None:
-    await broker.submit(bus, "t", "writer", session="s")
+    await broker.submit(bus, "t", "writer", session_id="s")
     assert [(node.node_id, node.status) for node in await state.query_by_task("t")] == [("t/r", "INIT")]
     turn = await broker.take(bus)
     assert [node.status for node in await state.query_by_task("t")] == ["RUNNING"]
@@ -449,7 +449,7 @@ async def test_the_runs_of_a_task_are_nodes(state: StateManager, broker: Broker,
 
 async def test_tasks_are_found_by_session_and_agent(state: StateManager, broker: Broker, bus: EventBus) -> None:
     for number, (agent, session) in enumerate([("writer", "s"), ("editor", "s"), ("writer", "other")]):
-        await broker.submit(bus, f"t{number}", agent, session=session)
+        await broker.submit(bus, f"t{number}", agent, session_id=session)
         await broker.pass_time(2)
     await state.create_node("own", "AGENT", "writer", session_id="s")
     assert [node.node_id for node in await state.query_by_session("s")] == ["t0/r", "t1/r", "own"]
@@ -590,7 +590,7 @@ async def test_a_run_in_another_partition_is_a_node_of_the_task(
     await broker.submit(bus, task)
     await suspend(bus, await broker.take(bus), ask("1", "editor", stream=f"@1:{there}", key="e"))
     # What the relay does.
-    await other.submit(NewTask(task=there, source="relay", event_id=there, digest="d", agent="editor", data=b"1"))
+    await other.submit(Submission(there, "relay", there, "d", "editor", b"1"))
     nodes = {node.node_id: node.parent_node_id for node in await spread.query_by_task(task)}
     assert nodes == {f"{task}/r": "", f"{there}/r": f"{task}/r/1".rpartition("/")[0]}
     wait = await waiting(spread, broker, spread.wait_for_node(f"{task}/r/1", WAIT))

@@ -11,8 +11,8 @@ import pytest
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect
-from runtime_core.bus.values import NewTask
 from runtime_core.client.client import Client
+from runtime_core.wire.commands import Submission
 from tests.fleet import Fleet, PlainRedis, plain_redis, until
 from tests.servers.process import Server
 
@@ -32,7 +32,7 @@ async def flood(url: str, namespace: str, count: int, tenant: str) -> None:
             await asyncio.gather(
                 *(
                     bus.submit(
-                        NewTask(f"{tenant}-{n}", "flood", f"{n}", "d", "echo", b"1", tenant=tenant, in_turn=True)
+                        Submission(f"{tenant}-{n}", "flood", f"{n}", "d", "echo", b"1", tenant=tenant, in_turn=True)
                     )
                     for n in range(start, min(count, start + 1000))
                 )

@@ -26,7 +26,7 @@ COMMANDS: dict[str, dict[str, Any]] = {  # Any: JSON
         "key": "k",
         "task_id": "t",
         "session_id": "s",
-        "conf": {"max_steps": 5, "timeout_seconds": 9, "max_cost": 1, "run_mode": "agent", "streaming_mode": "all"},
+        "conf": {"max_steps": 5, "timeout_seconds": 9, "max_cost": 1, "streaming_mode": "all"},
         "hooks": {"before_task": ["h"]},
         "metadata": {"m": 1},
     },

@@ -23,14 +23,14 @@ from prometheus_client import CollectorRegistry
 
 from runtime_core.bus.connection import Argument, Reply
 from runtime_core.bus.keys import ingress
-from runtime_core.bus.values import Begun, NotDurable
+from runtime_core.bus.values import NotDurable
 from runtime_core.client.client import Client
 from runtime_core.client.fork import plan_fork
 from runtime_core.errors import BusError, InvalidInput, Rejected, ServerError
 from runtime_core.ingress.admission import Admission
 from runtime_core.maintenance.server import ClockWatch
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.wire.commands import CANCEL, SIGNAL, SUBMIT, Conf, Submission, digest
+from runtime_core.wire.commands import CANCEL, SIGNAL, SUBMIT, Submission, digest
 from runtime_core.wire.envelope import Envelope, to_fields
 from tests.simulation import faults, invariants
 from tests.simulation.chooser import Chooser, pick, weighted
@@ -393,17 +393,17 @@ class History:
             source="sim",
             event_id=task.id,
             digest=digest(SUBMIT, task.program),
-            partition_key=task.id,
             tenant=task.tenant,
-            conf=Conf(timeout_seconds=task.timeout_seconds) if task.timeout_seconds else Conf(),
+            timeout_ms=int(task.timeout_seconds * 1000) if task.timeout_seconds else 0,
+            in_turn=True,
         )
         await self._admit(admission, submission)
 
-    async def _admit(self, admission: Admission, submission: Submission, begun: Begun | None = None) -> None:
+    async def _admit(self, admission: Admission, submission: Submission) -> None:
         task = submission.task_id
         while True:
             try:
-                await admission.admit(submission, begun=begun)
+                await admission.admit(submission)
             except NotDurable:
                 continue
             except Rejected as error:
@@ -501,7 +501,7 @@ class History:
             return
         submission = plan.submission(task_id=fork, session_id=None, max_steps=None, timeout_seconds=None, metadata=None)
         self.carried[fork] = frozenset(plan.begun.journal)
-        await self._admit(admission, submission, plan.begun)
+        await self._admit(admission, submission)
 
     def redrive_letters(self) -> bool:
         """Drive dead letters again, perhaps each twice at once; whether there was anything."""

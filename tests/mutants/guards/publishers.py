@@ -205,7 +205,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "ingress/admission.py",
         "internal",
-        "        if begun is None:  # a fork repeats a task that another agent has started\n",
+        "        if new.begun is None:  # a fork repeats a task that another agent has started\n",
         "        if False:\n",
         "no submit starts an internal agent",
         TESTS,

@@ -31,8 +31,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         ADMITTER,
         "epoch",
-        "reply=wanted.replyto, epoch=epoch)",
-        'reply=wanted.replyto, epoch="")',
+        "wanted.epoch = epoch",
+        "pass",
         "an admitter that has lost the lead admits nothing",
         "contracts:ingress",
         "integration:admission_order",

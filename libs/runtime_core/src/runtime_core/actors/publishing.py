@@ -15,9 +15,10 @@ from runtime_core.actors.requests import SOURCE
 from runtime_core.actors.vocabulary import Vocabulary
 from runtime_core.bus.spans import TOPICS, sending
 from runtime_core.bus.topics import published
-from runtime_core.bus.values import NewTask, TopicSubscription
+from runtime_core.bus.values import TopicSubscription
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.ids import fingerprint
+from runtime_core.wire.commands import Submission
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Publishing:
         name, key = agent_name(recipient.type), instance_key(recipient.key)
         bus, _ = await self._host.place(name, key)
         task = fingerprint(id, name, key, digits=32)
-        new = NewTask(task, SOURCE, task, fingerprint(data.decode()), name, data, key=key, context=context)
+        new = Submission(task, SOURCE, task, fingerprint(data.decode()), name, data, key=key, context=context)
         while True:
             try:
                 await bus.submit(new)

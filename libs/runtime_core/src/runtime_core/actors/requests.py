@@ -19,10 +19,10 @@ from runtime_core.actors.identity import Address, agent_name, instance_key
 from runtime_core.actors.message import MessageEnvelope, encode_envelope
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.spans import TASKS, sending
-from runtime_core.bus.values import NewTask
 from runtime_core.errors import BusError, InvalidInput, Rejected
 from runtime_core.ids import ROOT_RUN, fingerprint
 from runtime_core.telemetry.trace_context import restated
+from runtime_core.wire.commands import Submission
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ class Requests:
         task = fingerprint(name, key, envelope.message_id, digits=32) if envelope.message_id else secrets.token_hex(16)
         envelope.message_id = envelope.message_id or task
         data = encode_envelope(envelope)
-        new = NewTask(task, SOURCE, task, fingerprint(data.decode()), name, data, key=key, reply=replies.stream)
+        new = Submission(task, SOURCE, task, fingerprint(data.decode()), name, data, key=key, replyto=replies.stream)
         if timeout is not None:
             new.timeout_ms = max(1, int(timeout * 1000))
         place = f"{task}|{ROOT_RUN}"
@@ -205,7 +205,7 @@ class Requests:
             self._actors.tokens.pop(place, None)
             replies.forget(task, future)
 
-    async def _submit(self, bus: EventBus, new: NewTask, recipient: Address) -> bool:
+    async def _submit(self, bus: EventBus, new: Submission, recipient: Address) -> bool:
         """Whether the request is new. Waits where the broker is full."""
         while True:
             try:

@@ -13,9 +13,10 @@ from runtime_core.actors.host import ActorHost
 from runtime_core.actors.identity import Address, agent_name, instance_key, key_of, type_of
 from runtime_core.bus.connection import Reply
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import NewTask, TopicSubscription
+from runtime_core.bus.values import TopicSubscription
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.ids import fingerprint
+from runtime_core.wire.commands import Submission
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Saved:
         bus, _ = await self._host.place(name, key)
         data = msgspec.json.encode(message["input"])
         context = msgspec.json.encode(message["context"]) if message.get("context") else b""
-        new = NewTask(task, "runtime", task, fingerprint(data.decode()), name, data, key=key, context=context)
+        new = Submission(task, "runtime", task, fingerprint(data.decode()), name, data, key=key, context=context)
         try:
             await bus.submit(new)
         except Rejected as error:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
+from msgspec.structs import replace
+
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Misplaced, NewTask, Submitted
+from runtime_core.bus.values import Misplaced, Submitted
 from runtime_core.errors import Rejected
 from runtime_core.ids import partition_of
+from runtime_core.wire.commands import Submission
 
 
 def home_of(buses: Sequence[EventBus], task: str) -> EventBus:
@@ -36,17 +39,13 @@ ATTEMPTS = 20
 """How often a submit is tried while others claim the same ids."""
 
 
-async def submit_once(
-    buses: Sequence[EventBus], target: int, id_home: int, make: Callable[[int], NewTask]
-) -> Submitted:
-    """Start a task in partition `target`, or find where an equal submit has started it.
+async def submit_once(buses: Sequence[EventBus], target: int, id_home: int, new: Submission) -> Submitted:
+    """Start a task in partition `target` of several, or find where an equal submit has started it.
 
-    `id_home` is the partition of source and id. `make` gives the submit for a partition. Raises as `EventBus.submit`.
+    `id_home` is the partition of source and id. Raises as `EventBus.submit`.
     """
-    if len(buses) == 1:
-        return await buses[0].submit(make(0))
     for _ in range(ATTEMPTS):
-        attempt = _Attempt(buses, target, id_home, make(target))
+        attempt = _Attempt(buses, target, id_home, replace(new))
         try:
             return await attempt.run()
         except Misplaced as found:
@@ -59,21 +58,21 @@ async def submit_once(
         "overloaded",
         "others submit with the same ids at this moment",
         retry_after_seconds=1.0,
-        task_id=attempt.new.task,
+        task_id=new.task_id,
     )
 
 
 class _Attempt:
     """One try to submit to one partition."""
 
-    def __init__(self, buses: Sequence[EventBus], target: int, id_home: int, new: NewTask) -> None:
+    def __init__(self, buses: Sequence[EventBus], target: int, id_home: int, new: Submission) -> None:
         self.new = new
         self._buses = buses
         self._target = target
         self._asked = target
         """The partition that was asked last."""
         # The task id first: it decides where the task is.
-        self._homes = {"task_id": home_of(buses, new.task).keys.partition, "id": id_home}
+        self._homes = {"task_id": home_of(buses, new.task_id).keys.partition, "id": id_home}
         self._tokens = {"task_id": "", "id": ""}
 
     async def run(self) -> Submitted:
@@ -101,7 +100,7 @@ class _Attempt:
             return self._target
         if digest != self.new.digest:
             await self.give_up()
-            raise Rejected(field, _used(self.new, field), task_id=self.new.task)
+            raise Rejected(field, _used(self.new, field), task_id=self.new.task_id)
         if field == "id":
             await self._drop("task_id")  # it was claimed for the wrong partition
         if not found.equal:
@@ -123,7 +122,7 @@ class _Attempt:
         await self._buses[self._homes[field]].unclaim(self.new, field, token)
 
 
-def _used(new: NewTask, field: str) -> str:
+def _used(new: Submission, field: str) -> str:
     if field == "task_id":
-        return f"a task {new.task} with other content exists"
+        return f"a task {new.task_id} with other content exists"
     return f"the id {new.event_id} of source {new.source} was used before with other content"

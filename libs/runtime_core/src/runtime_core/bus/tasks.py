@@ -11,15 +11,16 @@ import msgspec
 from runtime_core.bus.connection import Argument, Reply
 from runtime_core.bus.durability import DurabilityVerbs
 from runtime_core.bus.reply import text, texts
-from runtime_core.bus.values import Begun, Misplaced, NewTask, NotYet, OpenRequest, Submitted, TopicSubscription
+from runtime_core.bus.values import Misplaced, NotYet, OpenRequest, Submitted, TopicSubscription
 from runtime_core.errors import Fenced, Rejected
 from runtime_core.record.step import ENCODER, FORK_STEP, Fork, Step
+from runtime_core.wire.commands import Begun, Submission
 
 
 class TaskVerbs(DurabilityVerbs):
     """What clients and the services do with whole tasks."""
 
-    async def submit(self, new: NewTask) -> Submitted:
+    async def submit(self, new: Submission) -> Submitted:
         """Start a task, or say what became of an equal submit.
 
         Raises `Rejected` with the field, `NotYet` before the first manifest, `Fenced` for a replaced admitter,
@@ -29,9 +30,10 @@ class TaskVerbs(DurabilityVerbs):
         connection = self.transport.reconnects
         function, more = ("submit", []) if new.begun is None else ("fork", _fork_arguments(new.begun))
         reply = await self.call(
-            function, new.task, new.source, new.event_id, new.digest, new.agent, new.key, new.data, new.reply,
-            new.context, new.session, new.max_steps, new.timeout_ms, new.epoch, int(new.streamed), new.limits,
-            new.claims, f"{new.priority}|{new.tenant}" if new.in_turn else "", *more,
+            function, new.task_id, new.source, new.event_id, new.digest, new.agent, new.key, new.input_json,
+            self.keys.reply(new.client) if new.client else new.replyto, new.carried(), new.session_id, new.max_steps,
+            new.time_limit_ms(), new.epoch, int(new.streamed), new.limits, new.claims,
+            f"{new.priority}|{new.tenant}" if new.in_turn else "", *more,
         )  # fmt: skip
         answer = [text(item) for item in cast(list[Reply], reply)]
         match answer[0]:
@@ -44,39 +46,39 @@ class TaskVerbs(DurabilityVerbs):
                 return Submitted(answer[1], answer[2], False, self.keys.partition)
             case "overloaded":
                 seconds = float(answer[2]) if len(answer) > 2 else 1.0
-                raise Rejected("overloaded", answer[1], retry_after_seconds=seconds, task_id=new.task)
+                raise Rejected("overloaded", answer[1], retry_after_seconds=seconds, task_id=new.task_id)
             case "wait":
-                raise NotYet("data.agent", "no agent-handler has published its agents yet", 0.2, new.task)
+                raise NotYet("data.agent", "no agent-handler has published its agents yet", 0.2, new.task_id)
             case "fenced":
                 raise Fenced("another admitter leads")
             case "elsewhere" | "taken" | "again":
-                raise _misplaced(answer, new.task)
-        raise Rejected(answer[1], answer[2], task_id=new.task)
+                raise _misplaced(answer, new.task_id)
+        raise Rejected(answer[1], answer[2], task_id=new.task_id)
 
-    async def claim(self, new: NewTask, partition: int, fields: Sequence[str]) -> list[str]:
+    async def claim(self, new: Submission, partition: int, fields: Sequence[str]) -> list[str]:
         """Claim ids (`task_id`, `id`) for a submit whose task is to start in another partition; a token for each.
 
         Raises `Misplaced` where one is claimed already, `Rejected` where it can never be.
         """
         connection = self.transport.reconnects
-        reply = await self.call("claim", new.task, new.source, new.event_id, new.digest, partition, *fields)
+        reply = await self.call("claim", new.task_id, new.source, new.event_id, new.digest, partition, *fields)
         answer = texts(reply)
         match answer[0]:
             case "ok":
-                await self.make_durable(connection, wrote=True, task=new.task)
+                await self.make_durable(connection, wrote=True, task=new.task_id)
                 return answer[1:]
             case "elsewhere" | "taken":
-                raise _misplaced(answer, new.task)
-        raise Rejected(answer[1], answer[2], task_id=new.task)
+                raise _misplaced(answer, new.task_id)
+        raise Rejected(answer[1], answer[2], task_id=new.task_id)
 
-    async def refuse(self, new: NewTask, field: str, token: str) -> str | None:
+    async def refuse(self, new: Submission, field: str, token: str) -> str | None:
         """Let no submit with this claim start here from now on; the digest of one that has started, else None."""
-        answer = texts(await self.call("refuse", field, new.task, new.source, new.event_id, token))
+        answer = texts(await self.call("refuse", field, new.task_id, new.source, new.event_id, token))
         return answer[1] if answer[0] == "started" else None
 
-    async def unclaim(self, new: NewTask, field: str, token: str) -> None:
+    async def unclaim(self, new: Submission, field: str, token: str) -> None:
         """Free an id whose claim was refused where its task was to start."""
-        await self.call("unclaim", field, new.task, new.source, new.event_id, token)
+        await self.call("unclaim", field, new.task_id, new.source, new.event_id, token)
 
     async def cancel(self, task: str, reason: str, *, durable: bool = True) -> list[str]:
         """`cancelled`, `ended` + status, or `unknown` (then a later submit of this id is refused).

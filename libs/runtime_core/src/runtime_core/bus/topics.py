@@ -14,9 +14,10 @@ from runtime_core.bus.connection import Reply
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import group_of
-from runtime_core.bus.values import NewTask, TopicSubscription
+from runtime_core.bus.values import TopicSubscription
 from runtime_core.errors import Rejected
 from runtime_core.ids import checked_topic, fingerprint, instance_address, partition_of
+from runtime_core.wire.commands import Submission
 
 OVERLOADED_SECONDS = 0.5
 
@@ -118,14 +119,14 @@ class Topics:
         task = task_of_message(message, agent, source)
         place = instance_address(agent, source) if source else task
         bus = self._buses[partition_of(place, len(self._buses))]
-        new = NewTask(
-            task=task,
+        new = Submission(
+            task_id=task,
             source="weft",
             event_id=task,
             digest=fingerprint(task, agent),
             agent=agent,
             key=source,
-            data=data,
+            input_json=data,
             context=context,
         )
         try:

@@ -7,23 +7,6 @@ from dataclasses import dataclass, field
 from runtime_core.bus.delivery import Delivery
 from runtime_core.errors import Rejected
 
-DEFAULT_PRIORITY = 5
-
-
-@dataclass(slots=True)
-class Begun:
-    """What a fork begins with: results of another task, by step, as journal values."""
-
-    task: str
-    """The origin."""
-    step: str
-    """The step from which on the fork goes its own way; empty: from the start."""
-    journal: dict[str, bytes] = field(default_factory=dict)
-    result: bytes = b""
-    """JSON in the place of what `step` gave; empty: the fork takes that step itself."""
-    started_ms: int = 0
-    """When the run shall count as begun, for `ctx.now()`; 0: now."""
-
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
@@ -61,36 +44,6 @@ class Gateways:
     """The partition's own time, in seconds since 1970."""
     nobody: str
     """What is said of the stream where none serves it: one line, with the remedy."""
-
-
-@dataclass(slots=True)
-class NewTask:
-    """What `submit` needs to start a task."""
-
-    task: str
-    source: str
-    event_id: str
-    digest: str
-    agent: str
-    data: bytes
-    key: str = ""
-    reply: str = ""
-    context: bytes = b""
-    session: str = ""
-    max_steps: int = 0
-    timeout_ms: int = 0
-    epoch: str = ""
-    streamed: int = 0
-    """1: its output is wanted as a stream; 2: with its steps."""
-    limits: bytes = b""
-    """The most that it may use (JSON: `tokens`, `cost`); empty: no limit."""
-    begun: Begun | None = None
-    tenant: str = ""
-    priority: int = DEFAULT_PRIORITY
-    in_turn: bool = False
-    """Whether it waits for its tenant's turn while its work stream is long; its tenant's limits count then, too."""
-    claims: str = ""
-    """With several partitions: tokens of the claims of its id and its task id, as `id|task_id`."""
 
 
 @dataclass(slots=True)

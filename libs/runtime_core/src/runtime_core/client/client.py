@@ -27,15 +27,13 @@ from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.bus.replies import Replies
 from runtime_core.bus.spans import TASKS, TOPICS, send_span
 from runtime_core.bus.topics import Topics, published
-from runtime_core.bus.values import Begun, NotYet, Submitted
+from runtime_core.bus.values import NotDurable, NotYet, Submitted
 from runtime_core.client.schedules import ScheduleVerbs
 from runtime_core.client.task import TaskHandle
 from runtime_core.errors import ConfigurationError, InvalidInput, Rejected, WeftError
-from runtime_core.ids import task_id_of
 from runtime_core.ingress.admission import Admission
 from runtime_core.telemetry.spans import tracing
-from runtime_core.wire.commands import SUBMIT, Submission, digest, parse_submit
-from runtime_core.wire.envelope import Envelope
+from runtime_core.wire.commands import Submission, SubmitOptions, new_submission
 from runtime_core.wire.results import StreamEvent, TaskFailed, TaskResponse
 from runtime_core.wire.streaming import StreamingMode
 
@@ -152,123 +150,71 @@ class Client(ScheduleVerbs):
         that is wrong.
         """
         event = event_id or task_id or secrets.token_hex(8)
-        source = self._source or ("anonymous" if task_id or event_id else f"client/{self._name}")
-        body: dict[str, object] = {"agent": agent, "input": input}
-        if key:
-            body["key"] = key
-        if task_id:
-            body["task_id"] = task_id
-        if session_id:
-            body["session_id"] = session_id
-        wanted: dict[str, object] = {
-            "max_steps": max_steps,
-            "timeout_seconds": timeout_seconds,
-            "max_tokens": max_tokens,
-            "max_cost": max_cost,
-            "engine_wait_seconds": engine_wait_seconds,
-            "streaming_mode": getattr(streaming_mode, "value", streaming_mode),
-            "engine": engine,
-            "priority": priority,
-        }
-        conf = {name: value for name, value in wanted.items() if value is not None}
-        if conf:
-            body["conf"] = conf
-        if metadata:
-            body["metadata"] = metadata
-        if hooks:
-            body["hooks"] = dict(hooks) if isinstance(hooks, Mapping) else hooks
-        if len(body) > 2 or event_id or tenant:
-            envelope = Envelope(
-                id=event,
-                source=source,
-                type=SUBMIT,
-                traceparent=traceparent,
+        new = new_submission(
+            agent,
+            input,
+            source=self._source or ("anonymous" if task_id or event_id else f"client/{self._name}"),
+            event_id=event,
+            key=key or None,
+            task_id=task_id or None,
+            session_id=session_id or None,
+            stream=stream if streaming_mode is None else streaming_mode,
+            options=SubmitOptions(
+                max_steps=max_steps,
+                timeout_seconds=timeout_seconds,
+                max_tokens=max_tokens,
+                max_cost=max_cost,
+                engine_wait_seconds=engine_wait_seconds,
+                engine=engine,
                 tenant=tenant,
-                data=codec.encode(body),
-            )
-            submission = parse_submit(envelope)
-            task = submission.task_id
-        else:
-            # The same without the detour: most submits are of this kind, and there is nothing in it to refuse.
-            task = task_id_of(source, event)
-            if len(data := codec.encode(input)) > codec.MAX_DATA_BYTES:
-                raise InvalidInput(
-                    "data.input", f"is {len(data)} bytes, over the limit of {codec.MAX_DATA_BYTES}; send a reference"
-                )
-            submission = Submission(
-                task_id=task,
-                agent=agent,
-                input_json=data,
-                source=source,
-                event_id=event,
-                digest=digest(SUBMIT, body),
+                priority=priority,
+                metadata=metadata,
+                hooks=hooks,
                 traceparent=traceparent,
-                partition_key=task,
-            )
-        return await self.start(submission, stream=stream, timeout=timeout)
+            ),
+        )
+        return await self.start(new, timeout=timeout)
 
-    async def start(
-        self,
-        submission: Submission,
-        *,
-        stream: bool = False,
-        timeout: float | None = 60.0,
-        begun: Begun | None = None,
-    ) -> TaskHandle:
-        """Start the task of a submission that has been made before; `begun` are results that it begins with."""
-        if tracing():
-            with send_span(
-                TASKS, message=submission.event_id, task=submission.task_id, traceparent=submission.traceparent
-            ) as span:
-                traced = replace(submission, traceparent=span.traceparent or submission.traceparent)
-                return await self._start(traced, stream=stream, timeout=timeout, begun=begun)
-        return await self._start(submission, stream=stream, timeout=timeout, begun=begun)
+    async def start(self, new: Submission, *, timeout: float | None = 60.0) -> TaskHandle:
+        """Start the task of a submission that has been made before."""
+        if not tracing():
+            return await self._start(new, timeout)
+        with send_span(TASKS, message=new.event_id, task=new.task_id, traceparent=new.traceparent) as span:
+            return await self._start(replace(new, traceparent=span.traceparent or new.traceparent), timeout)
 
-    async def _start(
-        self, submission: Submission, *, stream: bool, timeout: float | None, begun: Begun | None
-    ) -> TaskHandle:
+    async def _start(self, new: Submission, timeout: float | None) -> TaskHandle:
         admission = self._ready()
-        task = submission.task_id
-        wanted = admission.partition_for(submission)
-        handle = TaskHandle(self, task, self._partitions[wanted])
-        expected = handle.expect()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        new.client = self._name
+        replies = self._partitions[admission.partition_for(new)]
+        expected = replies.expect(new.task_id)  # before the submit, so that no answer is missed
         try:
-            submitted = await self._admit(admission, submission, stream, deadline, begun)
+            submitted = await self._admit(admission, new, timeout)
         except BaseException:
-            handle.forget(expected)
+            replies.forget(new.task_id, expected)
             raise
-        if submitted.task != task or submitted.partition != wanted:
-            handle.forget(expected)
-            handle = TaskHandle(self, submitted.task, self._partitions[submitted.partition])
-        return handle
+        if submitted.task == new.task_id and submitted.partition == replies.bus.keys.partition:
+            return TaskHandle(self, new.task_id, replies, expected)
+        replies.forget(new.task_id, expected)
+        return TaskHandle(self, submitted.task, self._partitions[submitted.partition])
 
-    async def _admit(
-        self,
-        admission: Admission,
-        submission: Submission,
-        stream: bool,
-        deadline: float | None,
-        begun: Begun | None,
-    ) -> Submitted:
-        def reply(partition: int) -> str:
-            return self._partitions[partition].stream
-
+    async def _admit(self, admission: Admission, new: Submission, timeout: float | None) -> Submitted:
+        deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if deadline is None else deadline - time.monotonic()
             try:
                 async with asyncio.timeout(left):
-                    return await repeat_after_reconnect(
-                        lambda: admission.admit(submission, reply=reply, streamed=stream, begun=begun)
-                    )
+                    return await admission.admit(new)
+            except NotDurable as error:
+                if error.retry_after_seconds:
+                    raise
             except NotYet as error:
                 if left is not None and left < 0.2:
-                    raise Rejected(error.field, error.message, None, submission.task_id) from None
+                    raise Rejected(error.field, error.message, None, new.task_id) from None
                 await asyncio.sleep(0.1)
             except TimeoutError:
                 raise Rejected(
                     "timeout", "the broker did not answer in time; submit again with the same task_id",
-                    1.0, submission.task_id,
+                    1.0, new.task_id,
                 ) from None  # fmt: skip
 
     async def fork(
@@ -298,14 +244,15 @@ class Client(ScheduleVerbs):
         from runtime_core.client.fork import plan_fork
 
         plan = await plan_fork(self, origin, at=at, input=input, store=store)
-        submission = plan.submission(
+        new = plan.submission(
             task_id=task_id or f"fork-{secrets.token_hex(8)}",
             session_id=session_id,
             max_steps=max_steps,
             timeout_seconds=timeout_seconds,
             metadata=metadata,
+            stream=stream,
         )
-        return await self.start(submission, stream=stream, timeout=timeout, begun=plan.begun)
+        return await self.start(new, timeout=timeout)
 
     async def task(self, task_id: str) -> TaskHandle:
         """A handle of a task that was submitted before, by whomever."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from runtime_core.bus.values import Begun
 from runtime_core.client.recorded_runs import RecordedRun, RecordedStep, on_broker
 from runtime_core.codec import quoted
 from runtime_core.consumer.effects import COMPLETED
@@ -17,8 +16,8 @@ from runtime_core.declare.encoding import encode
 from runtime_core.errors import InvalidInput
 from runtime_core.hooks.selection import STEP, named_before
 from runtime_core.runs.journal import MAX_JOURNAL_BYTES
-from runtime_core.wire.commands import SUBMIT, Submission, digest, parse_submit
-from runtime_core.wire.envelope import ANONYMOUS, Envelope
+from runtime_core.wire.commands import SUBMIT, Begun, Submission, SubmitOptions, digest, new_submission
+from runtime_core.wire.envelope import ANONYMOUS
 
 if TYPE_CHECKING:
     from runtime_core.client.client import Client
@@ -44,26 +43,32 @@ class ForkPlan:
         max_steps: int | None,
         timeout_seconds: float | None,
         metadata: dict[str, Any] | None,  # Any: JSON
+        stream: bool = False,
     ) -> Submission:
         """The submit of the fork; what is None is as the origin has it. Raises InvalidInput."""
-        body: dict[str, object] = {"agent": self.run.agent, "input": msgspec.json.decode(self.input)}
-        body |= {"task_id": task_id, "metadata": self.context.get("metadata", {}) if metadata is None else metadata}
-        if self.run.key:
-            body["key"] = self.run.key
-        if STEP in self.run.steps:
-            body["hooks"] = named_before(self.run.steps[STEP].payload)
-        session = self.context.get("session_id", "") if session_id is None else session_id
-        if session:
-            body["session_id"] = session
-        conf = {"max_steps": max_steps, "timeout_seconds": timeout_seconds}
-        body["conf"] = {name: value for name, value in conf.items() if value is not None}
-        data = msgspec.json.encode(body)
-        tenant = str(self.context.get("tenant", ""))
-        submission = parse_submit(Envelope(id=task_id, source=ANONYMOUS, type=SUBMIT, tenant=tenant, data=data))
+        known: Any = self.context.get("metadata", {})  # Any: as the origin's submit has said
+        new = new_submission(
+            self.run.agent,
+            msgspec.json.decode(self.input),
+            source=ANONYMOUS,
+            event_id=task_id,
+            key=self.run.key or None,
+            task_id=task_id,
+            session_id=(self.context.get("session_id") if session_id is None else session_id) or None,
+            stream=stream,
+            options=SubmitOptions(
+                max_steps=max_steps,
+                timeout_seconds=timeout_seconds,
+                metadata=known if metadata is None else metadata,
+                hooks=named_before(self.run.steps[STEP].payload) if STEP in self.run.steps else None,
+                tenant=str(self.context.get("tenant", "")),
+            ),
+        )
         # Two forks are equal where what they begin with is.
         values = {step: value.decode(errors="replace") for step, value in self.begun.journal.items()}
-        whole = {**body, "fork": {"task": self.begun.task, "step": self.begun.step, "journal": values}}
-        return msgspec.structs.replace(submission, digest=digest(SUBMIT, whole))
+        new.digest = digest(SUBMIT, [new.digest, self.begun.task, self.begun.step, values])
+        new.begun = self.begun
+        return new
 
 
 async def plan_fork(

@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 class TaskHandle:
     """One task, as its client sees it."""
 
-    def __init__(self, client: Client, task_id: str, partition: Replies) -> None:
+    def __init__(
+        self, client: Client, task_id: str, partition: Replies, expected: asyncio.Future[Answer] | None = None
+    ) -> None:
+        """`expected` is a future of the end, where one was made before the submit."""
         self._client = client
         self.task_id = task_id
         self._partition = partition
-        self._future: asyncio.Future[Answer] | None = None
+        self._future = expected
         self._final: bytes | None = None
 
     def __repr__(self) -> str:
@@ -40,15 +43,6 @@ class TaskHandle:
         """The task's partition, for tools that look at the broker itself."""
         return self._partition.bus
 
-    def expect(self) -> asyncio.Future[Answer]:
-        """A future of the end, which one caller may await and cancel: made before the submit, so none is missed."""
-        future = self._future = self._partition.expect(self.task_id)
-        return future
-
-    def forget(self, future: asyncio.Future[Answer]) -> None:
-        """Nobody waits for this future any more."""
-        self._partition.forget(self.task_id, future)
-
     async def result(self, timeout: float | None = None) -> TaskResponse:
         """Wait for the end. Raises TimeoutError after `timeout` seconds; the task goes on.
 
@@ -58,10 +52,9 @@ class TaskHandle:
             return response_of(self._final)
         future, self._future = self._future, None
         if future is None:
-            future = self.expect()
-            self._future = None
+            future = self._partition.expect(self.task_id)
             if not await self._look():
-                self.forget(future)
+                self._partition.forget(self.task_id, future)
                 raise InvalidInput("task_id", f"no task {self.task_id!r} is known; it may be past its retention time")
         # A reply that was lost is found by the reader, which looks at the tasks themselves now and then.
         try:
@@ -71,7 +64,7 @@ class TaskHandle:
             raise TimeoutError(f"task {self.task_id} has not ended within {timeout:g} s; it goes on") from None
         finally:
             if self._final is None:
-                self.forget(future)
+                self._partition.forget(self.task_id, future)
         return response_of(self._final)
 
     async def _look(self) -> bool:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
-import msgspec
+from msgspec.structs import replace
 
 from runtime_core.bus.claims import find_place, submit_once
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import DEFAULT_PRIORITY, Begun, NewTask, Submitted
+from runtime_core.bus.values import Submitted
 from runtime_core.declare.manifest import InputCheck, Manifest
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.ids import instance_address, partition_of
-from runtime_core.wire.commands import Conf, Submission, default_task_id
+from runtime_core.wire.commands import Submission, default_task_id
 
 MANIFEST_SECONDS = 2.0
 """How long a manifest that was read is taken for the newest."""
@@ -32,55 +32,23 @@ class Admission:
         """Agents that only other agents may ask."""
         self._read_at = -MANIFEST_SECONDS
 
-    async def admit(
-        self,
-        submission: Submission,
-        *,
-        reply: str | Callable[[int], str] = "",
-        epoch: str = "",
-        streamed: bool = False,
-        begun: Begun | None = None,
-    ) -> Submitted:
-        """Check and start a task; `begun` makes it a fork of another.
-
-        `streamed`: its output is wanted as a stream, whatever its conf says. `reply` is where its end is told, or gives
-        that for the task's partition.
+    async def admit(self, new: Submission) -> Submitted:
+        """Check and start a task.
 
         Raises `Rejected` (or its `NotYet`) with the field, `InvalidInput` for an input that its agent's schema
-        refuses, `Fenced` where `epoch` is not the newest admitter's.
+        refuses, `Fenced` where the submission's epoch is not the newest admitter's.
         """
-        await self._check_input(submission)
-        if begun is None:  # a fork repeats a task that another agent has started
-            self._check_outside(submission.agent)
-        hooks = await self._hooks_of(submission) if submission.hooks else {}
-        if submission.deadline is not None and submission.deadline <= time.time() * 1000:
-            raise Rejected("deadline", "has passed before the task was admitted", task_id=submission.task_id)
-
-        def new_task(partition: int) -> NewTask:
-            return NewTask(
-                task=submission.task_id,
-                source=submission.source,
-                event_id=submission.event_id,
-                digest=submission.digest,
-                agent=submission.agent,
-                data=submission.input_json,
-                key=submission.key,
-                reply=reply if isinstance(reply, str) else reply(partition),
-                context=_context(submission, hooks),
-                session=submission.session_id,
-                max_steps=submission.conf.max_steps or 0,
-                timeout_ms=_timeout_ms(submission),
-                epoch=epoch,
-                streamed=_streamed(submission.conf, streamed),
-                limits=_limits(submission.conf),
-                begun=begun,
-                tenant=submission.tenant,
-                priority=DEFAULT_PRIORITY if submission.conf.priority is None else submission.conf.priority,
-                in_turn=True,
-            )
-
-        id_home = partition_of(default_task_id(submission.source, submission.event_id), len(self._buses))
-        return await submit_once(self._buses, self.partition_for(submission), id_home, new_task)
+        await self._check_input(new)
+        if new.begun is None:  # a fork repeats a task that another agent has started
+            self._check_outside(new.agent)
+        if new.deadline is not None and new.deadline <= time.time() * 1000:
+            raise Rejected("deadline", "has passed before the task was admitted", task_id=new.task_id)
+        if new.hooks:
+            new = replace(new, hooks=await self._hooks_of(new))
+        if len(self._buses) == 1:
+            return await self._buses[0].submit(new)
+        id_home = partition_of(default_task_id(new.source, new.event_id), len(self._buses))
+        return await submit_once(self._buses, self.partition_for(new), id_home, new)
 
     async def check(self, submission: Submission) -> None:
         """Look at a submit that is made later. Raises Rejected for an unknown agent, InvalidInput for its input.
@@ -95,11 +63,12 @@ class Admission:
         await self._check_input(submission)
         self._check_outside(submission.agent)
 
-    def partition_for(self, submission: Submission) -> int:
+    def partition_for(self, new: Submission) -> int:
         """A task lives with the instance that it asks, where the user gave that a key; else by its own id."""
-        if submission.key:
-            return partition_of(instance_address(submission.agent, submission.key), len(self._buses))
-        return partition_of(submission.partition_key, len(self._buses))
+        if len(self._buses) == 1:
+            return 0
+        place = instance_address(new.agent, new.key) if new.key else new.partition_key or new.task_id
+        return partition_of(place, len(self._buses))
 
     async def find(self, task: str) -> EventBus:
         """The partition of a task that was submitted to this namespace."""
@@ -149,49 +118,3 @@ class Admission:
                     internal.add(name)
         self._checks, self._apps, self._internal = checks, apps, internal
         self._read_at = time.monotonic()
-
-
-def _streamed(conf: Conf, wanted: bool) -> int:
-    if conf.streaming_mode is not None:
-        return 2 if conf.streaming_mode.steps else 1
-    return int(wanted)
-
-
-def _limits(conf: Conf) -> bytes:
-    limits = {"tokens": conf.max_tokens, "cost": conf.max_cost}
-    given = {name: limit for name, limit in limits.items() if limit is not None}
-    return msgspec.json.encode(given) if given else b""
-
-
-def _timeout_ms(submission: Submission) -> int:
-    """The shorter of the task's own limit and what is left until its deadline; 0 for none."""
-    limits = []
-    if submission.conf.timeout_seconds is not None:
-        limits.append(max(1, int(submission.conf.timeout_seconds * 1000)))
-    if submission.deadline is not None:
-        limits.append(max(1, submission.deadline - time.time_ns() // 1_000_000))
-    return min(limits, default=0)
-
-
-def _context(submission: Submission, hooks: dict[str, list[str]]) -> bytes:
-    """What travels with every event of the task besides its data; mostly nothing."""
-    context: dict[str, object] = {}
-    if submission.traceparent:
-        context["traceparent"] = submission.traceparent
-    if submission.tracestate:
-        context["tracestate"] = submission.tracestate
-    if submission.session_id:
-        context["session_id"] = submission.session_id
-    if submission.metadata:
-        context["metadata"] = submission.metadata
-    if submission.tenant:
-        context["tenant"] = submission.tenant
-    if submission.deadline is not None:
-        context["deadline"] = submission.deadline / 1000
-    if submission.conf.engine_wait_seconds is not None:
-        context["engine_wait_seconds"] = submission.conf.engine_wait_seconds
-    if submission.conf.engine:
-        context["engine"] = submission.conf.engine
-    if hooks:
-        context["hooks"] = hooks
-    return msgspec.json.encode(context) if context else b""

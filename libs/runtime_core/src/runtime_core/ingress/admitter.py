@@ -386,7 +386,8 @@ class Admitter:
         )
 
     async def _start(self, epoch: str, wanted: Submission) -> None:
-        submitted = await self._admission.admit(wanted, reply=wanted.replyto, epoch=epoch)
+        wanted.epoch = epoch
+        submitted = await self._admission.admit(wanted)
         if not wanted.replyto:
             return
         if submitted.started or submitted.status not in ENDED:

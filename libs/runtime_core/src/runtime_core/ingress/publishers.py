@@ -77,7 +77,7 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             case Submission():
                 self._check_references("data.input", command.input_json, blobs)
                 if command.metadata:
-                    self._check_references("data.metadata", msgspec.json.encode(command.metadata), blobs)
+                    self._check_references("data.metadata", command.metadata, blobs)
                 task = self.task(command.task_id)
                 key = command.partition_key
                 return replace(
@@ -85,7 +85,7 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                     task_id=task,
                     key=self._name("data.key", command.key),
                     session_id=self._name("data.session_id", command.session_id),
-                    partition_key=task if key == command.task_id else scoped_name(self.tenant, key),
+                    partition_key="" if key in ("", command.task_id) else scoped_name(self.tenant, key),
                 )
             case Publication():
                 self._check_references("data.data", command.data_json, blobs)

@@ -20,12 +20,13 @@ from runtime_core.bus.connection import Transport
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.topics import Topics
-from runtime_core.bus.values import NewTask, OpenRequest
+from runtime_core.bus.values import OpenRequest
 from runtime_core.errors import BusUnavailable, Fenced, Rejected, ServerError, WeftError, is_temporary
 from runtime_core.ids import fingerprint
 from runtime_core.ingress.answers import Answers
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.wire import events as facts
+from runtime_core.wire.commands import Submission
 
 logger = logging.getLogger(__name__)
 
@@ -238,15 +239,15 @@ class Relay:
             await bus.cancel(there, _reason(fields[b"cancel"].decode()), durable=False)
             return
         back, agent = fields[b"back"].decode(), fields[b"agent"].decode()
-        new = NewTask(
-            task=there,
+        new = Submission(
+            task_id=there,
             source="weft",
             event_id=there,
             digest=fingerprint(there, agent),
             agent=agent,
             key=fields[b"key"].decode(),
-            data=fields[b"d"],
-            reply=f"@{self._bus.keys.partition}|{back}|{agent}" if back else "",
+            input_json=fields[b"d"],
+            replyto=f"@{self._bus.keys.partition}|{back}|{agent}" if back else "",
             context=_asked_by(fields[b"x"], f"{self._bus.keys.partition}:{back.rpartition('|')[0]}" if back else ""),
         )
         while True:

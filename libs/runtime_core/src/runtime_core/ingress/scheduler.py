@@ -100,7 +100,8 @@ class Scheduler:
         """Start the task of one time; False where that has to be tried again later."""
         try:
             submission = schedule.submission(time_ms)
-            task = (await self._admission.admit(submission, epoch=epoch)).task
+            submission.epoch = epoch
+            task = (await self._admission.admit(submission)).task
         except InvalidInput as error:
             if isinstance(error, Rejected) and error.retry_after_seconds is not None:
                 return False

@@ -12,15 +12,14 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
-from runtime_core import codec
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.values import Submitted
 from runtime_core.codec import quoted
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.cron import Cron
-from runtime_core.wire.commands import SUBMIT, Submission, digest, parse_submit, refuse_unknown
-from runtime_core.wire.envelope import Envelope, epoch_ms
+from runtime_core.wire.commands import Submission, digest, refuse_unknown, submission_of
+from runtime_core.wire.envelope import epoch_ms
 
 SET = "weft.schedule.set"
 DELETE = "weft.schedule.delete"
@@ -115,9 +114,8 @@ class Schedule(msgspec.Struct, kw_only=True, omit_defaults=True):
     def submission(self, due_ms: int) -> Submission:
         """The submit for one time. Raises InvalidInput."""
         task_id = self.task_id(due_ms)
-        body = codec.encode({**self.task, "task_id": task_id})
-        source = f"schedule/{self.schedule_id}"
-        return parse_submit(Envelope(id=task_id, source=source, type=SUBMIT, tenant=self.tenant, data=body))
+        data = {**self.task, "task_id": task_id}
+        return submission_of(data, source=f"schedule/{self.schedule_id}", event_id=task_id, tenant=self.tenant)
 
     def _times(self) -> Cron:
         return Cron.parse(self.cron, ZoneInfo(self.timezone))

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runtime_core.app.app import App
-from runtime_core.bus.values import Begun
 from runtime_core.client.fork import ForkPlan
 from runtime_core.client.recorded_runs import RecordedRun, runs_of
 from runtime_core.codec import quoted
@@ -21,6 +20,7 @@ from runtime_core.replay.run import ReplayRun
 from runtime_core.runs.ports import Meta
 from runtime_core.runs.step import from_json
 from runtime_core.trajectory.reading import TaskTrajectory
+from runtime_core.wire.commands import Begun
 
 if TYPE_CHECKING:
     from runtime_core.host.local import LocalApp
@@ -131,5 +131,5 @@ async def replay_whole(trajectory: TaskTrajectory, local: LocalApp, until: str |
     submission = plan.submission(
         task_id=trajectory.task, session_id=None, max_steps=None, timeout_seconds=None, metadata=None
     )
-    task = await local.client.start(submission, begun=begun)
+    task = await local.client.start(submission)
     return replace(replayed, response=await task.result())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -21,7 +24,7 @@ from runtime_core.ids import (
     task_id_of,
 )
 from runtime_core.wire.envelope import ANONYMOUS, Envelope, epoch_ms
-from runtime_core.wire.streaming import StreamingMode, streaming_mode
+from runtime_core.wire.streaming import streaming_mode
 
 
 def data_of(envelope: Envelope) -> dict[str, object]:
@@ -72,33 +75,28 @@ def required_name(data: Mapping[str, object], field: str) -> str:
     return optional_name(data, field)
 
 
-def optional_whole(conf: Mapping[str, object], field: str, most: int) -> int | None:
-    """An optional whole number from 1 to `most`, in `data.conf`."""
-    value = conf.get(field)
+def whole_number(path: str, value: object, most: int) -> int | None:
+    """An optional whole number from 1 to `most`."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InvalidInput(f"data.conf.{field}", f"{quoted(value)} is not a whole number from 1 to {most}")
+        raise InvalidInput(path, f"{quoted(value)} is not a whole number from 1 to {most}")
     return value
 
 
-def optional_positive(
-    conf: Mapping[str, object], field: str, most: int | None, *, or_zero: bool = False
-) -> float | None:
-    """An optional number above 0, or from 0 up, at most `most`, in `data.conf`; None: without bound."""
-    value = conf.get(field)
+def positive_number(path: str, value: object, most: float = math.inf, *, or_zero: bool = False) -> float | None:
+    """An optional number above 0, or from 0 up, and at most `most`."""
     if value is None:
         return None
-    limit = math.inf if most is None else most
     if (
         isinstance(value, (int, float))
         and not isinstance(value, bool)
-        and (0 < value <= limit or (value == 0 and or_zero))
+        and (0 < value <= most or (value == 0 and or_zero))
     ):
         return float(value)
     lower = "from 0 up" if or_zero else "above 0"
-    upper = "" if most is None else f" and at most {most}"
-    raise InvalidInput(f"data.conf.{field}", f"{quoted(value)} is not a number {lower}{upper}")
+    upper = "" if most == math.inf else f" and at most {most}"
+    raise InvalidInput(path, f"{quoted(value)} is not a number {lower}{upper}")
 
 
 SUBMIT = "weft.task.submit"
@@ -114,64 +112,152 @@ MAX_TOKENS = 1_000_000_000_000
 ENGINES = ("local", "ray", "spark")
 """Where compute steps may run."""
 
-_SUBMIT_FIELDS = ("agent", "input", "key", "task_id", "session_id", "conf", "hooks", "metadata")
-_CONF_FIELDS = (
+DEFAULT_PRIORITY = 5
+
+SUBMIT_FIELDS = ("agent", "input", "key", "task_id", "session_id", "conf", "hooks", "metadata")
+CONF_FIELDS = (
     "max_steps",
     "timeout_seconds",
     "max_cost",
     "max_tokens",
     "engine",
     "engine_wait_seconds",
-    "run_mode",
     "streaming_mode",
     "priority",
 )
 
 
-class Conf(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Limits of a task; None: the runtime's default."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubmitOptions:
+    """What a submit may say besides its agent, input, key and ids. Whatever is left out has the runtime's default."""
 
-    max_steps: int | None = None
     timeout_seconds: float | None = None
-    max_cost: float | None = None
-    """In the currency in which agents report their `cost`."""
+    """The task fails when it takes longer."""
+    max_steps: int | None = None
+    """The task fails when it takes more steps."""
     max_tokens: int | None = None
-    engine_wait_seconds: float | None = None
-    """How long a step waits for an engine that is away; 0: not at all."""
-    run_mode: str = ""
-    """Name of the runner; empty: the agent's own."""
-    streaming_mode: StreamingMode | None = None
-    """What the task's stream shows; None: what a reader asks for."""
+    """The task fails when its runs and calls together use more (see `ctx.spend`)."""
+    max_cost: float | None = None
+    """The same for cost, in the currency in which agents report it."""
     priority: int | None = None
-    """From 1 (last) to 9 (first) among waiting tasks of its tenant; None: 5."""
-    engine: str = ""
-    """What `ctx.engine()` stands for; empty: `local`."""
+    """From 1 (last) to 9 (first) among the waiting tasks of its tenant; None: 5."""
+    tenant: str = ""
+    """On whose behalf the task runs: while handlers are busy, tenants take turns."""
+    hooks: Mapping[str, Sequence[str]] | None = None
+    """Names of hooks of the agent's app, by their point, in the order of the calls."""
+    metadata: Mapping[str, Any] | None = None  # Any: JSON
+    """Yours; the agent reads it as `ctx.metadata`."""
+    engine: str | None = None
+    """What `ctx.engine()` stands for: `local` (the default), `ray` or `spark`."""
+    engine_wait_seconds: float | None = None
+    """How long a step waits for an engine that is away; None: 60; 0: not at all."""
+    event_id: str = ""
+    """The submit's own id. With the client's `source` it makes repeats from several processes recognisable."""
+    traceparent: str = ""
+    """The trace that the task belongs to (W3C Trace Context)."""
 
 
-class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid `weft.task.submit`. What is absent is empty."""
+NO_OPTIONS = SubmitOptions()
+
+
+@dataclass(slots=True)
+class Begun:
+    """What a fork begins with: results of another task, by step, as journal values."""
+
+    task: str
+    """The origin."""
+    step: str
+    """The step from which on the fork goes its own way; empty: from the start."""
+    journal: dict[str, bytes] = field(default_factory=dict)
+    result: bytes = b""
+    """JSON in the place of what `step` gave; empty: the fork takes that step itself."""
+    started_ms: int = 0
+    """When the run shall count as begun, for `ctx.now()`; 0: now."""
+
+
+class Submission(msgspec.Struct):
+    """A task to start: what a client, a command or the runtime itself asks for, as the broker's `submit` takes it.
+
+    `new_submission` checks what users give. What is absent is empty.
+    """
 
     task_id: str
+    source: str
+    event_id: str
+    digest: str
+    """16 hexadecimal digits: equal for equal submits."""
     agent: str
     input_json: bytes
     key: str = ""
     session_id: str = ""
-    conf: Conf = Conf()
+    replyto: str = ""
+    """The stream that gets the answer."""
+    client: str = ""
+    """In place of `replyto`: the client whose reply stream in the task's partition gets the answer."""
+    tenant: str = ""
+    priority: int = DEFAULT_PRIORITY
+    max_steps: int = 0
+    """0: the runtime's default."""
+    timeout_ms: int = 0
+    """0: no limit."""
+    deadline: int | None = None
+    """Milliseconds since 1970; a task that cannot start before is refused."""
+    limits: bytes = b""
+    """The most that it may use (JSON: `tokens`, `cost`); empty: no limit."""
+    streamed: int = 0
+    """1: its output is wanted as a stream; 2: with its steps."""
+    engine: str = ""
+    engine_wait_seconds: float | None = None
     hooks: dict[str, list[str]] = {}
     """Hook point → names, in the order of the call."""
-    metadata: dict[str, object] = {}
-    source: str = ANONYMOUS
-    event_id: str
-    digest: str
-    """16 hexadecimal digits over type and decoded data: equal for equal submits."""
-    replyto: str = ""
+    metadata: bytes = b""
+    """JSON, an object."""
     traceparent: str = ""
     tracestate: str = ""
-    tenant: str = ""
-    deadline: int | None = None
-    """Milliseconds since 1970."""
-    partition_key: str
-    """What the task's partition is derived from."""
+    context: bytes = b""
+    """In place of the fields that travel with each event of the task (see `carried`): the context of the sender."""
+    partition_key: str = ""
+    """What the task's partition is derived from; empty: its id."""
+    in_turn: bool = False
+    """Whether it waits for its tenant's turn while its work stream is long; its tenant's limits count then, too."""
+    epoch: str = ""
+    """Of the admitter that starts it; empty: no admitter does."""
+    claims: str = ""
+    """With several partitions: tokens of the claims of its id and its task id, as `id|task_id`."""
+    begun: Begun | None = None
+    """What it begins with, where it is a fork."""
+
+    def carried(self) -> bytes:
+        """What travels with each event of the task besides its input (JSON); mostly nothing."""
+        if self.context:
+            return self.context
+        context: dict[str, object] = {}
+        if self.traceparent:
+            context["traceparent"] = self.traceparent
+        if self.tracestate:
+            context["tracestate"] = self.tracestate
+        if self.session_id:
+            context["session_id"] = self.session_id
+        if self.metadata:
+            context["metadata"] = msgspec.Raw(self.metadata)
+        if self.tenant:
+            context["tenant"] = self.tenant
+        if self.deadline is not None:
+            context["deadline"] = self.deadline / 1000
+        if self.engine_wait_seconds is not None:
+            context["engine_wait_seconds"] = self.engine_wait_seconds
+        if self.engine:
+            context["engine"] = self.engine
+        if self.hooks:
+            context["hooks"] = self.hooks
+        return msgspec.json.encode(context) if context else b""
+
+    def time_limit_ms(self) -> int:
+        """The shorter of the task's own limit and what is left until its deadline; 0 for none."""
+        if self.deadline is None:
+            return self.timeout_ms
+        left = max(1, self.deadline - time.time_ns() // 1_000_000)
+        return min(self.timeout_ms, left) if self.timeout_ms else left
 
 
 class Cancellation(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,33 +294,141 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
 
 
+def new_submission(
+    agent: object,
+    input: object,
+    *,
+    source: str,
+    event_id: str,
+    key: object = None,
+    task_id: object = None,
+    session_id: object = None,
+    stream: object = False,
+    options: SubmitOptions = NO_OPTIONS,
+) -> Submission:
+    """The one place that checks what a submit says, from whichever side it comes.
+
+    `stream` is whether its output is wanted as a stream, or a StreamingMode. Raises InvalidInput, whose field is named
+    as on the wire (`data.conf.max_steps`).
+    """
+    if agent is None:
+        raise InvalidInput("data.agent", "is missing; name the agent")
+    if not isinstance(event_id, str):
+        raise InvalidInput("id", f"{quoted(event_id)} is not text")
+    if not isinstance(options, SubmitOptions):
+        raise InvalidInput("options", f"{quoted(options)} is not a SubmitOptions")
+    name, data = checked_text("data.agent", agent), _json("data.input", input)
+    new = Submission("", source, event_id, "", name, data, in_turn=True)
+    said: dict[str, object] = {"agent": agent, "input": input}
+    if key is not None:
+        said["key"] = new.key = _instance_key(key)
+    if task_id is None:
+        new.task_id = default_task_id(source, event_id)
+    else:
+        said["task_id"] = new.task_id = _task_id(task_id)
+    if session_id is not None:
+        said["session_id"] = new.session_id = checked_text("data.session_id", session_id)
+    conf: dict[str, object] = {}
+    if isinstance(stream, bool):
+        new.streamed = int(stream)
+    else:
+        mode = streaming_mode("data.conf.streaming_mode", stream)
+        conf["streaming_mode"], new.streamed = mode.value, 2 if mode.steps else 1
+    if options is not NO_OPTIONS:
+        _take_options(new, options, conf, said)
+    if conf:
+        said["conf"] = conf
+    new.digest = digest(SUBMIT, said)
+    return new
+
+
+def _take_options(new: Submission, options: SubmitOptions, conf: dict[str, object], said: dict[str, object]) -> None:
+    """Check the options and take them over; `conf` and `said` get what counts for the digest."""
+    limits: dict[str, object] = {}
+    if (max_steps := whole_number("data.conf.max_steps", options.max_steps, MAX_STEPS)) is not None:
+        conf["max_steps"] = new.max_steps = max_steps
+    if (seconds := positive_number("data.conf.timeout_seconds", options.timeout_seconds, MAX_SECONDS)) is not None:
+        conf["timeout_seconds"] = seconds
+        new.timeout_ms = max(1, int(seconds * 1000))
+    if (tokens := whole_number("data.conf.max_tokens", options.max_tokens, MAX_TOKENS)) is not None:
+        conf["max_tokens"] = limits["tokens"] = tokens
+    if (cost := positive_number("data.conf.max_cost", options.max_cost)) is not None:
+        conf["max_cost"] = limits["cost"] = cost
+    if (priority := whole_number("data.conf.priority", options.priority, MAX_PRIORITY)) is not None:
+        conf["priority"] = new.priority = priority
+    wait = positive_number("data.conf.engine_wait_seconds", options.engine_wait_seconds, MAX_SECONDS, or_zero=True)
+    if wait is not None:
+        conf["engine_wait_seconds"] = new.engine_wait_seconds = wait
+    if options.engine is not None:
+        conf["engine"] = new.engine = _engine(options.engine)
+    if limits:
+        new.limits = msgspec.json.encode(limits)
+    if options.hooks is not None and (hooks := _hooks(options.hooks)):
+        said["hooks"] = new.hooks = hooks
+    if options.metadata is not None and (metadata := _as_dict("data.metadata", options.metadata)):
+        said["metadata"] = metadata
+        new.metadata = _json("data.metadata", metadata)
+        if len(new.input_json) + len(new.metadata) > codec.MAX_DATA_BYTES:
+            raise InvalidInput(
+                "data.metadata", f"is, with the input, over the limit of {codec.MAX_DATA_BYTES} bytes; send a reference"
+            )
+    if options.tenant:
+        new.tenant = checked_text("tenant", options.tenant)
+    if options.traceparent:
+        new.traceparent = checked_text("traceparent", options.traceparent)
+
+
 def parse_submit(envelope: Envelope) -> Submission:
     """The submission in a `weft.task.submit`. Raises InvalidInput."""
-    data = _body(envelope, SUBMIT, _SUBMIT_FIELDS)
-    agent = required_name(data, "agent")
+    data = _body(envelope, SUBMIT, SUBMIT_FIELDS)
+    new = submission_of(
+        data, source=envelope.source, event_id=envelope.id, tenant=envelope.tenant, traceparent=envelope.traceparent
+    )
+    new.replyto = envelope.replyto
+    new.tracestate = envelope.tracestate
+    new.deadline = epoch_ms("deadline", envelope.deadline) if envelope.deadline else None
+    new.partition_key = envelope.partitionkey
+    return new
+
+
+def submission_of(
+    data: Mapping[str, object], *, source: str, event_id: str, tenant: str = "", traceparent: str = ""
+) -> Submission:
+    """The submission in the data of a `weft.task.submit`. Raises InvalidInput."""
     if "input" not in data:
         raise InvalidInput("data.input", "is missing; send `null` where the agent needs none")
-    task_id = data.get("task_id")
-    task = default_task_id(envelope.source, envelope.id) if task_id is None else _task_id(task_id)
-    return Submission(
-        task_id=task,
-        agent=agent,
-        input_json=codec.encode(data["input"]),
-        key=_key(data),
-        session_id=optional_name(data, "session_id"),
-        conf=_conf(data.get("conf")),
-        hooks=_hooks(data.get("hooks")),
-        metadata=optional_object("data.metadata", data.get("metadata")),
-        source=envelope.source,
-        event_id=envelope.id,
-        digest=digest(envelope.type, data),
-        replyto=envelope.replyto,
-        traceparent=envelope.traceparent,
-        tracestate=envelope.tracestate,
-        tenant=checked_text("tenant", envelope.tenant) if envelope.tenant else "",
-        deadline=epoch_ms("deadline", envelope.deadline) if envelope.deadline else None,
-        partition_key=envelope.partitionkey or task,
+    conf = optional_object("data.conf", data.get("conf"))
+    refuse_unknown("data.conf", conf, CONF_FIELDS)
+    limits: dict[str, Any] = {name: value for name, value in conf.items() if name != "streaming_mode"}  # Any: unchecked
+    hooks: Any = data.get("hooks")  # Any: unchecked, as above
+    metadata: Any = data.get("metadata")
+    mode = conf.get("streaming_mode")
+    return new_submission(
+        data.get("agent"),
+        data["input"],
+        source=source,
+        event_id=event_id,
+        key=data.get("key"),
+        task_id=data.get("task_id"),
+        session_id=data.get("session_id"),
+        stream=False if mode is None else streaming_mode("data.conf.streaming_mode", mode),
+        options=SubmitOptions(tenant=tenant, traceparent=traceparent, hooks=hooks, metadata=metadata, **limits),
     )
+
+
+def data_of_submit(
+    agent: str, input: object, *, key: str = "", session_id: str = "", options: SubmitOptions = NO_OPTIONS
+) -> dict[str, object]:
+    """The data of a `weft.task.submit`, unchecked; what is absent is left out."""
+    conf = {name: value for name in CONF_FIELDS if (value := getattr(options, name, None)) is not None}
+    given = {
+        "key": key,
+        "session_id": session_id,
+        "conf": conf,
+        "hooks": options.hooks,
+        "metadata": options.metadata,
+    }
+    return {"agent": agent, "input": input, **{name: value for name, value in given.items() if value}}
 
 
 def parse_cancel(envelope: Envelope) -> Cancellation:
@@ -309,8 +503,25 @@ def _body(envelope: Envelope, type: str, known: Collection[str]) -> dict[str, ob
     return data
 
 
-def _key(data: Mapping[str, object]) -> str:
-    key = optional_name(data, "key")
+def _json(path: str, value: object) -> bytes:
+    """The value as JSON. Raises InvalidInput for what JSON cannot hold, and for more than an event may carry."""
+    try:
+        data = codec.encode(value)
+    except InvalidInput as error:
+        raise InvalidInput(path, error.message) from error
+    if len(data) > codec.MAX_DATA_BYTES:
+        raise InvalidInput(
+            path, f"is {len(data)} bytes, over the limit of {codec.MAX_DATA_BYTES}; store it and send a reference"
+        )
+    return data
+
+
+def _as_dict(path: str, value: object) -> dict[str, object]:
+    return as_object(path, dict(value) if isinstance(value, Mapping) else value)
+
+
+def _instance_key(value: object) -> str:
+    key = checked_text("data.key", value)
     if key.startswith(RESERVED_KEY_PREFIX):
         raise InvalidInput(
             "data.key",
@@ -331,26 +542,7 @@ def _required_task_id(data: Mapping[str, object]) -> str:
     return _task_id(data["task_id"])
 
 
-def _conf(value: object) -> Conf:
-    conf = optional_object("data.conf", value)
-    refuse_unknown("data.conf", conf, _CONF_FIELDS)
-    run_mode, mode = conf.get("run_mode"), conf.get("streaming_mode")
-    return Conf(
-        max_steps=optional_whole(conf, "max_steps", MAX_STEPS),
-        timeout_seconds=optional_positive(conf, "timeout_seconds", MAX_SECONDS),
-        max_cost=optional_positive(conf, "max_cost", None),
-        max_tokens=optional_whole(conf, "max_tokens", MAX_TOKENS),
-        engine_wait_seconds=optional_positive(conf, "engine_wait_seconds", MAX_SECONDS, or_zero=True),
-        run_mode="" if run_mode is None else checked_text("data.conf.run_mode", run_mode),
-        streaming_mode=None if mode is None else streaming_mode("data.conf.streaming_mode", mode),
-        priority=optional_whole(conf, "priority", MAX_PRIORITY),
-        engine=_engine(conf.get("engine")),
-    )
-
-
 def _engine(value: object) -> str:
-    if value is None:
-        return ""
     if value not in ENGINES or not isinstance(value, str):
         raise InvalidInput("data.conf.engine", f"{quoted(value)} is no engine; there are {', '.join(ENGINES)}")
     return value
@@ -358,10 +550,10 @@ def _engine(value: object) -> str:
 
 def _hooks(value: object) -> dict[str, list[str]]:
     hooks: dict[str, list[str]] = {}
-    for point, names in optional_object("data.hooks", value).items():
+    for point, names in _as_dict("data.hooks", value).items():
         path = f"data.hooks.{quoted(point)[1:-1]}"
         checked_text(path, point)
-        if not isinstance(names, list):
+        if isinstance(names, str) or not isinstance(names, Sequence):
             raise InvalidInput(path, f"{quoted(names)} is not a list of names")
         hooks[point] = [checked_text(f"{path}.{place}", name) for place, name in enumerate(names)]
     return hooks
