@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,6 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime_core.clusters.remote import error_of
+from runtime_core.clusters.spark import backend as spark_backend
+from runtime_core.clusters.spark import calls as spark_calls
 from runtime_core.consumer.attempt import failed_from
 from runtime_core.errors import ConfigurationError, Reject
 from runtime_core.runs.failure import MAX_TEXT, failure_of
@@ -24,6 +28,9 @@ from runtime_core.telemetry.redaction import (
     use,
 )
 from runtime_core.text import LONGEST_MESSAGE, LONGEST_TRACEBACK
+from runtime_core.tools.mcp import failures as mcp_failures
+from runtime_core.tools.mcp import tool as mcp_tool
+from runtime_core.tools.mcp import transport as mcp_transport
 
 # Put together here: a scanner of repositories must not take them for real ones.
 OPENAI = "sk-" + "proj-Ab12Cd34Ef56Gh78Ij90"
@@ -204,7 +211,44 @@ def test_a_secret_at_a_cut_is_not_shown_in_half() -> None:
             assert "***" in message
 
 
-@pytest.mark.parametrize(("limit", "failed"), [(LONGEST_TRACEBACK, failed_from), (MAX_TEXT, failure_of)])
+@pytest.mark.parametrize(
+    ("limit", "shown"),
+    [
+        (LONGEST_MESSAGE, lambda error: error_of(error).message),
+        (LONGEST_MESSAGE, lambda error: error_of(Reject(str(error))).message),
+        (LONGEST_MESSAGE, spark_calls.first_lines),
+        (300, spark_backend._one_line),
+        (1000, lambda error: str(mcp_failures.told(error))),
+        (200, lambda error: mcp_tool._line(str(error))),
+    ],
+)
+def test_engines_and_mcp_servers_redact_before_they_shorten(limit: int, shown: Callable[[Exception], str]) -> None:
+    half = GITHUB[: len(GITHUB) // 2]
+    text = shown(RuntimeError("x" * (limit - len(half) - 1) + " " + GITHUB))
+    assert half not in text
+    assert text.startswith("xxx")
+    assert "***" in text
+
+
+def test_a_line_of_an_mcp_server_is_redacted_before_it_is_shortened(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    half = GITHUB[: len(GITHUB) // 2]
+    lines = mcp_transport._Lines("the server")
+    lines.data_received(b"short\n" + b"x" * (mcp_transport.LONGEST_LINE - len(half) - 1))
+    lines.data_received(b" " + GITHUB[:12].encode())
+    lines.data_received(GITHUB[12:].encode() + b"\n" + b"y" * 10 * READ_CHARACTERS)
+    lines.eof_received()
+    short, long, last = (record.getMessage().removeprefix("the server: ") for record in caplog.records)
+    assert short == "short"
+    assert GITHUB[:12] not in long
+    assert long.startswith("xxx")
+    assert "***" in long
+    assert last == "y" * mcp_transport.LONGEST_LINE
+
+
+@pytest.mark.parametrize(
+    ("limit", "failed"), [(LONGEST_TRACEBACK, failed_from), (MAX_TEXT, failure_of), (LONGEST_TRACEBACK, error_of)]
+)
 def test_a_secret_at_the_start_of_a_shortened_traceback_is_not_shown_in_half(limit: int, failed: Any) -> None:
     end = GITHUB[len(GITHUB) // 2 :]
     error = ValueError(GITHUB + " " + "x" * (limit - len(end) - 2))

@@ -17,6 +17,7 @@ import msgspec
 from runtime_core.engines.protocol import Error, Outcome, Registered, Step, Value
 from runtime_core.engines.results import Results
 from runtime_core.errors import ConfigurationError, InvalidInput, InvalidResult, Reject, Retry
+from runtime_core.telemetry.redaction import kept
 from runtime_core.telemetry.spans import within
 from runtime_core.text import LONGEST_MESSAGE, LONGEST_TRACEBACK
 
@@ -101,7 +102,7 @@ def error_of(error: BaseException) -> Error:
         return Error("function", "Retry", _text(error.reason), retry_after_seconds=error.after_seconds)
     if isinstance(error, Reject):
         return Error("function", error.type, _text(error.reason), retryable=False)
-    trace = "".join(traceback.format_exception(error))[-LONGEST_TRACEBACK:].encode(errors="replace").decode()
+    trace = kept("".join(traceback.format_exception(error)), LONGEST_TRACEBACK, end=True)
     if isinstance(error, ImportError | InvalidResult):
         return Error("invalid", type(error).__name__, _message(error), trace, retryable=False)
     return Error(
@@ -121,7 +122,7 @@ def _message(error: BaseException) -> str:
 
 
 def _text(message: str) -> str:
-    return str(message)[:LONGEST_MESSAGE].encode(errors="replace").decode()
+    return kept(str(message), LONGEST_MESSAGE)
 
 
 @functools.cache

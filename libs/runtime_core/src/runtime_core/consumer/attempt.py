@@ -15,7 +15,7 @@ from runtime_core.record import step as steps
 from runtime_core.record.step import ENCODER, Step
 from runtime_core.record.usage import Usage
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.telemetry.redaction import redactor
+from runtime_core.telemetry.redaction import kept
 from runtime_core.text import LONGEST_MESSAGE, LONGEST_TRACEBACK, LONGEST_TYPE, text_of_error
 
 logger = logging.getLogger(__name__)
@@ -25,31 +25,21 @@ NOTHING_USED = Usage()
 
 def failed_from(error: Exception, *, repeatable: bool = True) -> Failed:
     """Say how an attempt ended that raised `error`. What may not be repeated is not tried again."""
-    kind, message = _kept(type(error).__name__, LONGEST_TYPE), _kept(text_of_error(error), LONGEST_MESSAGE)
+    kind, message = kept(type(error).__name__, LONGEST_TYPE), kept(text_of_error(error), LONGEST_MESSAGE)
     if isinstance(error, Retry):
-        reason = _kept(error.reason, LONGEST_MESSAGE)
+        reason = kept(error.reason, LONGEST_MESSAGE)
         return Failed("Retry", reason, retryable=repeatable, retry_after_seconds=error.after_seconds)
     if isinstance(error, Reject):
-        name, reason = _kept(error.type, LONGEST_TYPE), _kept(error.reason, LONGEST_MESSAGE)
+        name, reason = kept(error.type, LONGEST_TYPE), kept(error.reason, LONGEST_MESSAGE)
         return Failed(name, reason, retryable=False, rejected=True)
     if isinstance(error, InvalidInput | LimitExceeded):
         return Failed(kind, message, retryable=False)
     if isinstance(error, StepError):
-        name = _kept(error.type, LONGEST_TYPE) or kind
-        return Failed(name, _kept(error.message, LONGEST_MESSAGE), retryable=False)
+        name = kept(error.type, LONGEST_TYPE) or kind
+        return Failed(name, kept(error.message, LONGEST_MESSAGE), retryable=False)
     # The end, where the error itself is named.
-    trace = "".join(traceback.format_exception(error))
-    if len(trace) > LONGEST_TRACEBACK:
-        trace = redactor().end(trace)
-    text = _kept(trace[-LONGEST_TRACEBACK:], LONGEST_TRACEBACK)
-    return Failed(kind, message, text, retryable=repeatable)
-
-
-def _kept(text: str, longest: int) -> str:
-    """Text that JSON can hold, and no more of it than anyone reads."""
-    if len(text) > longest:
-        text = redactor().start(text)
-    return text[:longest].encode(errors="replace").decode()
+    trace = kept("".join(traceback.format_exception(error)), LONGEST_TRACEBACK, end=True)
+    return Failed(kind, message, trace, retryable=repeatable)
 
 
 async def give_up(

@@ -498,6 +498,13 @@ def redactor() -> Redactor:
     return _HERE.get() or _of_process()
 
 
+def kept(text: str, longest: int, *, end: bool = False) -> str:
+    """Text that JSON can hold; of a long one the start, or the `end`. Secrets go before it is cut."""
+    if len(text) > longest:
+        text = redactor().end(text)[-longest:] if end else redactor().start(text)[:longest]
+    return text.encode(errors="replace").decode()
+
+
 @contextmanager
 def use(redactor: Redactor) -> Iterator[None]:
     """Make this the one that `redactor` returns, for this task and those that it starts."""

@@ -19,6 +19,7 @@ from ray.exceptions import RayError
 from runtime_core.aworld.hosted import HostsWanted
 from runtime_core.aworld.ray.task_host import TaskHost
 from runtime_core.engines.protocol import Error, Outcome, Report
+from runtime_core.telemetry.redaction import kept
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 5.0
 """Between the death of a host and its successor."""
@@ -86,7 +87,7 @@ class Hosts:
                 await self._host(place)
                 why = "its handlers have ended by themselves"
             except RayError as error:
-                why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                why = f"{type(error).__name__}: {kept(' '.join(str(error).split()), 300)}"
             if place in self._reading:
                 pause, deaths = FIRST_PAUSE_SECONDS, 0
             deaths += 1

@@ -18,6 +18,7 @@ from runtime_core.clusters.ray.settings import DASHBOARD, JOBS_URL
 from runtime_core.clusters.ray.tasks import late
 from runtime_core.engines.protocol import Error, Outcome, Report, Resources, Value, Work
 from runtime_core.engines.results import Results
+from runtime_core.telemetry.redaction import kept
 
 POLL_SECONDS = 1.0
 STOP_SECONDS = 10.0
@@ -84,7 +85,8 @@ class _Batch:
             return shlex.join(command)
         if isinstance(command, str) and command.strip():
             return command
-        message = f"a batch job's function gives a command, a text or a list of texts, and not {str(command)[:100]!r}"
+        given = kept(str(command), 100)
+        message = f"a batch job's function gives a command, a text or a list of texts, and not {given!r}"
         return Error("invalid", "InvalidInput", message, retryable=False)
 
     def _submit(self, submission_id: str, command: str) -> None:

@@ -12,6 +12,7 @@ import ray.exceptions as errors
 
 from runtime_core.clusters.ray.worker import Answer, Begun, run_job
 from runtime_core.engines.protocol import Error, Resources, Work
+from runtime_core.telemetry.redaction import kept
 
 
 def failure_of(error: BaseException, begun: Begun | None) -> Error:
@@ -46,7 +47,7 @@ def _reason(error: BaseException) -> str:
     """What Ray says, in one line without the fields that only Ray knows."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines if not line.partition(":")[0].endswith(("_id", "class_name", "namespace", "pid"))]
-    return " ".join(said)[:500] or type(error).__name__
+    return kept(" ".join(said), 500) or type(error).__name__
 
 
 SOFT_SECONDS = 0.4

@@ -13,6 +13,7 @@ from runtime_core.clusters.spark.maps import run_map
 from runtime_core.clusters.spark.sessions import Sessions, address_of, is_lost
 from runtime_core.engines.protocol import Away, Error, Mapped, Outcome, Report, Work
 from runtime_core.engines.results import Results
+from runtime_core.telemetry.redaction import kept
 
 CONNECT_SECONDS = 60.0
 """How long a server that listens may take to answer, on a machine that is busy."""
@@ -178,4 +179,4 @@ class SparkBackend:
 
 def _one_line(error: BaseException) -> str:
     text = str(error).partition("\n\nJVM stacktrace:")[0]
-    return " ".join(text.split())[:300] or type(error).__name__
+    return kept(" ".join(text.split()), 300) or type(error).__name__

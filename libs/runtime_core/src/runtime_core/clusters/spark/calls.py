@@ -20,6 +20,7 @@ from runtime_core.clusters.spark.sessions import Sessions, Told, Watched, condit
 from runtime_core.clusters.spark.worker import Answer, Assignment
 from runtime_core.engines.protocol import Error, Pickled, Registered, Step
 from runtime_core.engines.results import Results
+from runtime_core.telemetry.redaction import kept
 from runtime_core.text import LONGEST_MESSAGE
 
 STOP_SECONDS = 2.0
@@ -218,7 +219,7 @@ def error_from(error: Exception) -> Error:
 def first_lines(error: BaseException) -> str:
     """What an error of Spark says, without the lines of its server's code."""
     text = str(error).partition("\n\nJVM stacktrace:")[0].strip()
-    return re.split(r"\n\s+at (?:org|java|scala)\.", text, maxsplit=1)[0][:LONGEST_MESSAGE]
+    return kept(re.split(r"\n\s+at (?:org|java|scala)\.", text, maxsplit=1)[0], LONGEST_MESSAGE)
 
 
 def tag_of(key: str) -> str:

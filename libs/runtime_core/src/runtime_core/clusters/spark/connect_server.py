@@ -19,6 +19,7 @@ from pathlib import Path
 from runtime_core.config.settings import Settings
 from runtime_core.engines.protocol import Away
 from runtime_core.lifeline import tied
+from runtime_core.telemetry.redaction import kept
 
 START_SECONDS = 180.0
 """How long it may take to listen, on a machine that is busy."""
@@ -201,7 +202,7 @@ class ConnectServer:
 
     def _tail(self) -> str:
         told = [line for line in self._last if not line.startswith("WARNING: Using incubator modules")]
-        return f": {' | '.join(told[-3:])[-600:]}" if told else ""
+        return f": {kept(' | '.join(told[-3:]), 600, end=True)}" if told else ""
 
 
 async def answers(host: str, port: int, seconds: float = 5.0) -> bool:

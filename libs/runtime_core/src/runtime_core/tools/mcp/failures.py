@@ -7,7 +7,7 @@ from mcp_types import CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT
 from pydantic import ValidationError
 
 from runtime_core.declare.declaration import one_line
-from runtime_core.text import shortened
+from runtime_core.telemetry.redaction import kept
 
 NOT_SENT = "dev.weft/not-sent"
 """In the data of an error that our own client made: no server has looked at the request."""
@@ -40,7 +40,7 @@ def told(error: Exception) -> NotSent | Lost | Refused:
         return _told(error)
     if isinstance(error, ValidationError | RuntimeError):
         # The server's answer is not what the protocol, or the tool's own output schema, says.
-        return Refused("InvalidResult", shortened(" ".join(str(error).split()), 1000))
+        return Refused("InvalidResult", kept(" ".join(str(error).split()), 1000))
     return Lost(one_line(error), broken=True)
 
 

@@ -22,7 +22,7 @@ from runtime_core.declare.encoding import encode
 from runtime_core.declare.manifest import Schema, ToolEntry
 from runtime_core.errors import InvalidInput, NotReady, Reject
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.text import shortened
+from runtime_core.telemetry.redaction import kept
 from runtime_core.tools.call import AbandonedThreads, ToolContext, run_limited
 from runtime_core.tools.mcp.connection import Connection, Progress, Session
 from runtime_core.tools.mcp.failures import Lost, NotSent, Refused
@@ -126,7 +126,7 @@ def _keys(schema: object) -> Iterator[str]:
 
 
 def _line(text: str, limit: int = 200) -> str:
-    return shortened(" ".join(text.split()), limit)
+    return kept(" ".join(text.split()), limit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from mcp_types import CONNECTION_CLOSED
 
 from runtime_core.declare.declaration import one_line
 from runtime_core.lifeline import tied
-from runtime_core.text import shortened
+from runtime_core.telemetry.redaction import READ_CHARACTERS, kept
 from runtime_core.tools.mcp.failures import NOT_SENT
 from runtime_core.tools.mcp.server import MCPServer
 
@@ -31,6 +31,8 @@ CONNECT_SECONDS = 10.0
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 """Of one message over HTTP. Larger than any result that may be kept, which is refused by name."""
 LONGEST_LINE = 2_000
+_LINE_BYTES = 4 * READ_CHARACTERS + 4
+"""Of a line that is read: more than what is looked at for secrets, which may be at the end of what is logged."""
 
 logger = logging.getLogger(__name__)
 
@@ -100,28 +102,30 @@ async def _errors_to_log(declared: MCPServer, stack: contextlib.AsyncExitStack) 
 
 
 class _Lines(asyncio.Protocol):
-    """Writes each line that arrives to the log."""
+    """Writes each line that arrives to the log, of a long one the start."""
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._rest = b""
+        self._line = bytearray()
 
     def data_received(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._log(line)
-        if len(self._rest) > LONGEST_LINE:
-            self._log(self._rest)
-            self._rest = b""
+        first, *others = data.split(b"\n")
+        self._add(first)
+        for part in others:
+            self._log()
+            self._add(part)
 
     def eof_received(self) -> None:
-        if self._rest:
-            self._log(self._rest)
+        self._log()
 
-    def _log(self, line: bytes) -> None:
-        text = line.decode(errors="replace").rstrip()
+    def _add(self, part: bytes) -> None:
+        self._line += part[: _LINE_BYTES - len(self._line)]
+
+    def _log(self) -> None:
+        text = self._line.decode(errors="replace").rstrip()
+        self._line.clear()
         if text:
-            logger.info("%s: %s", self._what, shortened(text, LONGEST_LINE))
+            logger.info("%s: %s", self._what, kept(text, LONGEST_LINE))
 
 
 class _Watched:
