@@ -21,8 +21,8 @@ from runtime_core.aworld.events import (
     ToolMessage,
     run_events,
 )
-from runtime_core.aworld.events.handler import NOTHING
 from runtime_core.aworld.events.handlers import DefaultToolHandler
+from runtime_core.aworld.events.manager import NOTHING
 from runtime_core.aworld.events.message import TopicType
 from runtime_core.errors import InvalidInput, LocalStepError, WeftError
 from runtime_core.host.local import LocalApp

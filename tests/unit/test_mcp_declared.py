@@ -23,9 +23,9 @@ from runtime_core.runs.commit import parts_of_calls
 from runtime_core.runs.context import AgentContext
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.tools.call import Away
+from runtime_core.tools.mcp.listing import ArgumentsCheck, BadSchema, listing_of
 from runtime_core.tools.mcp.server import MCPServer, need_sdk
 from runtime_core.tools.mcp.servers import MCPServers
-from runtime_core.tools.mcp.tool import ArgumentsCheck, BadSchema, listing_of
 
 PLACE = Place("app.py", 7)
 OBJECT: dict[str, Any] = {"type": "object"}

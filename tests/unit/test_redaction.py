@@ -29,7 +29,7 @@ from runtime_core.telemetry.redaction import (
 )
 from runtime_core.text import LONGEST_MESSAGE, LONGEST_TRACEBACK
 from runtime_core.tools.mcp import failures as mcp_failures
-from runtime_core.tools.mcp import tool as mcp_tool
+from runtime_core.tools.mcp import listing as mcp_listing
 from runtime_core.tools.mcp import transport as mcp_transport
 
 # Put together here: a scanner of repositories must not take them for real ones.
@@ -219,7 +219,7 @@ def test_a_secret_at_a_cut_is_not_shown_in_half() -> None:
         (LONGEST_MESSAGE, spark_calls.first_lines),
         (300, spark_backend._one_line),
         (1000, lambda error: str(mcp_failures.told(error))),
-        (200, lambda error: mcp_tool._line(str(error))),
+        (200, lambda error: mcp_listing._line(str(error))),
     ],
 )
 def test_engines_and_mcp_servers_redact_before_they_shorten(limit: int, shown: Callable[[Exception], str]) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from runtime_core.lazy import loader
 
 if TYPE_CHECKING:
-    from runtime_core.aworld.events.handler import Handler
     from runtime_core.aworld.events.handlers import (
         DefaultAgentHandler,
         DefaultBackgroundTaskHandler,
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     )
     from runtime_core.aworld.events.history import Recorded
     from runtime_core.aworld.events.loop import EventLoop, run_events
-    from runtime_core.aworld.events.manager import EventManager, HandlerTable
+    from runtime_core.aworld.events.manager import EventManager, Handler, HandlerTable
     from runtime_core.aworld.events.message import (
         AgentMessage,
         BackgroundTaskMessage,
@@ -177,7 +176,7 @@ _PLACES = {
     "GraphBuildType": "runtime_core.aworld.swarm",
     "GroupMessage": "runtime_core.aworld.events.message",
     "HandleResult": "runtime_core.aworld.nodes.node",
-    "Handler": "runtime_core.aworld.events.handler",
+    "Handler": "runtime_core.aworld.events.manager",
     "HandlerError": "runtime_core.aworld.events.message",
     "HandlerTable": "runtime_core.aworld.events.manager",
     "Handoff": "runtime_core.runs.observation",

@@ -12,7 +12,6 @@ from runtime_core.runs.observation import ActionModel, Observation
 from runtime_core.runs.policy import call_tool
 
 if TYPE_CHECKING:
-    from runtime_core.aworld.task import Task
     from runtime_core.runs.calls import Asked
     from runtime_core.runs.context import AgentContext
 
@@ -115,6 +114,6 @@ class Surroundings:
         """A swarm whose agents are handles."""
         return given.bound(self.agent)
 
-    def tools(self, task: Task) -> Tools:
-        """Those that the task names; where it names none, all of the app."""
-        return Tools(self, task.tool_names or self._known_tools)
+    def tools(self, names: Sequence[str]) -> Tools:
+        """Handles of these tools; without names, of all that the app has."""
+        return Tools(self, names or self._known_tools)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
 from typing import TypeVar, cast
 
 from runtime_core.app.app import App
 from runtime_core.aworld.described import TASK_AGENT, Description, agent_of_runner, agents_of, describe
 from runtime_core.aworld.swarm import Swarm, code_in_swarm
 from runtime_core.aworld.task import Task
-from runtime_core.aworld.task_app import TasksApp
 from runtime_core.client.client import Client, TaskHandle
-from runtime_core.codec import quoted
 from runtime_core.declare.declaration import label
 from runtime_core.engines.waiting import ENGINE_WAIT_SECONDS
 from runtime_core.errors import InvalidInput, WeftError
-from runtime_core.host.local import LocalApp
 from runtime_core.wire.results import StreamEvent, TaskResponse
 from runtime_core.wire.streaming import StreamingMode
 
@@ -171,65 +167,3 @@ class RunPlace:
                 known = ", ".join(sorted(each for each in offered if not each.startswith(TASK_AGENT))) or "none"
                 field = "agent" if found.swarm is None else "swarm"
                 raise InvalidInput(field, f"no agent is named {name!r}; known are {known}")
-
-
-REMEDY = """those run on 'local' or 'ray'; what Spark shall do is a step of theirs, as in ctx.engine("spark")"""
-
-
-def _engine_of(tasks: Sequence[Task]) -> str:
-    """Where the tasks' `conf.engine` wants all of them to run, without services."""
-    wanted = [task.config.engine for task in tasks]
-    if "spark" in wanted:
-        raise InvalidInput("conf.engine", f"'spark' runs no whole tasks: {REMEDY}, on services")
-    for number, engine in enumerate(wanted):
-        if engine != wanted[0]:
-            raise InvalidInput(
-                f"task.{number}.conf.engine",
-                f"{engine!r}, and that of task.0 is {wanted[0]!r}: give all the same, or say engine= for all of them",
-            )
-    return wanted[0]
-
-
-@asynccontextmanager
-async def run_place(
-    tasks: Sequence[Task],
-    *,
-    client: Client | None,
-    url: str | None,
-    app: App | None,
-    engine: str | None = None,
-    workers: int = 0,
-    at_once: int = 1,
-) -> AsyncIterator[RunPlace]:
-    """The place for these tasks: `client`'s, that of the broker at `url` or WEFT_REDIS_URL, or this process.
-
-    With `engine="ray"` handlers in `workers` processes of Ray work there; `at_once` tasks are under way at once. None:
-    as the tasks' `conf.engine` says, but on services, where it is only what `ctx.engine()` stands for.
-    """
-    services = bool(url or os.environ.get("WEFT_REDIS_URL"))
-    if engine is None and client is None and not services:
-        engine = _engine_of(tasks)
-    elif engine not in (None, "local", "ray"):
-        raise InvalidInput("engine", f"{quoted(engine)} runs no whole tasks: {REMEDY}")
-    if engine == "ray":
-        from runtime_core.aworld.ray.place import ray_place  # here: it loads what only it needs
-
-        async with ray_place(tasks, client=client, url=url, app=app, workers=workers, at_once=at_once) as place:
-            yield place
-    elif client is not None:
-        yield RunPlace(client, app)
-    elif services:
-        async with Client.connect(url) as connected:
-            yield RunPlace(connected, app)
-    else:
-        made = TasksApp(app)
-        for task in tasks:
-            made.take(task)
-        async with LocalApp(made.app) as local:
-            place = RunPlace(local, made.app, made.names)
-            try:
-                yield place
-            except BaseException:
-                # Nobody could have their answers: the place must not wait for them either.
-                await place.give_up()
-                raise

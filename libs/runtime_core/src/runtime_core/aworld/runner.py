@@ -80,7 +80,7 @@ class Runner(ABC):
     @functools.cached_property
     def tools(self) -> Tools:
         """The task's tools by name, each an object with `step(args)`."""
-        return self._surroundings.tools(self.task)
+        return self._surroundings.tools(self.task.tool_names)
 
     @property
     def _surroundings(self) -> Surroundings:

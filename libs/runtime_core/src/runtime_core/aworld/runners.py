@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from runtime_core.aworld.place import RunPlace, run_place
+from runtime_core.aworld.place import RunPlace
 from runtime_core.aworld.task import Task, TaskStatus
+from runtime_core.aworld.task_app import TasksApp
+from runtime_core.client.client import Client
 from runtime_core.codec import quoted
 from runtime_core.errors import InvalidInput, Rejected
+from runtime_core.host.local import LocalApp
 from runtime_core.wire.results import StreamEvent, TaskResponse
 
 if TYPE_CHECKING:
     from runtime_core.app.app import App
     from runtime_core.aworld.swarm import Swarm
-    from runtime_core.client.client import Client
 
 T = TypeVar("T")
 
@@ -79,7 +82,7 @@ class Runners:
         tasks = _tasks(task)
         _check(tasks, concurrency, workers)
         at_once = min(len(tasks), concurrency)
-        async with run_place(
+        async with _run_place(
             tasks, client=client, url=url, app=app, engine=engine, workers=workers, at_once=at_once
         ) as place:
             for each in tasks:
@@ -137,7 +140,7 @@ class Runners:
         an error in `pre_run`.
         """
         _check([task], 1, workers)
-        async with run_place([task], client=client, url=url, app=app, engine=engine, workers=workers) as place:
+        async with _run_place([task], client=client, url=url, app=app, engine=engine, workers=workers) as place:
             handle = await place.submit(task, stream=True)
             task.task_status = TaskStatus.RUNNING
             async with aclosing(place.events(handle, task.streaming)) as events:
@@ -242,3 +245,65 @@ def _in_own_loop(work: Coroutine[Any, Any, T]) -> T:  # Any: what coroutines sen
     if errors:
         raise errors[0]
     return outcome[0]
+
+
+_REMEDY = """those run on 'local' or 'ray'; what Spark shall do is a step of theirs, as in ctx.engine("spark")"""
+
+
+def _engine_of(tasks: Sequence[Task]) -> str:
+    """Where the tasks' `conf.engine` wants all of them to run, without services."""
+    wanted = [task.config.engine for task in tasks]
+    if "spark" in wanted:
+        raise InvalidInput("conf.engine", f"'spark' runs no whole tasks: {_REMEDY}, on services")
+    for number, engine in enumerate(wanted):
+        if engine != wanted[0]:
+            raise InvalidInput(
+                f"task.{number}.conf.engine",
+                f"{engine!r}, and that of task.0 is {wanted[0]!r}: give all the same, or say engine= for all of them",
+            )
+    return wanted[0]
+
+
+@asynccontextmanager
+async def _run_place(
+    tasks: Sequence[Task],
+    *,
+    client: Client | None,
+    url: str | None,
+    app: App | None,
+    engine: str | None = None,
+    workers: int = 0,
+    at_once: int = 1,
+) -> AsyncIterator[RunPlace]:
+    """The place for these tasks: `client`'s, that of the broker at `url` or WEFT_REDIS_URL, or this process.
+
+    With `engine="ray"` handlers in `workers` processes of Ray work there; `at_once` tasks are under way at once. None:
+    as the tasks' `conf.engine` says, but on services, where it is only what `ctx.engine()` stands for.
+    """
+    services = bool(url or os.environ.get("WEFT_REDIS_URL"))
+    if engine is None and client is None and not services:
+        engine = _engine_of(tasks)
+    elif engine not in (None, "local", "ray"):
+        raise InvalidInput("engine", f"{quoted(engine)} runs no whole tasks: {_REMEDY}")
+    if engine == "ray":
+        from runtime_core.aworld.ray.place import ray_place  # here: it loads what only it needs
+
+        async with ray_place(tasks, client=client, url=url, app=app, workers=workers, at_once=at_once) as place:
+            yield place
+    elif client is not None:
+        yield RunPlace(client, app)
+    elif services:
+        async with Client.connect(url) as connected:
+            yield RunPlace(connected, app)
+    else:
+        made = TasksApp(app)
+        for task in tasks:
+            made.take(task)
+        async with LocalApp(made.app) as local:
+            place = RunPlace(local, made.app, made.names)
+            try:
+                yield place
+            except BaseException:
+                # Nobody could have their answers: the place must not wait for them either.
+                await place.give_up()
+                raise

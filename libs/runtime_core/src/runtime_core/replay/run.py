@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime_core import codec
-from runtime_core.aworld.events.manager import message_id
-from runtime_core.aworld.events.message import Message
+from runtime_core.aworld.events.message import Message, message_id
 from runtime_core.bus.values import CallBegun
 from runtime_core.client.recorded_runs import RecordedRun, RecordedStep
 from runtime_core.consumer.effects import COMPLETED, Failed

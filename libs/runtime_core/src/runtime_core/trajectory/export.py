@@ -9,10 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
-import msgspec
-
 from runtime_core.errors import ConfigurationError
-from runtime_core.record.step import ENCODER, StepError
+from runtime_core.record.step import ENCODER
 from runtime_core.trajectory.items import (
     DefaultTrajectoryStrategy,
     RewardFunction,
@@ -20,8 +18,7 @@ from runtime_core.trajectory.items import (
     TrajectoryStrategy,
     score,
 )
-from runtime_core.trajectory.model_call import logprobs_of, usage_of
-from runtime_core.trajectory.reading import StoredStep, TaskTrajectory
+from runtime_core.trajectory.reading import ExportedStep, TaskTrajectory, exported
 from runtime_core.trajectory.store import Filters, TrajectoryStore
 
 if TYPE_CHECKING:
@@ -30,43 +27,6 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 1 << 18
 ROW_GROUP_ROWS = 5_000
 ROW_GROUP_BYTES = 8_000_000
-_NULL = msgspec.Raw(b"null")
-
-
-class ExportedStep(msgspec.Struct):
-    """One exported step with its task. Times are epoch milliseconds.
-
-    What the task's end says is null while the task has not ended.
-    """
-
-    namespace: str
-    task: str
-    agent: str | None
-    session: str | None
-    task_status: str | None
-    task_created: float | None
-    task_ended: float | None
-    run: str
-    step: str
-    attempt: int
-    kind: str
-    name: str
-    key: str
-    status: str
-    started: float
-    ended: float
-    input: msgspec.Raw
-    output: msgspec.Raw
-    error: StepError | None
-    errors: list[StepError]
-    usage: dict[str, float]
-    """Tokens, where the step was a model call."""
-    logprobs: object
-    """Log-probabilities, as the model gave them; null where it gave none."""
-    attributes: dict[str, Any]  # Any: texts, numbers, booleans and lists of them
-    """Of a model call, by the names of OpenTelemetry's conventions: provider, model, finish reason, tokens."""
-    cause: str
-    owner: str
 
 
 async def export_jsonl(store: TrajectoryStore, namespace: str, out: BinaryIO, **filters: Unpack[Filters]) -> int:
@@ -126,7 +86,7 @@ async def export_items_parquet(path: str | os.PathLike[str], items: AsyncIterato
 
 async def _steps(store: TrajectoryStore, namespace: str, filters: Filters) -> AsyncIterator[ExportedStep]:
     async for stored in store.steps(namespace, **filters):
-        yield _exported(namespace, stored)
+        yield exported(namespace, stored)
 
 
 async def _tasks(store: TrajectoryStore, namespace: str, filters: Filters) -> AsyncIterator[TaskTrajectory]:
@@ -201,44 +161,3 @@ def _size_of_step(row: ExportedStep) -> int:
 
 def _size_of_item(row: TrajectoryItem) -> int:
     return len(ENCODER.encode(row))
-
-
-def _exported(namespace: str, stored: StoredStep) -> ExportedStep:
-    end, step = stored.end, stored.step
-    return ExportedStep(
-        namespace=namespace,
-        task=stored.task,
-        agent=end.agent if end else None,
-        session=end.session if end else None,
-        task_status=end.status if end else None,
-        task_created=end.created if end else None,
-        task_ended=end.ended if end else None,
-        run=step.run,
-        step=step.step,
-        attempt=step.attempt,
-        kind=step.kind,
-        name=step.name,
-        key=step.key,
-        status=step.status,
-        started=step.started,
-        ended=step.ended,
-        input=_one_line(step.input),
-        output=_one_line(step.output),
-        error=step.error,
-        errors=step.errors,
-        usage=usage_of(step),
-        logprobs=logprobs_of(step),
-        attributes=step.attributes,
-        cause=step.cause,
-        owner=step.owner,
-    )
-
-
-def _one_line(raw: msgspec.Raw) -> msgspec.Raw:
-    """Return JSON without line breaks, which it may hold between its tokens and nowhere else."""
-    data = bytes(raw)
-    if not data:
-        return _NULL
-    if b"\n" not in data and b"\r" not in data:
-        return raw
-    return msgspec.Raw(data.replace(b"\n", b" ").replace(b"\r", b" "))

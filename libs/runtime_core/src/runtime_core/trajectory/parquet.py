@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from runtime_core.record.step import ENCODER
-
-if TYPE_CHECKING:
-    from runtime_core.trajectory.export import ExportedStep
-    from runtime_core.trajectory.items import TrajectoryItem
+from runtime_core.trajectory.items import TrajectoryItem
+from runtime_core.trajectory.reading import ExportedStep
 
 Row = TypeVar("Row")
 

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from sqlalchemy import Row, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from runtime_core.record.contents import REFERENCES, Contents, Node
-from runtime_core.record.step import Fork, Step, TaskEnd, before, place
+from runtime_core.record.step import Fork, Step, StepError, TaskEnd, before, place
 from runtime_core.trajectory import tables
+from runtime_core.trajectory.model_call import logprobs_of, usage_of
 from runtime_core.trajectory.rows import step_of
 
 
@@ -43,6 +45,84 @@ class StoredStep:
     task: str
     end: TaskEnd | None
     step: Step
+
+
+class ExportedStep(msgspec.Struct):
+    """One exported step with its task. Times are epoch milliseconds.
+
+    What the task's end says is null while the task has not ended.
+    """
+
+    namespace: str
+    task: str
+    agent: str | None
+    session: str | None
+    task_status: str | None
+    task_created: float | None
+    task_ended: float | None
+    run: str
+    step: str
+    attempt: int
+    kind: str
+    name: str
+    key: str
+    status: str
+    started: float
+    ended: float
+    input: msgspec.Raw
+    output: msgspec.Raw
+    error: StepError | None
+    errors: list[StepError]
+    usage: dict[str, float]
+    """Tokens, where the step was a model call."""
+    logprobs: object
+    """Log-probabilities, as the model gave them; null where it gave none."""
+    attributes: dict[str, Any]  # Any: texts, numbers, booleans and lists of them
+    """Of a model call, by the names of OpenTelemetry's conventions: provider, model, finish reason, tokens."""
+    cause: str
+    owner: str
+
+
+def exported(namespace: str, stored: StoredStep) -> ExportedStep:
+    """A step as it is exported."""
+    end, step = stored.end, stored.step
+    return ExportedStep(
+        namespace=namespace,
+        task=stored.task,
+        agent=end.agent if end else None,
+        session=end.session if end else None,
+        task_status=end.status if end else None,
+        task_created=end.created if end else None,
+        task_ended=end.ended if end else None,
+        run=step.run,
+        step=step.step,
+        attempt=step.attempt,
+        kind=step.kind,
+        name=step.name,
+        key=step.key,
+        status=step.status,
+        started=step.started,
+        ended=step.ended,
+        input=_one_line(step.input),
+        output=_one_line(step.output),
+        error=step.error,
+        errors=step.errors,
+        usage=usage_of(step),
+        logprobs=logprobs_of(step),
+        attributes=step.attributes,
+        cause=step.cause,
+        owner=step.owner,
+    )
+
+
+def _one_line(raw: msgspec.Raw) -> msgspec.Raw:
+    """Return JSON without line breaks, which it may hold between its tokens and nowhere else."""
+    data = bytes(raw)
+    if not data:
+        return msgspec.Raw(b"null")
+    if b"\n" not in data and b"\r" not in data:
+        return raw
+    return msgspec.Raw(data.replace(b"\n", b" ").replace(b"\r", b" "))
 
 
 @dataclass(frozen=True, slots=True)

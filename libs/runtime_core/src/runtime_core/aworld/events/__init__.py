@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from runtime_core.aworld.events.handler import Handler
 from runtime_core.aworld.events.loop import EventLoop, run_events
-from runtime_core.aworld.events.manager import EventManager, HandlerTable
+from runtime_core.aworld.events.manager import EventManager, Handler, HandlerTable
 from runtime_core.aworld.events.message import (
     AgentMessage,
     BackgroundTaskMessage,

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from runtime_core.aworld.events.handler import NOTHING, Handler
+from runtime_core.aworld.events.manager import NOTHING, Handler
 from runtime_core.aworld.events.message import (
     AgentMessage,
     BackgroundTaskMessage,

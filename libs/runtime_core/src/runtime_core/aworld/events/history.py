@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from runtime_core.aworld.events.manager import message_id
-from runtime_core.aworld.events.message import Constants, Message, MessageQuestions
+from runtime_core.aworld.events.message import Constants, Message, MessageQuestions, message_id
 from runtime_core.record.step import Step, place
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.tree import decoded

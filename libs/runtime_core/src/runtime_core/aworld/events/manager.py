@@ -1,17 +1,27 @@
-"""The dispatcher of one event-driven run, and the table that says which handler takes which message."""
+"""The dispatcher of one event-driven run, what a handler is, and the table of which handler takes which message."""
 
 from __future__ import annotations
 
 import heapq
 import importlib
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import msgspec
 
-from runtime_core.aworld.events.handler import Handler
-from runtime_core.aworld.events.message import Constants, EventOutcome, Message, MessageQuestions, UnknownReceiver
+from runtime_core.aworld.events.message import (
+    AgentMessage,
+    Constants,
+    EventOutcome,
+    Message,
+    MessageQuestions,
+    TaskMessage,
+    TopicType,
+    UnknownReceiver,
+    message_id,
+)
 from runtime_core.codec import quoted
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.record.step import place
@@ -19,6 +29,52 @@ from runtime_core.record.step import place
 if TYPE_CHECKING:
     from runtime_core.aworld.events.history import EventHistory, Recorded
     from runtime_core.runs.context import AgentContext
+
+
+NOTHING: tuple[Message, ...] = ()
+"""What a handler yields from that has nothing to say: without a `yield` it would be no async generator."""
+
+
+class Handler(ABC):
+    """Takes the messages of a category. One instance serves one run; messages of equal priority come at once.
+
+    `handle` is an async generator: what it yields is emitted at once, in order. It works through `self.ctx` only, so
+    that a replay gives the same. What it raises ends the task with that error, but for Retry (another attempt of the
+    run). A subclass goes on with its base by `async for message in super().handle(message): yield message`.
+    """
+
+    def __init__(self, events: EventManager) -> None:
+        self.events = events
+
+    @property
+    def ctx(self) -> AgentContext:
+        return self.events.ctx
+
+    @abstractmethod
+    def handle(self, message: Message) -> AsyncIterator[Message]:
+        """What follows from a message."""
+
+    def answers(self, message: Message, result: object, *, sender: str, topic: str) -> list[Message]:
+        """What follows from a result: it goes to who waits for it, and without such a one it ends the task.
+
+        A result that is a message itself, or a list of them (see `Message.is_message`), says what comes next.
+        """
+        if Message.is_message(result):
+            assert isinstance(result, dict)  # is_message says so
+            return [_from(result, sender)]
+        if isinstance(result, list) and result and all(Message.is_message(part) for part in result):
+            return [_from(part, sender) for part in result]
+        receiver = message.caller or (message.sender if message.category != Constants.AGENT else "")
+        if receiver:
+            return [
+                AgentMessage(payload=result, sender=sender, receiver=receiver, topic=topic, headers=message.headers)
+            ]
+        return [TaskMessage(payload=result, sender=sender, topic=TopicType.FINISHED, headers=message.headers)]
+
+
+def _from(data: dict[str, object], sender: str) -> Message:
+    message = Message.from_dict(data)
+    return message if message.sender else message.replace(sender=sender)
 
 
 HandlerClass: TypeAlias = type[Handler]
@@ -305,11 +361,6 @@ class EventManager(MessageQuestions):
         for message in self.messages:
             if task_id in ("", message.task_id):
                 yield message
-
-
-def message_id(task: str, run: str, step: str) -> str:
-    """The id of the message that a step has emitted."""
-    return f"{task}/{run}/{step}"
 
 
 async def _messages(given: object) -> AsyncIterator[Message]:

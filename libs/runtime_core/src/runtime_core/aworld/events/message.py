@@ -301,3 +301,8 @@ class EventOutcome:
         if self.status in ("cancelled", "interrupted"):
             raise TaskCancelled(error.get("type", self.status), error.get("message", ""))
         raise HandlerError(error.get("type", self.status), error.get("message", "")) from self.cause
+
+
+def message_id(task: str, run: str, step: str) -> str:
+    """The id of the message that a step has emitted."""
+    return f"{task}/{run}/{step}"

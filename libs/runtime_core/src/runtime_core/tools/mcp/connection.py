@@ -28,7 +28,7 @@ from runtime_core.tools.mcp.server import MCPServer
 from runtime_core.tools.mcp.transport import streams_to
 
 if TYPE_CHECKING:
-    from runtime_core.tools.mcp.tool import Listing
+    from runtime_core.tools.mcp.listing import Listing
 
 
 MAX_PAGES = 1_000
@@ -236,7 +236,7 @@ class Connection:
 
     async def _keep(self) -> None:
         # In a thread, since it takes a second: the loop that sends the heartbeat goes on.
-        await asyncio.to_thread(importlib.import_module, "runtime_core.tools.mcp.tool")
+        await asyncio.to_thread(importlib.import_module, "runtime_core.tools.mcp.listing")
 
         failures = 0
         while not self._stopping.is_set():
@@ -308,7 +308,7 @@ class Connection:
                     await self._list(session)
 
     async def _list(self, session: Session) -> None:
-        from runtime_core.tools.mcp.tool import listing_of
+        from runtime_core.tools.mcp.listing import listing_of
 
         # First: a change in the middle of the list is one more change.
         session.changed = False
