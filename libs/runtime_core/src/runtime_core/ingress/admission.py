@@ -30,6 +30,8 @@ class Admission:
         """The app of each agent."""
         self._internal: set[str] = set()
         """Agents that only other agents may ask."""
+        self._stored: list[bytes] = []
+        """The manifests that these were made from."""
         self._read_at = -MANIFEST_SECONDS
 
     async def admit(self, new: Submission) -> Submitted:
@@ -76,7 +78,9 @@ class Admission:
 
     async def _check_input(self, submission: Submission) -> None:
         check = self._checks.get(submission.agent)
-        if check is None or time.monotonic() - self._read_at > MANIFEST_SECONDS:
+        now = time.monotonic()
+        if check is None or now - self._read_at > MANIFEST_SECONDS:
+            self._read_at = now  # one reads them again; other submits go on with those that are known
             await self._read_manifests()
             check = self._checks.get(submission.agent)
         if check is not None:
@@ -103,6 +107,9 @@ class Admission:
         """All inputs that the apps of this namespace have declared. Unknown agents are the broker's to refuse."""
         bus = self._buses[0]
         stored = cast(list[bytes], await bus.transport.call("HVALS", bus.keys.manifests))
+        self._read_at = time.monotonic()
+        if stored == self._stored:
+            return  # compiling the checks of a schema takes milliseconds
         checks: dict[str, InputCheck] = {}
         apps: dict[str, Manifest] = {}
         internal: set[str] = set()
@@ -116,5 +123,4 @@ class Admission:
                 apps[name] = manifest
                 if entry.internal:
                     internal.add(name)
-        self._checks, self._apps, self._internal = checks, apps, internal
-        self._read_at = time.monotonic()
+        self._checks, self._apps, self._internal, self._stored = checks, apps, internal, stored
