@@ -42,7 +42,7 @@ export RUN_TOPIC := $(value TOPIC)
 unexport DOCS TOPIC
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run lock format check test test-unit test-main test-simulation test-autogen test-engines test-matrix run bench chaos simulate model mutants audit ci clean
+.PHONY: help setup setup-run lock format check test test-unit test-main test-simulation test-autogen test-engines test-matrix run bench ledger chaos simulate model mutants audit ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -116,6 +116,9 @@ run: setup-run ## Run the example (DOCS=folder, TOPIC="what to research"); ends 
 
 bench: setup ## Measure, beside other systems (ARGS for the benchmarks)
 	$(RUN) benchmarks $(ARGS)
+
+ledger: setup ## Count what one task costs, beside its bounds (ARGS=agent_handler lists what that process calls)
+	$(RUN) benchmarks.cost_ledger $(ARGS)
 
 chaos: setup ## Kill, stop and replace processes at random, for many rounds (WEFT_CHAOS_ROUNDS, _TASKS, _CONVERSATIONS, _SEED)
 	WEFT_CHAOS_ROUNDS=$(WEFT_CHAOS_ROUNDS) WEFT_CHAOS_TASKS=$(WEFT_CHAOS_TASKS) \

@@ -54,18 +54,24 @@ class Stack:
         used = {name: service.cpu_seconds() for name, service in self.services.items()}
         return {**used, BROKER: cpu_seconds(self._broker.pid)}
 
-    async def start_service(self, service: str, name: str = "", *, profile: Path | None = None) -> Child:
-        """Start one more; `profile` is the file for what cProfile saw of it."""
+    async def start_service(
+        self, service: str, name: str = "", *, profile: Path | None = None, counted: bool = False
+    ) -> Child:
+        """Start one more; `profile` is the file for what cProfile saw of it. Counted: see `counted_process.py`."""
         run = [f"services.{service}"] if profile is None else ["benchmarks.profiled_service", service, str(profile)]
-        child = await self._start(name or service, run)
+        child = await self._start(name or service, self._counted(service) if counted else run)
         self.services[child.name] = child
         return child
 
-    async def start_client(self, profile: Path | None = None) -> Child:
+    async def start_client(self, profile: Path | None = None, *, counted: bool = False) -> Child:
         """Start a driver on Weft's client and wait until it is ready for orders."""
-        client = await self._start("client", ["benchmarks.client_process", *([str(profile)] if profile else [])])
+        run = ["benchmarks.client_process", *([str(profile)] if profile else [])]
+        client = await self._start("client", self._counted("client") if counted else run)
         await client.ready()
         return client
+
+    def _counted(self, process: str) -> list[str]:
+        return ["benchmarks.counted_process", process, str(self.folder / f"{process}.counts")]
 
     async def until_alive(self) -> None:
         """Wait until the broker knows every service. Raises RuntimeError with the end of a missing one's log."""
@@ -93,12 +99,17 @@ class Stack:
 
 @contextlib.asynccontextmanager
 async def started(
-    settings: Mapping[str, str] | None = None, *, but: tuple[str, ...] = (), profiled: Mapping[str, Path] | None = None
+    settings: Mapping[str, str] | None = None,
+    *,
+    but: tuple[str, ...] = (),
+    profiled: Mapping[str, Path] | None = None,
+    counted: bool = False,
 ) -> AsyncIterator[Stack]:
     """Everything that Weft needs, one replica of each service, stopped and removed at the end.
 
     `settings` are variables of the environment, `but` names services to leave out, `profiled` those to run under a
-    profiler. Where the block fails the services are killed, and the error is the block's own.
+    profiler; `counted` services count their calls. Where the block fails the services are killed, and the error is the
+    block's own.
     """
     folder = Path(tempfile.mkdtemp(prefix="weft-bench-"))
     broker = EmbeddedServer(folder)
@@ -107,7 +118,7 @@ async def started(
     try:
         for service in SERVICES:
             if service not in but:
-                await stack.start_service(service, profile=(profiled or {}).get(service))
+                await stack.start_service(service, profile=(profiled or {}).get(service), counted=counted)
         await stack.until_alive()
         yield stack
         for child in stack.services.values():

@@ -27,6 +27,7 @@ TARGETS = [
     "test-matrix",
     "run",
     "bench",
+    "ledger",
     "chaos",
     "simulate",
     "model",
