@@ -26,7 +26,7 @@ from redis.asyncio import Redis
 ROOT = Path(__file__).resolve().parent.parent
 TIED = Path(__file__).parent / "servers" / "tied.py"
 SERVICES = ("agent-handler", "tool-handler", "state-manager", "trajectory-recorder")
-APP = "tests.fleet_app:app"
+APP = "tests.apps.fleet_app:app"
 READY_SECONDS = 60.0
 """How long a service may take until it reads, on a machine that is busy with other tests."""
 CLEAN_SECONDS = 60.0

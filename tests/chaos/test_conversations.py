@@ -26,7 +26,7 @@ from tests.servers.process import Server
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 CONVERSATIONS = int(os.environ.get("WEFT_CHAOS_CONVERSATIONS") or 30)
-APP = "tests.conversations_app:app"
+APP = "tests.apps.conversations_app:app"
 LEASE_SECONDS = 2.0
 EVERY_SECONDS = 2.0
 """Between two harms: a process that asks models takes a while to start."""

@@ -50,7 +50,12 @@ async def test_every_call_survives_kills(
     ends: list[tuple[TaskResponse, list[object]]] = []
     async with (
         Fleet(
-            server.url, namespace, tmp_path, replicas=2, lease_seconds=LEASE_SECONDS, app="tests.every_call_app:app"
+            server.url,
+            namespace,
+            tmp_path,
+            replicas=2,
+            lease_seconds=LEASE_SECONDS,
+            app="tests.apps.every_call_app:app",
         ) as fleet,
         Client.connect(server.url, namespace=namespace) as client,
     ):

@@ -114,7 +114,7 @@ async def roll(
                 if number and between is not None:
                     await between()
                 # Each round brings another release, so that two work side by side until it is over.
-                fleet.run_instead({name: ("tests.next_release", name, str(number + 1)) for name in SERVICES})
+                fleet.run_instead({name: ("tests.chaos.next_release", name, str(number + 1)) for name in SERVICES})
                 for replica in (1, 2):
                     # Of each service one at once, as several rollouts do; who leads is among them once a round.
                     await asyncio.gather(*(fleet.replace(f"{service}-{replica}") for service in SERVICES))

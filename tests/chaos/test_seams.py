@@ -37,7 +37,7 @@ LEAST_HARM = 3
 HANDLERS = ("agent-handler", "tool-handler")
 REPLICAS = {"agent-handler": 2, "tool-handler": 2, "state-manager": 1, "trajectory-recorder": 1}
 KEYS = ("a", "b", "c")
-APP = "tests.seams_app:app"
+APP = "tests.apps.seams_app:app"
 # So short that steps under way are handed back, and not finished.
 ENVIRON = {"WEFT_SHUTDOWN_SECONDS": "2"}
 ALLOWED = ("Deadlock", "Poison")

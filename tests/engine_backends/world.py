@@ -104,7 +104,7 @@ async def world(
                 folder / "fleet",
                 replicas=replicas,
                 lease_seconds=lease_seconds or (1.0 if gateways > 1 else 10.0),
-                app="tests.engines_app:app",
+                app="tests.apps.engines_app:app",
                 environ={FOLDER: str(files.folder), **(environ or {})},
                 commands={} if real else {service: ("tests.engine_backends.gateway", engine)},
                 urls=urls,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.engine_backends.world import World
-from tests.otlp_receiver import OtlpReceiver
+from tests.servers.otlp_receiver import OtlpReceiver
 
 
 async def are_one_tree(here: World, receiver: OtlpReceiver, engine: str) -> None:

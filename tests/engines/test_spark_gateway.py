@@ -9,7 +9,7 @@ import pytest
 from tests.engine_backends.world import World, world
 from tests.engines.conftest import SparkServer
 from tests.engines.spans import are_one_tree
-from tests.otlp_receiver import OtlpReceiver
+from tests.servers.otlp_receiver import OtlpReceiver
 from tests.servers.process import Server
 
 pytestmark = pytest.mark.timeout(300)

@@ -10,7 +10,7 @@ import pytest
 
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.conftest import missing
-from tests.integration.trajectory_stores import Database
+from tests.integration.trajectory.stores import Database
 from tests.servers.postgres import postgres
 from tests.servers.unavailable import Unavailable
 

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.every_metric import every_metric
+from tests.observability.every_metric import every_metric
 
 SERVICES = ("agent-handler", "tool-handler", "state-manager", "trajectory-recorder", "ray-gateway", "spark-gateway")
 

@@ -903,6 +903,6 @@ MUTANTS: tuple[Mutant, ...] = (
         'if await bus.transport.call("XRANGE", bus.keys.out(self.task_id), f"({cursor}", "+", "COUNT", 1):',
         "if False:",
         "a reader sees what a task said before its end",
-        "integration:usage_and_streams",
+        "integration/client:task",
     ),
 )

@@ -27,7 +27,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "    if len(arguments) > 1 or name not in SERVICES:\n",
         "    if False:\n",
         "a name of no service is told in one line",
-        "unit:host_services",
+        "unit/host:services",
     ),
     python(
         "cli/up.py",
@@ -35,6 +35,6 @@ MUTANTS: tuple[Mutant, ...] = (
         'argv = [sys.executable, "-P", "-m", ENTRY',
         'argv = [sys.executable, "-m", ENTRY',
         "a folder of the user's does not shadow Weft's modules",
-        "unit:supervisor",
+        "unit/host:supervisor",
     ),
 )

@@ -28,7 +28,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a retried or redriven run loads its journal",
         "contracts:kept_turns",
         "contracts:warm_runs",
-        "integration:local_app",
+        "integration/host:local",
     ),
     python(
         TURNS,
@@ -75,7 +75,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "pass",
         "a commit does not overtake its deltas",
         "contracts:kept_turns",
-        "integration:local_app",
+        "integration/host:local",
     ),
     python(
         TURNS,
@@ -85,7 +85,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a run that wakes gets all results that are there",
         "contracts:warm_runs",
         "contracts:wake_rules",
-        "integration:local_app",
+        "integration/host:local",
         survives="the commit that begins to wait finds the result and wakes the run at once",
     ),
     python(
@@ -121,8 +121,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:lost_replies",
         "contracts:queued_work",
         "contracts:lost_replies",
-        "integration:stopping",
-        "integration:connection",
+        "integration/consumer:stopping",
+        "integration/bus:connection",
     ),
     python(
         CONSUMER,
@@ -139,7 +139,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        self._known.clear()",
         "an owner that was declared dead keeps no runs",
         "contracts:heartbeats",
-        "integration:bad_days",
+        "integration/host:bad_days",
         "contracts:warm_runs",
         survives="a kept run goes on only with its next turn, and looks at the journal before its next step",
     ),
@@ -158,8 +158,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "False",
         "deliveries whose reply was lost are taken",
         "contracts:lost_replies",
-        "integration:connection",
-        "integration:bad_days",
+        "integration/bus:connection",
+        "integration/host:bad_days",
     ),
     python(
         CONSUMER,
@@ -168,7 +168,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "                await self._bus.leave([])",
         "a graceful stop hands back its work uncounted",
         "contracts:finished_steps",
-        "integration:stopping",
+        "integration/consumer:stopping",
     ),
     python(
         CONSUMER,
@@ -177,7 +177,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            pass\n",
         "work of a cancelled task is settled",
         "contracts:queued_work",
-        "integration:stopping",
+        "integration/consumer:stopping",
         survives="within a lease its consumer finds it among its pending entries, and settles it then",
     ),
     python(
@@ -221,7 +221,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a process that stops begins nothing",
         "contracts:finished_steps",
         "contracts:queued_work",
-        "integration:stopping",
+        "integration/consumer:stopping",
     ),
     python(
         CONSUMER,
@@ -254,7 +254,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         "a stop leaves the last part of its time for the steps that run",
         "contracts:finished_steps",
-        "integration:stopping",
+        "integration/consumer:stopping",
     ),
     python(
         CONSUMER,
@@ -330,7 +330,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if len(self._ended) > self._most:",
         "if False:",
         "what is known of ended tasks is bounded",
-        "unit:ended_tasks",
+        "unit/consumer:ended_tasks",
     ),
     python(
         ENDED,
@@ -338,7 +338,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "self.since_ms = max(self.since_ms, self._ended.popitem(last=False)[1])",
         "self._ended.popitem(last=False)",
         "of forgotten tasks the broker is asked",
-        "unit:ended_tasks",
+        "unit/consumer:ended_tasks",
     ),
     python(
         ENDED,
@@ -346,7 +346,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if now_ms - asked_from_ms > KEEP_MS:",
         "if False:",
         "after a long silence the broker is asked",
-        "unit:ended_tasks",
+        "unit/consumer:ended_tasks",
     ),
     python(
         ENDED,
@@ -354,7 +354,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "while self._ended and next(iter(self._ended.values())) <= now_ms - KEEP_MS:",
         "while False:",
         "ended tasks are forgotten",
-        "unit:ended_tasks",
+        "unit/consumer:ended_tasks",
     ),
     python(
         CALLS,
@@ -370,7 +370,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if left is not None and left < 0:",
         "if False:",
         "a huge value is not written",
-        "unit:huge_results",
+        "unit/declare:encoding",
     ),
     python(
         "declare/encoding.py",
@@ -378,7 +378,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if self._left < 0:",
         "if False:",
         "a huge object is not written",
-        "unit:huge_results",
+        "unit/declare:encoding",
     ),
     python(
         "consumer/loop_watch.py",
@@ -386,7 +386,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "signal.pthread_kill(threading.main_thread().ident or 0, signal.Signals(SIGNAL or 0))",
         "pass",
         "code that holds the loop is ended",
-        "unit:loop_watch",
+        "unit/consumer:loop_watch",
     ),
     python(
         "consumer/loop_watch.py",
@@ -394,7 +394,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if self._interrupts:",
         "if True:",
         "services without the user's code are not interrupted",
-        "unit:loop_watch",
+        "unit/consumer:loop_watch",
     ),
     python(
         "consumer/loop_watch.py",
@@ -402,7 +402,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if held < self._limit_seconds or frame is None",
         "if frame is None",
         "a signal of somebody else interrupts nothing",
-        "unit:loop_watch",
+        "unit/consumer:loop_watch",
     ),
     python(
         "consumer/loop_watch.py",
@@ -410,7 +410,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if top in _OURS:\n            return users\n",
         "        if top in _OURS:\n            return True\n",
         "Weft's own code is not interrupted",
-        "unit:loop_watch",
+        "unit/consumer:loop_watch",
     ),
     python(
         "consumer/loop_watch.py",
@@ -418,7 +418,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'if top == "importlib":',
         "if False:",
         "an import is not interrupted",
-        "unit:loop_watch",
+        "unit/consumer:loop_watch",
     ),
     python(
         "forked.py",
@@ -426,7 +426,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "sys.setprofile(_Returns(frame))",
         "pass",
         "a forked child does not come back",
-        "unit:loop_watch",
+        "unit/consumer:loop_watch",
     ),
     python(
         "forked.py",
@@ -434,7 +434,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "    _reset_signals()\n    frame",
         "    frame",
         "a forked child can be terminated",
-        "unit:loop_watch",
+        "unit/consumer:loop_watch",
     ),
     python(
         "forked.py",
@@ -442,7 +442,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if parent and _prctl is not None and _lasting:",
         "if False:",
         "forked children die with their handler",
-        "integration:forked_children",
+        "integration:forked",
     ),
     python(
         "host/supervisor.py",
@@ -450,6 +450,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "            _kill_group(process.pid)  # what it has started and left behind\n",
         "",
         "what a dead service has started is killed",
-        "unit:supervisor",
+        "unit/host:supervisor",
     ),
 )

@@ -69,7 +69,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a dead owner does not lead",
         "contracts:admission",
         "contracts:heartbeats",
-        "unit:leader",
+        "unit/consumer:leader",
     ),
     lua(
         "lead",
@@ -79,7 +79,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "one owner leads at a time",
         "contracts:admission",
         "contracts:heartbeats",
-        "unit:leader",
+        "unit/consumer:leader",
     ),
     lua(
         "lead",

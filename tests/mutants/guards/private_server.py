@@ -13,7 +13,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            status = self.process.wait()\n",
         "            return\n",
         "the server lives as long as the process, and not only as its thread",
-        "unit:private_server",
+        "unit/bus:private_server",
     ),
     python(
         SERVER,
@@ -21,7 +21,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            tied(command, signal.SIGTERM),\n",
         "            tied(command, signal.SIGKILL),\n",
         "the server removes its socket when its process is killed",
-        "unit:private_server",
+        "unit/bus:private_server",
     ),
     python(
         SERVER,
@@ -29,7 +29,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "    os.register_at_fork(after_in_child=_forked)\n",
         "    pass\n",
         "a forked child neither uses nor kills the server of its parent",
-        "unit:private_server",
+        "unit/bus:private_server",
     ),
     python(
         SERVER,
@@ -37,7 +37,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            umask=OURS_ALONE,\n",
         "",
         "other users of the machine cannot read what is on the server",
-        "unit:private_server",
+        "unit/bus:private_server",
     ),
     python(
         SERVER,
@@ -45,7 +45,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if _server is None or _server.failed:",
         "if _server is None:",
         "a server that could not start is tried again",
-        "unit:private_server",
+        "unit/bus:private_server",
     ),
     python(
         SERVER,
@@ -53,7 +53,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "@atexit.register\n",
         "",
         "the socket is gone with a process that ends",
-        "unit:private_server",
+        "unit/bus:private_server",
     ),
     python(
         "client/client.py",
@@ -61,7 +61,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'if url.startswith(MEMORY) and durability != "fast":',
         "if False:",
         "a durability that memory:// cannot keep is refused",
-        "unit:private_server",
+        "unit/bus:private_server",
     ),
     python(
         "host/local.py",
@@ -69,7 +69,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        await drop_database(self._url, transport)\n",
         "",
         "an app that has ended leaves nothing on the server that all apps of a process share",
-        "unit:private_server",
+        "unit/bus:private_server",
     ),
     python(
         "actors/host.py",
@@ -77,7 +77,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            await self._forget()\n",
         "            pass\n",
         "a closed runtime leaves nothing on the server that all of a process share",
-        "unit:private_server",
+        "unit/bus:private_server",
     ),
     python(
         "bus/connection.py",
@@ -85,6 +85,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "                connection.abort()  # the end of an event loop",
         "                # the end of an event loop",
         "an event loop that ends leaves no open connection behind",
-        "unit:private_server",
+        "unit/bus:private_server",
     ),
 )

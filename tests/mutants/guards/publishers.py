@@ -136,7 +136,7 @@ MUTANTS: tuple[Mutant, ...] = (
         '    unsafe = not plain.isprintable() or "?" in inner or "#" in inner\n',
         "    unsafe = False\n",
         "a reference's path is checked as it is read later",
-        "unit:blobs",
+        "unit/blobs:store",
     ),
     lua(
         "messages",

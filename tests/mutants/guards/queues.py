@@ -262,7 +262,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            partial(bus.refill, REFILL),\n",
         "",
         "tasks move on while all handlers are of an older release",
-        "integration:fairness",
+        "integration/ingress:tenants_fairness",
     ),
     lua(
         "idle",

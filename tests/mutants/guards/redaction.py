@@ -6,8 +6,8 @@ from tests.mutants.mutant import Mutant, python
 
 REDACTION = "telemetry/redaction.py"
 PATTERNS = "telemetry/secret_patterns.py"
-COST = "unit:redaction_cost"
-RESULTS = "unit:redaction"
+COST = "unit/telemetry:redaction_cost"
+RESULTS = "unit/telemetry:redaction"
 
 MUTANTS: tuple[Mutant, ...] = (
     python(

@@ -263,7 +263,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         "an approval takes no other answer",
         "contracts:questions",
-        "integration:humans",
+        "integration/runs:humans",
     ),
     lua(
         "signal",

@@ -17,7 +17,7 @@ MUTANTS: tuple[Mutant, ...] = (
         '        cursor = ">"\n        waiting',
         "a new admitter admits what the last one had read",
         "contracts:ingress",
-        "integration:admission_order",
+        "integration/ingress:admission",
     ),
     python(
         ADMITTER,
@@ -26,7 +26,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if False:\n",
         "a bad command is answered and kept",
         "contracts:ingress",
-        "integration:bad_input",
+        "integration/ingress:admission_bad_input",
     ),
     python(
         ADMITTER,
@@ -35,7 +35,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "pass",
         "an admitter that has lost the lead admits nothing",
         "contracts:ingress",
-        "integration:admission_order",
+        "integration/ingress:admission",
     ),
     python(
         ADMITTER,
@@ -44,8 +44,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "except InvalidInput",
         "a command that cannot be admitted yet is admitted later",
         "contracts:ingress",
-        "integration:admission_order",
-        "integration:services",
+        "integration/ingress:admission",
+        "integration/host:services",
     ),
     python(
         RELAY,
@@ -56,7 +56,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "an answer that could not be carried is carried later",
         "contracts:ingress",
         "contracts:open_requests",
-        "integration:partitions",
+        "integration/bus:partition",
     ),
     python(
         RELAY,
@@ -98,7 +98,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a question to a full partition waits",
         "contracts:asked_elsewhere",
         "contracts:open_requests",
-        "integration:partitions",
+        "integration/bus:partition",
     ),
     python(
         RELAY,
@@ -108,7 +108,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a question that is refused is answered with an error",
         "contracts:asked_elsewhere",
         "contracts:open_requests",
-        "integration:partitions",
+        "integration/bus:partition",
     ),
     python(
         RELAY,
@@ -118,7 +118,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a question that is carried twice starts one task",
         "contracts:asked_elsewhere",
         "contracts:open_requests",
-        "integration:partitions",
+        "integration/bus:partition",
     ),
     python(
         ADMITTER,
@@ -311,7 +311,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "await self._end(self._begun.pop())",
         "await self._end(self._begun.pop(0))",
         "what a role stands on outlives it",
-        "unit:host",
+        "unit/host:host",
     ),
     python(
         HOST,
@@ -319,7 +319,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            except Exception as error:  # the other parts must end nevertheless\n",
         "            except ZeroDivisionError as error:\n",
         "a part that cannot stop keeps no other from stopping",
-        "unit:host",
+        "unit/host:host",
     ),
     python(
         HOST,
@@ -327,7 +327,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'if not str(error).startswith("OOM"):',
         "if True:",
         "a full broker does not end a host that announces",
-        "unit:host",
+        "unit/host:host",
     ),
     python(
         "host/local.py",
@@ -335,7 +335,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "                    await self._host.stop()\n",
         "",
         "a LocalApp whose start fails leaves nothing running",
-        "unit:host",
+        "unit/host:host",
     ),
     python(
         "host/small_services.py",
@@ -343,6 +343,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "            await owner.enter()\n",
         "            pass\n",
         "a step of an engine that no gateway serves ends in one process too",
-        "unit:engine_wait_conf",
+        "unit/engines:waiting_conf",
     ),
 )

@@ -251,10 +251,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "if self._failed is not None:",
         "if False:",
         "a delta that was refused ends the turn",
-        "unit:outflow",
+        "unit/runs:outgoing",
         "contracts:kept_turns",
         "contracts:finished_steps",
-        "unit:turn_commit",
+        "unit/runs:commit",
     ),
     python(
         "runs/turn_port.py",
@@ -262,7 +262,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "raise failed\n        if self._over is not None:",
         "raise failed\n        if False:",
         "a run whose output is over its limit does not commit",
-        "unit:outflow",
+        "unit/runs:outgoing",
     ),
     python(
         "runs/turn_port.py",
@@ -270,7 +270,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if self._over is None and not self._outflow.full and not self._process.full:",
         "if True:",
         "an emit waits while much is on its way",
-        "unit:outflow",
+        "unit/runs:outgoing",
     ),
     python(
         "runs/turn_port.py",
@@ -278,7 +278,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if self._outflow.bytes > RUN_MAX_BYTES:",
         "if False:",
         "pieces of an answer on their way are bounded",
-        "unit:outflow",
+        "unit/runs:outgoing",
     ),
     python(
         "runs/turn_port.py",
@@ -286,7 +286,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if not self._outflow.full:  # else dropped: a later one says more",
         "if True:",
         "progress on its way is bounded",
-        "unit:outflow",
+        "unit/runs:outgoing",
     ),
     python(
         "runs/outgoing.py",
@@ -294,7 +294,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        yield from room(self.run)\n",
         "        yield from ()\n",
         "an agent that emits without end lets others work",
-        "integration:runaway_code",
+        "integration/runs:runaway_code",
     ),
     python(
         "consumer/calls.py",
@@ -302,7 +302,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if reports.bytes > REPORTED_BYTES:",
         "if False:",
         "progress of a call on its way is bounded",
-        "unit:outflow",
+        "unit/runs:outgoing",
     ),
     lua(
         "emit",

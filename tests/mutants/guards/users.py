@@ -14,7 +14,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'Grant(("xadd",), (f"%W~{{namespace}}:tasks:{name}",)),',
         'Grant(("xadd",), ("%W~{namespace}:tasks*",)),',
         "a publisher writes commands to its own stream only",
-        "integration:acl",
+        "integration/acl:function_rights",
     ),
     python(
         USERS,
@@ -22,7 +22,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if self.loads_functions:\n",
         "        if self.functions:\n",
         "services that run code of apps load no functions",
-        "integration:acl",
+        "integration/acl:function_rights",
     ),
     python(
         USERS,
@@ -30,7 +30,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "found -= {*(_OWN_STREAM if self.serves else ()), *self.never}",
         "found -= {*self.never}",
         "a handler reads and settles its own streams only",
-        "integration:acl",
+        "integration/acl:function_rights",
     ),
     python(
         USERS,
@@ -38,7 +38,7 @@ MUTANTS: tuple[Mutant, ...] = (
         '            writes.discard("leader:admit")\n',
         "            pass\n",
         "only state-managers write who leads",
-        "unit:acl",
+        "unit/acl:rules",
     ),
     python(
         "acl/function_rights.py",
@@ -46,7 +46,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "for helper in reached.keys() & _UNNAMED.keys():",
         "for helper in ():",
         "a function has the rights to keys that it makes from variables, and does not stop halfway",
-        "unit:acl",
+        "unit/acl:rules",
         "contracts:idle",
     ),
     python(
@@ -55,7 +55,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'words = ["reset", "on", *passwords]',
         'words = ["on", *passwords]',
         "a user that was there keeps no right from before",
-        "unit:acl",
+        "unit/acl:rules",
     ),
     python(
         LINES,
@@ -63,7 +63,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "return _GLOB.sub(",
         "return (lambda *given: given[1])(",
         "a namespace is a name and no pattern",
-        "unit:acl",
+        "unit/acl:rules",
     ),
     python(
         "acl/rules.py",
@@ -71,7 +71,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)",
         "os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)",
         "nobody else reads the file of passwords",
-        "unit:acl",
+        "unit/acl:rules",
     ),
     python(
         "bus/partition.py",
@@ -79,6 +79,6 @@ MUTANTS: tuple[Mutant, ...] = (
         '            if str(error).startswith("NOPERM"):\n',
         "            if False:\n",
         "a handler waits for those who may load functions",
-        "integration:acl",
+        "integration/acl:function_rights",
     ),
 )

@@ -1,0 +1,33 @@
+"""A service of a release whose functions on the broker are others: `python -m tests.chaos.next_release SERVICE NUMBER`.
+
+The same functions under another library and other names, as any change of their source would give them.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+from runtime_core.bus import library as module
+from runtime_core.bus.library import Library
+
+
+def renamed(old: Library, number: int) -> Library:
+    """This release's library as release number so and so would call it."""
+    digest = old.name.rpartition("_")[2].encode()
+    other = b"%08x" % number
+    functions = {name: full.replace(digest, other) for name, full in old.functions.items()}
+    return Library(old.name.replace(digest.decode(), other.decode()), old.source.replace(digest, other), functions)
+
+
+def main() -> None:
+    service, number = sys.argv[1], int(sys.argv[2])
+    own = renamed(module.library(), number)
+    # Before anybody else has imported it by name.
+    module.library = lambda: own  # type: ignore[assignment]
+    sys.argv = [service]
+    runpy.run_module(f"services.{service.replace('-', '_')}", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,876 @@
+"""Tasks, runners and swarms in this process: the durable runs that test_runners_killed.py checks on services."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from runtime_core.aworld.events.handlers import DefaultAgentHandler
+from runtime_core.host.local import LocalApp
+from weft import AgentContext, App, Context, HookEvent, Rejected, RetryPolicy, TaskResponse
+from weft.aworld import (
+    ActionModel,
+    Handoff,
+    HandoffSwarm,
+    HybridSwarm,
+    Loopable,
+    Observation,
+    Runner,
+    Runners,
+    Swarm,
+    Task,
+    TaskRunner,
+    TeamSwarm,
+)
+from weft.errors import ConfigurationError, InvalidInput
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks run in this process."""
+    monkeypatch.delenv("WEFT_REDIS_URL", raising=False)
+
+
+async def upper(ctx: AgentContext, text: str) -> str:
+    return text.upper()
+
+
+async def exclaim(ctx: AgentContext, text: str) -> str:
+    return text + "!"
+
+
+async def question(ctx: AgentContext, text: str) -> str:
+    return text + "?"
+
+
+async def join(ctx: AgentContext, parts: list[str]) -> str:
+    return " ".join(parts)
+
+
+async def broken(ctx: AgentContext, text: str) -> str:
+    raise ValueError(f"no {text}")
+
+
+async def add(a: int, b: int) -> int:
+    return a + b
+
+
+def failure(response: TaskResponse) -> tuple[str, str]:
+    assert response.error is not None
+    return response.error["type"], response.error["message"]
+
+
+# ---- Runners -------------------------------------------------------------------------------------------------
+
+
+async def test_an_agent_runs_by_one_call() -> None:
+    response = await Runners.run("hi", agent=upper)
+    assert (response.answer, response.success, response.time_cost > 0) == ("HI", True, True)
+
+
+async def test_several_tasks_give_their_responses_by_id_and_a_failing_one_touches_only_itself() -> None:
+    tasks = [Task(id=f"t{n}", input=str(n), agent=broken if n == 3 else exclaim) for n in range(8)]
+    found = await Runners.run_task(tasks, concurrency=3)
+    assert list(found) == [f"t{n}" for n in range(8)]
+    assert [response.answer for response in found.values()] == [f"{n}!" if n != 3 else None for n in range(8)]
+    assert failure(found["t3"]) == ("ValueError", "no 3")
+
+
+async def test_tasks_after_one_that_must_not_fail_are_not_begun() -> None:
+    tasks = [
+        Task(id="a", agent=broken, input="x", conf={"exit_on_failure": True}),
+        Task(id="b", agent=upper, input="x"),
+    ]
+    found = await Runners.run_task(tasks, concurrency=1)
+    assert [each.status for each in found.values()] == ["failed", "cancelled"]
+    assert "task a failed" in found["b"].msg
+
+
+async def test_no_more_tasks_than_allowed_are_under_way() -> None:
+    under_way, most = 0, 0
+
+    async def counted(ctx: AgentContext, text: str) -> str:
+        async def work() -> None:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(0)
+            under_way -= 1
+
+        await ctx.step(work)
+        return text
+
+    await Runners.run_task([Task(input="x", agent=counted) for _ in range(12)], concurrency=2)
+    assert 1 <= most <= 2
+
+
+async def test_a_caller_that_has_gone_takes_its_tasks_with_it() -> None:
+    begun, stopped = asyncio.Event(), asyncio.Event()
+
+    async def busy(ctx: AgentContext, text: str) -> str:
+        begun.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            stopped.set()
+        return text
+
+    async with asyncio.timeout(60):
+        run = asyncio.create_task(Runners.run_task([Task(input="x", agent=busy), Task(input="y", agent=sleeper)]))
+        await begun.wait()
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+    assert stopped.is_set()
+
+
+async def test_a_reader_that_leaves_a_stream_takes_its_task_with_it() -> None:
+    stopped = asyncio.Event()
+
+    async def busy(ctx: AgentContext, text: str) -> str:
+        await ctx.emit("begun")
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            stopped.set()
+        return text
+
+    async with asyncio.timeout(60), contextlib.aclosing(Runners.streaming_run("x", agent=busy)) as events:
+        async for event in events:
+            if event.text == "begun":
+                break
+    assert stopped.is_set()
+
+
+def test_code_without_a_loop_runs_tasks() -> None:
+    assert Runners.sync_run("hi", agent=upper).answer == "HI"
+    task = Task(input="hi", agent=exclaim)
+    assert Runners.sync_run_task(task)[task.id].answer == "hi!"
+
+
+async def test_what_is_no_task_and_no_runner_is_named() -> None:
+    task: Any = Task(id="one", input="hi", agent=upper)
+    given: tuple[tuple[Any, str], ...] = (
+        (None, "^task: null is no Task and no list of them"),
+        ("one", '^task: "one" is no Task and no list of them'),
+        ([task, 3], r"^task\.1: 3 is no Task"),
+        ([task, Task(id="two", agent=upper), task], r"^task\.2\.id: 'one' is also that of task\.0"),
+        (Task(agent=upper, runner_cls=dict), "^runner_cls: <class 'dict'> is not a subclass of Runner"),
+    )
+    for wrong, named in given:
+        with pytest.raises(InvalidInput, match=named):
+            await Runners.run_task(wrong)
+
+
+async def test_sync_run_works_inside_a_running_loop_too() -> None:
+    assert Runners.sync_run("hi", agent=upper).answer == "HI"
+    with pytest.raises(InvalidInput, match=r"^wrong: is no field of Task"):
+        Runners.sync_run("hi", agent=upper, wrong=1)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (Task(agent="nobody"), "agent: no agent is named 'nobody'"),
+        (Task(swarm=Swarm(upper, "nobody")), "swarm: no agent is named 'nobody'"),
+        (Task(agent=5), "agent: 5 is no agent: give async def"),
+        (Task(agent=upper, tools=[5]), "tools: 5 is no tool"),
+        (Task(agent=upper, runner_cls="no.such.Runner"), "runner_cls: 'no.such.Runner' cannot be found"),
+        (Task(agent=upper, runner_cls="Nowhere"), "runner_cls: no runner is named 'Nowhere'"),
+        (Task(agent=upper, runner_cls="asyncio.Queue"), "runner_cls: 'asyncio.Queue' is not a subclass of Runner"),
+    ],
+)
+async def test_what_a_task_names_wrongly_is_one_clear_error(task: Task, message: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        await Runners.run_task(task)
+    assert str(caught.value).startswith(message)
+
+
+async def test_a_task_without_an_agent_says_so() -> None:
+    found = await Runners.run("hi")
+    assert failure(found)[0] == "InvalidInput"
+    assert "neither an agent nor a swarm" in found.msg
+
+
+async def test_a_task_runs_through_a_client_and_its_app() -> None:
+    app = App("given")
+    app.agent("loud")(upper)
+    app.add_runner(TaskRunner)
+    async with LocalApp(app) as client:
+        by_name = await Runners.run("hi", agent="loud", client=client)
+        by_object = await Runners.run("hi", agent=upper, client=client, app=app)
+        assert by_name.answer == by_object.answer == "HI"
+        with pytest.raises(InvalidInput, match=r"^agent: no agent is named 'quiet'; known are loud"):
+            await Runners.run("hi", agent="quiet", client=client)
+
+
+async def test_two_apps_that_declare_the_same_runner_may_be_joined() -> None:
+    one, other = App("one"), App("other")
+    for app in (one, other):
+        app.add_runner(TaskRunner)
+        app.add_runner(Phases)
+    one.include(other)
+    response = await Runners.run("x", agent=upper, app=one)
+    assert response.answer == "X"
+
+
+# ---- the weaknesses that other runtimes have -----------------------------------------------------------------
+
+
+async def test_w1_what_a_runner_emits_arrives_in_order() -> None:
+    class Emits(TaskRunner):
+        async def do_run(self, context: object = None) -> TaskResponse:
+            for number in range(8):
+                await self.ctx.emit(number)
+            return TaskResponse(self.task.id, "success")
+
+    events = [event async for event in Runners.streaming_run_task(Task(runner_cls=Emits))]
+    assert [event.data.get("value") for event in events[:-1]] == list(range(8))
+
+
+async def test_w3_a_task_is_tried_again_as_often_as_it_says() -> None:
+    calls: list[str] = []
+
+    class Flaky:
+        async def async_policy(self, observation: Observation, info: object = None) -> list[ActionModel]:
+            calls.append(str(observation.content))
+            if len(calls) < 3:
+                raise ValueError("not yet")
+            return [ActionModel(policy_info="done")]
+
+    assert (await Runners.run("x", agent=Flaky(), max_retry_count=3)).answer == "done"
+    assert len(calls) == 3
+    calls.clear()
+    response = await Runners.run("x", agent=Flaky(), max_retry_count=1)
+    assert (failure(response), len(calls)) == (("ValueError", "not yet"), 2)
+    calls.clear()
+    assert not (await Runners.run("x", agent=Flaky())).success
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("status", ["cancelled", "interrupted"])
+async def test_a_runner_may_end_its_task_as_cancelled_and_is_not_tried_again(status: str) -> None:
+    tries: list[str] = []
+
+    class Stops(Runner):
+        async def do_run(self, context: object = None) -> TaskResponse:
+            tries.append(self.task.id)
+            return TaskResponse(task_id=self.task.id, status=status, msg="enough")
+
+    task = Task(id="stops", runner_cls=Stops, max_retry_count=3)
+    response = (await Runners.run_task(task))["stops"]
+    assert (response.status, failure(response), tries) == ("cancelled", ("Cancelled", "enough"), ["stops"])
+    assert task.task_status == "cancelled"
+
+
+async def test_w3_a_runner_that_reports_a_failure_is_tried_again_too() -> None:
+    class Second(TaskRunner):
+        async def do_run(self, context: object = None) -> TaskResponse:
+            tried = self.ctx.state.setdefault("tried", [])
+            tried.append(1)
+            return TaskResponse(self.task.id, "success" if len(tried) == 2 else "failed", len(tried))
+
+    assert (await Runners.run("x", runner_cls=Second, max_retry_count=5)).answer == 2
+
+
+async def test_what_another_try_would_repeat_is_not_tried_again() -> None:
+    class Checks(TaskRunner):
+        async def pre_run(self) -> None:
+            await super().pre_run()
+
+    response = await Runners.run("", runner_cls=Checks, conf={"check_input": True}, max_retry_count=1000)
+    assert failure(response)[0] == "InvalidInput"
+
+
+async def last_of(task: Task) -> TaskResponse:
+    async with asyncio.timeout(60):
+        events = [event async for event in Runners.streaming_run_task(task)]
+    response = events[-1].response
+    assert response is not None
+    assert [event for event in events if event.response is not None] == events[-1:]
+    return response
+
+
+async def sleeper(ctx: AgentContext, text: str) -> str:
+    await ctx.emit("begun")
+    await ctx.sleep(600)
+    return text
+
+
+async def test_w4_a_stream_ends_at_the_time_limit() -> None:
+    response = await last_of(Task(input="x", agent=sleeper, timeout=0.2))
+    assert failure(response)[0] == "TimeLimit"
+
+
+async def test_w4_a_stream_ends_when_the_task_is_cancelled() -> None:
+    app = App("cancels")
+    app.agent("sleeper")(sleeper)
+    app.add_runner(TaskRunner)
+    async with LocalApp(app) as client, asyncio.timeout(60):
+        seen = []
+        async for event in Runners.streaming_run("x", agent="sleeper", client=client, id="c-1"):
+            seen.append(event)
+            if event.text == "begun":
+                await (await client.task("c-1")).cancel()
+    assert (seen[-1].type, seen[-1].response is not None) == ("weft.task.cancelled", True)
+
+
+async def test_w4_a_stream_ends_when_pre_run_or_the_making_of_the_runner_fails() -> None:
+    class FailsFirst(TaskRunner):
+        async def pre_run(self) -> None:
+            raise ValueError("not prepared")
+
+    class FailsAtOnce(TaskRunner):
+        def __init__(self, task: Task) -> None:
+            raise ValueError("not made")
+
+    assert failure(await last_of(Task(input="x", agent=upper, runner_cls=FailsFirst))) == ("ValueError", "not prepared")
+    assert failure(await last_of(Task(input="x", agent=upper, runner_cls=FailsAtOnce))) == ("ValueError", "not made")
+
+
+class Remembers:
+    """Keeps what it was told in itself, and answers with that after a tool has been called."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    async def async_policy(self, observation: Observation, info: object = None, **kwargs: object) -> list[ActionModel]:
+        self.told.append(observation.content)
+        if observation.action_result:
+            return [ActionModel(policy_info=self.told)]
+        return [ActionModel(tool_name="add", params={"a": observation.content, "b": 1})]
+
+
+async def test_w10_tasks_that_share_an_agent_object_do_not_see_each_others_data() -> None:
+    agent = Remembers()
+    found = await Runners.run_task([Task(id=f"t{n}", input=n, agent=agent, tools=[add]) for n in range(5)])
+    assert [response.answer for response in found.values()] == [[n, n + 1] for n in range(5)]
+    assert agent.told == []
+
+
+async def test_an_agent_object_may_have_slots() -> None:
+    class Slots:
+        __slots__ = ("calls",)
+
+        def __init__(self) -> None:
+            self.calls = 0
+
+        async def async_policy(self, observation: Observation, info: object = None) -> list[ActionModel]:
+            self.calls += 1
+            if observation.action_result:
+                return [ActionModel(policy_info=self.calls)]
+            return [ActionModel(tool_name="add", params={"a": 1, "b": 1})]
+
+    agent = Slots()
+    assert (await Runners.run("x", agent=agent, tools=[add])).answer == 2
+    assert agent.calls == 0
+
+
+async def test_w11_a_failing_member_ends_its_group_with_an_error_that_names_it() -> None:
+    swarm = Swarm([exclaim, broken, (upper, broken)], join)
+    response = await Runners.run("x", swarm=swarm)
+    assert failure(response) == (
+        "GroupFailed",
+        "2 of 3 members failed: broken: ValueError: no x; broken: ValueError: no X",
+    )
+
+
+async def test_w12_an_object_may_be_a_tool() -> None:
+    class Calculator:
+        name = "calculator"
+
+        async def step(self, args: dict[str, Any]) -> dict[str, int]:  # Any: JSON
+            return {"sum": args["a"] + args["b"]}
+
+    class Plain:
+        def step(self, args: object) -> object:
+            return args
+
+    class Uses(TaskRunner):
+        async def do_run(self, context: object = None) -> TaskResponse:
+            tool = self.tools["calculator"]
+            sum = await tool.step({"a": 1, "b": 2})
+            return TaskResponse(
+                self.task.id, content=[sum, await self.tools["Plain"].step({"x": 1}), sorted(self.tools)]
+            )
+
+    tools = [Calculator(), Plain(), add]
+    response = await Runners.run("x", agent=upper, tools=tools, runner_cls=Uses)
+    assert response.answer == [{"sum": 3}, {"x": 1}, ["Plain", "add", "calculator"]]
+
+    class Asks:
+        def policy(self, observation: Observation, info: object = None) -> list[ActionModel]:
+            if observation.action_result:
+                return [ActionModel(policy_info=[result.content for result in observation.action_result])]
+            return [ActionModel(tool_name="calculator", params={"a": 1, "b": n}) for n in range(3)]
+
+    response = await Runners.run("x", agent=Asks(), tools=[Calculator()])
+    assert response.answer == [{"sum": 1}, {"sum": 2}, {"sum": 3}]
+
+
+# ---- runners -------------------------------------------------------------------------------------------------
+
+
+class Phases(Runner):
+    """Says what was called, through the stream, and does what the input says."""
+
+    async def pre_run(self) -> None:
+        await self.ctx.emit("pre")
+
+    async def do_run(self, context: object = None) -> TaskResponse | None:
+        await self.ctx.emit("do")
+        if self.observation.content == "raise":
+            raise ValueError("in do_run")
+        return None
+
+    async def post_run(self) -> None:
+        await self.ctx.emit("post")
+        if self.observation.content == "post":
+            raise ValueError("in post_run")
+
+
+@pytest.mark.parametrize(
+    ("input", "status", "message"),
+    [("go", "completed", ""), ("raise", "failed", "in do_run"), ("post", "failed", "in post_run")],
+)
+async def test_the_phases_come_once_and_in_order(input: str, status: str, message: str) -> None:
+    events = [event async for event in Runners.streaming_run(input, runner_cls=Phases)]
+    assert [event.text for event in events[:-1]] == ["pre", "do", "post"]
+    response = events[-1].response
+    assert response is not None
+    assert (response.status, response.msg) == (status, message)
+
+
+async def test_an_error_of_post_run_does_not_hide_that_of_do_run(caplog: pytest.LogCaptureFixture) -> None:
+    class Both(Phases):
+        async def post_run(self) -> None:
+            raise ValueError("in post_run")
+
+    with caplog.at_level(logging.ERROR):
+        assert (await Runners.run("raise", runner_cls=Both)).msg == "in do_run"
+    assert "post_run of Both failed" in caplog.text
+
+
+async def test_a_runner_that_is_cancelled_cleans_up() -> None:
+    cleaned = asyncio.Event()
+    begun = asyncio.Event()
+
+    class Busy(TaskRunner):
+        async def do_run(self, context: object = None) -> TaskResponse | None:
+            begun.set()
+            await asyncio.sleep(600)
+            return None
+
+        async def post_run(self) -> None:
+            cleaned.set()
+
+    app = App("busy")
+    app.add_runner(Busy)
+    async with LocalApp(app) as client, asyncio.timeout(60):
+        running = asyncio.create_task(Runners.run("x", runner_cls=Busy, client=client, id="b-1"))
+        await begun.wait()
+        await (await client.task("b-1")).cancel()
+        assert (await running).status == "cancelled"
+        await cleaned.wait()
+
+
+async def test_a_waiting_run_that_is_dropped_does_not_clean_up() -> None:
+    cleaned = False
+
+    class Waits(TaskRunner):
+        async def do_run(self, context: object = None) -> TaskResponse | None:
+            await self.ctx.human("go on?")
+            return None
+
+        async def post_run(self) -> None:
+            nonlocal cleaned
+            cleaned = True
+
+    app = App("waits")
+    app.add_runner(Waits)
+    async with LocalApp(app) as client:
+        task = await client.submit("weft.task.Waits", {})
+        async for event in task.stream():
+            if event.type == "weft.human.requested":
+                break
+    assert not cleaned
+
+
+async def test_a_runner_may_do_without_a_context_and_be_named_by_text() -> None:
+    response = await Runners.run("x", runner_cls=f"{__name__}.NoContext")
+    assert response.answer == "x"
+
+
+class NoContext(Runner):
+    async def do_run(self) -> TaskResponse:  # type: ignore[override]  # as users of other runtimes write it
+        return TaskResponse(task_id=self.task.id, content=self.task.input)
+
+
+async def test_a_runner_outside_of_a_run_says_what_to_do() -> None:
+    from runtime_core.errors import WeftError
+
+    with pytest.raises(WeftError, match=r"give the task runner_cls=NoContext and call Runners.run_task"):
+        await NoContext(Task()).run()
+
+
+async def test_a_runner_that_returns_something_else_is_told_so() -> None:
+    class Wrong(Runner):
+        async def do_run(self, context: object = None) -> Any:  # Any: wrong on purpose
+            return "text"
+
+    assert "return a TaskResponse" in (await Runners.run("x", runner_cls=Wrong)).msg
+
+
+async def test_what_a_runner_says_in_the_end_counts_also_without_an_answer() -> None:
+    class Judge(TaskRunner):
+        async def do_run(self, context: Any = None) -> TaskResponse:
+            found = await super().do_run(context)
+            assert found is not None
+            if found.answer == "HI":
+                return TaskResponse(self.task.id, status="failed", msg="too loud")
+            return TaskResponse(self.task.id, status="success")
+
+    assert failure(await Runners.run("hi", agent=upper, runner_cls=Judge)) == ("TaskFailed", "too loud")
+    response = await Runners.run("hi", agent=exclaim, runner_cls=Judge)
+    assert (response.status, response.answer) == ("completed", None)
+
+
+async def test_a_runner_that_says_nothing_has_the_answer_of_its_messages() -> None:
+    class Silent(TaskRunner):
+        async def do_run(self, context: Any = None) -> None:
+            for message in await self.first_messages():
+                await self.event_manager.emit_message(message)
+            await self._do_run()
+
+    assert (await Runners.run("hi", agent=upper, runner_cls=Silent)).answer == "HI"
+
+
+async def test_what_is_no_sub_task_is_named() -> None:
+    class Confused(Runner):
+        async def do_run(self, context: Any = None) -> TaskResponse:
+            wrong: Any = "hi"
+            return await self.run_sub_task(wrong)
+
+    response = await Runners.run("hi", agent=upper, runner_cls=Confused)
+    assert failure(response) == ("InvalidInput", "task: 'hi' is no Task")
+
+
+async def test_a_runner_runs_other_tasks_as_parts_of_its_own() -> None:
+    class Parts(TaskRunner):
+        async def do_run(self, context: object = None) -> TaskResponse:
+            good = Task(input="x", agent="upper")
+            bad = Task(input="x", swarm=Swarm("exclaim", "broken"))
+            found = await self.ctx.gather(self.run_sub_task(good), self.run_sub_task(bad))
+            return TaskResponse(self.task.id, content=[[each.answer, each.msg] for each in found])
+
+    app = App("parts")
+    app.agent("upper")(upper)
+    app.agent("exclaim")(exclaim)
+    app.agent("broken", retry=RetryPolicy(attempts=1))(broken)
+    response = await Runners.run("x", runner_cls=Parts, app=app)
+    assert response.value() == [["X", ""], [None, "no x!"]]
+
+    class Late(TaskRunner):
+        async def do_run(self, context: object = None) -> TaskResponse:
+            return await self.run_sub_task(Task(timeout=1))
+
+    assert failure(await Runners.run("x", runner_cls=Late, app=app))[1].startswith("timeout: a sub-task has the time")
+
+
+async def test_a_runner_and_its_agents_share_a_context() -> None:
+    async def adds(ctx: AgentContext, text: str) -> str:
+        ctx.context.put("seen", [*ctx.context.get("seen", []), text])
+        return text
+
+    class Shares(TaskRunner):
+        async def do_run(self, context: Context) -> TaskResponse:  # type: ignore[override]  # as printed in many places
+            await self.swarm.ordered_agents[0].run("one")
+            await self.swarm.ordered_agents[0].run("two")
+            return TaskResponse(self.task.id, content=[context.get("seen"), self.context.get("user")])
+
+    task = Task(agent=adds, runner_cls=Shares, context={"seen": ["zero"], "user": "u"})
+    response = (await Runners.run_task(task))[task.id]
+    assert response.value() == [["zero", "one", "two"], "u"]
+
+
+# ---- events --------------------------------------------------------------------------------------------------
+
+
+async def test_questions_and_answers_of_a_swarm_are_messages_in_order() -> None:
+    class Looks(TaskRunner):
+        async def do_run(self, context: object = None) -> TaskResponse:
+            await super().do_run(context)
+            way = [[each.category, each.sender, each.receiver] for each in self.event_manager.messages]
+            return TaskResponse(self.task.id, content=way)
+
+    response = await Runners.run("x", swarm=Swarm(upper, [exclaim, question], join), runner_cls=Looks)
+    assert response.value() == [
+        ["agent", "task", "upper"],
+        ["agent", "upper", "weft.swarm"],
+        ["agent", "exclaim, question", "join"],
+        ["agent", "join", "weft.swarm"],
+        ["task", "weft.swarm", ""],
+    ]
+
+
+async def test_a_task_chooses_handlers_of_its_app() -> None:
+    from runtime_core.aworld.events import Handler, Message
+
+    class Polite(DefaultAgentHandler):
+        async def ask(self, message: Message) -> object:
+            return await super().ask(message.replace(payload=f"please, {message.payload}"))
+
+    app = App("handlers")
+    app.handlers["polite"] = Polite
+    assert issubclass(Polite, Handler)
+    chosen = await Runners.run("x", agent=upper, app=app, conf={"handlers": {"agent": "polite"}})
+    assert (chosen.answer, (await Runners.run("x", agent=upper, app=app)).answer) == ("PLEASE, X", "X")
+    wrong = await Runners.run("x", agent=upper, app=app, conf={"handlers": {"agent": "rude"}})
+    assert "conf.handlers.agent" in wrong.msg
+
+
+async def test_a_task_says_how_far_it_is() -> None:
+    tasks = [
+        Task(input="x", agent=upper),
+        Task(input="x", agent=broken),
+        Task(input="x", agent=sleeper, timeout=0.1),
+    ]
+    assert [task.task_status for task in tasks] == ["init"] * 3
+    await Runners.run_task(tasks)
+    assert [task.task_status for task in tasks] == ["success", "failed", "timeout"]
+    async for _ in Runners.streaming_run_task(again := Task(input="x", agent=upper)):
+        assert again.task_status in ("running", "success")
+    assert again.task_status == "success"
+
+
+async def test_hooks_that_a_task_names_run_around_it() -> None:
+    app = App("hooked")
+    seen: list[tuple[str, str]] = []
+
+    @app.hook("start")
+    def init_logging(event: HookEvent) -> None:
+        seen.append(("start", event.point))
+
+    @app.hook("error")
+    def send_alert(event: HookEvent) -> None:
+        assert event.error is not None
+        seen.append(("error", event.error["message"]))
+
+    hooks = {"start": ["init_logging"], "error": ["send_alert"]}
+    response = await Runners.run("x", agent=broken, app=app, hooks=hooks)
+    assert failure(response) == ("ValueError", "no x")
+    assert seen == [("start", "task_created"), ("error", "no x")]
+    with pytest.raises(Rejected, match=r"^data.hooks.start"):
+        await Runners.run("x", agent=upper, app=app, hooks={"start": ["nothing"]})
+
+
+# ---- agents that are objects ---------------------------------------------------------------------------------
+
+
+async def test_a_tool_that_fails_is_a_result_for_the_policy() -> None:
+    async def fails(text: str) -> str:
+        raise ValueError("no tool today")
+
+    class Copes:
+        async def async_policy(self, observation: Observation, info: object = None) -> ActionModel | str:
+            if observation.action_result:
+                return observation.action_result[0].error
+            return ActionModel(tool_name="fails", params={"text": "x"})
+
+    app = App("fails")
+    app.tool(retry=RetryPolicy(attempts=1))(fails)
+    assert (await Runners.run("x", agent=Copes, app=app)).answer == "ValueError: no tool today"
+
+
+async def test_an_agent_that_never_finishes_is_stopped_at_max_steps() -> None:
+    class Endless:
+        async def async_policy(self, observation: Observation, info: object = None) -> list[ActionModel]:
+            return [ActionModel(tool_name="add", params={"a": 1, "b": 1})]
+
+    response = await Runners.run("x", agent=Endless, tools=[add], conf={"max_steps": 3})
+    assert failure(response)[0] == "LimitExceeded"
+    assert "max_steps=3" in response.msg
+
+
+async def test_a_class_that_needs_arguments_is_given_as_an_object() -> None:
+    class Named:
+        def __init__(self, greeting: str) -> None:
+            self.greeting = greeting
+
+        async def async_policy(self, observation: Observation, info: object = None) -> str:
+            return f"{self.greeting}, {observation.content}"
+
+    assert (await Runners.run("x", agent=Named("Hello"))).answer == "Hello, x"
+    with pytest.raises(ConfigurationError, match=r"Named\(\) needs 'greeting': give an object of it"):
+        await Runners.run("x", agent=Named)
+
+
+async def test_an_object_that_cannot_be_copied_says_so() -> None:
+    class Locked:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        async def async_policy(self, observation: Observation, info: object = None) -> str:
+            return "never"
+
+    response = await Runners.run("x", agent=Locked())
+    assert "cannot be copied for a run" in response.msg
+
+
+async def test_a_finished_agent_is_not_asked_again() -> None:
+    class Once:
+        finished = False
+
+        async def async_policy(self, observation: Observation, info: object = None) -> list[ActionModel]:
+            self.finished = True
+            return [ActionModel(tool_name="add", params={"a": 1, "b": 1}, policy_info="enough")]
+
+    assert (await Runners.run("x", agent=Once())).answer == "enough"
+
+
+# ---- swarms --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("topology", "answer"),
+    [
+        ((upper, exclaim), "HI!"),
+        (([upper, exclaim, question], join), "HI hi! hi?"),
+        (([(upper, exclaim), question], join), "HI! hi?"),
+        ((Swarm(exclaim, question), upper), "HI!?"),
+        ((Loopable(exclaim, 3),), "hi!!!"),
+        ((Loopable((exclaim, question), 2), upper), "HI!?!?"),
+    ],
+)
+async def test_a_workflow_runs_in_its_order_and_joins_in_its_order(topology: Sequence[object], answer: str) -> None:
+    assert (await Runners.run("hi", swarm=Swarm(*topology))).answer == answer
+
+
+async def test_a_loop_ends_when_its_condition_is_met() -> None:
+    def long(output: object) -> bool:
+        return len(str(output)) >= 4
+
+    assert (await Runners.run("hi", swarm=Swarm(Loopable(exclaim, 10, long)))).answer == "hi!!"
+
+
+async def test_a_swarm_with_code_must_be_declared_where_it_runs() -> None:
+    app = App("loops")
+    app.agent("exclaim")(exclaim)
+    swarm = Swarm(Loopable("exclaim", 9, lambda output: len(str(output)) > 3))
+    app.add_swarm("loop", swarm)
+    app.add_runner(TaskRunner)
+    async with LocalApp(app) as client:
+        assert (await Runners.run("x", swarm=swarm, client=client, app=app)).answer == "x!!!"
+        by_name = await Runners.run_task(Task(id="n", input="x", swarm="loop"), client=client)
+        assert by_name["n"].answer == "x!!!"
+        assert (await (await client.submit("loop", "y")).result(timeout=60)).value() == "y!!!"
+        with pytest.raises(InvalidInput, match=r"^swarm: .* declare it with app.add_swarm"):
+            await Runners.run("x", swarm=swarm, client=client)
+
+
+async def triage(ctx: AgentContext, text: str) -> Handoff:
+    return Handoff("billing" if "money" in text else "support", text + " (triaged)")
+
+
+async def billing(ctx: AgentContext, text: str) -> str:
+    return f"billing: {text}"
+
+
+async def support(ctx: AgentContext, text: str) -> object:
+    return {"handoff": "triage"} if "back" in text else f"support: {text}"
+
+
+HELP = HandoffSwarm((triage, billing), (triage, support), (support, triage))
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("money", "billing: money (triaged)"), ("help", "support: help (triaged)")],
+)
+async def test_an_agent_hands_over_to_the_one_that_its_answer_names(text: str, answer: str) -> None:
+    assert (await Runners.run(text, swarm=HELP)).answer == answer
+
+
+async def test_agents_that_hand_over_without_an_end_are_stopped() -> None:
+    async def ping(ctx: AgentContext, text: str) -> Handoff:
+        return Handoff("pong")
+
+    async def pong(ctx: AgentContext, text: str) -> Handoff:
+        return Handoff("ping")
+
+    response = await Runners.run("x", swarm=HandoffSwarm((ping, pong), (pong, ping)), endless_threshold=4)
+    assert failure(response)[0] == "LimitExceeded"
+    assert "4 times, which endless_threshold=4 does not allow" in response.msg
+    response = await Runners.run("back", swarm=HELP, conf={"max_steps": 7})
+    assert "max_steps=7 handings over" in response.msg
+
+
+async def test_only_those_of_the_edges_are_handed_over_to() -> None:
+    async def rogue(ctx: AgentContext, text: str) -> Handoff:
+        return Handoff("nobody")
+
+    response = await Runners.run("x", swarm=HandoffSwarm((rogue, billing)))
+    assert failure(response) == ("UnknownHandoff", "agent 'rogue' hands over to 'nobody'; it may to billing")
+
+
+class Router:
+    """An object that hands over by an action."""
+
+    name = "router"
+
+    async def async_policy(self, observation: Observation, info: object = None) -> list[ActionModel]:
+        return [ActionModel(tool_name="billing", params={"content": f"{observation.content}, routed"})]
+
+
+async def test_an_object_hands_over_by_an_action() -> None:
+    assert (await Runners.run("x", swarm=HandoffSwarm((Router, billing)))).answer == "billing: x, routed"
+
+
+async def lead(ctx: AgentContext, seen: Observation) -> object:
+    """Asks both members at once, then answers with what they said."""
+    if not seen.action_result:
+        return [{"tool_name": name, "params": {"content": seen.content}} for name in seen.info["team"]]
+    return [result.content if result.success else result.error for result in seen.action_result]
+
+
+class Leader:
+    """The same as an object."""
+
+    async def async_policy(self, observation: Observation, info: dict[str, Any]) -> list[ActionModel]:  # Any: JSON
+        if not observation.action_result:
+            return [ActionModel(tool_name=name, params={"content": observation.content}) for name in info["team"]]
+        said = [result.content if result.success else result.error for result in observation.action_result]
+        return [ActionModel(policy_info=said)]
+
+
+@pytest.mark.parametrize("leader", [lead, Leader, Leader()])
+async def test_a_leader_asks_its_team_as_tools(leader: object) -> None:
+    assert (await Runners.run("x", swarm=TeamSwarm(leader, upper, exclaim))).answer == ["X", "x!"]
+    failing = await Runners.run("x", swarm=TeamSwarm(leader, upper, broken))
+    assert failing.answer == ["X", "ValueError: no x"]
+
+
+@pytest.mark.parametrize("leader", [lead, Leader])
+async def test_members_of_a_hybrid_ask_one_another(leader: object) -> None:
+    async def passes_on(ctx: AgentContext, text: str) -> Handoff:
+        return Handoff("exclaim", text + ", passed on")
+
+    response = await Runners.run("x", swarm=HybridSwarm(leader, passes_on, exclaim))
+    assert response.answer == ["x, passed on!", "x!"]
+    in_a_team = await Runners.run("x", swarm=TeamSwarm(leader, passes_on, exclaim))
+    assert in_a_team.answer == [{"handoff": "exclaim", "content": "x, passed on"}, "x!"]
+
+
+async def test_a_leader_that_never_stops_asking_is_stopped() -> None:
+    async def insists(ctx: AgentContext, seen: Observation) -> object:
+        return [{"tool_name": "upper", "params": {"content": "x"}}]
+
+    response = await Runners.run("x", swarm=TeamSwarm(insists, upper, max_steps=3))
+    assert failure(response)[0] == "LimitExceeded"
+    assert "max_steps=3 rounds" in response.msg

@@ -1,0 +1,41 @@
+"""Code that holds the event loop of its handler ends with an error that says where; nothing else notices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime_core.client.client import Client
+from tests.fleet import Fleet
+from tests.servers.process import Server
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+
+WHERE = {"spins": "in spin", "catches": "in catches_all", "waits": "in waits_for_itself"}
+
+
+async def test_code_that_holds_the_loop_ends_with_its_stack(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    fleet = Fleet(valkey.url, namespace, tmp_path, app="tests.apps.runaway_app:app", lease_seconds=3.0)
+    async with fleet, Client.connect(valkey.url, namespace=namespace) as client:
+        for how, where in WHERE.items():
+            neighbours = [await client.submit("naps", 5.0) for _ in range(2)]
+            ends = {
+                "holds": await (await client.submit("holds", how)).result(timeout=90),
+                "holds_in_step": await (await client.submit("holds_in_step", how)).result(timeout=90),
+                "calls": await (await client.submit("calls", {"tool": "holding", "how": how})).result(timeout=90),
+            }
+            for agent, end in ends.items():
+                assert end.status == "failed"
+                assert end.error is not None
+                assert end.error["type"] == "LoopBlocked", (how, agent, end.error)
+                assert "tests/apps/runaway_app.py" in end.error["message"]
+                assert where[3:] in end.error["message"]
+            for neighbour in neighbours:
+                end = await neighbour.result(timeout=60)
+                assert (end.status, end.output) == ("completed", "1")
+            logs = "".join(member.text() for member in fleet.members.values())
+            assert "the event loop has been held for" in logs
+            assert where in logs
+        assert fleet.declared_dead() == set()
+        assert fleet.harmed == 0

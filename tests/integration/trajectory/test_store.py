@@ -1,0 +1,462 @@
+"""The trajectory store on SQLite and on PostgreSQL: what one promises, the other keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import secrets
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import asyncpg
+import msgspec
+import pytest
+
+from runtime_core.errors import ConfigurationError, Fenced, InvalidInput, StoreUnavailable
+from runtime_core.record.step import ENCODER, Step, StepError
+from runtime_core.trajectory.export import export_jsonl
+from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
+from tests.integration.trajectory.stores import ENDED_MS, Database, end, entry, step
+
+
+async def steps_of(store: TrajectoryStore, task: str) -> list[Step]:
+    found = await store.task("weft", task)
+    return found.steps if found is not None else []
+
+
+async def test_nothing_is_known_of_a_task_that_was_never_written(store: TrajectoryStore) -> None:
+    assert await store.task("weft", "t") is None
+    assert await store.cursor("weft", 0) == "0-0"
+    assert await store.tasks("weft") == []
+
+
+async def test_every_field_comes_back_as_it_was_written(store: TrajectoryStore) -> None:
+    first = step(
+        "r/2.0.1",
+        "3",
+        kind="agent",
+        name="writer",
+        attempt=3,
+        key="k",
+        status="failed",
+        input=msgspec.Raw(b'{ "a" : [1.0, 1e999, 123456789012345678901] }'),
+        output=msgspec.Raw(b"null"),
+        error=StepError("ValueError", "no\nsuch", "trace", 4.5),
+        errors=[StepError("OSError", "first", at=1.0)],
+        usage={"input_tokens": 12.0},
+        cause="e-1",
+        owner="tool-handler-1",
+    )
+    ended = end("t", error=StepError("ValueError", "no"), session="s")
+    await store.write("weft", 0, 1, [entry("1-0", "t", first, ends=ended)])
+    found = await store.task("weft", "t")
+    assert found is not None
+    assert found.steps == [first]
+    assert bytes(found.steps[0].input) == bytes(first.input)
+    assert found.end == ended
+
+
+async def test_writing_a_batch_again_changes_nothing(store: TrajectoryStore) -> None:
+    batch = [entry("1-0", "t", step(), step(path="1")), entry("1-1", "t", step(path="2"), ends=end("t", 3))]
+    await store.write("weft", 0, 1, batch)
+    once = await store.task("weft", "t")
+    await store.write("weft", 0, 1, batch)
+    assert await store.task("weft", "t") == once
+    assert once is not None
+    assert len(once.steps) == 3
+
+
+async def test_the_later_row_of_a_key_replaces_the_earlier_one(store: TrajectoryStore) -> None:
+    await store.write("weft", 0, 1, [entry("1-0", "t", step(name="old"), step(name="new"))])
+    assert [s.name for s in await steps_of(store, "t")] == ["new"]
+    await store.write("weft", 0, 1, [entry("1-1", "t", step(name="newest"), step(attempt=2))])
+    assert [(s.name, s.attempt) for s in await steps_of(store, "t")] == [("newest", 1), ("search", 2)]
+
+
+async def test_a_write_that_fails_leaves_neither_rows_nor_cursor(store: TrajectoryStore, database: Database) -> None:
+    await store.write("weft", 0, 1, [entry("1-0", "before", step())])
+    if database.path is not None:
+        await database.execute(
+            "CREATE TRIGGER crash BEFORE INSERT ON weft_tasks BEGIN SELECT RAISE(ABORT, 'crash'); END"
+        )
+    else:
+        await database.execute(
+            "CREATE FUNCTION crash() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'crash'; END $$",
+            "CREATE TRIGGER crash BEFORE INSERT ON weft_tasks FOR EACH ROW EXECUTE FUNCTION crash()",
+        )
+    batch = [entry("2-0", "t", step(), ends=end("t"))]
+    with pytest.raises(StoreUnavailable, match="crash"):
+        await store.write("weft", 0, 5, batch)
+    assert await store.task("weft", "t") is None
+    assert await store.cursor("weft", 0) == "1-0"
+    await store.write("weft", 0, 1, [])  # the epoch was not taken either
+    await database.execute("DROP TRIGGER crash" + ("" if database.path else " ON weft_tasks"))
+    await store.write("weft", 0, 5, batch)
+    assert await store.cursor("weft", 0) == "2-0"
+    assert await steps_of(store, "t") == [step()]
+
+
+async def test_a_lower_epoch_is_fenced_and_writes_nothing(store: TrajectoryStore) -> None:
+    await store.write("weft", 0, 2, [entry("1-0", "t", step(name="mine"))])
+    with pytest.raises(Fenced, match="epoch 2"):
+        await store.write("weft", 0, 1, [entry("2-0", "t", step(name="zombie")), entry("2-1", "u", step())])
+    assert [s.name for s in await steps_of(store, "t")] == ["mine"]
+    assert await store.task("weft", "u") is None
+    assert await store.cursor("weft", 0) == "1-0"
+    await store.write("weft", 1, 1, [entry("2-0", "u", step())])  # another partition has its own fence
+    await store.write("other", 0, 1, [])
+
+
+async def test_an_empty_batch_takes_the_fence(store: TrajectoryStore) -> None:
+    await store.write("weft", 0, 3, [])
+    assert await store.cursor("weft", 0) == "0-0"
+    with pytest.raises(Fenced):
+        await store.write("weft", 0, 2, [entry("1-0", "t", step())])
+
+
+async def test_the_cursor_never_moves_back(store: TrajectoryStore) -> None:
+    for entry_id, cursor in [("5-9", "5-9"), ("5-10", "5-10"), ("5-2", "5-10"), ("10-0", "10-0"), ("9-99", "10-0")]:
+        await store.write("weft", 0, 1, [entry(entry_id, f"t-{entry_id}", step())])
+        assert await store.cursor("weft", 0) == cursor
+    assert len([stored async for stored in store.steps("weft")]) == 5, "rows of old entries are written all the same"
+    with pytest.raises(InvalidInput, match="entry_id"):
+        await store.write("weft", 0, 1, [entry("new", "t", step())])
+
+
+async def test_writers_of_several_partitions_share_one_store(database: Database) -> None:
+    stores = await asyncio.gather(*(TrajectoryStore.open(database.url) for _ in range(4)))
+    try:
+
+        async def record(store: TrajectoryStore, partition: int) -> None:
+            for number in range(1, 21):
+                task = f"t-{partition}-{number}"
+                await store.write("weft", partition, 1, [entry(f"{number}-0", task, step(), ends=end(task))])
+
+        await asyncio.gather(*(record(store, partition) for partition, store in enumerate(stores)))
+        assert len([stored async for stored in stores[0].steps("weft")]) == 80
+        assert [await stores[0].cursor("weft", partition) for partition in range(4)] == ["20-0"] * 4
+    finally:
+        await asyncio.gather(*(store.close() for store in stores))
+
+
+async def test_of_two_writers_of_a_partition_the_older_one_is_stopped(database: Database) -> None:
+    old, new = await asyncio.gather(TrajectoryStore.open(database.url), TrajectoryStore.open(database.url))
+    try:
+        taken_over = asyncio.Event()
+
+        async def older() -> int:
+            for number in range(1, 1_000):
+                try:
+                    await old.write("weft", 0, 1, [entry(f"{number}-0", f"t-{number}", step(owner="old"))])
+                except Fenced:
+                    return number - 1
+                if number == 10:
+                    taken_over.set()
+            raise AssertionError("the older writer was never fenced")
+
+        async def newer() -> str:
+            await taken_over.wait()
+            await new.write("weft", 0, 2, [])
+            return await new.cursor("weft", 0)
+
+        written, cursor = await asyncio.gather(older(), newer())
+        assert cursor == f"{written}-0", "nothing of the older writer came after the fence"
+        assert len([stored async for stored in new.steps("weft")]) == written
+    finally:
+        await asyncio.gather(old.close(), new.close())
+
+
+async def test_steps_are_ordered_by_their_paths_as_numbers(store: TrajectoryStore) -> None:
+    ordered = [
+        ("r", "", 1),
+        ("r", "", 2),
+        ("r", "2", 1),
+        ("r", "2.0", 1),
+        ("r", "2.0.10", 1),
+        ("r", "2.1", 1),
+        ("r", "10", 1),
+        ("r/2", "", 1),
+        ("r/2", "1", 1),
+        ("r/2/1", "", 1),
+        ("r/2.0.1", "", 1),
+        ("r/2.0.1/7", "3", 1),
+        ("r/10", "", 1),
+    ]
+    shuffled = ordered[::-2] + ordered[-2::-2]
+    await store.write("weft", 0, 1, [entry("1-0", "t", *(step(r, p, attempt=a) for r, p, a in shuffled))])
+    assert [(s.run, s.step, s.attempt) for s in await steps_of(store, "t")] == ordered
+
+
+async def test_a_task_is_complete_when_it_holds_as_many_steps_as_its_end_counts(store: TrajectoryStore) -> None:
+    async def complete() -> bool:
+        found = await store.task("weft", "t")
+        assert found is not None
+        return found.complete
+
+    await store.write("weft", 0, 1, [entry("1-0", "t", step())])
+    assert not await complete(), "it has not ended"
+    await store.write("weft", 0, 1, [entry("1-1", "t", ends=end("t", 2))])
+    assert not await complete(), "one step is missing"
+    await store.write("weft", 0, 1, [entry("1-2", "t", step(path="1"))])
+    assert await complete()
+
+
+async def test_any_text_is_kept(store: TrajectoryStore) -> None:
+    large = b'"' + b"x" * 300_000 + b'"'
+    odd = step(name="nul \0 é 猫 🐈", owner="\0", input=msgspec.Raw(b'"\\u0000"'), output=msgspec.Raw(large))
+    ended = end("t \0", agent="a\0", error=StepError("E", "nul \0"), session="'; DROP TABLE weft_steps --")
+    await store.write("weft", 0, 1, [entry("1-0", "t \0", odd, ends=ended)])
+    found = await store.task("weft", "t \0")
+    assert found is not None
+    assert (found.steps[0].name, found.steps[0].owner) == ("nul ␀ é 猫 🐈", "␀")
+    assert bytes(found.steps[0].input) == b'"\\u0000"'
+    assert bytes(found.steps[0].output) == large
+    assert found.end is not None
+    assert found.end.agent == "a␀"
+    assert found.end.error == StepError("E", "nul \0")
+    assert await store.delete("weft", "t \0") == 2
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        (b"not json", "malformed"),
+        (b'[{"run":"r"}]', "kind"),
+        (b'[{"run":"r","kind":"\xff","name":"","status":"","started":1,"ended":1}]', "utf-8"),
+        (ENCODER.encode([step(attempt=2**40)]), "attempt"),
+        (ENCODER.encode([step("r" + "/1" * 2_000)]), "nest less"),
+    ],
+)
+async def test_an_entry_that_cannot_be_read_is_kept_and_stops_nothing(
+    store: TrajectoryStore, steps: bytes, reason: str
+) -> None:
+    batch = [RecordEntry("1-0", "bad", steps, end("bad")), entry("1-1", "good", step(), ends=end("good"))]
+    await store.write("weft", 0, 1, batch)
+    await store.write("weft", 0, 1, batch)
+    (kept,) = await store.unreadable("weft")
+    assert (kept.partition, kept.entry_id, kept.task, kept.steps) == (0, "1-0", "bad", steps)
+    assert reason in kept.reason
+    bad, good = await store.task("weft", "bad"), await store.task("weft", "good")
+    assert bad is not None
+    assert bad.end is not None
+    assert not bad.complete
+    assert good is not None
+    assert good.complete
+    assert await store.cursor("weft", 0) == "1-1"
+    assert await store.delete("weft", "bad") == 2
+    assert await store.unreadable("weft") == []
+
+
+async def test_a_task_id_that_no_index_can_hold_stops_nothing(store: TrajectoryStore) -> None:
+    task = secrets.token_hex(5_000)
+    await store.write("weft", 0, 1, [entry("1-0", task, step(), ends=end(task)), entry("1-1", "good", step())])
+    (kept,) = await store.unreadable("weft")
+    assert "shorter" in kept.reason
+    assert task.startswith(kept.task)
+    assert await steps_of(store, "good") == [step()]
+
+
+async def test_tasks_are_listed_from_the_latest_end_on_in_pages(store: TrajectoryStore) -> None:
+    ends = [end(f"t-{n}", ended=ENDED_MS + n // 2, status=("failed", "completed")[n % 2]) for n in range(7)]
+    ends.append(end("w", agent="writer", ended=ENDED_MS - 1))
+    await store.write("weft", 0, 1, [entry(f"1-{n}", e.task, ends=e) for n, e in enumerate(ends)])
+    await store.write("other", 0, 1, [entry("1-0", "elsewhere", ends=end("elsewhere"))])
+    latest = [e.task for e in await store.tasks("weft")]
+    assert latest == ["t-6", "t-5", "t-4", "t-3", "t-2", "t-1", "t-0", "w"]
+    paged: list[str] = []
+    while page := await store.tasks("weft", limit=3, before=paged[-1] if paged else None):
+        paged += [e.task for e in page]
+    assert paged == latest
+    assert [e.task for e in await store.tasks("weft", status="failed")] == ["t-6", "t-4", "t-2", "t-0"]
+    assert await store.tasks("weft", agent="writer") == [ends[-1]]
+    with pytest.raises(InvalidInput, match="before"):
+        await store.tasks("weft", before="gone")
+
+
+async def test_steps_of_many_tasks_stream_in_order_through_all_filters(store: TrajectoryStore) -> None:
+    names = [f"t-{n:04}" for n in range(450)]
+    batch = [
+        entry(
+            f"1-{n}",
+            name,
+            *(step(path=path) for path in ("", "10", "9")),
+            ends=end(name, 3, status=("completed", "failed")[n % 2], ended=ENDED_MS + n) if n != 7 else None,
+        )
+        for n, name in enumerate(names)
+    ]
+    await store.write("weft", 0, 1, batch)
+    found = [(s.task, s.step.step) async for s in store.steps("weft")]
+    assert found == [(name, path) for name in names for path in ("", "9", "10")]
+    unfinished = [s async for s in store.steps("weft", tasks=["t-0007"])]
+    assert [s.end for s in unfinished] == [None] * 3
+    failed = [s async for s in store.steps("weft", status="failed")]
+    assert len(failed) == 224 * 3
+    assert {s.end.status for s in failed if s.end is not None} == {"failed"}
+    wanted = names[20:440]
+    chosen = [
+        s.task async for s in store.steps("weft", tasks=[*reversed(wanted), wanted[0], "gone"], agent="researcher")
+    ]
+    assert chosen == [name for name in wanted for _ in range(3)]
+    since = datetime.fromtimestamp((ENDED_MS + 440) / 1_000, UTC)
+    assert len([s async for s in store.steps("weft", since=since)]) == 10 * 3
+    with pytest.raises(InvalidInput, match="since"):
+        await anext(store.steps("weft", since=since.replace(tzinfo=None)))
+
+
+async def test_a_deleted_task_leaves_nothing_and_takes_no_other_with_it(
+    store: TrajectoryStore, database: Database
+) -> None:
+    for namespace, task in [("weft", "t"), ("weft", "t2"), ("other", "t")]:
+        secret = step(input=msgspec.Raw(b'"a secret of the deleted task"')) if task == "t" else step()
+        await store.write(namespace, 0, 1, [entry("1-0", task, secret, step(path="1"), ends=end(task, 2))])
+    assert await store.delete("weft", "t") == 3
+    assert await store.delete("weft", "t") == 0
+    assert await store.task("weft", "t") is None
+    assert len(await steps_of(store, "t2")) == 2
+    assert await store.delete("other", "t") == 3
+    if database.path is not None:
+        await store.close()  # the last connection folds the log into the file
+        assert b"a secret" not in database.path.read_bytes()
+
+
+async def test_many_may_open_a_new_store_at_once(database: Database) -> None:
+    stores = await asyncio.gather(*(TrajectoryStore.open(database.url) for _ in range(12)))
+    try:
+        await asyncio.gather(*(s.write("weft", n, 1, [entry("1-0", f"t-{n}", step())]) for n, s in enumerate(stores)))
+        assert len([stored async for stored in stores[-1].steps("weft")]) == 12
+    finally:
+        await asyncio.gather(*(store.close() for store in stores))
+
+
+async def test_what_was_written_is_there_after_reopening(database: Database) -> None:
+    for number in (1, 2):
+        store = await TrajectoryStore.open(database.url)
+        await store.write("weft", 0, number, [entry(f"{number}-0", f"t-{number}", step())])
+        assert len([stored async for stored in store.steps("weft")]) == number
+        await store.close()
+        await store.close()
+
+
+async def test_a_store_of_a_newer_release_is_refused(store: TrajectoryStore, database: Database) -> None:
+    await database.execute("INSERT INTO weft_format VALUES (99)")
+    with pytest.raises(ConfigurationError, match="format 99"):
+        await TrajectoryStore.open(database.url)
+
+
+async def test_keys_sort_by_bytes_whatever_the_locale_of_the_database(postgres_database: Database) -> None:
+    store = await TrajectoryStore.open(postgres_database.url)
+    session = await asyncpg.connect(postgres_database.url)
+    try:
+        keys = await session.fetch(
+            "SELECT table_name, column_name, collation_name FROM information_schema.key_column_usage"
+            " JOIN information_schema.columns USING (table_name, column_name)"
+            " WHERE table_name LIKE 'weft%' AND data_type = 'text'"
+        )
+        assert len(keys) == 14
+        assert [key for key in keys if key["collation_name"] != "C"] == []
+    finally:
+        await session.close()
+        await store.close()
+
+
+async def test_a_store_outlives_the_server_s_end_of_its_sessions(
+    postgres_database: Database, postgres_url: str
+) -> None:
+    store = await TrajectoryStore.open(postgres_database.url)
+    try:
+        await store.write("weft", 0, 1, [entry("1-0", "t", step())])
+        await Database(postgres_url).execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname LIKE 'test_%'"
+        )
+        await store.write("weft", 0, 1, [entry("2-0", "t", step(path="1"))])
+        assert len(await steps_of(store, "t")) == 2
+    finally:
+        await store.close()
+
+
+async def test_a_database_that_does_not_exist_is_named(postgres_url: str) -> None:
+    with pytest.raises(ConfigurationError, match="nowhere"):
+        await TrajectoryStore.open(postgres_url.replace("/postgres?", "/nowhere?"))
+
+
+async def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="cannot be reached"):
+        await TrajectoryStore.open(f"postgresql://u:a-secret@/d?host={tmp_path}")
+
+
+async def test_an_export_of_a_hundred_thousand_steps_needs_no_more_memory_than_a_small_one(
+    database: Database, tmp_path: Path
+) -> None:
+    # In a process of its own: the peak of this one may be higher already.
+    measured = subprocess.run(
+        [sys.executable, "-c", EXPORT, database.url, str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert measured.returncode == 0, measured.stderr
+    result = json.loads(measured.stdout)
+    assert result["counts"] == [10_000, 10_000, 100_000, 100_000]
+    # Held in memory, the larger export's texts alone would be 90 MB more; allocators vary by 30.
+    assert result["growth_mib"] < 50, result
+
+
+EXPORT = """
+import asyncio, json, resource, sys
+import msgspec
+from runtime_core.trajectory.export import export_jsonl, export_parquet
+from runtime_core.record.step import ENCODER, Step, TaskEnd
+from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+async def main(url, path):
+    store = await TrajectoryStore.open(url)
+    output = msgspec.Raw(b'"' + b"x" * 1000 + b'"')
+    steps = ENCODER.encode([
+        Step(run="r", step=str(n), kind="step", name="s", status="completed", started=1, ended=2, output=output)
+        for n in range(100)
+    ])
+    number = 0
+    counts = []
+    for upto in (100, 1000):
+        while number < upto:
+            entries = []
+            for _ in range(20):
+                number += 1
+                task = f"t-{number}"
+                entries.append(RecordEntry(f"{number}-0", task, steps, TaskEnd(task, "completed", "a", 100, 1, 2)))
+            await store.write("weft", 0, 1, entries)
+        before = peak()
+        with open(path + ".jsonl", "wb") as out:
+            counts.append(await export_jsonl(store, "weft", out))
+        counts.append(await export_parquet(store, "weft", path + ".parquet"))
+    print(json.dumps({"counts": counts, "growth_mib": peak() - before, "peak_mib": peak()}))
+    await store.close()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_an_export_during_writes_sees_whole_steps(store: TrajectoryStore) -> None:
+    async def record() -> None:
+        for number in range(1, 200):
+            task = f"t-{number:04}"
+            await store.write("weft", 0, 1, [entry(f"{number}-0", task, step(), step(path="1"), ends=end(task, 2))])
+
+    async def export() -> None:
+        while not writing.done():
+            out = io.BytesIO()
+            count = await export_jsonl(store, "weft", out)
+            lines = [json.loads(line) for line in out.getvalue().splitlines()]
+            assert len(lines) == count
+            assert all(line["task_steps"] == 2 for line in lines if "task_steps" in line)
+            keys = [(line["task"], line["step"]) for line in lines]
+            assert keys == sorted(set(keys))
+
+    writing = asyncio.ensure_future(record())
+    await asyncio.gather(writing, export())

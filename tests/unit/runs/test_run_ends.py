@@ -1,0 +1,825 @@
+"""How a run ends: errors of the code, divergence, misuse, limits, cancellation, being dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import threading
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from runtime_core import errors
+from runtime_core.app.app import App
+from runtime_core.consumer.effects import COMPLETED, Completed, Failed, Suspended
+from runtime_core.runs import journal as journal_module
+from runtime_core.runs import run as run_module
+from runtime_core.runs.context import AgentContext
+from runtime_core.runs.journal import pack
+from tests.unit.runs.run_world import Code, Program, World
+
+
+async def failed(code: Code | Program, world: World | None = None) -> Failed:
+    result = await (world or World()).play(code)
+    assert isinstance(result, Failed), result
+    return result
+
+
+def raising(error: BaseException) -> Code:
+    async def code(ctx: AgentContext, _: object) -> object:
+        await ctx.tool("before")
+        raise error
+
+    return code
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (errors.Retry(after=timedelta(seconds=2)), ("Retry", "asked for a retry", True, 2.0, False, False)),
+        (errors.Reject("not approved"), ("Reject", "not approved", False, None, True, False)),
+        (errors.ToolError("OSError", "gone"), ("OSError", "gone", False, None, True, False)),
+        (errors.ConfigurationError("two names"), ("ConfigurationError", "two names", False, None, False, False)),
+        (errors.InvalidInput("x", "wrong"), ("InvalidInput", "x: wrong", False, None, False, False)),
+        (KeyError("k"), ("KeyError", "'k'", True, None, False, False)),
+        (asyncio.CancelledError(), ("CancelledError", "by itself", True, None, False, False)),
+        (SystemExit(3), ("RuntimeError", "sys.exit(3)", True, None, False, False)),
+    ],
+)
+async def test_an_exception_becomes_a_value(error: BaseException, expected: tuple[object, ...]) -> None:
+    kind, message, *rest = expected
+    for cold in (False, True):
+        result = await failed(raising(error), World(cold=cold))
+        assert result.type == kind
+        assert str(message) in result.message
+        assert [result.retryable, result.retry_after_seconds, result.rejected, result.parked] == rest
+
+
+async def test_a_traceback_names_the_line() -> None:
+    result = await failed(raising(ValueError("here")))
+    assert "raise error" in result.traceback
+    assert "ValueError: here" in result.traceback
+
+
+async def test_a_failed_step_ends_the_run_with_its_error() -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        return await ctx.tool("bad one")
+
+    result = await failed(code)
+    assert (result.type, result.message, result.retryable) == ("ValueError", "bad one is bad", False)
+
+
+async def test_retry_and_reject_in_a_step_are_not_recorded() -> None:
+    attempts = 0
+
+    async def code(ctx: AgentContext, _: object) -> object:
+        async def body() -> str:
+            nonlocal attempts
+            attempts += 1
+            if attempts < 3:
+                raise errors.Retry(after=1)
+            return "done"
+
+        return await ctx.gather(ctx.step(body)) if attempts else await ctx.step(body)
+
+    world = World()
+    for _ in range(2):
+        result = await failed(code, world)
+        assert (result.type, result.retry_after_seconds) == ("Retry", 1.0)
+        assert world.journal == {}
+    assert isinstance(await world.play(code), Completed)
+    assert list(world.journal) == ["1"]
+
+
+async def test_a_step_that_raised_retry_may_be_awaited_again() -> None:
+    attempts: list[int] = []
+
+    async def code(ctx: AgentContext, _: object) -> object:
+        async def body() -> int:
+            attempts.append(1)
+            if len(attempts) < 2:
+                raise errors.Retry
+            return len(attempts)
+
+        step = ctx.step(body)
+        try:
+            return await step
+        except errors.Retry:
+            return await step
+
+    result = await World().play(code)
+    assert isinstance(result, Completed)
+    assert result.output == b"2"
+
+
+async def test_retry_in_a_branch_ends_the_attempt_even_where_exceptions_are_results() -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        async def branch() -> None:
+            raise errors.Retry(after=1)
+
+        return await ctx.gather(branch(), ctx.tool("t"), return_exceptions=True)
+
+    assert (await failed(code)).type == "Retry"
+
+
+async def test_a_gather_waits_for_all_and_raises_the_first_in_order() -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        async def late() -> None:
+            await ctx.tool("x")
+            await ctx.tool("bad late")
+
+        async def early() -> None:
+            raise RuntimeError("early")
+
+        return await ctx.gather(late(), early(), ctx.tool("bad leaf"))
+
+    assert (await failed(code)).message == "bad late is bad"
+
+
+async def test_output_that_cannot_be_json_fails_for_good() -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        return object()
+
+    result = await failed(code)
+    assert (result.type, result.retryable) == ("InvalidInput", False)
+
+
+async def test_a_step_result_that_cannot_be_json_fails_for_good_and_unrecorded() -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        try:
+            return await ctx.step(object)
+        except Exception:
+            return "caught"
+
+    world = World()
+    result = await failed(code, world)
+    assert (result.type, result.retryable) == ("InvalidInput", False)
+    assert world.recorded == []
+
+
+async def test_state_that_cannot_be_json_fails_for_good() -> None:
+    async def at_end(ctx: AgentContext, _: object) -> object:
+        ctx.state["x"] = object()
+        return None
+
+    async def in_between(ctx: AgentContext, _: object) -> object:
+        ctx.state["x"] = object()
+        return await ctx.tool("t")
+
+    for code in (at_end, in_between):
+        result = await failed(code)
+        assert (result.type, result.retryable) == ("InvalidInput", False)
+        assert "state" in result.message
+
+
+# ---- divergence
+
+
+def diverging(first: Callable[[AgentContext], Awaitable[Any]], second: Callable[[AgentContext], Any]) -> Code:
+    swallowed = False
+
+    async def code(ctx: AgentContext, input: object) -> object:
+        nonlocal swallowed
+        make = second if input == "new" else first
+        try:
+            await make(ctx)
+        except Exception:
+            swallowed = True  # code that catches everything must not go on after a divergence
+        assert not swallowed
+        return await ctx.tool("next")
+
+    return code
+
+
+async def body() -> int:
+    return 1
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        lambda ctx: ctx.tool("search", query="b"),
+        lambda ctx: ctx.tool("other", query="a"),
+        lambda ctx: ctx.agent("search", {"query": "a"}),
+        lambda ctx: ctx.step(body),
+        lambda ctx: ctx.emit("x"),
+        lambda ctx: ctx.send("x"),
+        lambda ctx: ctx.sleep(1),
+        lambda ctx: ctx.human("x"),
+        lambda ctx: ctx.gather(ctx.tool("z"), ctx.tool("y")),
+        lambda ctx: ctx.gather(body()),
+        lambda ctx: asyncio.sleep(0, ctx.uuid()),
+    ],
+)
+@pytest.mark.parametrize("answered", [False, True])
+async def test_other_code_parks_the_run(second: Callable[[AgentContext], Any], answered: bool) -> None:
+    code = diverging(lambda ctx: ctx.tool("search", query="a"), second)
+    world = World()
+    assert isinstance(await world.turn(Program(code)), Suspended)
+    assert world.run is not None
+    await world.run.aclose()
+    if answered:
+        world.answer_one()
+    held = world.asked.copy(), world.journal.copy()
+    result = await world.new_run(Program(code), "new").advance()
+    assert isinstance(result, Failed)
+    assert (result.type, result.parked, result.retryable) == ("Divergence", True, False)
+    assert "step 1" in result.message
+    assert (world.asked, world.journal) == held
+    # After a rollback it goes on.
+    world.run = world.new_run(Program(code))
+    if answered:
+        result = await world.turn(Program(code))
+        assert isinstance(result, Suspended)
+        assert [call.name for call in result.calls] == ["next"]
+        await world.run.aclose()
+    else:
+        world.run = None
+        assert isinstance(await world.play(code), Completed)
+
+
+async def test_a_divergence_names_both_sides() -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        return await ctx.tool("search", query="b")
+
+    world = World(journal={"1": pack("0badf00d", COMPLETED, 1, b"null")})
+    result = await failed(code, world)
+    assert 'tool search {"query":"b"}' in result.message
+    assert "0badf00d" in result.message
+
+
+async def test_a_divergence_in_a_gather_starts_none_of_its_branches() -> None:
+    started = []
+
+    async def code(ctx: AgentContext, _: object) -> object:
+        async def branch() -> None:
+            started.append(True)
+
+        return await ctx.gather(ctx.tool("search"), branch(), ctx.gather(branch()))
+
+    world = World(journal={"1": pack("0badf00d", COMPLETED, 1, b"null")})
+    assert (await failed(code, world)).parked
+    gc.collect()
+    assert started == []
+
+
+async def test_the_order_of_a_dict_is_no_divergence() -> None:
+    async def code(ctx: AgentContext, input: object) -> object:
+        pairs = [("a", {"x": 1, "y": 2}), ("b", 2)]
+        return await ctx.tool("t", **dict(pairs if input else reversed(pairs)))
+
+    world = World()
+    await world.turn(Program(code))
+    world.answer_one()
+    assert isinstance(await world.new_run(Program(code), 1).advance(), Completed)
+    assert world.run is not None
+    await world.run.aclose()
+
+
+async def test_steps_that_the_code_asks_no_more_are_fine() -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        return await ctx.tool("a")
+
+    world = World(journal={"2": pack("0badf00d", COMPLETED, 1, b"null")}, pending={"3": "0badf00d"})
+    assert isinstance(await world.play(code), Completed)
+
+
+async def test_another_process_was_first_with_the_same_step() -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        return await ctx.step(body)
+
+    class Second(World):
+        async def record(
+            self,
+            step: str,
+            digest: str,
+            status: bytes,
+            payload: bytes,
+            kind: str = "step",
+            name: str = "",
+            usage: bytes = b"",
+        ) -> bytes:
+            await super().record(step, digest, status, b'"theirs"')
+            return await super().record(step, digest, status, payload)
+
+    world = Second()
+    result = await world.play(code)
+    assert isinstance(result, Completed)
+    assert result.output == b'"theirs"'
+    assert [(row.step, bytes(row.output)) for row in result.steps] == [("1", b'"theirs"')], (
+        "this commit writes the only row"
+    )
+
+
+async def test_another_process_was_first_with_other_code() -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        return await ctx.step(body)
+
+    class Second(World):
+        async def record(
+            self,
+            step: str,
+            digest: str,
+            status: bytes,
+            payload: bytes,
+            kind: str = "step",
+            name: str = "",
+            usage: bytes = b"",
+        ) -> bytes:
+            return await super().record(step, "0badf00d", status, payload)
+
+    assert (await failed(code, Second())).parked
+
+
+# ---- misuse
+
+
+async def in_asyncio_gather(ctx: AgentContext) -> None:
+    await asyncio.gather(ctx.tool("a"), ctx.tool("b"), return_exceptions=True)
+
+
+async def in_wait_for(ctx: AgentContext) -> None:
+    # Before Python 3.12 wait_for makes a task; since then it cancels the one that waits.
+    await asyncio.wait_for(ctx.gather(ctx.step(asyncio.sleep, 60), ctx.tool("a")), 0.01)
+
+
+async def in_timeout(ctx: AgentContext) -> None:
+    async with asyncio.timeout(0.01):
+        await ctx.gather(ctx.step(asyncio.sleep, 60), ctx.tool("t"))
+
+
+async def in_timeout_of_a_step(ctx: AgentContext) -> None:
+    async with asyncio.timeout(0.01):
+        await ctx.step(asyncio.sleep, 60)
+
+
+async def in_create_task(ctx: AgentContext) -> None:
+    async def other() -> None:
+        await ctx.tool("a")
+
+    await asyncio.create_task(other())
+
+
+async def in_task_group(ctx: AgentContext) -> None:
+    async def other() -> None:
+        await ctx.tool("a")
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(other())
+
+
+async def in_a_step(ctx: AgentContext) -> None:
+    async def other() -> object:
+        return await ctx.tool("a")
+
+    await ctx.step(other)
+
+
+async def in_a_step_of_a_gather(ctx: AgentContext) -> None:
+    async def other() -> object:
+        return await ctx.tool("a")
+
+    await ctx.gather(ctx.step(other))
+
+
+async def in_a_thread(ctx: AgentContext) -> None:
+    await ctx.step(lambda: str(ctx.uuid()))
+
+
+async def gather_of_a_task(ctx: AgentContext) -> None:
+    task = asyncio.create_task(asyncio.sleep(0))
+    try:
+        await ctx.gather(task)
+    finally:
+        await task
+
+
+async def gather_outside(ctx: AgentContext) -> None:
+    async def other() -> None:
+        await ctx.tool("a")
+
+    async def misplaced() -> object:
+        return await ctx.gather(other())
+
+    await asyncio.create_task(misplaced())
+
+
+async def unregistered(ctx: AgentContext) -> None:
+    await ctx.tool(body)
+
+
+async def unregistered_engine_function(ctx: AgentContext) -> None:
+    await ctx.engine("local").call(body)
+
+
+async def local_step_twice(ctx: AgentContext) -> None:
+    step = ctx.step(asyncio.sleep, 60)
+
+    async def awaits() -> None:
+        await step
+
+    await ctx.gather(awaits(), awaits())
+
+
+@pytest.mark.parametrize(
+    ("misuse", "hint"),
+    [
+        (in_asyncio_gather, "ctx.gather"),
+        (in_wait_for, "timeout="),
+        (in_timeout, "timeout="),
+        (in_timeout_of_a_step, "inside the function"),
+        (in_create_task, "ctx.gather"),
+        (in_task_group, "ctx.gather"),
+        (in_a_step, "ctx.step"),
+        (in_a_step_of_a_gather, "ctx.step"),
+        (in_a_thread, "thread"),
+        (gather_of_a_task, "coroutine itself"),
+        (gather_outside, "ctx.gather"),
+        (unregistered, "register"),
+        (unregistered_engine_function, "@app.engine_function"),
+        (local_step_twice, "one of them"),
+    ],
+)
+async def test_misuse_ends_the_run_with_a_hint(misuse: Callable[[AgentContext], Awaitable[None]], hint: str) -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        try:
+            await misuse(ctx)
+        except Exception:
+            await asyncio.sleep(0)
+        return "swallowed"
+
+    world = World()
+    result = await failed(code, world)
+    assert (result.type, result.retryable) == ("WeftError", False)
+    assert hint in result.message
+    assert world.asked == []
+    assert world.recorded == []
+    await asyncio.sleep(0)
+    gc.collect()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_timeout_that_goes_off_between_turns_fails_the_next_one() -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        try:
+            async with asyncio.timeout(0.01):
+                return await ctx.tool("slow")
+        except TimeoutError:
+            return "not durable"
+
+    world = World()
+    run = world.new_run(Program(code))
+    assert isinstance(await run.advance(), Suspended)
+    async with asyncio.timeout(60):
+        while run.awaited:
+            await asyncio.sleep(0.002)
+    result = await run.advance()
+    assert isinstance(result, Failed)
+    assert "timeout=" in result.message
+
+
+# ---- limits
+
+
+async def test_a_turn_over_its_time_is_cancelled() -> None:
+    cleaned = []
+
+    async def code(ctx: AgentContext, _: object) -> object:
+        try:
+            return await asyncio.Event().wait()
+        finally:
+            cleaned.append(True)
+
+    result = await failed(Program(code, timeout_seconds=0.01))
+    assert (result.type, result.retryable) == ("TimeLimit", True)
+    assert "0.01 s" in result.message
+    assert cleaned
+
+
+async def test_code_that_ignores_its_cancellation_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime_core.runs.scheduler.GRACE_SECONDS", 0.01)
+    release = asyncio.Event()
+
+    async def code(ctx: AgentContext, _: object) -> object:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+        return None
+
+    assert (await failed(Program(code, timeout_seconds=0.01))).type == "TimeLimit"
+    release.set()
+    async with asyncio.timeout(60):
+        while len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0)
+
+
+async def test_waiting_does_not_count_against_a_turns_time() -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        return await ctx.tool("slow")
+
+    world = World()
+    program = Program(code, timeout_seconds=1.0)
+    await world.turn(program)
+    await asyncio.sleep(1.1)  # what is tested is that this time does not matter
+    world.answer_one()
+    assert isinstance(await world.turn(program), Completed)
+
+
+async def test_too_many_steps_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "MAX_STEPS", 20)
+
+    async def code(ctx: AgentContext, _: object) -> object:
+        while True:
+            try:
+                await ctx.emit("x")
+            except Exception:
+                return "swallowed"
+
+    world = World()
+    result = await failed(code, world)
+    assert (result.type, result.retryable) == ("LimitExceeded", False)
+    assert len(world.emitted) == 20
+
+
+async def test_a_journal_that_is_too_large_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert journal_module.MAX_JOURNAL_BYTES == 16 * 1024 * 1024
+    monkeypatch.setattr(run_module, "MAX_JOURNAL_BYTES", 60)
+
+    async def code(ctx: AgentContext, _: object) -> object:
+        return await ctx.tool("search", query="a text that is echoed and too long")
+
+    assert (await failed(code)).type == "LimitExceeded"
+    world = World(journal={"1": bytes(100)})
+    assert (await failed(code, world)).type == "LimitExceeded"
+
+
+# ---- the port fails
+
+
+async def test_a_fenced_owner_gets_no_result() -> None:
+    seen = []
+
+    async def with_record(ctx: AgentContext, _: object) -> object:
+        try:
+            await ctx.step(body)
+        except Exception:
+            seen.append("went on")
+        return None
+
+    async def with_emit(ctx: AgentContext, _: object) -> object:
+        async def branch() -> None:
+            try:
+                await ctx.emit("x")
+            except Exception:
+                seen.append("went on")
+
+        return await ctx.gather(branch(), ctx.tool("t"))
+
+    class Dead(World):
+        async def record(
+            self,
+            step: str,
+            digest: str,
+            status: bytes,
+            payload: bytes,
+            kind: str = "step",
+            name: str = "",
+            usage: bytes = b"",
+        ) -> bytes:
+            raise errors.Fenced("dead")
+
+        def emit(self, step: str, digest: str, data: bytes) -> None:
+            raise errors.Fenced("dead")
+
+    for code in (with_record, with_emit):
+        run = Dead().new_run(Program(code))
+        with pytest.raises(errors.Fenced):
+            await run.advance()
+        assert run.over
+    assert seen == []
+
+
+# ---- cancel and drop
+
+
+async def test_cancel_between_turns_is_heard_where_the_code_waits() -> None:
+    heard: list[object] = []
+
+    async def code(ctx: AgentContext, _: object) -> object:
+        async def branch() -> None:
+            try:
+                await ctx.tool("b")
+            finally:
+                heard.append("branch")
+
+        try:
+            return await ctx.gather(ctx.tool("a"), branch())
+        except asyncio.CancelledError:
+            heard.append(ctx.cancelled)
+            with pytest.raises(asyncio.CancelledError):
+                await ctx.tool("clean up")  # a cancelled run asks for nothing more
+            raise
+
+    run = World().new_run(Program(code))
+    assert isinstance(await run.advance(), Suspended)
+    run.cancel("the user left")
+    result = await run.advance()
+    assert isinstance(result, Failed)
+    assert (result.type, result.message, result.retryable) == ("Cancelled", "the user left", False)
+    assert sorted(map(str, heard)) == ["True", "branch"]
+
+
+async def test_cancel_during_a_turn() -> None:
+    started = asyncio.Event()
+
+    async def code(ctx: AgentContext, _: object) -> object:
+        async def forever() -> None:
+            started.set()
+            await asyncio.Event().wait()
+
+        return await ctx.step(forever)
+
+    world = World()
+    run = world.new_run(Program(code))
+    turn = asyncio.ensure_future(run.advance())
+    await started.wait()
+    run.cancel("stop")
+    result = await turn
+    assert isinstance(result, Failed)
+    assert result.type == "Cancelled"
+    assert world.recorded == []
+
+
+async def test_cancel_before_the_first_turn_starts_nothing() -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        raise AssertionError("started")
+
+    run = World().new_run(Program(code))
+    run.cancel("too late")
+    result = await run.advance()
+    assert isinstance(result, Failed)
+    assert (result.type, result.message) == ("Cancelled", "too late")
+
+
+async def test_code_may_end_in_its_own_way_when_it_is_cancelled() -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        try:
+            return await ctx.tool("a")
+        except asyncio.CancelledError:
+            return "what I have so far" if ctx.cancelled else None
+
+    run = World().new_run(Program(code))
+    await run.advance()
+    run.cancel("enough")
+    result = await run.advance()
+    assert isinstance(result, Completed)
+    assert result.output == b'"what I have so far"'
+
+
+async def test_a_dropped_run_leaves_no_trace(caplog: pytest.LogCaptureFixture) -> None:
+    ended: list[object] = []
+
+    async def code(ctx: AgentContext, _: object) -> object:
+        async def branch(n: int) -> object:
+            try:
+                return await ctx.tool("b", n=n)
+            finally:
+                ended.append(ctx.cancelled)
+                if n:
+                    raise RuntimeError("cleanup fails too")
+                await ctx.emit("clean up")
+
+        unused = ctx.gather(branch(9))
+        result = await ctx.gather(branch(0), branch(1), ctx.gather(branch(2), ctx.tool("x")), ctx.step(body))
+        return [result, await unused]
+
+    world = World()
+    for drop in (True, False):
+        run = world.new_run(Program(code))
+        assert isinstance(await run.advance(), Suspended)
+        if drop:
+            run.drop()
+            run.drop()
+        else:
+            await run.aclose()
+        async with asyncio.timeout(60):
+            while len(asyncio.all_tasks()) > 1:
+                await asyncio.sleep(0)
+        assert run.over
+        with pytest.raises(errors.WeftError, match="is over"):
+            await run.advance()
+    gc.collect()
+    assert ended == [False] * 6
+    assert world.emitted == []
+    assert caplog.records == []
+
+
+async def test_a_run_that_is_dropped_before_its_code_began() -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        raise AssertionError("started")
+
+    run = World().new_run(Program(code))
+    turn = asyncio.ensure_future(run.advance())
+    await asyncio.sleep(0)
+    turn.cancel()
+    await run.aclose()
+    gc.collect()  # a coroutine that was never awaited would warn here
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_drop_before_the_first_turn() -> None:
+    run = World().new_run(Program(raising(KeyError())))
+    run.drop()
+    await run.aclose()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_worker_that_stops_in_the_middle_of_a_turn_drops_the_run() -> None:
+    started = asyncio.Event()
+
+    async def code(ctx: AgentContext, _: object) -> object:
+        started.set()
+        return await asyncio.Event().wait()
+
+    run = World().new_run(Program(code))
+    turn = asyncio.ensure_future(run.advance())
+    await started.wait()
+    turn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    await run.aclose()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+# ---- local work
+
+
+async def test_sync_functions_run_off_the_loop() -> None:
+    threads: list[object] = []
+
+    def where() -> str:
+        threads.append(threading.current_thread())
+        return "ran"
+
+    app = App("test")
+
+    @app.engine_function
+    def rank(passages: list[str], top: int = 1) -> list[str]:
+        threads.append(threading.current_thread())
+        return sorted(passages)[:top]
+
+    @app.engine_function
+    def breaks() -> None:
+        raise ZeroDivisionError("0")
+
+    async def code(ctx: AgentContext, _: object) -> object:
+        one = await ctx.step(where)
+        two = await ctx.engine("local").call(rank, passages=["b", "a"])
+        three = await ctx.gather(
+            ctx.engine("local").call("rank", passages=["d", "c"], top=2),
+            ctx.engine("local").call(breaks),
+            ctx.step(lambda: asyncio.sleep(0, "awaited")),
+            ctx.step(next, iter(())),
+            return_exceptions=True,
+        )
+        return [one, two, three[0], repr(three[1]), three[2], repr(three[3])]
+
+    for cold in (False, True):
+        world = World(functions=app.functions, cold=cold)
+        result = await world.play(code)
+        assert isinstance(result, Completed), result
+        one, two, three, four, five, six = json.loads(result.output)
+        assert (one, two, three, five) == ("ran", ["a"], ["c", "d"], "awaited")
+        assert four == "EngineError('ZeroDivisionError: 0')"
+        assert six == "LocalStepError('RuntimeError: the function raised StopIteration')"
+        assert {row[:2] for row in world.rows} >= {("engine", "2"), ("engine", "4"), ("step", "1")}
+    assert threading.current_thread() not in threads
+
+
+async def test_a_registered_tool_is_called_by_its_name_and_pool() -> None:
+    app = App("test")
+
+    @app.tool(name="find", pool="gpu")
+    async def search(query: str) -> str:
+        return query
+
+    async def code(ctx: AgentContext, _: object) -> object:
+        return await ctx.gather(ctx.tool(search, query="x"), ctx.tool("find", query="y"), ctx.tool("others"))
+
+    world = World(functions=app.functions)
+    result = await world.turn(Program(code))
+    assert isinstance(result, Suspended)
+    assert [(call.name, call.pool) for call in result.calls] == [
+        ("find", "gpu"),
+        ("find", "gpu"),
+        ("others", ""),
+    ]
+    assert world.run is not None
+    await world.run.aclose()
