@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -237,6 +238,19 @@ async def test_an_unhandled_error_is_raised_where_that_is_wanted(make_runtime: M
     await runtime.publish_message(Note("n"), DEFAULT)
     with pytest.raises(OwnError, match="mine"):
         await asyncio.wait_for(runtime.stop_when_idle(), SECONDS)
+
+
+async def test_a_handler_that_calls_exit_fails_its_message_and_not_the_process(runtime: Runtime) -> None:
+    async def ends(agent: ClosureContext, message: Ask, ctx: MessageContext) -> None:
+        sys.exit(3)
+
+    await ClosureAgent.register_closure(runtime, "ends", ends)
+    await Echo.register(runtime, "echo", Echo)
+    runtime.start()
+    with pytest.raises(RuntimeError, match=r"^the handler called sys\.exit\(3\)$"):
+        await asyncio.wait_for(runtime.send_message(Ask("end"), AgentId("ends", "one")), SECONDS)
+    answer = await asyncio.wait_for(runtime.send_message(Ask("go on"), AgentId("echo", "one")), SECONDS)
+    assert answer.text == "go on"
 
 
 async def test_a7_overlapping_subscriptions_deliver_once(runtime: Runtime) -> None:

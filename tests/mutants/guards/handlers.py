@@ -232,6 +232,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:consumer_fences",
     ),
     python(
+        "actors/actor.py",
+        "exit",
+        "            if isinstance(error, SystemExit):\n",
+        "            if False:\n",
+        "a handler that calls sys.exit fails its message and not its process",
+        "integration/runtime:one_process",
+    ),
+    python(
         TURNS,
         "handed_back",
         "raise asyncio.CancelledError(str(left)) from None",

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Container, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from runtime_core.app.app import App
 from runtime_core.app.registry import Functions
-from runtime_core.bus.values import CallBegun
+from runtime_core.bus.replies import Answer
+from runtime_core.bus.values import CallBegun, RunFields
 from runtime_core.consumer.effects import (
     COMPLETED,
     FAILED,
     NO_WAKE,
     WAKE,
+    Call,
     Completed,
     Failed,
+    Publish,
     Question,
     Send,
     Suspended,
@@ -28,7 +32,7 @@ from runtime_core.declare.manifest import Manifest
 from runtime_core.record.usage import Usage, total
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.journal import pack
-from runtime_core.runs.ports import Meta
+from runtime_core.runs.ports import Attempt, Meta, Workplace
 from runtime_core.runs.run import Run
 
 STARTED_MS = 1_700_000_000_000
@@ -57,6 +61,12 @@ class Program:
 
     def start(self, ctx: AgentContext, value: object, /) -> Coroutine[Any, Any, object]:  # Any: asyncio's own
         return self.code(ctx, value)
+
+
+def calls_of(turn: TurnResult) -> list[Call]:
+    """What a waiting turn asks of tools, agents and engines, in the order of the program."""
+    assert isinstance(turn, Suspended), turn
+    return [asked for asked in turn.asked if isinstance(asked, Call)]
 
 
 def answer(kind: str, name: str, data: object) -> object:
@@ -169,6 +179,11 @@ class World:
             self.journal[step] = pack(digest, COMPLETED, self._tick(), b"null")
         self._dies(before=False)
 
+    async def ask(
+        self, calls: Sequence[Call], sends: Sequence[Send | Publish] = (), state: bytes = b""
+    ) -> dict[str, asyncio.Future[Answer]]:
+        raise AssertionError("programs of this world ask by the commit of their turns")
+
     def _dies(self, *, before: bool) -> None:
         if before:
             self.writes += 1
@@ -181,21 +196,19 @@ class World:
 
     # ---- driving
 
-    def new_run(self, program: Program, input: object = None, **more: Any) -> Run:  # Any: Run's own parameters
-        return Run(
-            definition=program,
-            task_id="t-1",
-            run_id="r",
-            input=json.dumps(input).encode(),
+    def new_run(
+        self, program: Program, input: object = None, *, attempt: int = 1, unrecorded: Collection[str] = ()
+    ) -> Run:
+        stored = RunFields(
+            data=json.dumps(input).encode(),
             started_ms=STARTED_MS,
-            port=self,
-            functions=self.functions,
             journal=self.journal,
             pending=self.pending,
             state=self.state,
-            meta=Meta(session_id="s-1", metadata={"tenant": "a"}),
-            **more,
+            unrecorded=list(unrecorded),
         )
+        meta = Meta(session_id="s-1", metadata={"tenant": "a"})
+        return Run(program, Attempt("t-1", "r", number=attempt), stored, self, Workplace(self.functions), meta)
 
     async def play(self, code: Code | Program, input: object = None) -> Completed | Failed:
         """Drive the program to its end, through crashes."""
@@ -245,15 +258,15 @@ class World:
             self.run = None
             return
         waits = dict(result.again)
-        for call in result.calls:
-            self._ask(call.step, call.digest, call.kind, call.name, json.loads(call.data))
-            waits[call.step] = call.wait
-        for timer in result.timers:
-            self._ask(timer.step, timer.digest, "timer", "sleep", timer)
-            waits[timer.step] = timer.wait
-        for question in result.questions:
-            self._ask(question.step, question.digest, "human", question.prompt, question)
-            waits[question.step] = question.wait
+        for asked in result.asked:
+            match asked:
+                case Call():
+                    self._ask(asked.step, asked.digest, asked.kind, asked.name, json.loads(asked.data))
+                case Timer():
+                    self._ask(asked.step, asked.digest, "timer", "sleep", asked)
+                case Question():
+                    self._ask(asked.step, asked.digest, "human", asked.prompt, asked)
+            waits[asked.step] = asked.wait
         assert set(waits) <= set(self.pending) | set(self.journal)
         self.waits = waits
         assert waits, "a suspended run must wait for something"

@@ -7,7 +7,7 @@ from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.topics import sent
 from runtime_core.consumer.effects import Call, Completed, Send
 from runtime_core.ids import partition_of
-from runtime_core.runs.commit import parts_of, parts_of_calls
+from runtime_core.runs.commit import parts, parts_of
 
 
 def delivery() -> Delivery:
@@ -42,7 +42,7 @@ def test_a_request_to_another_partition_carries_its_own_time_limit() -> None:
     """Within a partition the limit has no place: nothing enforces it there."""
     call = Call("agent", "1", "writer", b"1", "00000000", key="far", timeout_ms=5000)
     partitions = next(number for number in range(2, 9) if partition_of("writer/far", number) != 0)
-    assert str(parts_of_calls([call], delivery(), App("x"), partitions)[1]).split(":")[2:] == ["5000"]
-    assert parts_of_calls([call], delivery(), App("x"), 1)[1] == "?agent"
+    assert str(parts([call], delivery(), App("x"), partitions)[1]).split(":")[2:] == ["5000"]
+    assert parts([call], delivery(), App("x"), 1)[1] == "?agent"
     call.timeout_ms = 0
-    assert str(parts_of_calls([call], delivery(), App("x"), partitions)[1]).count(":") == 1
+    assert str(parts([call], delivery(), App("x"), partitions)[1]).count(":") == 1

@@ -18,7 +18,7 @@ from runtime_core.runs.journal import pack
 from runtime_core.runs.ports import Meta
 from tests.apps import remote_app
 from tests.apps.remote_app import app as functions
-from tests.unit.runs.run_world import Program, World
+from tests.unit.runs.run_world import Program, World, calls_of
 from weft import App, EngineContext
 from weft.engines import Reference
 from weft.errors import EngineError, InvalidInput
@@ -34,7 +34,7 @@ async def asked(
     program = Program(code)
     turn = await world.turn(program)
     assert isinstance(turn, Suspended), turn
-    [call] = turn.calls
+    [call] = calls_of(turn)
     assert world.run is not None
     world.run.deliver(call.step, pack(call.digest, status, 1, json.dumps(answer).encode()))
     end = await world.run.advance()
@@ -98,7 +98,7 @@ async def test_the_task_may_choose_the_engine(conf: str, kind: str) -> None:
     run.meta = Meta(engine=conf)
     turn = await run.advance()
     assert isinstance(turn, Suspended)
-    assert [call.kind for call in turn.calls] == [kind]
+    assert [call.kind for call in calls_of(turn)] == [kind]
     await run.aclose()
 
 

@@ -19,7 +19,7 @@ from runtime_core.runs import journal as journal_module
 from runtime_core.runs import run as run_module
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.journal import pack
-from tests.unit.runs.run_world import Code, Program, World
+from tests.unit.runs.run_world import Code, Program, World, calls_of
 
 
 async def failed(code: Code | Program, world: World | None = None) -> Failed:
@@ -234,7 +234,7 @@ async def test_other_code_parks_the_run(second: Callable[[AgentContext], Any], a
     if answered:
         result = await world.turn(Program(code))
         assert isinstance(result, Suspended)
-        assert [call.name for call in result.calls] == ["next"]
+        assert [call.name for call in calls_of(result)] == ["next"]
         await world.run.aclose()
     else:
         world.run = None
@@ -816,7 +816,7 @@ async def test_a_registered_tool_is_called_by_its_name_and_pool() -> None:
     world = World(functions=app.functions)
     result = await world.turn(Program(code))
     assert isinstance(result, Suspended)
-    assert [(call.name, call.pool) for call in result.calls] == [
+    assert [(call.name, call.pool) for call in calls_of(result)] == [
         ("find", "gpu"),
         ("find", "gpu"),
         ("others", ""),

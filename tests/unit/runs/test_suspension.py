@@ -6,9 +6,9 @@ import asyncio
 from datetime import timedelta
 from typing import Any
 
-from runtime_core.consumer.effects import Completed, Send, Suspended
+from runtime_core.consumer.effects import Call, Completed, Question, Send, Suspended, Timer
 from runtime_core.runs.context import AgentContext
-from tests.unit.runs.run_world import STARTED_MS, Code, Program, World
+from tests.unit.runs.run_world import STARTED_MS, Code, Program, World, calls_of
 
 
 async def suspended(world: World, code: Code) -> Suspended:
@@ -18,8 +18,7 @@ async def suspended(world: World, code: Code) -> Suspended:
 
 
 def waits(result: Suspended) -> dict[str, str]:
-    asked = {ask.step: ask.wait for asks in (result.calls, result.timers, result.questions) for ask in asks}
-    return asked | dict(result.again)
+    return {asked.step: asked.wait for asked in result.asked} | dict(result.again)
 
 
 async def test_a_single_step_wakes_the_run() -> None:
@@ -28,7 +27,7 @@ async def test_a_single_step_wakes_the_run() -> None:
 
     world = World()
     result = await suspended(world, code)
-    [call] = result.calls
+    [call] = calls_of(result)
     assert (call.kind, call.step, call.name, call.data, call.wait) == (
         "tool",
         "1",
@@ -48,15 +47,15 @@ async def test_a_gather_of_steps_is_one_group_in_program_order() -> None:
     world = World()
     result = await suspended(world, code)
     assert waits(result) == dict.fromkeys("1234", "g0")
-    assert [call.name for call in result.calls] == ["b", "a"]
-    assert [timer.after_ms for timer in result.timers] == [2000]
+    assert [type(asked) for asked in result.asked] == [Timer, Call, Question, Call]
+    assert [call.name for call in calls_of(result)] == ["b", "a"]
     for step in "214":
         world.answer_one(step)
         assert not world.awake()
     # A turn all the same (a spurious resume): only one step is missing now, so it wakes by itself.
     result = await suspended(world, code)
     assert result.again == [("3", "!")]
-    assert not result.calls
+    assert not result.asked
     world.answer_one("3")
     assert world.awake()
     assert isinstance(await world.turn(Program(code)), Completed)
@@ -76,7 +75,7 @@ async def test_a_helper_goes_on_while_a_human_thinks() -> None:
     assert world.awake()
     result = await suspended(world, code)
     assert waits(result) == {"1": "0", "2": "0", "3.2.2": "!"}
-    assert [call.step for call in result.calls] == ["3.2.2"]
+    assert [call.step for call in result.asked] == ["3.2.2"]
     world.answer_one("3.2.2")
     # The helper has ended: the leaves are waited for as a plain gather's.
     assert waits(await suspended(world, code)) == {"1": "g0", "2": "g0"}
@@ -122,7 +121,7 @@ async def test_a_step_that_two_branches_wait_for_wakes_the_run() -> None:
     world = World()
     result = await suspended(world, code)
     assert waits(result)["1"] == "!"
-    assert [call.step for call in result.calls].count("1") == 1
+    assert [call.step for call in result.asked].count("1") == 1
     assert isinstance(await world.play(code), Completed)
 
 
@@ -161,7 +160,7 @@ async def test_a_branch_that_awaits_something_else_keeps_the_turn_going() -> Non
     assert not turn.done()
     release.set()
     # Program order is the order in which the steps were made.
-    assert [call.name for call in (await turn).calls] == ["at once", "after"]
+    assert [call.name for call in calls_of(await turn)] == ["at once", "after"]
     assert world.run is not None
     await world.run.aclose()
 
@@ -180,7 +179,7 @@ async def test_calls_are_in_program_order_and_not_in_that_of_the_waits() -> None
         return await ctx.gather(first(), second())
 
     world = World()
-    assert [call.name for call in (await suspended(world, code)).calls] == ["made first", "waited for first"]
+    assert [call.name for call in calls_of(await suspended(world, code))] == ["made first", "waited for first"]
     assert world.run is not None
     await world.run.aclose()
 

@@ -134,7 +134,9 @@ def test_of_json_with_too_many_places_the_upper_levels_are_kept() -> None:
     known = Redactor([KNOWN])
     error = StepError("ValueError", f"no {KEY}", at=4.5)
     rows = [
-        Step("r", "tool", "charge", "failed", 1.0, 2.0, input=_raw([KEY, "x"] * 2 * PLACES), error=error, errors=[error]),
+        Step(
+            "r", "tool", "charge", "failed", 1.0, 2.0, input=_raw([KEY, "x"] * 2 * PLACES), error=error, errors=[error]
+        ),
         Step(
             "r", "tool", "charge", "completed", 1.0, 2.0, input=_raw({"password": "x", "n": 1}), attributes={"a": KEY}
         ),

@@ -19,7 +19,7 @@ from runtime_core.declare.declaration import Place
 from runtime_core.declare.manifest import Manifest, ToolEntry
 from runtime_core.errors import ConfigurationError, InvalidInput, NotReady
 from runtime_core.llm.toolset import ToolsMissing, toolset_of
-from runtime_core.runs.commit import parts_of_calls
+from runtime_core.runs.commit import parts
 from runtime_core.runs.context import AgentContext
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.tools.call import Away
@@ -269,4 +269,4 @@ def test_a_call_goes_to_the_pool_of_its_server() -> None:
     app.add_mcp("files", command=["serve"], pool="disk")
     call = Call("tool", "1", "files.read", b"{}", "digest00")
     delivery = Delivery(0, "agent", b"1-0")
-    assert parts_of_calls([call], delivery, app, 1)[1] == "tool:disk"
+    assert parts([call], delivery, app, 1)[1] == "tool:disk"

@@ -1,4 +1,4 @@
-"""A handler's run: one message for one agent object, driven like any durable run.
+"""A handler's run: one message for one agent object.
 
 The handler may use asyncio as it likes. What it asks of other agents is asked while its turn is in flight, and each
 request is known by what it says: after a crash the handler runs again from the top, with the state as it was, and a
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import Any, NoReturn, Protocol, Unpack, cast
+from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -32,20 +31,23 @@ from runtime_core.actors.message import (
 from runtime_core.actors.serialization import SerializationRegistry
 from runtime_core.actors.vocabulary import Vocabulary
 from runtime_core.bus.replies import Answer
-from runtime_core.consumer.effects import FAILED, Call, Completed, Failed, Publish, Send, TurnResult
+from runtime_core.bus.values import RunFields
+from runtime_core.consumer.effects import FAILED, Call, Failed, TurnResult
 from runtime_core.declare.declaration import Place
 from runtime_core.declare.encoding import encode
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.declare.schema import Schema
 from runtime_core.errors import LimitExceeded, Outcome, WeftError
 from runtime_core.ids import child_run, fingerprint, step_digest
-from runtime_core.record.step import Step as Row
 from runtime_core.runs.definition import AgentDefinition, Coro
 from runtime_core.runs.failure import failure_of, text_of
 from runtime_core.runs.journal import payload_of, status_of
-from runtime_core.runs.ports import RunPort, RunStart, TurnRun
+from runtime_core.runs.outgoing import Outgoing, PublishStep, SendStep
+from runtime_core.runs.ports import Attempt, Definition, Meta, RunPort, Workplace
+from runtime_core.runs.run import Run
+from runtime_core.runs.scheduler import Branch
 from runtime_core.runs.sharing import unwrapped
-from runtime_core.runs.step import recorded_error
+from runtime_core.runs.step import Step, recorded_error
 
 logger = logging.getLogger(__name__)
 
@@ -53,17 +55,7 @@ TURN_SECONDS = 24 * 3600.0
 """How long a handler may run, unless its registration says otherwise: what it waits for counts."""
 FLUSH_SECONDS = 0.05
 """How long a published message waits for the commit, where the handler goes on."""
-ENDING_SECONDS = 2.0
-"""How long a handler that was cancelled is waited for; one that ignores it goes on for nothing."""
 REMEMBERED_ERRORS = 1000
-
-
-class AskingPort(RunPort, Protocol):
-    """What an actor's turn needs of the broker; `TurnPort` has it."""
-
-    async def ask(
-        self, calls: Sequence[Call], sends: Sequence[Send | Publish] = (), state: bytes = b""
-    ) -> dict[str, asyncio.Future[Answer]]: ...
 
 
 class Actors:
@@ -150,142 +142,73 @@ class Actors:
         return self.failures.error(type, message)
 
 
-class ActorDefinition(AgentDefinition):
-    """A registered type of agents, as the core sees it: a name, a work stream of its own, and how a run is made."""
+class ActorRun(Run):
+    """One message in the hands of one agent object: a run whose code is the object's handler.
+
+    It asks and publishes in mid-turn, by steps that are named after what they say.
+    """
 
     def __init__(
         self,
-        type: str,
-        actors: Actors,
-        place: Place,
-        *,
-        retry: RetryPolicy | None = None,
-        timeout_seconds: float = TURN_SECONDS,
-        interleave: bool = False,
+        definition: Definition,
+        attempt: Attempt,
+        stored: RunFields,
+        port: RunPort,
+        workplace: Workplace,
+        meta: Meta,
     ) -> None:
-        name = agent_name(type)
-        super().__init__(
-            name,
-            None,
-            place,
-            retry=retry or RetryPolicy(attempts=1),
-            pool=pool_of(name),
-            timeout_seconds=timeout_seconds,
-            interleave=interleave,
-        )
-        self.type = type
-        self.actors = actors
-
-    def make_run(self, **start: Unpack[RunStart]) -> TurnRun:
-        return ActorRun(self, **start)
-
-    def input_schema(self) -> Schema:
-        return {}
-
-    def output_schema(self) -> Schema | None:
-        return None
-
-    def decode_input(self, data: bytes) -> object:
-        return decode_envelope(data)
-
-    def start(self, ctx: object, value: object) -> Coro:
-        raise WeftError(f"{self.what} is run by its own kind of run")
-
-
-_current: ContextVar[ActorRun | None] = ContextVar("weft actor run", default=None)
-
-
-def current_run(actors: Actors) -> ActorRun | None:
-    """The run whose handler calls this, if it is one of these actors and still going on."""
-    run = _current.get()
-    return run if run is not None and run.actors is actors and not run.over else None
-
-
-class ActorRun:
-    """One message in the hands of one agent object. Belongs to one event loop."""
-
-    def __init__(self, definition: ActorDefinition, **start: Unpack[RunStart]) -> None:
-        self.definition = definition
+        super().__init__(definition, attempt, stored, port, workplace, meta)
+        assert isinstance(definition, ActorDefinition)
+        self.actor = definition
         self.actors = definition.actors
-        self.task_id = start["task_id"]
-        self.run_id = start["run_id"]
-        self.key = start.get("key", "")
-        self.over = False
-        # A handler port has `ask`; the ports of other runs need not, so the general type does not name it.
-        self._port = cast(AskingPort, start["port"])
-        self._input = start["input"]
-        self._state = start.get("state", b"")
-        self._journal: Mapping[str, bytes] = start.get("journal", {})
-        self._overrides = dict(start.get("overrides", {}))
-        self._attempt = start.get("attempt", 1)
-        self._owner = start.get("owner", "")
+        self.handling = False
+        """Whether what its handler sends is part of this run: until the handler has ended, or was given up."""
         self._token: Any = self.actors.tokens.get(self._place) or self.actors.vocabulary.cancellation_token()
         self._instance: Instance | None = None
         self._asked: Counter[str] = Counter()
-        self._published: list[Send | Publish] = []
-        self._rows: list[Row] = []
         self._waiting = 0
-        self._main: asyncio.Task[TurnResult] | None = None
         self._flushing: asyncio.Task[None] | None = None
-        self._fault: BaseException | None = None
-        self._lost: asyncio.Future[None] | None = None
-        """Done when nothing may be committed any more."""
         self._is_rpc = False
-        self._cut_off = False
-        """Whether this run's handler was cancelled from here, and not by what it awaited."""
 
     # -- as the core drives it ---------------------------------------------------------------------------------
 
     async def advance(self) -> TurnResult:
-        """Handle the message. Raises what the broker's port raised: then nothing may be committed."""
-        if self.over:
-            raise WeftError(f"run {self.run_id} of task {self.task_id} is over: make a new one to go on")
+        """Handle the message: a handler's run has one turn."""
+        self.handling = True
         self.actors.begin(self)
         try:
-            self._main = asyncio.create_task(self._handle(), name=f"handle {self.definition.name}/{self.key}")
-            limit = self.definition.timeout_seconds
-            self._lost = asyncio.get_running_loop().create_future()
-            await asyncio.wait((self._main, self._lost), timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-            if self._fault is not None:
-                await asyncio.wait((self._main,), timeout=ENDING_SECONDS)
-                raise self._fault
-            if not self._main.done():
-                self._cut_off = True
-                self._main.cancel()
-                await asyncio.wait((self._main,), timeout=ENDING_SECONDS)
-                result: TurnResult = Failed(
-                    "TimeLimit",
-                    f"a handler of {self.definition.what} ran for more than {limit:g} s; raise its timeout_seconds",
-                    retryable=False,
-                    rejected=self._is_rpc,
-                )
-            else:
-                result = self._main.result()
+            return await super().advance()
         finally:
-            self.over = True
+            self.handling = False
             self._stop_flushing()
             self.actors.end(self)
-        result.steps = self._rows
-        return result
 
-    def deliver(self, step: str, value: bytes) -> None:
-        """An actor's turn waits for its answers itself."""
+    def code(self) -> Coro:
+        return self._handle()
 
-    @property
-    def awaited(self) -> frozenset[str]:
-        return frozenset()
+    def take_id(self, branch: Branch, kind: str = "", digest: str = "") -> str:
+        """The n-th of equal requests has the same id in every execution, whichever comes first."""
+        self.steps_taken += 1
+        name = ("c" if kind == "agent" else "p") + digest
+        self._asked[name] += 1
+        return f"{name}.{self._asked[name] - 1}"
+
+    def timed_out(self, seconds: float) -> Failed:
+        return Failed(
+            "TimeLimit",
+            f"a handler of {self.actor.what} ran for more than {seconds:g} s; raise its timeout_seconds",
+            retryable=False,
+            rejected=self._is_rpc,
+        )
 
     def cancel(self, reason: str) -> None:
-        """Fire the handler's cancellation token."""
+        """Fire the handler's cancellation token: the handler decides."""
         self._token.cancel()
 
     def drop(self) -> None:
-        """Forget the run: its handler is cancelled, and nothing more is asked or sent."""
-        self.over = True
+        self.handling = False
         self._stop_flushing()
-        self._cut_off = True
-        if self._main is not None and not self._main.done():
-            self._main.cancel()
+        super().drop()
 
     def give_up_waiting(self) -> None:
         """The process stops: a handler that waits for another agent is handled again from the top, later."""
@@ -294,7 +217,7 @@ class ActorRun:
 
     def cut_off(self) -> None:
         """End the handler without a result."""
-        self._cut(asyncio.CancelledError("the runtime stops"))
+        self.flow.abandon(asyncio.CancelledError("the runtime stops"))
 
     # -- what the handler asks for -----------------------------------------------------------------------------
 
@@ -307,24 +230,24 @@ class ActorRun:
         in seconds, limits a request to another partition in place of the namespace's limit.
         """
         name, key = agent_name(recipient.type), instance_key(recipient.key)
-        digest = step_digest("agent", name, key, encode_envelope(envelope))
-        step = self._step("c", digest)
-        if not envelope.message_id:
-            envelope.message_id = fingerprint(self.task_id, self.run_id, step)
-        child = child_run(self.run_id, step)
-        place = f"{self.task_id}|{child}"
-        value, state = self._journal.get(step), self._overrides.pop(step, b"")
+        data = encode_envelope(envelope)
+        step: Step[bytes] = Step(self, self.branch, "agent", name, key, data, step_digest("agent", name, key, data))
+        self._name_message(step, envelope)
+        place = f"{self.task_id}|{child_run(self.run_id, step.id)}"
+        state = self.overrides.pop(step.id, b"")
+        value = self.find(step)
         if value is None:
-            call = Call("agent", step, name, encode_envelope(envelope), digest, key=key, pool=pool_of(name))
+            call = Call("agent", step.id, name, step.data, step.digest, key=key, pool=pool_of(name))
             if timeout is not None:
                 call.timeout_ms = max(1, int(timeout * 1000))
             self.actors.tokens[place] = token
             self._waiting += 1
             try:
                 if self.actors.stopping:
-                    self.give_up_waiting()
+                    self.cut_off()
+                    self.flow.check_going()
                 answers = await self._ask([call])
-                value, state = await answers[step]
+                value, state = await answers[step.id]
             finally:
                 self._waiting -= 1
                 self.actors.tokens.pop(place, None)
@@ -335,51 +258,50 @@ class ActorRun:
 
     def publish(self, topic: Topic, envelope: MessageEnvelope) -> None:
         """Publish with this turn's commit, with the next request, or soon, whichever comes first."""
-        key = instance_key(topic.source)
-        digest = step_digest("publish", topic.type, key, encode_envelope(envelope))
-        self._send_out("publish", topic.type, key, envelope, digest)
+        name, key, data = topic.type, instance_key(topic.source), encode_envelope(envelope)
+        digest = step_digest("publish", name, key, data)
+        self._send_out(PublishStep(self, self.branch, name, key, data, digest), envelope)
 
     def send(self, recipient: Address, envelope: MessageEnvelope) -> None:
         """Send a published message to an agent that only this process knows to want it."""
-        name, key = agent_name(recipient.type), instance_key(recipient.key)
-        self._send_out("send", name, key, envelope, step_digest("send", name, key, encode_envelope(envelope)))
+        name, key, data = agent_name(recipient.type), instance_key(recipient.key), encode_envelope(envelope)
+        digest = step_digest("send", name, key, data)
+        self._send_out(SendStep(self, self.branch, name, key, data, digest), envelope)
 
-    def _send_out(self, kind: str, name: str, key: str, envelope: MessageEnvelope, digest: str) -> None:
-        step = self._step("p", digest)
+    def _name_message(self, step: Step[Any], envelope: MessageEnvelope) -> None:
+        """Give a message without an id one that is the same in every execution."""
         if not envelope.message_id:
-            envelope.message_id = fingerprint(self.task_id, self.run_id, step)
-        data = encode_envelope(envelope)
-        now = time.time() * 1000
-        self._rows.append(
-            Row(self.run_id, kind, name, "completed", now, now, step, self._attempt, key, msgspec.Raw(data),
-                owner=self._owner)
-        )  # fmt: skip
-        if step in self._journal:
-            return  # it left with a request of an earlier attempt
-        message = Publish if kind == "publish" else Send
-        self._published.append(message(step, name, key, data, digest))
-        if self._flushing is None:
+            envelope.message_id = fingerprint(self.task_id, self.run_id, step.id)
+            step.data = encode_envelope(envelope)
+
+    def _send_out(self, step: Outgoing[Any], envelope: MessageEnvelope) -> None:
+        self._name_message(step, envelope)
+        left = step.id in self.journal.values
+        step.perform()
+        if left:  # with a request of an earlier attempt, which no commit has recorded
+            self.rows.add(step, input=step.data)
+        elif self._flushing is None:
             self._flushing = asyncio.create_task(self._flush_soon(), name="publish in mid-turn")
 
     async def _flush_soon(self) -> None:
         await asyncio.sleep(FLUSH_SECONDS)
         self._flushing = None
-        if self._published and not self.over:
+        if self.sends and self.handling:
             try:
                 await self._ask([])
             except (WeftError, asyncio.CancelledError):
                 return  # the run has been told
 
-    async def _ask(self, calls: list[Call]) -> dict[str, asyncio.Future[Answer]]:
+    async def _ask(self, calls: list[Call]) -> Mapping[str, asyncio.Future[Answer]]:
         state = await self._state_now() if calls and self.actors.shared else b""
-        sends, self._published = self._published, []
+        sends, self.sends = self.sends, []
         try:
-            return await self._port.ask(calls, sends, state)
+            return await self.port.ask(calls, sends, state)
         except LimitExceeded:
             raise
         except WeftError as error:
             # The turn is lost, or the broker is: whatever the handler makes of it, nothing may be committed.
-            self._abort(error)
+            raise self.flow.abandon(error) from error
 
     async def _state_now(self) -> bytes:
         """What a call back sees that another process handles."""
@@ -387,7 +309,7 @@ class ActorRun:
         if instance is None or not instance.keeps_state:
             return b""
         state = await instance.state()
-        if not self.definition.interleave:
+        if not self.actor.interleave:
             instance.known = state
         return state
 
@@ -396,24 +318,6 @@ class ActorRun:
         instance = self._instance
         if state and instance is not None and instance.keeps_state and instance.known != state:
             await instance.load(state)
-
-    def _abort(self, fault: BaseException) -> NoReturn:
-        self._cut(fault)
-        raise asyncio.CancelledError("the turn is lost")
-
-    def _cut(self, fault: BaseException) -> None:
-        self._fault = self._fault or fault
-        self._cut_off = True
-        if self._main is not None and not self._main.done():
-            self._main.cancel()
-        if self._lost is not None and not self._lost.done():
-            self._lost.set_result(None)
-
-    def _step(self, letter: str, digest: str) -> str:
-        """The n-th of equal requests has the same id in every execution."""
-        name = letter + digest
-        self._asked[name] += 1
-        return f"{name}.{self._asked[name] - 1}"
 
     def _stop_flushing(self) -> None:
         if self._flushing is not None:
@@ -426,51 +330,57 @@ class ActorRun:
     def _place(self) -> str:
         return f"{self.task_id}|{self.run_id}"
 
-    async def _handle(self) -> TurnResult:
+    async def _handle(self) -> bytes:
+        """The response (JSON). What fails ends the run as a message does."""
         _current.set(self)
-        type, key = type_of(self.definition.name), key_of(self.key)
         instances = self.actors.instances
         try:
-            envelope = decode_envelope(self._input)
+            envelope = decode_envelope(self.input)
             self._is_rpc = envelope.is_rpc or bool(envelope.operation)
             self._token = self.actors.published_tokens.get(envelope.message_id) or self._token
-            self._instance = await instances.enter(
-                type,
-                key,
+            instance = self._instance = await instances.enter(
+                type_of(self.actor.name),
+                key_of(self.key),
                 self.task_id,
                 self.run_id,
-                self._state,
-                alone=not self.definition.interleave,
+                self.state.snapshot,
+                alone=not self.actor.interleave,
                 shared=self.actors.shared,
             )
         except Exception as error:
-            return self._failed(error)
-        instance = self._instance
+            raise self._end(self._failed(error)) from error
         try:
             output = await self._call(instance, envelope)
             state = await instance.state() if instance.keeps_state else b""
         except asyncio.CancelledError:
             self._undo(instance)
-            if self._cut_off:
-                raise
+            self.flow.check_going()
             # Something that it awaited was cancelled, most often by the caller's token: an answer like any other.
             await self._publish_the_rest()
-            return Failed("CancelledError", "the handler was cancelled", retryable=False, rejected=True)
+            failed = Failed("CancelledError", "the handler was cancelled", retryable=False, rejected=True)
+            raise self._end(failed) from None
+        except KeyboardInterrupt:
+            self._undo(instance)
+            raise
         except BaseException as error:
             self._undo(instance)
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
+            if isinstance(error, SystemExit):
+                # It would end the event loop, and with it all other handlers of this process.
+                error = RuntimeError(f"the handler called sys.exit({error.code!r})")
             failed = self._failed(error)
             if self._is_last(failed):
                 await self._publish_the_rest()
-            return failed
+            raise self._end(failed) from error
         finally:
             instances.leave(instance, (self.task_id, self.run_id))
-        instance.known = state if instance.keeps_state else b""
-        sends, self._published = self._published, []
+        instance.known = state
         # Beside this handler another one may have written the same instance's state.
-        changed = state if state and (self.definition.interleave or state != self._state) else None
-        return Completed(output, sends=sends, state=changed)
+        if state and (self.actor.interleave or state != self.state.snapshot):
+            self.state.put(state)
+        return output
+
+    def _end(self, failed: Failed) -> asyncio.CancelledError:
+        return self.flow.end(failed, f"{failed.type}: {failed.message}")
 
     async def _call(self, instance: Instance, envelope: MessageEnvelope) -> bytes:
         if envelope.operation:
@@ -496,17 +406,17 @@ class ActorRun:
 
         Where handlers run beside each other, nobody can tell whose changes those were: the object stays as it is.
         """
-        if instance.keeps_state and not self.definition.interleave:
+        if instance.keeps_state and not self.actor.interleave:
             instance.known = None
 
     async def _publish_the_rest(self) -> None:
         """What a handler published before it failed for good, of its failure most often, is published."""
-        if self._published:
+        if self.sends:
             await self._ask([])
 
     def _is_last(self, failed: Failed) -> bool:
         """Whether the message is not handled again."""
-        return not failed.retryable or self._attempt >= self.definition.retry.attempts
+        return not failed.retryable or self.attempt >= self.actor.retry.attempts
 
     def _failed(self, error: BaseException) -> Failed:
         if isinstance(error, Outcome):
@@ -520,9 +430,64 @@ class ActorRun:
                 failed.retryable, failed.rejected = False, True
                 self.actors.note_raised(self._place, error)
         elif self._is_last(failed):
-            logger.error("a handler of %s failed for %s: %s", self.definition.what, self._place, failed.type)
+            logger.error("a handler of %s failed for %s: %s", self.actor.what, self._place, failed.type)
             self.actors.on_unhandled(error)
         return failed
+
+
+class ActorDefinition(AgentDefinition):
+    """A registered type of agents, as the core sees it: a name, a work stream of its own, and how a run is made."""
+
+    run_type = ActorRun
+    hooked = False  # its messages pass the runtime's intervention handlers instead
+
+    def __init__(
+        self,
+        type: str,
+        actors: Actors,
+        place: Place,
+        *,
+        retry: RetryPolicy | None = None,
+        timeout_seconds: float = TURN_SECONDS,
+        interleave: bool = False,
+    ) -> None:
+        name = agent_name(type)
+        super().__init__(
+            name,
+            None,
+            place,
+            retry=retry or RetryPolicy(attempts=1),
+            pool=pool_of(name),
+            timeout_seconds=timeout_seconds,
+            interleave=interleave,
+        )
+        self.type = type
+        self.actors = actors
+
+    def input_schema(self) -> Schema:
+        return {}
+
+    def output_schema(self) -> Schema | None:
+        return None
+
+    def decode_input(self, data: bytes) -> object:
+        return decode_envelope(data)
+
+    def encode_output(self, value: object) -> bytes:
+        assert isinstance(value, bytes)  # what the handler's run has encoded
+        return value
+
+    def start(self, ctx: object, value: object) -> Coro:
+        raise WeftError(f"{self.what} is run by its own kind of run")
+
+
+_current: ContextVar[ActorRun | None] = ContextVar("weft actor run", default=None)
+
+
+def current_run(actors: Actors) -> ActorRun | None:
+    """The run whose handler calls this, if it is one of these actors and still going on."""
+    run = _current.get()
+    return run if run is not None and run.actors is actors and run.handling else None
 
 
 async def _operate(instance: Instance, envelope: MessageEnvelope) -> bytes:

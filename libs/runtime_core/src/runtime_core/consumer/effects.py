@@ -106,13 +106,18 @@ class Spend:
     usage: Usage
 
 
+Asking = Call | Timer | Question
+"""What asks for a step that the run will wait for."""
+Effect = Asking | Send | Publish | Spend
+"""What a turn asks its commit for, each with the step that it is."""
+
+
 @dataclass(slots=True)
 class Suspended:
     """The turn waits: these are asked for now, those again."""
 
-    calls: list[Call] = field(default_factory=list)
-    timers: list[Timer] = field(default_factory=list)
-    questions: list[Question] = field(default_factory=list)
+    asked: list[Asking] = field(default_factory=list)
+    """In the order of the program."""
     sends: list[Send | Publish] = field(default_factory=list)
     again: list[tuple[str, str]] = field(default_factory=list)
     """(step, wait) of steps asked for in an earlier turn that have no result yet."""

@@ -224,7 +224,7 @@ async def _limited(what: str, seconds: float, function: Callable[..., object], t
     """Call the function; a sync one, in its thread, is left behind at the limit. Raises what it raises."""
     try:
         async with asyncio.timeout(seconds) as limit:
-            return await call_function(function, (told,), {}, run.threads)
+            return await call_function(function, (told,), {})
     except TimeoutError:
         if limit.expired():
             raise TimeoutError(f"{what} did not end within its timeout_seconds of {seconds:g}") from None

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from runtime_core import codec
 from runtime_core.aworld.events.message import Message, message_id
-from runtime_core.bus.values import CallBegun
+from runtime_core.bus.replies import Answer
+from runtime_core.bus.values import CallBegun, RunFields
 from runtime_core.client.recorded_runs import RecordedRun, RecordedStep
-from runtime_core.consumer.effects import COMPLETED, Failed
+from runtime_core.consumer.effects import COMPLETED, Call, Failed, Publish, Send
 from runtime_core.ids import any_digest
 from runtime_core.runs.journal import pack
-from runtime_core.runs.ports import Definition, Functions, Meta
+from runtime_core.runs.ports import Attempt, Definition, Functions, Meta, Workplace
 from runtime_core.runs.run import Run
 from runtime_core.runs.step import Step, from_json
 
@@ -78,6 +79,11 @@ class _NoBroker:
     def note(self, step: str, digest: str, name: str = "") -> None:
         raise AssertionError(f"a replay has kept step {step}")
 
+    async def ask(
+        self, calls: Sequence[Call], sends: Sequence[Send | Publish] = (), state: bytes = b""
+    ) -> Mapping[str, asyncio.Future[Answer]]:
+        raise AssertionError("a replay has asked in mid-turn")
+
 
 class ReplayRun(Run):
     """A run whose steps get what `recorded` holds for them, by their place or by what they ask for.
@@ -100,17 +106,12 @@ class ReplayRun(Run):
     ) -> None:
         journal = {step.id: step.wildcard for step in recorded.steps.values()} if by_place else {}
         super().__init__(
-            definition=definition,
-            task_id=task_id,
-            run_id=recorded.id,
-            input=recorded.input,
-            started_ms=recorded.started_ms,
-            port=_NoBroker(),
-            functions=functions,
-            journal=journal,
-            attempt=recorded.attempt,
-            key=recorded.key,
-            meta=meta,
+            definition,
+            Attempt(task_id, recorded.id, recorded.key, recorded.attempt),
+            RunFields(data=recorded.input, started_ms=recorded.started_ms, journal=journal),
+            _NoBroker(),
+            Workplace(functions),
+            meta,
         )
         self.recorded = recorded
         self.until = until

@@ -8,7 +8,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 from runtime_core import codec
-from runtime_core.consumer.effects import Call, Question, Timer
+from runtime_core.consumer.effects import Asking, Call, Question, Timer
 from runtime_core.errors import InvalidInput
 from runtime_core.runs.scheduler import Wait
 from runtime_core.runs.sharing import snapshot_of
@@ -23,7 +23,7 @@ class Asked(Step[T]):
     """Asked for by the commit of the turn that first waits for it; the run is suspended until its result."""
 
     __slots__ = ("request",)
-    request: Call | Timer | Question
+    request: Asking
 
     def __await__(self) -> Generator[Any, None, T]:  # Any: what asyncio's futures yield to their task
         run = self.run

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from runtime_core.bus.connection import Argument
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.topics import published, sent
-from runtime_core.consumer.effects import Call, Completed, Publish, Send, Spend, Suspended
+from runtime_core.consumer.effects import Call, Completed, Effect, Publish, Question, Send, Spend, Suspended, Timer
 from runtime_core.ids import fingerprint, instance_address, partition_of, task_of_message
 from runtime_core.record.step import Step, StepError
 from runtime_core.runs.ports import DeclaredApp
@@ -25,91 +26,112 @@ def parts_of(
 ) -> tuple[list[Argument], int]:
     """The parts of a commit (see `commit_turn.lua`) and how many there are."""
     # A message that nobody waits for goes first: two sends to one instance keep the order of the program.
-    parts = parts_of_sends(result.sends, delivery, partitions) + spend_parts(result.spends)
-    count = len(result.sends) + len(result.spends)
+    effects: list[Effect] = [*result.sends, *result.spends]
     if isinstance(result, Completed):
         answer = answer_parts(delivery)
-        return parts + answer, count + bool(answer)
-    parts += parts_of_calls(result.calls, delivery, app, partitions)
-    for timer in result.timers:
-        parts += ("t", timer.step, timer.digest, timer.wait, timer.after_ms, timer.status, timer.payload)
-    for question in result.questions:
-        # First, where there is one: the function that takes the answer looks for it at this place.
-        request: dict[str, object] = {"expects": question.expects} if question.expects else {}
-        request |= {
-            "task_id": delivery.task,
-            # With a random end, so that nobody guesses it. The broker keeps the one that was committed.
-            "request_id": f"{delivery.run}:{question.step}-{secrets.token_hex(8)}",
-            "prompt": question.prompt,
-            "data": msgspec.Raw(question.data or b"null"),
-        }
-        if question.timeout_ms is not None:
-            request["deadline"] = rfc3339(time.time() * 1000 + question.timeout_ms)
-        if question.default is not None:
-            request["default"] = msgspec.Raw(question.default)
-        parts += (
-            "q", question.step, question.digest, question.wait, msgspec.json.encode(request),
-            "" if question.timeout_ms is None else question.timeout_ms,
-            b"" if question.default is None else question.default,
-        )  # fmt: skip
+        return parts(effects, delivery, app, partitions) + answer, len(effects) + bool(answer)
+    effects += result.asked
+    asked = parts(effects, delivery, app, partitions)
     for step, wait in result.again:
-        parts += ("a", step, wait)
-    count += len(result.calls) + len(result.timers) + len(result.questions) + len(result.again)
-    return parts, count
+        asked += (_AGAIN, step, wait)
+    return asked, len(effects) + len(result.again)
 
 
-def parts_of_sends(sends: Sequence[Send | Publish], delivery: Delivery, partitions: int) -> list[Argument]:
-    """The parts of messages that nobody waits for."""
-    parts: list[Argument] = []
-    for send in sends:
-        task = task_of_message(delivery.task, delivery.run, send.step)
-        if isinstance(send, Publish):
-            # Where there are several partitions, the relay finds those of the agents.
-            topic = send.topic if partitions == 1 else f"@{send.topic}"
-            sender = delivery.instance
-            context = published(without_snapshot(delivery.context), send.topic, sender, delivery.trace)
-            parts += ("p", task, topic, send.key, send.data, context, sender, send.step, send.digest)
-            continue
-        there = _elsewhere(send.agent, send.key, delivery.partition, partitions)
-        if there is not None:
-            agent = f"@{there}:{send.agent}"
-        else:
-            # No declared name begins with `@`, which means another partition there: it stays a name that nobody has.
-            agent = f"?{send.agent}" if send.agent.startswith("@") else send.agent
-        context = restated(sent(without_snapshot(delivery.context)), delivery.trace)
-        parts += ("s", task, agent, send.key, send.data, context, send.step, send.digest)
-    return parts
+def parts(effects: Sequence[Effect], delivery: Delivery, app: DeclaredApp, partitions: int = 1) -> list[Argument]:
+    """The parts of what a turn asks for, in this order."""
+    turn = _Turn(delivery, app, partitions)
+    return [argument for effect in effects for argument in _PARTS[type(effect)](effect, turn)]
 
 
-def parts_of_calls(calls: Sequence[Call], delivery: Delivery, app: DeclaredApp, partitions: int) -> list[Argument]:
-    """The parts of calls whose results the run waits for."""
-    parts: list[Argument] = []
-    for call in calls:
-        parts += (
-            "c", _stream(call, app, delivery, partitions), call.step, call.name, call.key, call.digest, call.wait,
-            call.data, _context(call, restated(delivery.context, delivery.trace)),
-        )  # fmt: skip
-    return parts
+class _Turn(NamedTuple):
+    """Which turn asks, and what decides where its events go."""
+
+    delivery: Delivery
+    app: DeclaredApp
+    partitions: int
 
 
-def _context(call: Call, x: bytes) -> bytes:
-    """What travels with a call: an agent gets the context of who asks it."""
+def _call(call: Call, turn: _Turn) -> Sequence[Argument]:
+    delivery = turn.delivery
+    context = restated(delivery.context, delivery.trace)
     if call.snapshot:
-        return with_snapshot(x, call.snapshot)
-    return x if call.kind == "agent" else without_snapshot(x)
+        context = with_snapshot(context, call.snapshot)
+    elif call.kind != "agent":
+        # Only an agent gets the context of who asks it.
+        context = without_snapshot(context)
+    return (
+        "c", _stream(call, turn.app, delivery, turn.partitions), call.step, call.name, call.key, call.digest, call.wait,
+        call.data, context,
+    )  # fmt: skip
+
+
+def _timer(timer: Timer, _: _Turn) -> Sequence[Argument]:
+    return ("t", timer.step, timer.digest, timer.wait, timer.after_ms, timer.status, timer.payload)
+
+
+def _question(question: Question, turn: _Turn) -> Sequence[Argument]:
+    # First, where there is one: the function that takes the answer looks for it at this place.
+    request: dict[str, object] = {"expects": question.expects} if question.expects else {}
+    request |= {
+        "task_id": turn.delivery.task,
+        # With a random end, so that nobody guesses it. The broker keeps the one that was committed.
+        "request_id": f"{turn.delivery.run}:{question.step}-{secrets.token_hex(8)}",
+        "prompt": question.prompt,
+        "data": msgspec.Raw(question.data or b"null"),
+    }
+    if question.timeout_ms is not None:
+        request["deadline"] = rfc3339(time.time() * 1000 + question.timeout_ms)
+    if question.default is not None:
+        request["default"] = msgspec.Raw(question.default)
+    return (
+        "q", question.step, question.digest, question.wait, msgspec.json.encode(request),
+        "" if question.timeout_ms is None else question.timeout_ms,
+        b"" if question.default is None else question.default,
+    )  # fmt: skip
+
+
+def _send(send: Send, turn: _Turn) -> Sequence[Argument]:
+    delivery = turn.delivery
+    there = _elsewhere(send.agent, send.key, delivery.partition, turn.partitions)
+    if there is not None:
+        agent = f"@{there}:{send.agent}"
+    else:
+        # No declared name begins with `@`, which means another partition there: it stays a name that nobody has.
+        agent = f"?{send.agent}" if send.agent.startswith("@") else send.agent
+    context = restated(sent(without_snapshot(delivery.context)), delivery.trace)
+    task = task_of_message(delivery.task, delivery.run, send.step)
+    return ("s", task, agent, send.key, send.data, context, send.step, send.digest)
+
+
+def _publish(message: Publish, turn: _Turn) -> Sequence[Argument]:
+    delivery = turn.delivery
+    # Where there are several partitions, the relay finds those of the agents.
+    topic = message.topic if turn.partitions == 1 else f"@{message.topic}"
+    sender = delivery.instance
+    context = published(without_snapshot(delivery.context), message.topic, sender, delivery.trace)
+    task = task_of_message(delivery.task, delivery.run, message.step)
+    return ("p", task, topic, message.key, message.data, context, sender, message.step, message.digest)
+
+
+def _spend(spend: Spend, _: _Turn) -> Sequence[Argument]:
+    return ("u", spend.step, spend.digest, spend.usage.to_json())
+
+
+_PARTS: Mapping[type[Effect], Callable[[Any, _Turn], Sequence[Argument]]] = {  # Any: the effect of that type
+    Call: _call,
+    Timer: _timer,
+    Question: _question,
+    Send: _send,
+    Publish: _publish,
+    Spend: _spend,
+}
+"""How each kind of effect is written. The first argument is its letter, which `shared/fields.lua` names."""
+_AGAIN = "a"
 
 
 def answer_parts(delivery: Delivery) -> list[Argument]:
     """The part that says by which span a run has ended, for the run that waits for it; none where nothing is traced."""
     return ["l", delivery.trace] if delivery.trace else []
-
-
-def spend_parts(spends: Sequence[Spend]) -> list[Argument]:
-    """The parts of a commit that say what was used, one for each."""
-    parts: list[Argument] = []
-    for spend in spends:
-        parts += ("u", spend.step, spend.digest, spend.usage.to_json())
-    return parts
 
 
 def _elsewhere(agent: str, key: str, here: int, partitions: int) -> int | None:

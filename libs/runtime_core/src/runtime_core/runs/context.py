@@ -259,7 +259,7 @@ class AgentContext:
             data = encode({"args": args, **kwargs}, "arguments")
         except InvalidInput:
             data = b""
-        body = partial(call_function, fn, args, kwargs, run.threads)
+        body = partial(call_function, fn, args, kwargs)
         return LocalStep(run, branch, "step", label, body, data)
 
     def model(

@@ -7,7 +7,7 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, ClassVar, TypedDict, Unpack, cast
 
 import msgspec
 
@@ -32,7 +32,6 @@ from runtime_core.declare.schema import NoInput, Schema, Value, result_schema, t
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.ids import checked_topic
 from runtime_core.runs.agent import Agent, Handler, check_constructor, handlers_of
-from runtime_core.runs.ports import RunStart, TurnRun
 from runtime_core.runs.run import Run
 
 if TYPE_CHECKING:
@@ -61,6 +60,11 @@ class AgentSettings(TypedDict, total=False):
 
 class AgentDefinition(ABC):
     """An agent by its name, with its settings: see `AgentSettings`."""
+
+    run_type: ClassVar[type[Run]] = Run
+    """Makes its runs."""
+    hooked: ClassVar[bool] = True
+    """Whether the app's hooks run around it and its calls."""
 
     def __init__(
         self,
@@ -101,10 +105,6 @@ class AgentDefinition(ABC):
     @abstractmethod
     def start(self, ctx: AgentContext, value: object) -> Coro:
         """The coroutine of a run with this decoded input; nothing runs before it is awaited."""
-
-    def make_run(self, **start: Unpack[RunStart]) -> TurnRun:
-        """A run of this agent, from the top or replayed."""
-        return Run(definition=self, **start)
 
     @abstractmethod
     def input_schema(self) -> Schema:

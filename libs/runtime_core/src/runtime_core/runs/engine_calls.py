@@ -68,7 +68,7 @@ class LocalCall(LocalStep):
             if run.compute is not None:
                 return await run.compute.run(self.function, arguments, step, run.results)
             body = partial(_called, self.function, arguments, step, run.results)
-            result = await call_function(body, (), {}, run.threads)
+            result = await call_function(body, (), {})
         except Reject as error:
             # As on any other engine: it is about this call, and not about the run.
             raise EngineError(error.type, error.reason) from error

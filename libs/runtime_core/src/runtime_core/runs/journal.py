@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
-from runtime_core.consumer.effects import JOURNAL_PREFIX
+from runtime_core.consumer.effects import COMPLETED, JOURNAL_PREFIX
 
 MAX_STEPS = 10_000
 """How many steps one run may take."""
@@ -19,6 +20,11 @@ _TIME = slice(9, JOURNAL_PREFIX)
 def pack(digest: str, status: bytes, epoch_ms: int, payload: bytes) -> bytes:
     """A journal value: `digest (8) · status (1) · epoch ms (13 digits) · payload`."""
     return b"%b%b%013d%b" % (digest.encode(), status, epoch_ms, payload)
+
+
+def packed_now(digest: str, status: bytes = COMPLETED, payload: bytes = b"null") -> bytes:
+    """The journal value of a step that ends now; without a payload, of one whose only result is that it was done."""
+    return pack(digest, status, time.time_ns() // 1_000_000, payload)
 
 
 def status_of(value: bytes) -> bytes:

@@ -8,7 +8,6 @@ import functools
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, cast
 
 from runtime_core import codec
@@ -40,8 +39,9 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
         body: Callable[[], Awaitable[object]],
         data: bytes,
         key: str = "",
+        digest: str = "",
     ) -> None:
-        super().__init__(run, branch, kind, name, key, data)
+        super().__init__(run, branch, kind, name, key, data, digest)
         self.body = body
         self.started = False
 
@@ -150,7 +150,6 @@ async def call_function(
     function: Callable[..., object],
     arguments: Sequence[object],
     named: Mapping[str, object],
-    threads: Executor | None,
 ) -> object:
     """Call a sync or async function; a sync one in a thread, so that it does not stop the loop."""
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
@@ -159,7 +158,7 @@ async def call_function(
         # cast: what the line above has found out
         return await cast(Callable[..., Awaitable[object]], function)(*arguments, **named)
     in_context = functools.partial(contextvars.copy_context().run, function, *arguments, **named)
-    result = await asyncio.get_running_loop().run_in_executor(threads, _unstoppable, in_context)
+    result = await asyncio.get_running_loop().run_in_executor(None, _unstoppable, in_context)
     # A lambda may return a coroutine; it runs here, on the loop.
     return await result if inspect.isawaitable(result) else result
 

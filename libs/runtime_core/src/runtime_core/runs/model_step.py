@@ -132,12 +132,11 @@ class ModelStep(LocalStep):
     ) -> None:
         """Raises InvalidInput for a request that JSON cannot hold."""
         data = encode(request, "request of ctx.model", MAX_REQUEST_BYTES)
-        super().__init__(run, branch, "model", name, self._ask, data)
+        digest = ""
         if identity is not None:
-            self.identified = True
-            self.digest = step_digest("model", "", "", canonical(encode(identity, "identity of ctx.model")))
-        else:
-            self.identified = False
+            digest = step_digest("model", "", "", canonical(encode(identity, "identity of ctx.model")))
+        super().__init__(run, branch, "model", name, self._ask, data, digest=digest)
+        self.identified = identity is not None
         self._request = request
         self._function = function
         self._reserve = _checked(reserve) if reserve else b""
@@ -149,7 +148,7 @@ class ModelStep(LocalStep):
         key = f"{idempotency_key(run.task_id, run.run_id)}/{self.id}"
         self._call = ModelCall(begun, key, partial(run.port.stream, self.id), partial(self._begin, b""))
         arguments = (self._request, self._call) if takes_call(self._function) else (self._request,)
-        return await call_function(self._function, arguments, {}, run.threads)
+        return await call_function(self._function, arguments, {})
 
     async def _begin(self, reserve: bytes) -> CallBegun:
         run = self.run

@@ -78,8 +78,8 @@ class SendStep(Outgoing[str]):
 
     __slots__ = ()
 
-    def __init__(self, run: Run, branch: Branch, agent: str, key: str, data: bytes) -> None:
-        super().__init__(run, branch, "send", agent, key, data)
+    def __init__(self, run: Run, branch: Branch, agent: str, key: str, data: bytes, digest: str = "") -> None:
+        super().__init__(run, branch, "send", agent, key, data, digest)
 
     def result(self) -> str:
         """The id of the task that it starts."""
@@ -95,8 +95,8 @@ class PublishStep(Outgoing[None]):
 
     __slots__ = ()
 
-    def __init__(self, run: Run, branch: Branch, topic: str, source: str, data: bytes) -> None:
-        super().__init__(run, branch, "publish", topic, source, data)
+    def __init__(self, run: Run, branch: Branch, topic: str, source: str, data: bytes, digest: str = "") -> None:
+        super().__init__(run, branch, "publish", topic, source, data, digest)
 
     def go(self) -> None:
         self.run.sends.append(Publish(self.id, self.name, self.key, self.data, self.digest))

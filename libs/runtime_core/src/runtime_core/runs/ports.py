@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Container, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Required, TypedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+
+from runtime_core.engines.results import Results
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from runtime_core.bus.replies import Answer
     from runtime_core.bus.values import CallBegun
-    from runtime_core.consumer.effects import TurnResult
+    from runtime_core.consumer.effects import Call, Publish, Send
     from runtime_core.declare.hook_points import HookPoint
     from runtime_core.declare.manifest import Manifest
     from runtime_core.declare.retry_policy import RetryPolicy
     from runtime_core.engines.protocol import Step as EngineStep
-    from runtime_core.engines.results import Results
     from runtime_core.runs.calls import Approval
     from runtime_core.runs.context import AgentContext
     from runtime_core.runs.definition import AgentDefinition
@@ -90,6 +95,17 @@ class RunPort(Protocol):
 
     def note(self, step: str, digest: str, name: str = "") -> None:
         """Journal a step that has no result but its row in the trajectory. Does not wait."""
+        ...
+
+    async def ask(
+        self, calls: Sequence[Call], sends: Sequence[Send | Publish] = (), state: bytes = b""
+    ) -> Mapping[str, asyncio.Future[Answer]]:
+        """Ask for results, and send messages, while the turn goes on: a future of the answer for each call's step.
+
+        A repeat asks for nothing twice and sends nothing twice. `state` (JSON; empty: unchanged) is what a call back
+        into this instance sees. A caller that gives up cancels its future. Raises as `record`, and LimitExceeded where
+        the task would go over its `max_steps`.
+        """
         ...
 
 
@@ -301,37 +317,24 @@ class Meta(TypedDict, total=False):
     """Hook point → names that the submit chose; `!` before the name of a guard."""
 
 
-class RunStart(TypedDict, total=False):
-    """With what a run begins, or is replayed; see `Run`."""
+@dataclass(slots=True)
+class Attempt:
+    """Which run this is, of which task, and who makes which attempt at it."""
 
-    task_id: Required[str]
-    run_id: Required[str]
-    input: Required[bytes]
-    started_ms: Required[int]
-    port: Required[RunPort]
-    functions: Required[Functions]
-    key: str
-    attempt: int
-    journal: Mapping[str, bytes]
-    pending: Mapping[str, str]
-    state: bytes
-    owner: str
-    meta: Meta
-    unrecorded: Collection[str]
-    overrides: Mapping[str, bytes]
-    carried: bytes
+    task_id: str
+    run_id: str
+    key: str = ""
+    """Of the agent's instance."""
+    number: int = 1
+    owner: str = ""
 
 
-class TurnRun(Protocol):
-    """A run as its turns are driven. `Run` says what each member promises."""
+@dataclass(slots=True)
+class Workplace:
+    """What a process has for the runs in it."""
 
-    async def advance(self) -> TurnResult: ...
-
-    def deliver(self, step: str, value: bytes) -> None: ...
-
-    @property
-    def awaited(self) -> frozenset[str]: ...
-
-    def cancel(self, reason: str) -> None: ...
-
-    def drop(self) -> None: ...
+    functions: Functions
+    compute: Compute | None = None
+    """Runs the functions of `ctx.engine("local")`; None: threads do."""
+    results: Results = field(default_factory=Results)
+    """Where large results of that engine lie."""

@@ -5,36 +5,39 @@ Then the turn is over and its effects are committed by the caller. Later, `deliv
 place; or, in another process, a new Run with the journal runs the function again from the top, and finished
 steps return at once what they gave (replay).
 
-    1. ports.py       what a run needs from others
-    2. context.py     what the agent's code sees; it makes the steps (engine.py, naming.py help)
-    3. step.py        what all steps have; asked.py, local.py, outgoing.py, gather.py: the kinds; job.py: in background
-    4. branch.py      who numbers steps, and what a branch waits for
-    5. flow.py        which branches run and which wait, and how they are stopped
-    6. run.py         this file: the turn, and the journal as the steps see it
-    7. suspension.py, failure.py, rows.py    what a turn gives
-    8. foreign.py     code with asyncio tasks of its own; foreign_loop.py is the loop that it runs on
+    1. ports.py                         what a run needs from others
+    2. context.py                       what the agent's code sees; it makes the steps
+    3. step.py                          what all kinds of steps have
+       calls.py, local_steps.py, model_step.py, outgoing.py, engine_calls.py
+                                        the kinds: asked of others, done here, sent to others
+       branches.py                      several at once, and in background
+    4. scheduler.py                     who numbers steps, which branches run and which wait, how they are stopped
+    5. run.py                           this file: the turn, and the journal as the steps see it
+    6. suspension.py, failure.py, rows.py
+                                        what a turn gives
+    7. foreign.py, foreign_loop.py      code with asyncio tasks of its own, and the loop that it runs on
+
+A run of an actor's handler (`actors/actor.py`) differs in how it names its steps, and in how it fails.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Collection, Mapping
-from concurrent.futures import Executor
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from runtime_core import codec
-from runtime_core.consumer.effects import COMPLETED, Completed, Failed, Publish, Send, Spend, Suspended, TurnResult
-from runtime_core.engines.results import Results
+from runtime_core.bus.values import RunFields
+from runtime_core.consumer.effects import Completed, Failed, Publish, Send, Spend, Suspended, TurnResult
 from runtime_core.errors import Divergence, LimitExceeded, WeftError
 from runtime_core.ids import ANY_DIGEST, any_digest
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.failure import failure_of
-from runtime_core.runs.journal import MAX_JOURNAL_BYTES, MAX_STEPS, Journal, pack
-from runtime_core.runs.ports import Compute, Definition, Functions, Meta, RunPort
+from runtime_core.runs.journal import MAX_JOURNAL_BYTES, MAX_STEPS, Journal, packed_now
+from runtime_core.runs.ports import Attempt, Definition, Meta, RunPort, Workplace
 from runtime_core.runs.rows import Rows
 from runtime_core.runs.scheduler import Branch, Flow
 from runtime_core.runs.sharing import answer_of
@@ -54,69 +57,48 @@ _NO_META = Meta()
 class Run:
     """One execution of an agent. Belongs to one event loop; not thread-safe.
 
-    `input` is JSON; `state` is a JSON object or empty. `started_ms` is when the run began, in epoch
-    milliseconds: the same at each replay. `journal` maps step ids to journal values, `pending` step ids that
-    were asked for and have no result to their digests.
-    `unrecorded` names journaled steps whose trajectory rows no commit has written (the process died in between):
-    their rows are made from the journal. `overrides` maps a step to the instance's state from its result on, where
-    a nested run has changed it.
-    `threads` runs sync functions; None: the loop's own pool. `carried` is the context of the event that began the run.
+    `stored` is what the broker holds of it: steps with a result there are not done again, those that are pending not
+    asked for again, and the rows of unrecorded ones are written by this run's commit. `meta` is what the task says of
+    itself.
     """
 
     def __init__(
         self,
-        *,
         definition: Definition,
-        task_id: str,
-        run_id: str,
-        input: bytes,
-        started_ms: int,
+        attempt: Attempt,
+        stored: RunFields,
         port: RunPort,
-        functions: Functions,
-        journal: Mapping[str, bytes] | None = None,
-        pending: Mapping[str, str] | None = None,
-        state: bytes = b"",
-        attempt: int = 1,
-        key: str = "",
-        owner: str = "",
-        chain: tuple[str, ...] = (),
+        workplace: Workplace,
         meta: Meta = _NO_META,
-        unrecorded: Collection[str] = (),
-        overrides: Mapping[str, bytes] | None = None,
-        threads: Executor | None = None,
-        carried: bytes = b"",
     ) -> None:
         self.definition = definition
-        self.task_id = task_id
-        self.run_id = run_id
-        self.attempt = attempt
-        self.key = key
-        self.chain = chain
-        """Ids of the runs that wait for this one, for the caller: the run itself does not read them."""
+        self.task_id = attempt.task_id
+        self.run_id = attempt.run_id
+        self.attempt = attempt.number
+        self.key = attempt.key
         self.meta = meta
         self.port = port
-        self.functions = functions
-        self.threads = threads
-        self.compute: Compute | None = None
-        """What runs the functions of `ctx.engine("local")`; None: threads do."""
-        self.results = Results()
-        """Where large results of that engine lie."""
-        self.carried = carried
-        self._branch = Branch("", started_ms)
+        self.functions = workplace.functions
+        self.compute = workplace.compute
+        self.results = workplace.results
+        self.carried = stored.context
+        """The context of the event that began the run."""
+        self.branch = Branch("", stored.started_ms)
         self.cancelled = False
-        self.journal = Journal(journal or {}, pending or {})
-        self.state = State(state)
-        self.flow = Flow(f"run {run_id} of task {task_id} (agent {definition.name})")
-        self.rows = Rows(run_id, attempt, owner, unrecorded)
+        self.journal = Journal(stored.journal, stored.pending)
+        self.state = State(stored.state)
+        self.flow = Flow(f"run {self.run_id} of task {self.task_id} (agent {definition.name})")
+        self.rows = Rows(self.run_id, self.attempt, attempt.owner, stored.unrecorded)
         self.sends: list[Send | Publish] = []
         self.spends: list[Spend] = []
         self.jobs: list[Job] = []
         """What `ctx.background` has started, in program order."""
         self.steps_taken = 0
         self.unawaited: dict[str, Step[Any] | Gather] = {}  # Any: steps of all result types
-        self._overrides = dict(overrides or {})
-        self._input = input
-        self._started_ms = started_ms
+        self.overrides = dict(stored.overrides)
+        """The instance's state from a step on, where a nested run has changed it."""
+        self.input = stored.data
+        """JSON."""
         self._root: asyncio.Task[object] | None = None
         self._over = False
         self.hooks: RunHooks | None = None
@@ -206,31 +188,32 @@ class Run:
     # ---- the turn ----------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        if len(self.journal.values) > MAX_STEPS:
-            self.flow.abort(_too_many())
-        elif self.journal.size > MAX_JOURNAL_BYTES:
-            self.flow.abort(_too_large())
+        try:
+            coroutine = self.code()
+        except Exception as error:
+            self.flow.abort(error)
         else:
-            try:
-                if self.hooks is not None:
-                    coroutine = self.hooks.around(self._input)
-                else:
-                    value = self.definition.decode_input(self._input)
-                    coroutine = self.definition.start(AgentContext(self), value)
-            except Exception as error:
-                self.flow.abort(error)
-            else:
-                self._root = self.flow.start(coroutine, self._branch)
+            self._root = self.flow.start(coroutine, self.branch)
+
+    def code(self) -> Coroutine[Any, Any, object]:  # Any: asyncio's protocol
+        """One execution from the top, not begun yet. Raises what ends the run before it begins."""
+        if len(self.journal.values) > MAX_STEPS:
+            raise _too_many()
+        if self.journal.size > MAX_JOURNAL_BYTES:
+            raise _too_large()
+        if self.hooks is not None:
+            return self.hooks.around(self.input)
+        return self.definition.start(AgentContext(self), self.definition.decode_input(self.input))
 
     def _time_out(self) -> None:
-        limit = self.definition.timeout_seconds
-        self.flow.end(
-            Failed(
-                "TimeLimit",
-                f"a turn of agent {self.definition.name!r} ran for more than {limit:g} s; "
-                "raise its timeout_seconds or do less in one turn",
-            ),
-            "time limit",
+        self.flow.end(self.timed_out(self.definition.timeout_seconds), "time limit")
+
+    def timed_out(self, seconds: float) -> Failed:
+        """How the run ends whose turn took longer than its agent may."""
+        return Failed(
+            "TimeLimit",
+            f"a turn of agent {self.definition.name!r} ran for more than {seconds:g} s; "
+            "raise its timeout_seconds or do less in one turn",
         )
 
     def _stop_jobs(self, root: asyncio.Task[object]) -> None:
@@ -246,12 +229,8 @@ class Run:
             result.working_state = self.state.working_change()
         except Exception as error:
             return await self._ended_by(_for_good(error))
-        for call in result.calls:
-            pending[call.step] = call.digest
-        for timer in result.timers:
-            pending[timer.step] = timer.digest
-        for question in result.questions:
-            pending[question.step] = question.digest
+        for asked in result.asked:
+            pending[asked.step] = asked.digest
         result.sends, self.sends = self.sends, []
         result.spends, self.spends = self.spends, []
         result.steps = self.rows.take()
@@ -273,9 +252,9 @@ class Run:
             try:
                 for job in self.jobs:
                     if not job.seen:
-                        job.merge(self._branch)
+                        job.merge(self.branch)
                 output = self.definition.encode_output(root.result())
-                answer = answer_of(self, self._branch, output) if self._branch.context is not None else None
+                answer = answer_of(self, self.branch, output) if self.branch.context is not None else None
                 state = self.state.changed()
             except Exception as wrong:
                 failed = _for_good(wrong)
@@ -314,8 +293,11 @@ class Run:
 
     # ---- the journal, as steps see it ----------------------------------------------------------------------
 
-    def take_id(self, branch: Branch) -> str:
-        """The next path id of a branch. Raises CancelledError over the limit of steps, which ends the run."""
+    def take_id(self, branch: Branch, kind: str = "", digest: str = "") -> str:
+        """The id of what a branch does next: its place. A run that names steps by what they ask for takes the digest.
+
+        Raises CancelledError over the limit of steps, which ends the run.
+        """
         self.steps_taken += 1
         if self.steps_taken > MAX_STEPS:
             raise self.flow.abort(_too_many())
@@ -341,7 +323,7 @@ class Run:
         if held != step.digest and held not in (ANY_DIGEST, any_digest(step.kind, step.name)):
             raise self.diverged(step)
         self.rows.replayed(step, value)
-        if self._overrides and (changed := self._overrides.pop(step.id, None)) is not None:
+        if self.overrides and (changed := self.overrides.pop(step.id, None)) is not None:
             self.state.replace(changed)
         return value
 
@@ -353,7 +335,7 @@ class Run:
 
     def keep(self, step: Step[Any]) -> None:  # Any: steps of all result types
         """Note a step without a result, which the broker journals by itself."""
-        self.journal.add(step.id, pack(step.digest, COMPLETED, time.time_ns() // 1_000_000, b"null"))
+        self.journal.add(step.id, packed_now(step.digest))
 
     def diverged(self, step: Step[Any]) -> asyncio.CancelledError:  # Any: steps of all result types
         """Park the run since the journal holds another step at this place; raise what is returned."""

@@ -12,10 +12,12 @@ from runtime_core.runs.step import from_json
 class State:
     """A dict of JSON values that is decoded at its first use and written only where it has changed."""
 
-    __slots__ = ("_at_start", "_reported", "_snapshot", "_value")
+    __slots__ = ("_at_start", "_put", "_reported", "_value", "snapshot")
 
     def __init__(self, snapshot: bytes) -> None:
-        self._snapshot = snapshot
+        self.snapshot = snapshot
+        """As it was when the run began (JSON; empty: none)."""
+        self._put: bytes | None = None
         self._value: dict[str, Any] | None = None  # Any: JSON values of the user's choice
         self._at_start = b""
         self._reported = b""
@@ -23,7 +25,7 @@ class State:
     def value(self) -> dict[str, Any]:
         """The working copy. Every run and every replay starts from the snapshot."""
         if self._value is None:
-            decoded = from_json(self._snapshot)
+            decoded = from_json(self.snapshot)
             if decoded is None:
                 decoded = {}
             if not isinstance(decoded, dict):
@@ -44,10 +46,14 @@ class State:
         if isinstance(decoded, dict):
             value.update(decoded)
 
+    def put(self, state: bytes) -> None:
+        """Let the commit that ends the run write this (JSON), whatever the state was."""
+        self._put = state
+
     def changed(self) -> bytes | None:
         """JSON of the state where it differs from the run's start. Raises InvalidInput, field `state`."""
         if self._value is None:
-            return None
+            return self._put
         now = encode(self._value, "state")
         return None if now == self._at_start else now
 

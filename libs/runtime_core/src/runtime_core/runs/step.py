@@ -89,17 +89,18 @@ class Step(Generic[T]):
 
     __slots__ = ("data", "digest", "id", "key", "kind", "name", "order", "run")
 
-    def __init__(self, run: Run, branch: Branch, kind: str, name: str, key: str, data: bytes) -> None:
+    def __init__(self, run: Run, branch: Branch, kind: str, name: str, key: str, data: bytes, digest: str = "") -> None:
+        """`digest` says what it asks for, where that is not all of kind, name, key and data."""
         self.run = run
-        self.id = run.take_id(branch)
-        self.order = run.steps_taken
-        """Place in the program among all steps of this execution."""
         self.kind = kind
         self.name = name
         self.key = key
         self.data = data
         """JSON of what it asks for."""
-        self.digest = step_digest(kind, name, key, canonical(data) if data[:1] in _CONTAINERS else data)
+        self.digest = digest or step_digest(kind, name, key, canonical(data) if data[:1] in _CONTAINERS else data)
+        self.id = run.take_id(branch, kind, self.digest)
+        self.order = run.steps_taken
+        """Place in the program among all steps of this execution."""
         run.unawaited[self.id] = self
 
     def __await__(self) -> Generator[Any, None, T]:  # Any: what asyncio's futures yield to their task

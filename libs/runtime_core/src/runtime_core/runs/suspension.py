@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from runtime_core.consumer.effects import NO_WAKE, WAKE, Call, Suspended, Timer
+from runtime_core.consumer.effects import NO_WAKE, WAKE, Suspended
 from runtime_core.runs.scheduler import Wait
 
 if TYPE_CHECKING:
@@ -51,14 +51,8 @@ def suspend(waits: Iterable[Wait], pending: Mapping[str, str]) -> Suspended:
         if step.id in pending:
             suspended.again.append((step.id, token))
             continue
-        request = step.request
-        request.wait = token
-        if isinstance(request, Call):
-            suspended.calls.append(request)
-        elif isinstance(request, Timer):
-            suspended.timers.append(request)
-        else:
-            suspended.questions.append(request)
+        step.request.wait = token
+        suspended.asked.append(step.request)
     return suspended
 
 

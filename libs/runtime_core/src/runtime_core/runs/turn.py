@@ -24,11 +24,11 @@ from runtime_core.engines.results import Results
 from runtime_core.errors import InvalidInput, JournalMoved, LimitExceeded, TurnTaken
 from runtime_core.record.step import ENCODER, StepError
 from runtime_core.record.usage import total
-from runtime_core.runs.commit import answer_parts, parts_of, row_of_run, spend_parts
+from runtime_core.runs.commit import answer_parts, parts, parts_of, row_of_run
 from runtime_core.runs.definition import AgentDefinition
 from runtime_core.runs.offers import Offers
 from runtime_core.runs.outgoing import PROCESS_BYTES, Outflow
-from runtime_core.runs.ports import Compute, DeclaredApp, Meta, TurnRun
+from runtime_core.runs.ports import Attempt, Compute, DeclaredApp, Meta, Workplace
 from runtime_core.runs.run import Run
 from runtime_core.runs.turn_port import HandedBack, TurnGone, TurnPort
 from runtime_core.telemetry import gen_ai, trace_context
@@ -51,7 +51,7 @@ class _Warm:
 
     __slots__ = ("brought", "context", "input", "parent", "port", "run", "started_ms", "turn")
 
-    def __init__(self, run: TurnRun, port: TurnPort, turn: int, started_ms: int, data: bytes, context: bytes) -> None:
+    def __init__(self, run: Run, port: TurnPort, turn: int, started_ms: int, data: bytes, context: bytes) -> None:
         self.run = run
         self.input = data
         self.port = port
@@ -84,8 +84,7 @@ class TurnHandler:
         self._bus = bus
         self._outflow = outflow or Outflow(PROCESS_BYTES)
         self._replies = replies
-        self._compute = compute
-        self._results = results or Results()
+        self._workplace = Workplace(app.functions, compute, results or Results())
         self._app = app
         self._agents = app.agents
         self._hooks = app.hooks
@@ -95,7 +94,7 @@ class TurnHandler:
         self._warm: OrderedDict[tuple[str, str], _Warm] = OrderedDict()
         self._warm_limit = warm_runs
         self._partitions = partitions
-        self._running: dict[str, set[TurnRun]] = {}
+        self._running: dict[str, set[Run]] = {}
         self._draining = asyncio.Event()
         for place in product(app.agents, SHOWN_OUTCOMES):
             metrics.agent_turns[place]  # with 0, from the start
@@ -250,7 +249,7 @@ class TurnHandler:
             # A first turn needs nothing of the broker until it does a step by itself: then its port looks whether
             # another process has begun this turn before (`TurnPort.confirm`).
             started = int(delivery.entry.partition(b"-")[0])
-            fields = RunFields(data=delivery.data, started_ms=started)
+            fields = RunFields(data=delivery.data, started_ms=started, context=delivery.context)
             return self._made(delivery, definition, fields, self._port(delivery))
         return await self._replayed(delivery, definition)
 
@@ -261,7 +260,7 @@ class TurnHandler:
             return None
         return self._made(delivery, definition, fields, self._port(delivery, loaded=True))
 
-    async def _bring_results(self, delivery: Delivery, run: TurnRun) -> list[str]:
+    async def _bring_results(self, delivery: Delivery, run: Run) -> list[str]:
         """Give the run the result that woke it, and those of its other steps that have come in: which steps."""
         brought = []
         if delivery.step:
@@ -281,52 +280,28 @@ class TurnHandler:
         if fields is None or fields.cur != delivery.entry.decode() or fields.status not in _LIVE:
             return None
         # A resume carries none: the task's is the run's, and what the run asks for carries it on.
-        delivery.context = delivery.context or fields.context
+        delivery.context = fields.context = delivery.context or fields.context
         return fields
 
     def _made(self, delivery: Delivery, definition: AgentDefinition, fields: RunFields, port: TurnPort) -> _Warm:
         """A run from its beginning, or replayed as far as `fields` know it."""
         meta = _meta(delivery.context)
-        run = definition.make_run(
-            task_id=delivery.task,
-            run_id=delivery.run,
-            key=delivery.key,
-            input=fields.data,
-            attempt=delivery.attempt,
-            started_ms=fields.started_ms,
-            journal=fields.journal,
-            pending=fields.pending,
-            state=fields.state,
-            port=port,
-            owner=self._bus.owner,
-            meta=meta,
-            unrecorded=fields.unrecorded,
-            overrides=fields.overrides,
-            functions=self._app.functions,
-            carried=delivery.context,
-        )
-        if isinstance(run, Run):
-            run.compute = self._compute
-            run.results = self._results
-        if self._hooks.everywhere or "hooks" in meta or definition is self._task_ended:
-            self._add_hooks(run, definition, port)
+        attempt = Attempt(delivery.task, delivery.run, delivery.key, delivery.attempt, self._bus.owner)
+        run = definition.run_type(definition, attempt, fields, port, self._workplace, meta)
+        if definition.hooked and (self._hooks.everywhere or "hooks" in meta or definition is self._task_ended):
+            run.hooks = self._hooks.of_run(
+                run,
+                of_end=definition is self._task_ended,
+                retry=definition.retry,
+                entry=lambda: port.delivery.entry.decode(),
+                failed=lambda point: self._metrics.hook_failures[point].inc(),
+            )
         if fields.withdrawn:
             run.cancel("nobody wants the task's answer any more")
         warm = _Warm(run, port, fields.turn, fields.started_ms, fields.data, delivery.context)
         if delivery.step:
             warm.brought.append(delivery.step)
         return warm
-
-    def _add_hooks(self, run: TurnRun, definition: AgentDefinition, port: TurnPort) -> None:
-        if not isinstance(run, Run):
-            return  # an actor's messages pass its runtime's intervention handlers instead
-        run.hooks = self._hooks.of_run(
-            run,
-            of_end=definition is self._task_ended,
-            retry=definition.retry,
-            entry=lambda: port.delivery.entry.decode(),
-            failed=lambda point: self._metrics.hook_failures[point].inc(),
-        )
 
     def _port(self, delivery: Delivery, *, loaded: bool = False) -> TurnPort:
         return TurnPort(
@@ -348,12 +323,12 @@ class TurnHandler:
     # -- ends of a turn ----------------------------------------------------------------------------------------
 
     async def _suspend(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm, result: Suspended) -> str:
-        parts, count = parts_of(result, delivery, self._app, self._partitions)
+        effects, count = parts_of(result, delivery, self._app, self._partitions)
         record = ENCODER.encode(result.steps) if result.steps else b""
         asked = time.perf_counter()
         try:
             committed = await self._bus.commit_turn(
-                delivery, "w", _now(), record, len(result.steps), result.working_state or b"", b"", parts, count
+                delivery, "w", _now(), record, len(result.steps), result.working_state or b"", b"", effects, count
             )
         except LimitExceeded as error:
             warm.run.drop()
@@ -385,12 +360,12 @@ class TurnHandler:
         row.input = msgspec.Raw(warm.input)
         row.output = msgspec.Raw(result.output)
         steps = [row, *result.steps]
-        parts, count = parts_of(result, delivery, self._app, self._partitions)
+        effects, count = parts_of(result, delivery, self._app, self._partitions)
         asked = time.perf_counter()
         try:
             answer = result.answer or result.output
             committed = await self._bus.commit_turn(
-                delivery, "c", now, ENCODER.encode(steps), len(steps), answer, result.state or b"", parts, count
+                delivery, "c", now, ENCODER.encode(steps), len(steps), answer, result.state or b"", effects, count
             )
         except LimitExceeded as error:
             return await self._fail(delivery, definition, _over_limit(error, result), warm)
@@ -422,13 +397,13 @@ class TurnHandler:
             payload = ENCODER.encode({"type": error.type, "message": error.message})
             mode = "x" if failed.ends_task else "k" if failed.cancelled else "f"
             answer = answer_parts(delivery)
-            parts, count = spend_parts(failed.spends) + answer, len(failed.spends) + bool(answer)
+            used, count = parts(failed.spends, delivery, self._app), len(failed.spends) + bool(answer)
             await self._bus.commit_turn(
-                delivery, mode, now, ENCODER.encode(steps), len(steps), payload, b"", parts, count
+                delivery, mode, now, ENCODER.encode(steps), len(steps), payload, b"", used + answer, count
             )
         else:
-            used = total(spend.usage for spend in failed.spends)
-            await give_up(self._bus, self._metrics, delivery, reason_of(decision), error, row, used, failed.steps)
+            usage = total(spend.usage for spend in failed.spends)
+            await give_up(self._bus, self._metrics, delivery, reason_of(decision), error, row, usage, failed.steps)
         return "failed"
 
 

@@ -16,7 +16,8 @@ from runtime_core.bus.values import CallBegun
 from runtime_core.consumer.effects import Call, Publish, Send
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import BusError, Fenced, JournalMoved, LimitExceeded, WeftError
-from runtime_core.runs.commit import parts_of_calls, parts_of_sends
+from runtime_core.runs.commit import parts
+from runtime_core.runs.journal import packed_now
 from runtime_core.runs.offers import Offers
 from runtime_core.runs.outgoing import PIECE_BYTES, PROCESS_BYTES, RUN_BYTES, RUN_MAX_BYTES, Outflow
 from runtime_core.runs.ports import DeclaredApp
@@ -115,7 +116,7 @@ class TurnPort:
     async def record(
         self, step: str, digest: str, status: bytes, payload: bytes, kind: str = "step", name: str = ""
     ) -> bytes:
-        value = b"%b%b%013d%b" % (digest.encode(), status, _now(), payload)
+        value = packed_now(digest, status, payload)
         stored = await self._persist(self._bus.record(self.delivery, step, value, kind, name))
         if stored is None:
             raise TurnGone(f"{self.delivery!r} is handled by another owner")
@@ -147,7 +148,7 @@ class TurnPort:
     ) -> tuple[bytes, str]:
         # What was streamed comes before the result, for who reads the stream and the final event.
         await self.flush()
-        value = b"%b%b%013d%b" % (digest.encode(), status, _now(), payload)
+        value = packed_now(digest, status, payload)
         settled = await self._persist(self._bus.settle_call(self.delivery, step, value, usage, name))
         if settled is None:
             raise TurnGone(f"{self.delivery!r} is handled by another owner")
@@ -174,8 +175,7 @@ class TurnPort:
             self._write(self._bus.stream(self.delivery, step, self.delivery.attempt, data, progress=True), len(data))
 
     def emit(self, step: str, digest: str, data: bytes) -> None:
-        value = b"%bK%013dnull" % (digest.encode(), _now())
-        self._write(self._bus.emit(self.delivery, step, value, data), len(data))
+        self._write(self._bus.emit(self.delivery, step, packed_now(digest), data), len(data))
 
     def room(self) -> Awaitable[None] | None:
         if self._over is None and not self._outflow.full and not self._process.full:
@@ -189,8 +189,7 @@ class TurnPort:
             raise self._over
 
     def note(self, step: str, digest: str, name: str = "") -> None:
-        value = b"%bK%013dnull" % (digest.encode(), _now())
-        self._write(self._bus.record(self.delivery, step, value, "message", name), 0)
+        self._write(self._bus.record(self.delivery, step, packed_now(digest), "message", name), 0)
 
     def _write(self, writing: Coroutine[None, None, object], size: int) -> None:
         task = asyncio.get_running_loop().create_task(writing)
@@ -215,12 +214,6 @@ class TurnPort:
     async def ask(
         self, calls: Sequence[Call], sends: Sequence[Send | Publish] = (), state: bytes = b""
     ) -> dict[str, asyncio.Future[Answer]]:
-        """Ask for results, and send messages, while the turn goes on: a future of the answer for each call's step.
-
-        A repeat asks for nothing twice and sends nothing twice. `state` (JSON; empty: unchanged) is what a call back
-        into this instance sees. A caller that gives up cancels its future. Raises `Fenced`, `BusError`, and
-        `LimitExceeded` where the task would go over its `max_steps`.
-        """
         if self._replies is None:
             raise WeftError("nothing can be asked in mid-turn here: this handler has no reply stream")
         self._asked = True
@@ -230,10 +223,10 @@ class TurnPort:
         for step, future in futures.items():
             delivery.waits += 1
             future.add_done_callback(partial(self._answered, delivery, names[step]))
-        parts = parts_of_sends(sends, delivery, self._partitions)
-        parts += parts_of_calls(calls, delivery, self._app, self._partitions)
+        asked = [*sends, *calls]
+        effects = parts(asked, delivery, self._app, self._partitions)
         try:
-            known = await self._bus.ask(delivery, _now(), replies.name, state, parts, len(calls) + len(sends))
+            known = await self._bus.ask(delivery, time.time_ns() // 1_000_000, replies.name, state, effects, len(asked))
         except BaseException:
             for future in futures.values():
                 future.cancel()
@@ -265,7 +258,3 @@ class TurnPort:
             raise failed
         if self._over is not None:
             raise self._over
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000
