@@ -21,7 +21,7 @@ from examples.research_desk.documents import find_documents
 from examples.research_desk.ranking import topic_words
 from examples.research_desk.shown import Screen
 from examples.research_desk.thinking import MODEL
-from weft import Client, WeftError
+from weft import Client, SubmitOptions, WeftError
 from weft.errors import ConfigurationError
 from weft.hosting import SERVICES, Settings, configure_logs, one_line, without_password
 from weft.trajectory import TaskTrajectory, TrajectoryStore, render
@@ -161,9 +161,9 @@ async def _run(wanted: Wanted) -> int:
                 job,
                 task_id=task_id,
                 stream=True,
-                timeout_seconds=TASK_SECONDS,
-                engine=wanted.engine or None,
-                engine_wait_seconds=TASK_SECONDS,
+                options=SubmitOptions(
+                    timeout_seconds=TASK_SECONDS, engine=wanted.engine or None, engine_wait_seconds=TASK_SECONDS
+                ),
             )
             screen.step(f"task {task_id} is accepted")
             try:

@@ -18,7 +18,7 @@ from pathlib import Path
 from examples.research_desk.__main__ import OWN_SUFFIXES, TOPIC, recorded, settings_of_desk
 from examples.research_desk.corpus import PASSAGES_MAX, make_corpus
 from examples.research_desk.desk import open_desk
-from weft import Client, WeftError
+from weft import Client, SubmitOptions, WeftError
 from weft.hosting import SERVICES, Settings, configure_logs, one_line
 
 ENGINES = ("threads", "processes", "ray", "spark")
@@ -85,9 +85,7 @@ async def _asked(engine: str, settings: Settings, folder: Path, times: int) -> M
                 "researcher",
                 job,
                 task_id=f"compare-{secrets.token_hex(4)}",
-                engine=name,
-                engine_wait_seconds=TASK_SECONDS,
-                timeout_seconds=TASK_SECONDS,
+                options=SubmitOptions(engine=name, engine_wait_seconds=TASK_SECONDS, timeout_seconds=TASK_SECONDS),
             )
             response = await task.result()
             report = response.value()["text"]

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from runtime_core.runs.model_step import ModelCall
 from runtime_core.telemetry import gen_ai
-from weft import AgentContext, App
+from weft import AgentContext, App, SubmitOptions
 from weft.testing import LocalApp
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -47,7 +47,9 @@ async def main() -> None:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
     async with LocalApp(app) as client:
-        task = await client.submit("guide", sys.argv[1], traceparent=TRACEPARENT, session_id="s-1")
+        task = await client.submit(
+            "guide", sys.argv[1], session_id="s-1", options=SubmitOptions(traceparent=TRACEPARENT)
+        )
         await task.result(timeout=30)
     json.dump([json.loads(made.to_json()) for made in exporter.get_finished_spans()], sys.stdout)
 

@@ -77,7 +77,7 @@ class Load:
 
     async def _one(self, agent: str, task: str, asked: object) -> TaskResponse:
         mode = StreamingMode.ALL if agent == "murmurs" else None
-        handle = await self._client.submit(agent, asked, task_id=task, timeout=RESULT_SECONDS, streaming_mode=mode)
+        handle = await self._client.submit(agent, asked, task_id=task, timeout=RESULT_SECONDS, stream=mode or False)
         return await handle.result(timeout=RESULT_SECONDS)
 
 

@@ -34,7 +34,7 @@ class World:
     async def step(self, function: str, engine: str = "ray", **arguments: object) -> TaskHandle:
         """A task of one step."""
         wanted = {"engine": engine, "function": function, "arguments": arguments}
-        return await self.client.submit("step", wanted, streaming_mode=StreamingMode.ALL)
+        return await self.client.submit("step", wanted, stream=StreamingMode.ALL)
 
     async def held(self, name: str, engine: str = "ray") -> TaskHandle:
         """A task whose step runs now, and goes on when `open_gate` is called."""

@@ -29,6 +29,7 @@ from tests.observability.queries import plain, targets
 from tests.observability.rules import FILES, alerts, bare, recorded
 from tests.openai_server.driver import OpenAIServer, answer, failing
 from tests.servers.process import Server
+from weft import SubmitOptions
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -116,7 +117,7 @@ async def loaded(client: Client, broker: Server, namespace: str) -> None:
             cancelled = await client.submit("naps", 600.0)
             started = [
                 await client.submit("well", "ray"),
-                await client.submit("well", "spark", hooks={"agent_started": ["fails_itself"]}),
+                await client.submit("well", "spark", options=SubmitOptions(hooks={"agent_started": ["fails_itself"]})),
                 await client.submit("asks", f"Question {number}"),
                 await client.submit("badly", None),
                 await client.submit("desk", {"type": "str", "data": "a"}, key="one"),

@@ -15,7 +15,6 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -24,7 +23,6 @@ from prometheus_client import CollectorRegistry
 from runtime_core.bus.connection import Argument, Reply
 from runtime_core.bus.keys import ingress
 from runtime_core.bus.values import NotDurable
-from runtime_core.client.client import Client
 from runtime_core.client.fork import plan_fork
 from runtime_core.errors import BusError, InvalidInput, Rejected, ServerError
 from runtime_core.ingress.admission import Admission
@@ -492,14 +490,13 @@ class History:
 
     async def _fork(self, origin: str, fork: str, at: str | None) -> None:
         admission = Admission(self._client.buses())
-        # A fork wants of its client only where a task is.
-        client = cast(Client, _Finder(admission))
         try:
-            plan = await plan_fork(client, origin, at=at, input=..., store=None)
+            bus = await admission.find(origin)
+            plan = await plan_fork(bus, NAMESPACE, origin, at=at, input=..., store=None)
         except (InvalidInput, BusError) as error:
             self.note(f"{fork} is not made: {error}")
             return
-        submission = plan.submission(task_id=fork, session_id=None, max_steps=None, timeout_seconds=None, metadata=None)
+        submission = plan.submission(task_id=fork)
         self.carried[fork] = frozenset(plan.begun.journal)
         await self._admit(admission, submission)
 
@@ -561,18 +558,6 @@ def run(server: SimServer, chooser: Chooser, *, seed: int | str = 0, story: bool
         outcome.lines += told
         outcome.fingerprint = hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
     return outcome
-
-
-class _Finder:
-    """Finds tasks, as a client does."""
-
-    namespace = NAMESPACE
-
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-
-    async def task(self, task: str) -> SimpleNamespace:
-        return SimpleNamespace(bus=await self._admission.find(task))
 
 
 @cache

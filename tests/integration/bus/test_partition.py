@@ -21,6 +21,7 @@ from tests.fleet import Fleet, until
 from tests.servers.cluster import CLUSTER_OPTIONS, join
 from tests.servers.process import Server
 from tests.servers.valkey import ValkeyServer
+from weft import SubmitOptions
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -123,7 +124,7 @@ async def test_a_call_back_through_another_partition_is_nested(valkey: Server, n
         Client.connect(valkey.url, namespace=namespace, partitions=PARTITIONS) as client,
     ):
         # near asks far, far asks near back, near asks far again: each sees what the others have made of it.
-        task = await client.submit("mirror", [far, near, far], key=near, timeout_seconds=20)
+        task = await client.submit("mirror", [far, near, far], key=near, options=SubmitOptions(timeout_seconds=20))
         assert (await task.result(timeout=60)).value() == 1
         for key, asked in ((near, 2), (far, 1)):
             found = await client.submit("mirror", [], key=key)

@@ -17,7 +17,7 @@ from runtime_core.replay.replay import replay
 from runtime_core.trajectory.tree import render
 from runtime_core.wire.commands import SUBMIT, parse_submit
 from runtime_core.wire.envelope import Envelope
-from weft import AgentContext, App, Client
+from weft import AgentContext, App, Client, SubmitOptions
 
 
 def desk(calls: Counter[str]) -> App:
@@ -255,7 +255,9 @@ async def test_a_fork_and_a_replay_have_the_hooks_of_the_origin() -> None:
     app = guarded(calls)
     local = LocalApp(app, trajectory=True)
     async with local as client:
-        task = await client.submit("looking", ["a", "b"], task_id="t-1", hooks={"after_tool_call": ["loud"]})
+        task = await client.submit(
+            "looking", ["a", "b"], task_id="t-1", options=SubmitOptions(hooks={"after_tool_call": ["loud"]})
+        )
         assert (await task.result(timeout=60)).value() == ["FOUND A", "FOUND B"]
         await local.recorded("t-1")
         done = calls.copy()

@@ -12,7 +12,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.client.client import TaskHandle
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.host.local import LocalApp
-from weft import AgentContext, App, Client, Reject, Rejected, StreamEvent, ToolContext
+from weft import AgentContext, App, Client, Reject, Rejected, StreamEvent, SubmitOptions, ToolContext
 from weft.aworld import StreamingMode
 from weft.errors import InvalidInput
 
@@ -90,7 +90,9 @@ async def test_rows_of_the_trajectory_say_what_was_used() -> None:
 
 @pytest.mark.parametrize(("limit", "status"), [(111, "completed"), (110, "failed")])
 async def test_the_limit_is_for_the_whole_tree(client: Client, limit: int, status: str) -> None:
-    response = await (await client.submit("worker", ["once"], max_tokens=limit)).result(timeout=60)
+    response = await (await client.submit("worker", ["once"], options=SubmitOptions(max_tokens=limit))).result(
+        timeout=60
+    )
     assert response.status == status
     assert response.usage["tokens"] == 111
     if response.error:
@@ -101,7 +103,7 @@ async def test_the_limit_is_for_the_whole_tree(client: Client, limit: int, statu
 
 
 async def test_a_child_over_the_limit_ends_its_whole_task(client: Client) -> None:
-    response = await (await client.submit("worker", [], max_cost=0.2)).result(timeout=60)
+    response = await (await client.submit("worker", [], options=SubmitOptions(max_cost=0.2))).result(timeout=60)
     assert response.error is not None
     assert response.error["type"] == "LimitExceeded"
     assert "0.25 cost, over its max_cost=0.2" in response.error["message"]
@@ -109,20 +111,20 @@ async def test_a_child_over_the_limit_ends_its_whole_task(client: Client) -> Non
 
 async def test_steps_of_a_child_count_for_the_whole_task(client: Client) -> None:
     """The child asks for one step too many: that ends its task, whatever the agent that asked makes of errors."""
-    response = await (await client.submit("worker", [], max_steps=2)).result(timeout=60)
+    response = await (await client.submit("worker", [], options=SubmitOptions(max_steps=2))).result(timeout=60)
     assert response.error is not None
     assert (response.error["type"], "max_steps=2" in response.error["message"]) == ("LimitExceeded", True)
 
 
 async def test_limits_and_usage_of_a_task_under_way_are_shown(client: Client) -> None:
-    task = await client.submit("waits", max_tokens=5)
+    task = await client.submit("waits", options=SubmitOptions(max_tokens=5))
     assert (await task.show())["limits"] == {"max_tokens": 5}
 
 
 @pytest.mark.parametrize("conf", [{"max_tokens": 0}, {"max_cost": -1.0}])
 async def test_a_limit_that_is_none_is_refused(client: Client, conf: dict[str, float]) -> None:
     with pytest.raises((Rejected, InvalidInput), match=next(iter(conf))):
-        await client.submit("waits", **conf)  # type: ignore[arg-type]  # what a program may do wrong
+        await client.submit("waits", options=SubmitOptions(**conf))  # type: ignore[arg-type]  # what a program may do wrong
 
 
 async def test_what_is_no_amount_is_refused() -> None:
@@ -144,7 +146,7 @@ MODES = {
 
 @pytest.mark.parametrize("mode", StreamingMode)
 async def test_each_mode_shows_its_part_and_the_end(client: Client, mode: StreamingMode) -> None:
-    task = await client.submit("worker", ["once"], streaming_mode=mode)
+    task = await client.submit("worker", ["once"], stream=mode)
     events = await events_of(task, mode)
     seen = {event.text or ("done" if "value" in event.data else event.type) for event in events[:-1]}
     assert seen == MODES[mode]
@@ -157,7 +159,7 @@ async def test_each_mode_shows_its_part_and_the_end(client: Client, mode: Stream
 
 
 async def test_another_client_goes_on_from_an_entry(client: Client) -> None:
-    task = await client.submit("worker", ["once"], streaming_mode=StreamingMode.ALL)
+    task = await client.submit("worker", ["once"], stream=StreamingMode.ALL)
     events = await events_of(task)
     middle = len(events) // 2
     again = await client.task(task.task_id)
@@ -175,8 +177,8 @@ async def test_a_stream_ends_however_the_task_does(
     value = ["once"] if agent == "worker" else None
     most = 1 if agent == "worker" else None
     task = await client.submit(
-        agent, value, timeout_seconds=limit, max_tokens=most, streaming_mode=streaming_mode
-    )  # fmt: skip
+        agent, value, stream=streaming_mode or False, options=SubmitOptions(timeout_seconds=limit, max_tokens=most)
+    )
     reading = asyncio.create_task(events_of(task, StreamingMode.ALL))
     if end == "cancel":
         await task.cancel()
@@ -189,7 +191,7 @@ async def test_what_is_said_after_a_read_in_vain_is_read_before_the_end(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task goes on and ends between a read that found nothing and the reader's look at how the task stands."""
-    task = await client.submit("speaks-last", streaming_mode=StreamingMode.CHUNK)
+    task = await client.submit("speaks-last", stream=StreamingMode.CHUNK)
     reader = await client.open_reader(client.buses[0])
     read = reader.blocking
     reads = 0

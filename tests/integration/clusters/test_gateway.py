@@ -17,6 +17,7 @@ from tests.engine_backends.folder import INLINE, alive
 from tests.engine_backends.gateway import SPANS
 from tests.engine_backends.world import WAIT, parent_of, world
 from tests.servers.process import Server
+from weft import SubmitOptions
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -29,7 +30,7 @@ async def test_a_step_runs_on_the_engine_and_each_way_to_fail_is_one_clear_error
 ) -> None:
     spans_file = tmp_path / "spans"
     async with world(valkey, namespace, tmp_path, environ={SPANS: str(spans_file)}) as here:
-        task = await here.client.submit("all", str(here.files.folder), traceparent=TRACEPARENT)
+        task = await here.client.submit("all", str(here.files.folder), options=SubmitOptions(traceparent=TRACEPARENT))
         value, unknown, wrong, unspeakable, third, refused, died, large = (await here.result(task)).value()
         assert value == 42
         assert unknown == "UnknownName: no engine function is named nobody_has_it"
@@ -175,7 +176,7 @@ async def test_a_step_fails_that_has_waited_as_long_as_its_task_says(
         gateway = here.fleet.members["ray-gateway-1"]
         await here.until(lambda: "touch the file up" in gateway.text(), "the log says why")
         wanted = {"function": "double", "arguments": {"number": 4}}
-        task = await here.client.submit("step", wanted, engine_wait_seconds=0.0)
+        task = await here.client.submit("step", wanted, options=SubmitOptions(engine_wait_seconds=0.0))
         ended = await here.result(task)
         assert ended.error is not None
         assert "EngineUnavailable" in str(ended.error)
@@ -186,7 +187,7 @@ async def test_an_engine_that_is_being_started_is_not_away(valkey: Server, names
     environ = {SLOW: "1", "WEFT_METRICS_PORT": "0"}
     async with world(valkey, namespace, tmp_path, up=False, environ=environ) as here:
         wanted = {"function": "double", "arguments": {"number": 4}}
-        task = await here.client.submit("step", wanted, engine_wait_seconds=0.2)
+        task = await here.client.submit("step", wanted, options=SubmitOptions(engine_wait_seconds=0.2))
         gateway = here.fleet.members["ray-gateway-1"]
         waits = 'weft_engine_steps_total{end="waits",engine="ray"}'
         await here.until(lambda: metrics(gateway.text()).get(waits, 0) >= 3, "it has waited three times as long")

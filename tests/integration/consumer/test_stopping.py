@@ -36,8 +36,8 @@ async def test_long_work_of_all_kinds_is_handed_over(valkey: Server, namespace: 
     async with fleet, Client.connect(valkey.url, namespace=namespace) as client:
         tasks = {name: await client.submit("calls", {"tool": name, "folder": folder}) for name in TOOLS}
         tasks["computes"] = await client.submit("steps", folder)
-        tasks["streams"] = await client.submit("streams", folder, streaming_mode=StreamingMode.ALL)
-        tasks["asks"] = await client.submit("asks", folder, streaming_mode=StreamingMode.ALL)
+        tasks["streams"] = await client.submit("streams", folder, stream=StreamingMode.ALL)
+        tasks["asks"] = await client.submit("asks", folder, stream=StreamingMode.ALL)
         tasks["naps"] = await client.submit("naps", 1.0)
         first = Counter({f"{name} 1": 1 for name in LONG})
 

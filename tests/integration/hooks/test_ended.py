@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from runtime_core.maintenance.dead_letters import DeadLetters
 from tests.apps.ends_app import HOOKS, app
 from tests.fleet import Fleet, until
 from tests.servers.process import Server
-from weft import AgentContext, App, Client, HookEvent, TaskHandle
+from weft import AgentContext, App, Client, HookEvent, SubmitOptions, TaskHandle
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -77,9 +77,18 @@ async def all_done(client: Client) -> None:
     await until(done, 60, "the hooks of ends have run")
 
 
-async def submit(client: Client, path: Path, agent: str, input: object = None, **options: object) -> TaskHandle:
-    options.setdefault("hooks", HOOKS)
-    return await client.submit(agent, input, metadata={"path": str(path)}, session_id="s", **options)  # type: ignore[arg-type]
+async def submit(
+    client: Client,
+    path: Path,
+    agent: str,
+    input: object = None,
+    *,
+    key: str = "",
+    hooks: Mapping[str, list[str]] = HOOKS,
+    **limits: float,
+) -> TaskHandle:
+    options = SubmitOptions(hooks=hooks, metadata={"path": str(path)}, **limits)  # type: ignore[arg-type]  # limits all
+    return await client.submit(agent, input, key=key, session_id="s", options=options)
 
 
 async def test_each_kind_of_end_runs_the_hooks_once(
@@ -324,7 +333,9 @@ async def test_a_message_carries_its_senders_session_and_metadata_but_not_its_to
 
     async with LocalApp(desk) as client:
         for agent in ("sends", "publishes"):
-            task = await client.submit(agent, session_id="s", metadata={"order": 7}, timeout_seconds=90)
+            task = await client.submit(
+                agent, session_id="s", options=SubmitOptions(metadata={"order": 7}, timeout_seconds=90)
+            )
             assert (await task.result(timeout=60)).status == "completed"
 
         async def both() -> bool:

@@ -18,7 +18,7 @@ from runtime_core.host.local import LocalApp
 from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.replay.replay import replay
 from tests.fleet import until
-from weft import AgentContext, App, Client, TaskHandle
+from weft import AgentContext, App, Client, SubmitOptions, TaskHandle
 
 Json = Any  # JSON of many shapes
 
@@ -49,7 +49,7 @@ def desk() -> App:
 async def run(app: App, agent: str, input: Json, hooks: Mapping[str, list[str]] | None = None) -> Json:
     """The answer of one task, or TaskFailed."""
     async with LocalApp(app) as client:
-        task = await client.submit(agent, input, hooks=hooks)
+        task = await client.submit(agent, input, options=SubmitOptions(hooks=hooks))
         return (await task.result(timeout=60)).value()
 
 
@@ -148,7 +148,7 @@ async def test_the_older_names_of_points_work_in_the_app_and_in_the_submit() -> 
 
     hooks = {"start": ["init_logging", "init_context"], "error": ["handle_error", "send_alert"]}
     async with LocalApp(app) as client:
-        assert (await ended(client, "agent", None, hooks=hooks))[0] == "failed"
+        assert (await ended(client, "agent", None, options=SubmitOptions(hooks=hooks)))[0] == "failed"
     assert seen == ["init_logging", "init_context", "handle_error Reject", "send_alert"]
 
 
@@ -163,7 +163,7 @@ async def test_hooks_that_are_not_named_do_not_run_and_named_ones_reach_the_agen
         await ended(client, "editor", "a")
         assert seen == []
         hooks = {"before_tool_call": ["watch"]}
-        await ended(client, "editor", "b", hooks=hooks, session_id="s", metadata={"order": 7})
+        await ended(client, "editor", "b", session_id="s", options=SubmitOptions(hooks=hooks, metadata={"order": 7}))
     assert seen == [("researcher", "b", "s", {"order": 7})]
 
 
@@ -358,7 +358,7 @@ async def test_a_model_call_has_its_points_and_is_made_once() -> None:
     hooks = {"before_llm_call": ["safer"], "post_llm_call": ["shout"]}
     local = LocalApp(app, trajectory=True)
     async with local as client:
-        task = await client.submit("agent", hooks=hooks)
+        task = await client.submit("agent", options=SubmitOptions(hooks=hooks))
         assert (await task.result(timeout=60)).value() == {"text": "ANSWER TO HELP, PLEASE"}
         rows = (await local.recorded(task.task_id)).steps
         assert [(row.kind, row.name) for row in rows if row.step] == [
@@ -384,7 +384,11 @@ async def test_the_agents_own_points() -> None:
 
     async with LocalApp(app) as client:
         assert (await ended(client, "agent", None))[1] == ["a", "b"]
-        assert (await ended(client, "agent", None, hooks={"before_context_compact": ["keep_the_first"]}))[1] == ["a"]
+        assert (
+            await ended(
+                client, "agent", None, options=SubmitOptions(hooks={"before_context_compact": ["keep_the_first"]})
+            )
+        )[1] == ["a"]
 
 
 async def test_a_human_decides_where_a_hook_asks() -> None:
@@ -454,7 +458,7 @@ async def test_hooks_around_questions() -> None:
 
     async with LocalApp(app) as client:
         hooks = {"human_requested": ["politer"], "human_answered": ["trimmed"]}
-        task = await client.submit("agent", hooks=hooks)
+        task = await client.submit("agent", options=SubmitOptions(hooks=hooks))
         shown, answers = [], iter((" Ann ", True))
         async for event in task.stream():
             if event.type == "weft.human.requested":
@@ -516,7 +520,7 @@ async def test_a_callback_without_success_or_that_fails_leaves_the_result() -> N
 async def test_a_submit_whose_hooks_are_no_names_by_point_is_refused(hooks: Any) -> None:
     async with LocalApp(desk()) as client:
         with pytest.raises(InvalidInput, match=r"^data\.hooks"):
-            await client.submit("researcher", "x", hooks=hooks)
+            await client.submit("researcher", "x", options=SubmitOptions(hooks=hooks))
 
 
 @pytest.mark.parametrize(
@@ -538,7 +542,7 @@ async def test_a_submit_that_names_what_there_is_not_is_rejected(
 
     async with LocalApp(app) as client:
         with pytest.raises(Rejected, match=message) as refused:
-            await client.submit("researcher", "x", hooks=hooks)
+            await client.submit("researcher", "x", options=SubmitOptions(hooks=hooks))
     assert refused.value.field == field
 
 
@@ -597,7 +601,7 @@ async def test_a_replay_meets_the_recorded_hooks_and_a_fork_keeps_them() -> None
     local = LocalApp(app, trajectory=True)
     async with local as client:
         for input, status in (("good", "completed"), ("bad", "failed")):
-            task = await client.submit("researcher", input, hooks=hooks)
+            task = await client.submit("researcher", input, options=SubmitOptions(hooks=hooks))
             assert (await task.result(timeout=60)).status == status
             recorded = await local.recorded(task.task_id)
             before = list(seen)
@@ -614,10 +618,12 @@ async def test_a_hook_that_was_announced_a_moment_ago_may_be_named() -> None:
     """What admission has read of an app counts for two seconds; a name that it does not know makes it look again."""
     app = desk()
     async with LocalApp(app) as client:
-        await ended(client, "researcher", "x", hooks={"start": []})
+        await ended(client, "researcher", "x", options=SubmitOptions(hooks={"start": []}))
         app.hook("before_tool_call", name="new")(lambda event: Deny("new"))
         await announce(client.buses, app.manifest())
-        status, error, _ = await ended(client, "researcher", "x", hooks={"before_tool_call": ["new"]})
+        status, error, _ = await ended(
+            client, "researcher", "x", options=SubmitOptions(hooks={"before_tool_call": ["new"]})
+        )
     assert (status, error["type"]) == ("failed", "Denied")
 
 

@@ -128,7 +128,7 @@ async def test_w5_steps_and_the_end_are_streamed_to_another_process_than_the_run
     """Also where that reader comes late, or goes on in the middle."""
     async with Fleet(valkey.url, namespace, tmp_path):
         async with Client.connect(valkey.url, namespace=namespace) as client:
-            task = await client.submit("naps", 0.01, streaming_mode=StreamingMode.ALL)
+            task = await client.submit("naps", 0.01, stream=StreamingMode.ALL)
             events = [event async for event in task.stream()]
         assert [event.type for event in events[-2:]] == ["weft.step.recorded", "weft.task.completed"]
         async with Client.connect(valkey.url, namespace=namespace) as client:

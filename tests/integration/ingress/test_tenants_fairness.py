@@ -15,6 +15,7 @@ from runtime_core.client.client import Client
 from runtime_core.wire.commands import Submission
 from tests.fleet import Fleet, PlainRedis, plain_redis, until
 from tests.servers.process import Server
+from weft import SubmitOptions
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -63,7 +64,7 @@ async def test_a_lone_task_starts_behind_a_flood(valkey: Server, namespace: str,
 
         await until(under_way, 60, "the flood is being worked on")
         before, began = await opened(redis, namespace), time.monotonic()
-        answer = await (await client.submit("echo", "me too", tenant="lone")).result(timeout=60)
+        answer = await (await client.submit("echo", "me too", options=SubmitOptions(tenant="lone"))).result(timeout=60)
         seconds, ended = time.monotonic() - began, before - await opened(redis, namespace)
         print(f"the lone task was answered in {seconds:.3f} s, while {ended} others ended")
         assert answer.value() == "me too"

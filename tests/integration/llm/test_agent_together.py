@@ -8,7 +8,7 @@ from runtime_core.aworld.task import Task
 from tests.integration.llm.asking import WAIT
 from tests.integration.llm.desk import Desk, ask, failure
 from tests.openai_server.driver import OpenAIServer, Rule, Usage, When, answer, calls
-from weft import AgentContext, LLMAgent
+from weft import AgentContext, LLMAgent, SubmitOptions
 from weft.aworld import HandoffSwarm, HybridSwarm, Runners, Swarm, TaskRunner, TeamSwarm
 from weft.errors import AgentError
 from weft.testing import LocalApp
@@ -41,9 +41,9 @@ async def test_members_at_once_do_not_go_over_the_tasks_limit_together(desk: Des
         answer("Done.", when=When(system="Lead."), usage=used),
     )
     async with LocalApp(desk.app) as client:
-        ended = await (await client.submit("leader", "Go", max_tokens=3000)).result(timeout=WAIT)
+        ended = await (await client.submit("leader", "Go", options=SubmitOptions(max_tokens=3000))).result(timeout=WAIT)
         assert (ended.status, ended.usage["tokens"]) == ("completed", 1500)
-        ended = await (await client.submit("leader", "Go", max_tokens=700)).result(timeout=WAIT)
+        ended = await (await client.submit("leader", "Go", options=SubmitOptions(max_tokens=700))).result(timeout=WAIT)
     assert ended.error is not None
     assert ended.error["type"] == "LimitExceeded"
     assert 0 < ended.usage["tokens"] <= 700
@@ -293,7 +293,7 @@ async def test_a_limit_of_the_task_holds_over_all_its_agents(desk: Desk) -> None
         *(calls(("critic", {"content": str(n)}), when=When(system="Lead.", tool_results=n)) for n in range(40)),
     )
     async with LocalApp(desk.app) as client:
-        task = await client.submit("leader", "Go.", max_tokens=3000)
+        task = await client.submit("leader", "Go.", options=SubmitOptions(max_tokens=3000))
         response = await task.result(timeout=60)
     assert response.error is not None
     assert response.error["type"] == "LimitExceeded"

@@ -11,7 +11,7 @@ from runtime_core.llm.model_call import ask_model
 from runtime_core.llm.window import KeepRecent, Message, Summarise, said
 from tests.integration.llm.asking import WAIT, app_of, asked, failure, settings, told
 from tests.openai_server.driver import OpenAIServer, Usage, When, answer, failing, gated
-from weft import AgentContext, App
+from weft import AgentContext, App, SubmitOptions
 from weft.testing import LocalApp
 
 INPUT = estimate_tokens([said("Say something")])
@@ -20,10 +20,10 @@ INPUT = estimate_tokens([said("Say something")])
 async def test_a_limit_shortens_the_answer_and_ends_the_task_at_last(openai_server: OpenAIServer) -> None:
     openai_server.play(answer("Cut off", finish_reason="length", usage=Usage(input=10, output=50)))
     async with LocalApp(app_of(settings(openai_server))) as client:
-        answered = await asked(client, max_tokens=INPUT + 50)
+        answered = await asked(client, options=SubmitOptions(max_tokens=INPUT + 50))
         assert answered["finish"] == "length"
         assert openai_server.request(1)["max_completion_tokens"] == 50
-        kind, message = await failure(client, max_tokens=INPUT + 15)
+        kind, message = await failure(client, options=SubmitOptions(max_tokens=INPUT + 15))
         assert kind == "LimitExceeded"
         assert "max_tokens" in message
         await asked(client)
@@ -36,8 +36,8 @@ async def test_a_cost_limit_shortens_the_answer_too(openai_server: OpenAIServer)
     openai_server.play(answer("Short"))
     price = Price(input=1.0, output=1_000.0)
     async with LocalApp(app_of(settings(openai_server, prices={"gpt-test": price}))) as client:
-        await asked(client, max_cost=price.cost(INPUT, 100))
-        kind, _ = await failure(client, max_cost=price.cost(INPUT, 10))
+        await asked(client, options=SubmitOptions(max_cost=price.cost(INPUT, 100)))
+        kind, _ = await failure(client, options=SubmitOptions(max_cost=price.cost(INPUT, 10)))
     assert openai_server.request(1)["max_completion_tokens"] == pytest.approx(100, abs=1)
     assert kind == "LimitExceeded"
 
@@ -57,7 +57,7 @@ async def test_calls_that_do_not_fit_beside_each_other_wait_for_each_other(opena
         return list(await ctx.gather(ask("first", 1), ask("second", 2)))
 
     async with LocalApp(app) as client:
-        task = await client.submit("asker", None, max_tokens=INPUT + 105)
+        task = await client.submit("asker", None, options=SubmitOptions(max_tokens=INPUT + 105))
         await openai_server.waits("one")
         openai_server.release("one")
         assert (await task.result(timeout=WAIT)).value() == ["One", "Two"]

@@ -11,7 +11,7 @@ import pytest
 from runtime_core.client.client import TaskHandle
 from runtime_core.host.local import LocalApp
 from runtime_core.runs.agent import Agent, handles
-from weft import AgentContext, App, Client, ToolContext
+from weft import AgentContext, App, Client, SubmitOptions, ToolContext
 
 app = App("background")
 
@@ -134,7 +134,7 @@ async def test_a_cancel_reaches_jobs_tools_and_children(client: Client) -> None:
 
 
 async def test_a_time_limit_reaches_them_too(client: Client) -> None:
-    task: TaskHandle = await client.submit("everything", timeout_seconds=0.5)
+    task: TaskHandle = await client.submit("everything", options=SubmitOptions(timeout_seconds=0.5))
     response = await task.result()
     assert response.error is not None
     assert response.error["type"] == "TimeLimit"

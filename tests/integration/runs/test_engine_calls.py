@@ -13,7 +13,7 @@ from runtime_core.host.local import LocalApp
 from tests.contracts.engine import functions
 from tests.contracts.engine.promises import until
 from tests.contracts.engine.test_processes import gone, pid_of
-from weft import AgentContext, App, Client, EngineContext, Reject
+from weft import AgentContext, App, Client, EngineContext, Reject, SubmitOptions
 from weft.aworld import StreamingMode
 from weft.engines import Reference
 from weft.errors import EngineError, InvalidInput
@@ -189,14 +189,16 @@ async def test_each_error_is_one_of_its_step(client: Client) -> None:
 
 async def test_the_engine_comes_from_the_conf_and_goes_on_to_agents_that_are_asked(client: Client) -> None:
     assert await answer(client, "chosen", 0) == "local"
-    assert await answer(client, "chosen", 2, engine="ray") == "ray"
-    assert await answer(client, "chosen", 1, engine="spark") == "spark"
+    assert await answer(client, "chosen", 2, options=SubmitOptions(engine="ray")) == "ray"
+    assert await answer(client, "chosen", 1, options=SubmitOptions(engine="spark")) == "spark"
     with pytest.raises(InvalidInput, match=r"data\.conf\.engine: .mars. is no engine; there are local, ray, spark"):
-        await client.submit("chosen", 0, engine="mars")
+        await client.submit("chosen", 0, options=SubmitOptions(engine="mars"))
 
 
 async def test_what_a_function_may_know_of_its_step(client: Client) -> None:
-    context, mapped, called = await answer(client, "told", task_id="t-told", timeout_seconds=500.0)
+    context, mapped, called = await answer(
+        client, "told", task_id="t-told", options=SubmitOptions(timeout_seconds=500.0)
+    )
     assert context["key"] == "t-told/r/1"
     assert (context["run"], context["attempt"]) == ("r/1", 1)
     assert (mapped, called) == ([1, 2], 3)
@@ -204,7 +206,7 @@ async def test_what_a_function_may_know_of_its_step(client: Client) -> None:
 
 
 async def test_a_map_tells_the_task_how_far_it_is(client: Client) -> None:
-    task = await client.submit("maps", 20, streaming_mode=StreamingMode.CHUNK)
+    task = await client.submit("maps", 20, stream=StreamingMode.CHUNK)
     events = [event async for event in task.stream(mode=StreamingMode.CHUNK)]
     assert (await task.result(timeout=WAIT)).value() == list(range(20))
     said = [event.data for event in events if event.data.get("progress")]

@@ -20,7 +20,7 @@ from tests.conftest import OwnServer
 from tests.fleet import Fleet, plain_redis, until
 from tests.servers.matrix import repeat_on
 from tests.servers.process import Server
-from weft import AgentContext, App, Client, RetryPolicy, TaskHandle
+from weft import AgentContext, App, Client, RetryPolicy, SubmitOptions, TaskHandle
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -71,8 +71,8 @@ async def test_w8_an_answer_finds_its_run_after_everything_was_restarted(
     server = own_server(kind, append="always")
     async with Fleet(server.url, namespace, tmp_path / "fleet", app=APP) as fleet:
         async with Client.connect(server.url, namespace=namespace) as client:
-            edited = await client.submit("publisher", "draft", hooks=HOOKS)
-            denied = await client.submit("publisher", "draft", hooks=HOOKS)
+            edited = await client.submit("publisher", "draft", options=SubmitOptions(hooks=HOOKS))
+            denied = await client.submit("publisher", "draft", options=SubmitOptions(hooks=HOOKS))
             plain = await client.submit("approver", "draft")
             requests = {task.task_id: await asked(task) for task in (edited, denied, plain)}
         await fleet.restart()
@@ -123,7 +123,7 @@ async def test_an_agent_handler_that_dies_while_a_hook_asks_changes_nothing(
         Fleet(valkey.url, namespace, tmp_path, app=APP, replicas={"agent-handler": 2, "tool-handler": 1}) as fleet,
         Client.connect(valkey.url, namespace=namespace) as client,
     ):
-        task = await client.submit("publisher", "draft", hooks=HOOKS)
+        task = await client.submit("publisher", "draft", options=SubmitOptions(hooks=HOOKS))
         request = await asked(task)
         for name in fleet.names("agent-handler"):
             fleet.kill(name)

@@ -26,8 +26,8 @@ def local(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Lo
     return LocalApp(app, trajectory=True)
 
 
-async def value_of(client: Client, agent: str, input: object = None, **options: str) -> object:
-    task = await client.submit(agent, input, **options)  # type: ignore[arg-type]  # texts all of them
+async def value_of(client: Client, agent: str, input: object = None, **ids: str) -> object:
+    task = await client.submit(agent, input, **ids)  # type: ignore[call-overload]  # task_id, session_id
     return (await task.result(timeout=60)).value()
 
 

@@ -16,6 +16,7 @@ from tests.fleet import Fleet, plain_redis, until
 from tests.integration.telemetry.test_tracing import APP, WAIT, collected, ended, is_one_tree, line
 from tests.servers.otlp_receiver import OtlpReceiver, Span
 from tests.servers.process import Server
+from weft import SubmitOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -79,7 +80,9 @@ async def test_a_task_that_was_opened_again_is_one_tree_still(valkey: Server, na
             Fleet(valkey.url, namespace, tmp_path / "fleet", app=APP, environ=environ, lease_seconds=6.0),
             Client.connect(valkey.url, namespace=namespace) as client,
         ):
-            task = await client.submit("reader", str(file), task_id="again", hooks={"error": ["alert"]})
+            task = await client.submit(
+                "reader", str(file), task_id="again", options=SubmitOptions(hooks={"error": ["alert"]})
+            )
             assert (await task.result(timeout=WAIT)).status == "failed"
             file.write_text("found")
             letters = DeadLetters(client.buses)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runtime_core.host.local import LocalApp
-from weft import AgentContext, App
+from weft import AgentContext, App, SubmitOptions
 from weft.aworld import Runners, Task
 from weft.errors import EngineError
 
@@ -35,7 +35,7 @@ async def asks(ctx: AgentContext, engine: str) -> Any:  # Any: JSON
 @pytest.mark.parametrize("agent", ["ranks", "asks"])
 async def test_with_0_a_step_does_not_wait(agent: str) -> None:
     async with LocalApp(app) as client:
-        task = await client.submit(agent, "spark", engine_wait_seconds=0, stream=True)
+        task = await client.submit(agent, "spark", stream=True, options=SubmitOptions(engine_wait_seconds=0))
         kinds = [event.type async for event in task.stream()]
         kind, message = (await task.result(timeout=60)).output
     assert (kind, message[:17]) == ("EngineUnavailable", "no spark-gateway ")

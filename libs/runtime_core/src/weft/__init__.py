@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext
     from runtime_core.sharing.context import Context
     from runtime_core.tools.call import ToolContext
+    from runtime_core.wire.commands import SubmitOptions
     from runtime_core.wire.results import StreamEvent, TaskFailed, TaskResponse
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "RetryPolicy",
     "Schedule",
     "StreamEvent",
+    "SubmitOptions",
     "TaskFailed",
     "TaskHandle",
     "TaskResponse",
@@ -93,6 +95,7 @@ _PLACES = {
     "RetryPolicy": "runtime_core.declare.retry_policy",
     "Schedule": "runtime_core.ingress.schedules",
     "StreamEvent": "runtime_core.wire.results",
+    "SubmitOptions": "runtime_core.wire.commands",
     "TaskFailed": "runtime_core.wire.results",
     "TaskHandle": "runtime_core.client.task",
     "TaskResponse": "runtime_core.wire.results",

@@ -14,7 +14,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.host.local import LocalApp
 from tests.conftest import OwnServer
 from tests.servers.process import Server
-from weft import AgentContext, App, Client, Reject
+from weft import AgentContext, App, Client, Reject, SubmitOptions
 from weft.aworld import HandleResult, RunNode, StateManager
 
 WAIT = 30.0
@@ -115,7 +115,7 @@ async def test_a_task_past_its_time_limit_is_a_timeout(local: tuple[LocalApp, Cl
             await ctx.human("well?")
 
         async with LocalApp(gate) as other, StateManager(other) as there:
-            task = await other.submit("slow", None, timeout_seconds=0.05)
+            task = await other.submit("slow", None, options=SubmitOptions(timeout_seconds=0.05))
             assert (await there.wait_for_task(task.task_id, WAIT)).status is RunNodeStatus.TIMEOUT
         assert await state.query_by_agent("slow") == []
 

@@ -24,6 +24,7 @@ from tests.fleet import until
 from tests.mcp_servers.ledger import Ledger
 from tests.mcp_servers.running import ListeningServer
 from tests.servers.proxy import Proxy
+from weft import SubmitOptions
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -108,7 +109,9 @@ async def test_an_agent_calls_a_tool_and_gets_what_the_server_gives(way: MCPSett
 async def test_the_server_is_told_the_key_the_task_and_the_attempt(either: MCPSettings, ledger: Ledger) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     async with running(**either) as (client, _):
-        task = await client.submit("use", {"tool": "desk.echo", "arguments": {"text": "a"}}, traceparent=trace)
+        task = await client.submit(
+            "use", {"tool": "desk.echo", "arguments": {"text": "a"}}, options=SubmitOptions(traceparent=trace)
+        )
         await task.result(timeout=SECONDS)
     [line] = ledger.lines("echo")
     assert line["task"] == task.task_id

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from runtime_core.app.registry import Functions
-from runtime_core.declare.declaration import NAME, Place, place_of, shown
+from runtime_core.declare.declaration import NAME, Place, note_agent, place_of, shown
 from runtime_core.declare.manifest import Manifest
 from runtime_core.engines.function import EngineFunction, EngineFunctionSettings
 from runtime_core.errors import ConfigurationError
@@ -141,6 +141,7 @@ class App:
 
         def declare(function: AgentFunction) -> AgentFunction:
             self.functions.agents.add(FunctionAgent(name, function, place_of(function, 2), **settings))
+            note_agent(function, name)
             return function
 
         return declare
@@ -164,6 +165,7 @@ class App:
             **settings,
         )
         self.functions.agents.add(definition)
+        note_agent(agent, name)
 
     def add_pydantic_agent(
         self,

@@ -15,6 +15,7 @@ from runtime_core.client.client import Client, TaskHandle
 from runtime_core.declare.declaration import label
 from runtime_core.engines.waiting import ENGINE_WAIT_SECONDS
 from runtime_core.errors import InvalidInput, WeftError
+from runtime_core.wire.commands import SubmitOptions
 from runtime_core.wire.results import StreamEvent, TaskResponse
 from runtime_core.wire.streaming import StreamingMode
 
@@ -72,13 +73,14 @@ class RunPlace:
             found,
             task_id=task.id,
             session_id=task.session_id,
-            timeout_seconds=task.timeout_seconds,
-            engine_wait_seconds=None if engine_wait == ENGINE_WAIT_SECONDS else engine_wait,
-            metadata=metadata or None,
-            hooks=task.hooks or None,
-            streaming_mode=task.streaming,
-            engine=task.config.engine if self._gateways and task.config.engine != "local" else None,
-            stream=stream,
+            stream=task.streaming or stream,
+            options=SubmitOptions(
+                timeout_seconds=task.timeout_seconds,
+                engine_wait_seconds=None if engine_wait == ENGINE_WAIT_SECONDS else engine_wait,
+                metadata=metadata,
+                hooks=task.hooks,
+                engine=task.config.engine if self._gateways and task.config.engine != "local" else None,
+            ),
         )
         return handle
 

@@ -103,18 +103,21 @@ def submit(
     value = _input(input, input_file)
 
     from runtime_core.cli.connection import run
+    from runtime_core.wire.commands import SubmitOptions
 
-    options = {"key": key, "task_id": task_id, "session_id": session, "max_steps": max_steps}
-    limits = {
-        "timeout_seconds": timeout,
-        "max_tokens": max_tokens,
-        "max_cost": max_cost,
-        "engine": engine,
-        "engine_wait_seconds": engine_wait,
-        "tenant": tenant,
-        "priority": priority,
-    }
-    run(_submit(agent, value, {**options, **limits, "hooks": _hooks(hooks or [])}, wait, stream, as_json), None)
+    options = SubmitOptions(
+        max_steps=max_steps,
+        timeout_seconds=timeout,
+        max_tokens=max_tokens,
+        max_cost=max_cost,
+        engine=engine,
+        engine_wait_seconds=engine_wait,
+        tenant=tenant,
+        priority=priority,
+        hooks=_hooks(hooks or []),
+    )
+    ids = {"key": key, "task_id": task_id, "session_id": session}
+    run(_submit(agent, value, {**ids, "options": options}, wait, stream, as_json), None)
 
 
 def _hooks(given: list[str]) -> dict[str, list[str]]:
@@ -138,7 +141,7 @@ def _input(text: str | None, file: Path | None) -> object:
 async def _submit(
     agent: str,
     value: object,
-    options: dict[str, Any],  # Any: keyword arguments of `Client.submit`
+    keywords: dict[str, Any],  # Any: of `Client.submit`
     wait: bool,
     stream: bool,
     as_json: bool,
@@ -148,7 +151,7 @@ async def _submit(
 
     settings = read_settings()
     async with Client.connect(broker_url(settings), namespace=settings.namespace) as client:
-        task = await client.submit(agent, value, stream=wait, timeout=ADMISSION_SECONDS, **options)
+        task = await client.submit(agent, value, stream=wait, timeout=ADMISSION_SECONDS, **keywords)
         if not wait:
             if as_json:
                 print_json({"task_id": task.task_id})

@@ -10,10 +10,10 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from msgspec.structs import replace
 
@@ -30,15 +30,20 @@ from runtime_core.bus.topics import Topics, published
 from runtime_core.bus.values import NotDurable, NotYet, Submitted
 from runtime_core.client.schedules import ScheduleVerbs
 from runtime_core.client.task import TaskHandle
+from runtime_core.declare.declaration import agent_name
 from runtime_core.errors import ConfigurationError, InvalidInput, Rejected, WeftError
 from runtime_core.ingress.admission import Admission
 from runtime_core.telemetry.spans import tracing
-from runtime_core.wire.commands import Submission, SubmitOptions, new_submission
+from runtime_core.wire.commands import NO_OPTIONS, Submission, SubmitOptions, check_options, new_submission
 from runtime_core.wire.results import StreamEvent, TaskFailed, TaskResponse
 from runtime_core.wire.streaming import StreamingMode
 
 if TYPE_CHECKING:
+    from runtime_core.runs.agent import Agent
+    from runtime_core.runs.context import AgentContext
     from runtime_core.trajectory.store import TrajectoryStore
+
+Input = TypeVar("Input")
 
 
 class Client(ScheduleVerbs):
@@ -113,65 +118,87 @@ class Client(ScheduleVerbs):
 
     # -- tasks -------------------------------------------------------------------------------------------------
 
+    @overload
     async def submit(
         self,
-        agent: str,
+        agent: Callable[[AgentContext, Input], Coroutine[Any, Any, object]],
+        input: Input,
+        *,
+        key: str = ...,
+        task_id: str | None = ...,
+        session_id: str = ...,
+        stream: bool | StreamingMode | str = ...,
+        timeout: float | None = ...,
+        options: SubmitOptions = ...,
+    ) -> TaskHandle: ...
+
+    @overload
+    async def submit(
+        self,
+        agent: Callable[[AgentContext], Coroutine[Any, Any, object]],
+        *,
+        key: str = ...,
+        task_id: str | None = ...,
+        session_id: str = ...,
+        stream: bool | StreamingMode | str = ...,
+        timeout: float | None = ...,
+        options: SubmitOptions = ...,
+    ) -> TaskHandle: ...
+
+    @overload
+    async def submit(
+        self,
+        agent: str | type[Agent],
+        input: Any = ...,
+        *,
+        key: str = ...,
+        task_id: str | None = ...,
+        session_id: str = ...,
+        stream: bool | StreamingMode | str = ...,
+        timeout: float | None = ...,
+        options: SubmitOptions = ...,
+    ) -> TaskHandle: ...
+
+    async def submit(
+        self,
+        agent: object,
         input: Any = None,  # Any: whatever JSON can hold
         *,
         key: str = "",
         task_id: str | None = None,
         session_id: str = "",
-        max_steps: int | None = None,
-        timeout_seconds: float | None = None,
-        max_tokens: int | None = None,
-        max_cost: float | None = None,
-        engine_wait_seconds: float | None = None,
-        streaming_mode: StreamingMode | None = None,
-        engine: str | None = None,
-        tenant: str = "",
-        priority: int | None = None,
-        metadata: dict[str, Any] | None = None,  # Any: JSON
-        hooks: Mapping[str, Sequence[str]] | None = None,
-        event_id: str | None = None,
-        stream: bool = False,
-        traceparent: str = "",
+        stream: bool | StreamingMode | str = False,
         timeout: float | None = 60.0,
+        options: SubmitOptions = NO_OPTIONS,
     ) -> TaskHandle:
-        """Start a task; the handle waits for it.
+        """Start a task and return its handle, which waits for the answer.
 
-        `key` names the agent's instance. `task_id` makes a repeat return the same task. `hooks` names hooks of the
-        agent's app, by their point. `stream=True` keeps the final event on the task's stream even where the agent
-        streams nothing; `streaming_mode` says what else is on it. The task fails where all its runs and calls together
-        pass `max_tokens` or `max_cost` (see `ctx.spend`). `engine` (`local`, `ray` or `spark`) is what `ctx.engine()`
-        stands for. Its steps wait `engine_wait_seconds` (60; 0: not at all) for an engine that is away.
-        `tenant` is on whose behalf the task runs: while handlers are busy, tenants take turns, and a task with a higher
-        `priority` (1 to 9; 5) starts before others of its tenant. Waits up to
-        `timeout` seconds for a broker that is away and for the first agent-handler; raises `Rejected` with the field
-        that is wrong.
+        Args:
+            agent: The agent's name, or the function or class that this process has declared as that agent.
+            input: Whatever the agent takes and JSON can hold, at most 1 MiB.
+            key: The instance of the agent that gets the task; it keeps state and handles one task at a time.
+            task_id: Your own id. A repeat with the same id and content returns the same task.
+            session_id: The session that the task belongs to.
+            stream: True keeps the final event on the task's stream even where the agent emits nothing. A
+                `StreamingMode`, or its text, says what else is kept there.
+            timeout: How many seconds to wait for a broker that is away and for the first agent-handler; None: no limit.
+            options: Limits, priority, tenant, hooks, metadata, engines: see `SubmitOptions`.
+
+        Raises:
+            InvalidInput: An argument is wrong; `field` names it as on the wire (`data.conf.max_steps`).
+            Rejected: The broker does not accept the task. With `retry_after_seconds` it may do so later.
         """
-        event = event_id or task_id or secrets.token_hex(8)
+        check_options(options)
         new = new_submission(
-            agent,
+            agent_name(agent, "data.agent"),
             input,
-            source=self._source or ("anonymous" if task_id or event_id else f"client/{self._name}"),
-            event_id=event,
+            source=self._source or ("anonymous" if task_id or options.event_id else f"client/{self._name}"),
+            event_id=options.event_id or task_id or secrets.token_hex(8),
             key=key or None,
             task_id=task_id or None,
             session_id=session_id or None,
-            stream=stream if streaming_mode is None else streaming_mode,
-            options=SubmitOptions(
-                max_steps=max_steps,
-                timeout_seconds=timeout_seconds,
-                max_tokens=max_tokens,
-                max_cost=max_cost,
-                engine_wait_seconds=engine_wait_seconds,
-                engine=engine,
-                tenant=tenant,
-                priority=priority,
-                metadata=metadata,
-                hooks=hooks,
-                traceparent=traceparent,
-            ),
+            stream=stream,
+            options=options,
         )
         return await self.start(new, timeout=timeout)
 
@@ -226,31 +253,27 @@ class Client(ScheduleVerbs):
         input: Any = ...,  # Any: whatever JSON can hold
         task_id: str | None = None,
         session_id: str | None = None,
-        max_steps: int | None = None,
-        timeout_seconds: float | None = None,
-        metadata: dict[str, Any] | None = None,  # Any: JSON
         store: TrajectoryStore | None = None,
-        stream: bool = False,
+        stream: bool | StreamingMode | str = False,
         timeout: float | None = 60.0,
+        options: SubmitOptions = NO_OPTIONS,
     ) -> TaskHandle:
         """Start a new task with the results that task `origin` had before step `at`; from there it goes on live.
 
         `at` is a step of the task's first run, as `3.0.1` (see `weft trajectory show`). `input` replaces the recorded
         result of that step, or without `at` the task's input. A task that has not come to `at` gives all its results.
         Steps of parallel branches count as before `at` where their path is the smaller one. Results come from the
-        broker while it has them, else from `store`. Raises InvalidInput for a task or step of which nothing is known,
-        and as `submit` does.
+        broker while it has them, else from `store`. Session and hooks that are not given are the origin's, and so are
+        tenant and metadata of an origin that has not ended; limits are not. Raises InvalidInput for a task or step of
+        which nothing is known, and as `submit` does.
         """
         from runtime_core.client.fork import plan_fork
 
-        plan = await plan_fork(self, origin, at=at, input=input, store=store)
+        check_options(options)
+        bus = (await self.task(origin)).bus
+        plan = await plan_fork(bus, self._namespace, origin, at=at, input=input, store=store)
         new = plan.submission(
-            task_id=task_id or f"fork-{secrets.token_hex(8)}",
-            session_id=session_id,
-            max_steps=max_steps,
-            timeout_seconds=timeout_seconds,
-            metadata=metadata,
-            stream=stream,
+            task_id=task_id or f"fork-{secrets.token_hex(8)}", session_id=session_id, stream=stream, options=options
         )
         return await self.start(new, timeout=timeout)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,12 @@ from runtime_core.declare.encoding import encode
 from runtime_core.errors import InvalidInput
 from runtime_core.hooks.selection import STEP, named_before
 from runtime_core.runs.journal import MAX_JOURNAL_BYTES
-from runtime_core.wire.commands import SUBMIT, Begun, Submission, SubmitOptions, digest, new_submission
+from runtime_core.wire.commands import NO_OPTIONS, SUBMIT, Begun, Submission, SubmitOptions, digest, new_submission
 from runtime_core.wire.envelope import ANONYMOUS
+from runtime_core.wire.streaming import StreamingMode
 
 if TYPE_CHECKING:
-    from runtime_core.client.client import Client
+    from runtime_core.bus.event_bus import EventBus
     from runtime_core.trajectory.store import TrajectoryStore
 
 _STEP = re.compile(r"[1-9][0-9]*(\.(0|[1-9][0-9]*))*")
@@ -39,14 +40,16 @@ class ForkPlan:
         self,
         *,
         task_id: str,
-        session_id: str | None,
-        max_steps: int | None,
-        timeout_seconds: float | None,
-        metadata: dict[str, Any] | None,  # Any: JSON
-        stream: bool = False,
+        session_id: str | None = None,
+        stream: bool | StreamingMode | str = False,
+        options: SubmitOptions = NO_OPTIONS,
     ) -> Submission:
-        """The submit of the fork; what is None is as the origin has it. Raises InvalidInput."""
-        known: Any = self.context.get("metadata", {})  # Any: as the origin's submit has said
+        """The submit of the fork: session, tenant, hooks and metadata are the origin's where known and not given.
+
+        Raises InvalidInput.
+        """
+        metadata: Any = self.context.get("metadata")  # Any: as the origin's submit has said
+        hooks = named_before(self.run.steps[STEP].payload) if STEP in self.run.steps else None
         new = new_submission(
             self.run.agent,
             msgspec.json.decode(self.input),
@@ -56,12 +59,11 @@ class ForkPlan:
             task_id=task_id,
             session_id=(self.context.get("session_id") if session_id is None else session_id) or None,
             stream=stream,
-            options=SubmitOptions(
-                max_steps=max_steps,
-                timeout_seconds=timeout_seconds,
-                metadata=known if metadata is None else metadata,
-                hooks=named_before(self.run.steps[STEP].payload) if STEP in self.run.steps else None,
-                tenant=str(self.context.get("tenant", "")),
+            options=replace(
+                options,
+                tenant=options.tenant or str(self.context.get("tenant", "")),
+                hooks=hooks if options.hooks is None else options.hooks,
+                metadata=metadata if options.metadata is None else options.metadata,
             ),
         )
         # Two forks are equal where what they begin with is.
@@ -72,21 +74,22 @@ class ForkPlan:
 
 
 async def plan_fork(
-    client: Client,
+    bus: EventBus,
+    namespace: str,
     origin: str,
     *,
     at: str | None,
     input: object,
     store: TrajectoryStore | None,
 ) -> ForkPlan:
-    """See `Client.fork`."""
+    """See `Client.fork`; `bus` is the origin's partition."""
     if at is not None and not (isinstance(at, str) and _STEP.fullmatch(at)):
         raise InvalidInput(
             "at",
             f"{quoted(at)} is not a step of the task's first run, as 3 or 3.0.1; `weft trajectory show` lists them",
         )
-    known = await store.task(client.namespace, origin) if store is not None else None
-    run, context = await on_broker(client, origin, known)
+    known = await store.task(namespace, origin) if store is not None else None
+    run, context = await on_broker(bus, namespace, origin, known)
     new_input = run.input
     journal: dict[str, bytes] = {}
     result = b""

@@ -21,7 +21,6 @@ from runtime_core.trajectory.reading import TaskTrajectory
 
 if TYPE_CHECKING:
     from runtime_core.bus.event_bus import EventBus
-    from runtime_core.client.client import Client
 
 _PAGE = 1000
 _HIDDEN = HIDDEN.encode()
@@ -161,16 +160,16 @@ def _step(step: str, row: Step) -> RecordedStep:
 # -- what the broker has -------------------------------------------------------------------------------------------
 
 
-async def on_broker(client: Client, task: str, known: TaskTrajectory | None) -> tuple[RecordedRun, dict[str, object]]:
+async def on_broker(
+    bus: EventBus, namespace: str, task: str, known: TaskTrajectory | None
+) -> tuple[RecordedRun, dict[str, object]]:
     """The first run of a task, and its context (session, metadata), from the broker and what is `known` besides.
 
     While a task goes on its own journal is on the broker; of an ended task its record is, until that is trimmed.
     Raises InvalidInput, field `task_id`, where neither knows the task.
     """
-    handle = await client.task(task)
-    bus = handle.bus
     if known is None:
-        known = await from_record(bus, client.namespace, task)
+        known = await from_record(bus, namespace, task)
     flat = cast(list[bytes], await bus.transport.call("HGETALL", bus.keys.task(task)))
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     runs = runs_of(known) if known is not None else {}

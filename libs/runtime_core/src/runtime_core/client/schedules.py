@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from runtime_core import codec
+from runtime_core.declare.declaration import agent_name
 from runtime_core.errors import InvalidInput
 from runtime_core.ingress.schedules import Overlap, Schedule, Schedules, checked_id, parse_set
+from runtime_core.wire.commands import NO_OPTIONS, SubmitOptions, as_object, check_options, data_of_submit
 from runtime_core.wire.envelope import rfc3339
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ class ScheduleVerbs(ABC):
     async def schedule(
         self,
         schedule_id: str,
-        agent: str,
+        agent: str | Callable[..., object],
         input: Any = None,  # Any: whatever JSON can hold
         *,
         every: float | timedelta | None = None,
@@ -46,22 +48,22 @@ class ScheduleVerbs(ABC):
         catch_up: bool = True,
         key: str = "",
         session_id: str = "",
-        conf: dict[str, Any] | None = None,  # Any: JSON, as a submit's
-        metadata: dict[str, Any] | None = None,  # Any: JSON
+        options: SubmitOptions = NO_OPTIONS,
     ) -> Schedule:
         """Start a task again and again (`every` so many seconds, or by `cron` in a `timezone`), or once (`at` a time,
         or after a `delay` in seconds). Each time starts exactly one task, with the id `<schedule_id>-<epoch ms>`.
 
         A schedule with the same id is replaced; an equal one changes nothing. `overlap="skip"` leaves out a time at
         which the task before is not done. Of times that were missed (no state-manager for more than a minute) the last
-        one is made up for with `catch_up`, else none. Raises InvalidInput with the field that is wrong.
+        one is made up for with `catch_up`, else none. `agent` and `options` are as in `submit`; each task gets an event
+        id and a trace of its own. Raises InvalidInput with the field that is wrong.
         """
+        check_options(options)
+        if options.event_id or options.traceparent:
+            field = "event_id" if options.event_id else "traceparent"
+            raise InvalidInput(field, "is one task's, and a schedule starts many: leave it out")
         now = await self.buses[0].time_ms()
         wanted: dict[str, object] = {
-            "key": key or None,
-            "session_id": session_id or None,
-            "conf": conf,
-            "metadata": metadata,
             "every_seconds": _seconds(every),
             "cron": cron,
             "at": None if at is None else _rfc3339(at),
@@ -70,10 +72,11 @@ class ScheduleVerbs(ABC):
             "catch_up": catch_up,
             "timezone": timezone,
         }
-        data = {"schedule_id": schedule_id, "agent": agent, "input": codec.decode(codec.encode(input))}
-        return await self._schedules().set(
-            parse_set({**data, **{name: value for name, value in wanted.items() if value is not None}}, now)
-        )
+        name = agent_name(agent, "data.agent")
+        task = data_of_submit(name, input, key=key, session_id=session_id, options=options)
+        when = {name: value for name, value in wanted.items() if value is not None}
+        plain = as_object("data", codec.decode(codec.encode({**task, **when})))
+        return await self._schedules().set(parse_set({"schedule_id": schedule_id, **plain}, now, options.tenant))
 
     async def schedules(self) -> list[Schedule]:
         """All schedules of the namespace, by id."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 
 from runtime_core import codec
-from runtime_core.bus.connection import Reply
+from runtime_core.bus.connection import Reply, Transport
 from runtime_core.bus.durability import repeat_after_reconnect
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Answer, Replies
@@ -18,18 +18,23 @@ from runtime_core.errors import BusError, InvalidInput
 from runtime_core.wire.results import ENDED, StreamEvent, TaskResponse, response_of, shown, stream_event
 from runtime_core.wire.streaming import StreamingMode
 
-if TYPE_CHECKING:
-    from runtime_core.client.client import Client
+
+class Readers(Protocol):
+    """Opens connections for blocking reads: a client."""
+
+    async def open_reader(self, bus: EventBus) -> Transport: ...
+
+    async def close_reader(self, reader: Transport) -> None: ...
 
 
 class TaskHandle:
     """One task, as its client sees it."""
 
     def __init__(
-        self, client: Client, task_id: str, partition: Replies, expected: asyncio.Future[Answer] | None = None
+        self, readers: Readers, task_id: str, partition: Replies, expected: asyncio.Future[Answer] | None = None
     ) -> None:
         """`expected` is a future of the end, where one was made before the submit."""
-        self._client = client
+        self._readers = readers
         self.task_id = task_id
         self._partition = partition
         self._future = expected
@@ -84,7 +89,7 @@ class TaskHandle:
         Output of an attempt that was repeated is marked by a higher `attempt` in the data.
         """
         bus = self._partition.bus
-        reader = await self._client.open_reader(bus)
+        reader = await self._readers.open_reader(bus)
         await self._partition.bus.call("watch", self.task_id, "1" if mode is not None and mode.steps else "0")
         cursor = after
         try:
@@ -111,7 +116,7 @@ class TaskHandle:
                     if event.type.removeprefix("weft.task.") in ENDED:
                         return
         finally:
-            await self._client.close_reader(reader)
+            await self._readers.close_reader(reader)
 
     async def _within_stream(self, cursor: str) -> str:
         """The cursor, or the start where the stream never came that far: a broker that lost its last writes."""

@@ -12,9 +12,10 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, FunctionType, MethodType, SimpleNamespace
+from weakref import WeakKeyDictionary
 
 from runtime_core.declare.retry_policy import RetryPolicy
-from runtime_core.errors import ConfigurationError
+from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.text import shortened
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
@@ -22,6 +23,9 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
 POOL = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 
 NO_DEFAULT = inspect.Parameter.empty
+
+_AGENT_NAMES: WeakKeyDictionary[object, tuple[str, ...]] = WeakKeyDictionary()
+"""Functions and classes that this process has declared as agents, and the names that they were given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,32 @@ def underlying(declared: object) -> FunctionType | None:
             if not isinstance(call, FunctionType):
                 return None
             declared = call
+
+
+def note_agent(declared: object, name: str) -> None:
+    """Let clients of this process name the agent by the function or class that was declared."""
+    if isinstance(declared, FunctionType | type):
+        names = _AGENT_NAMES.get(declared, ())
+        if name not in names:
+            _AGENT_NAMES[declared] = (*names, name)
+
+
+def agent_name(agent: object, field: str) -> object:
+    """The name of an agent that is given as a declared function or class; anything else is given back unchecked.
+
+    Raises InvalidInput(field) where it is not declared, or under several names.
+    """
+    if not isinstance(agent, FunctionType | type):
+        return agent
+    names = _AGENT_NAMES.get(agent, ())
+    if not names:
+        raise InvalidInput(
+            field,
+            f"{shown(agent)} is not declared as an agent in this process: import the module that does, or give a name",
+        )
+    if len(names) > 1:
+        raise InvalidInput(field, f"{shown(agent)} is declared as {' and '.join(map(repr, names))}: give one of them")
+    return names[0]
 
 
 def is_async(function: Callable[..., object]) -> bool:

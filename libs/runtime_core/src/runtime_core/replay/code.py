@@ -128,8 +128,5 @@ async def replay_whole(trajectory: TaskTrajectory, local: LocalApp, until: str |
     begun = Begun(trajectory.task, "", journal, started_ms=run.started_ms)
     session = trajectory.end.session if trajectory.end is not None else ""
     plan = ForkPlan(run, run.input, {"session_id": session}, begun)
-    submission = plan.submission(
-        task_id=trajectory.task, session_id=None, max_steps=None, timeout_seconds=None, metadata=None
-    )
-    task = await local.client.start(submission)
+    task = await local.client.start(plan.submission(task_id=trajectory.task))
     return replace(replayed, response=await task.result())

@@ -160,6 +160,12 @@ class SubmitOptions:
 NO_OPTIONS = SubmitOptions()
 
 
+def check_options(options: object) -> None:
+    """Raise InvalidInput for options that are not a SubmitOptions."""
+    if not isinstance(options, SubmitOptions):
+        raise InvalidInput("options", f"{quoted(options)} is not a SubmitOptions, as in SubmitOptions(max_steps=50)")
+
+
 @dataclass(slots=True)
 class Begun:
     """What a fork begins with: results of another task, by step, as journal values."""
@@ -315,8 +321,6 @@ def new_submission(
         raise InvalidInput("data.agent", "is missing; name the agent")
     if not isinstance(event_id, str):
         raise InvalidInput("id", f"{quoted(event_id)} is not text")
-    if not isinstance(options, SubmitOptions):
-        raise InvalidInput("options", f"{quoted(options)} is not a SubmitOptions")
     name, data = checked_text("data.agent", agent), _json("data.input", input)
     new = Submission("", source, event_id, "", name, data, in_turn=True)
     said: dict[str, object] = {"agent": agent, "input": input}
@@ -417,7 +421,7 @@ def submission_of(
 
 
 def data_of_submit(
-    agent: str, input: object, *, key: str = "", session_id: str = "", options: SubmitOptions = NO_OPTIONS
+    agent: object, input: object, *, key: str = "", session_id: str = "", options: SubmitOptions = NO_OPTIONS
 ) -> dict[str, object]:
     """The data of a `weft.task.submit`, unchecked; what is absent is left out."""
     conf = {name: value for name in CONF_FIELDS if (value := getattr(options, name, None)) is not None}

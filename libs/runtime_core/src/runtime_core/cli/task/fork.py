@@ -49,15 +49,16 @@ def fork(
       weft task fork t-1 "another topic"
     """
     from runtime_core.cli.connection import run
+    from runtime_core.wire.commands import SubmitOptions
 
-    options: dict[str, Any] = {"at": at, "task_id": new_id, "session_id": session, "max_steps": max_steps}
-    options["timeout_seconds"] = timeout
+    keywords: dict[str, Any] = {"at": at, "task_id": new_id, "session_id": session}
+    keywords["options"] = SubmitOptions(max_steps=max_steps, timeout_seconds=timeout)
     if input is not None:
-        options["input"] = typed(input)
-    run(_fork(task_id, options, wait, as_json), None)
+        keywords["input"] = typed(input)
+    run(_fork(task_id, keywords, wait, as_json), None)
 
 
-async def _fork(task_id: str, options: dict[str, Any], wait: bool, as_json: bool) -> None:  # Any: see Client.fork
+async def _fork(task_id: str, keywords: dict[str, Any], wait: bool, as_json: bool) -> None:  # Any: see Client.fork
     from runtime_core.cli.connection import broker_url, read_settings, trajectories
     from runtime_core.cli.submit import ADMISSION_SECONDS, follow
     from runtime_core.client.client import Client
@@ -65,7 +66,7 @@ async def _fork(task_id: str, options: dict[str, Any], wait: bool, as_json: bool
     settings = read_settings()
     async with Client.connect(broker_url(settings), namespace=settings.namespace) as client:
         async with trajectories(settings) as store:
-            task = await client.fork(task_id, store=store, stream=wait, timeout=ADMISSION_SECONDS, **options)
+            task = await client.fork(task_id, store=store, stream=wait, timeout=ADMISSION_SECONDS, **keywords)
         if wait:
             await follow(task, False, as_json)
         elif as_json:
