@@ -11,12 +11,12 @@ import pytest
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.library import library
-from runtime_core.cli.stuck import find_stuck, free
 from runtime_core.engines.waiting import ENGINE_WAIT_SECONDS
 from runtime_core.errors import Fenced
 from runtime_core.maintenance.engines import EngineWatch
 from runtime_core.maintenance.keeper import Keeper
 from runtime_core.maintenance.measures import Measures
+from runtime_core.maintenance.stuck import find_stuck, free
 from runtime_core.telemetry.metrics import Measured
 from runtime_core.telemetry.names import STREAM_LAG
 from tests.contracts.broker import Broker, ask, complete, suspend

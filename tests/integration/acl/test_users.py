@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from runtime_core.acl.rules import DEFAULT_OFF, Target, find_users, lacking, rules, user_line
 from runtime_core.acl.users import USERS
-from runtime_core.cli.checks import CHECKS
+from runtime_core.cli.doctor import CHECKS
 from runtime_core.client.client import Client
 from runtime_core.errors import ServerError
 from tests.conftest import OwnServer

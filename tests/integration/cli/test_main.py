@@ -319,7 +319,6 @@ def test_help_imports_nothing_that_takes_time() -> None:
     [
         (["submit"], "weft submit: Missing argument 'AGENT'; see `weft submit --help`"),
         (["submit", "a", "--max-steps", "0"], "weft submit: "),
-        (["submit", "a", "b", "--input-file", "c"], "weft submit: Invalid value: give INPUT or --input-file, not both"),
         (["submit", "a", "--stream", "--no-wait"], "weft submit: "),
         (["nothing"], "weft: No such command 'nothing'"),
         (["task", "list", "--status", "odd"], "weft task list: "),
@@ -436,13 +435,11 @@ def test_submit_prints_the_answer(weft: Weft) -> None:
     assert weft("submit", "echo", '{"a": 1}') == Ended(0, '{\n  "a": 1\n}\n', "")
 
 
-def test_submit_reads_standard_input_and_files(weft: Weft, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submit_reads_standard_input(weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe"))
     assert weft("submit", "echo", "-").out == "from a pipe\n"
-    (desk.folder / "input.json").write_text("[1, 2]\n")
-    assert weft("submit", "echo", "--input-file", "input.json", "--json").json["output"] == [1, 2]
-    missing = weft("submit", "echo", "--input-file", "none.json")
-    assert missing == Ended(1, "", "weft submit: none.json: No such file or directory\n")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("[1, 2]\n"))
+    assert weft("submit", "echo", "-", "--json").json["output"] == [1, 2]
 
 
 def test_submit_streams_deltas_and_then_the_answer(weft: Weft) -> None:
@@ -1053,16 +1050,7 @@ def test_the_doctor_finds_nothing_wrong(weft: Weft) -> None:
     assert messages["namespace"] == "'weft' has 1 partition, format 1"
     assert "desk 7: agents approver, asker, " in messages["apps"]
     assert messages["consumers"] == "alive: 1 agent-handler, 1 state-manager, 1 tool-handler, 1 trajectory-recorder"
-    assert {
-        "maxmemory-policy",
-        "memory",
-        "clock",
-        "functions",
-        "groups",
-        "stuck",
-        "dedupe",
-        "limits",
-    } <= messages.keys()
+    assert {"maxmemory-policy", "memory", "clock", "functions", "ingress", "stuck", "deadlock"} <= messages.keys()
 
 
 def wrong(ended: Ended) -> dict[str, str]:
@@ -1095,7 +1083,7 @@ def test_the_doctor_says_what_a_server_without_a_file_loses(weft: Weft, desk: De
 
 def test_the_doctor_sees_an_empty_namespace(weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_NAMESPACE", "empty")
-    assert {"namespace", "groups", "consumers", "apps"} <= wrong(weft("doctor", "--json")).keys()
+    assert {"namespace", "consumers", "apps"} <= wrong(weft("doctor", "--json")).keys()
 
 
 def test_the_doctor_without_a_broker_says_so(
@@ -1263,8 +1251,10 @@ def test_a_step_that_waits_for_an_engine_is_seen_until_its_end(weft: Weft, desk:
     nobody = "no ray-gateway serves the pool big: start one with WEFT_POOLS=big, or use the engine local"
     ended = weft("doctor")
     assert ended.status == 1
-    assert "✗ engines: ray: no gateways, no steps, ray is " in ended.out
-    assert "; ray:big: no gateways, 1 step; spark: no gateways, no steps, pyspark is " in ended.out
+    assert (
+        "✗ engines: ray: no gateways, no steps; ray:big: no gateways, 1 step; spark: no gateways, no steps\n"
+        in ended.out
+    )
     assert f"    → {nobody}\n" in ended.out
     assert "✓ stuck: every open run has something that carries it on" in ended.out
     assert weft("task", "cancel", "ranks-1").status == 0
@@ -1272,7 +1262,7 @@ def test_a_step_that_waits_for_an_engine_is_seen_until_its_end(weft: Weft, desk:
 
     with closing(desk.redis()) as server:
         server.zadd("weft:{0}:timers", {"e|spark|1-0": 9e14})
-        assert "spark: no gateways, no steps and 1 to be tried again, pyspark is " in weft("doctor").out
+        assert "spark: no gateways, no steps and 1 to be tried again\n" in weft("doctor").out
         server.zrem("weft:{0}:timers", "e|spark|1-0")
 
     refused = weft("submit", "ranks", "a", "--engine-wait", "0")

@@ -30,7 +30,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/host:services",
     ),
     python(
-        "cli/up.py",
+        "host/stack.py",
         "own_modules",
         'argv = [sys.executable, "-P", "-m", ENTRY',
         'argv = [sys.executable, "-m", ENTRY',

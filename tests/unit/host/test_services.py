@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from runtime_core.cli.up import RAY_GATEWAY, SPARK_GATEWAY
-from runtime_core.cli.up import SERVICES as STARTED
 from runtime_core.host import services
 from runtime_core.host.service import Build
+from runtime_core.host.stack import RAY_GATEWAY, SPARK_GATEWAY
+from runtime_core.host.stack import SERVICES as STARTED
 from tests.architecture.tree import ROOT
 
 

@@ -26,3 +26,18 @@ def text_of_error(error: BaseException) -> str:
 def shortened(text: str, limit: int) -> str:
     """At most `limit` characters, the last one an ellipsis where some are left out."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def duration(milliseconds: float) -> str:
+    """Return a time span for people, as in `12.3 ms`, `3.42 s`, `2 min 05 s`, `3 h 02 min`."""
+    # The limits are where rounding would show 1000.0 ms or 60.00 s. Clocks that were set back show as zero.
+    if milliseconds < 999.95:
+        return f"{max(milliseconds, 0.0):.1f} ms"
+    seconds = milliseconds / 1_000
+    if seconds < 59.995:
+        return f"{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min"

@@ -8,9 +8,9 @@ from runtime_core.lazy import loader
 
 if TYPE_CHECKING:
     from runtime_core.bus.embedded import EmbeddedServer
-    from runtime_core.cli.up import SERVICES, child_specs
     from runtime_core.config.settings import Settings
     from runtime_core.config.values import without_password
+    from runtime_core.host.stack import SERVICES, child_specs
     from runtime_core.host.supervisor import Supervisor
     from runtime_core.telemetry.logs import configure as configure_logs
     from runtime_core.telemetry.logs import one_line
@@ -28,10 +28,10 @@ __all__ = [
 
 _PLACES = {
     "EmbeddedServer": "runtime_core.bus.embedded",
-    "SERVICES": "runtime_core.cli.up",
+    "SERVICES": "runtime_core.host.stack",
     "Settings": "runtime_core.config.settings",
     "Supervisor": "runtime_core.host.supervisor",
-    "child_specs": "runtime_core.cli.up",
+    "child_specs": "runtime_core.host.stack",
     "configure_logs": "runtime_core.telemetry.logs:configure",
     "one_line": "runtime_core.telemetry.logs",
     "without_password": "runtime_core.config.values",

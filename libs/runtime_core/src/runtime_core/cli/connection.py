@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
-from runtime_core.bus.connection import Reply, Transport
+import typer
+
+from runtime_core.bus.connection import Transport
 from runtime_core.bus.embedded import find_endpoint
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys, namespace_settings
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.config.settings import Settings
+from runtime_core.config.values import without_password
 from runtime_core.errors import BusUnavailable, ConfigurationError
 from runtime_core.ingress.admission import Admission
 
@@ -25,7 +29,38 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = 60.0
 """How long a command that only asks or changes something may take."""
 
-Result = TypeVar("Result")
+Given = ParamSpec("Given")
+Verb = Callable[Given, Coroutine[Any, Any, None]]  # Any: asyncio's own
+
+
+class Commands(typer.Typer):
+    """Commands that are coroutine functions. Help is plain text, so that it reads the same in a file."""
+
+    def __init__(self, help: str | None = None) -> None:
+        super().__init__(help=help, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+    def verb(self, name: str, *, seconds: float | None = ANSWER_SECONDS) -> Callable[[Verb[Given]], Verb[Given]]:
+        """Make a command of a function; after so many seconds the broker counts as away."""
+
+        def register(function: Verb[Given]) -> Verb[Given]:
+            @functools.wraps(function)
+            def command(*args: Given.args, **kwargs: Given.kwargs) -> None:
+                asyncio.run(_bounded(function(*args, **kwargs), seconds))
+
+            self.command(name)(command)
+            return function
+
+        return register
+
+
+async def _bounded(work: Coroutine[Any, Any, None], seconds: float | None) -> None:
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            await work
+    except TimeoutError:
+        if limit.expired():
+            raise BusUnavailable(f"the broker has not answered within {seconds:g} s: is it running?") from None
+        raise
 
 
 @dataclass(frozen=True)
@@ -93,7 +128,7 @@ async def broker(*, unchecked: bool = False) -> AsyncIterator[Broker]:
 @asynccontextmanager
 async def trajectories(settings: Settings) -> AsyncIterator[TrajectoryStore | None]:
     """The trajectory store; None where it would be a file that nobody has made yet."""
-    if not has_trajectories(settings):
+    if not _has_trajectories(settings):
         yield None
         return
     from runtime_core.trajectory.store import TrajectoryStore  # half a second, for those who need it
@@ -105,35 +140,19 @@ async def trajectories(settings: Settings) -> AsyncIterator[TrajectoryStore | No
         await store.close()
 
 
-def has_trajectories(settings: Settings) -> bool:
+@asynccontextmanager
+async def known_trajectories(settings: Settings) -> AsyncIterator[TrajectoryStore]:
+    """The trajectory store. Raises ConfigurationError where there is none."""
+    async with trajectories(settings) as store:
+        if store is None:
+            raise ConfigurationError(
+                f"there is no trajectory store at {without_password(settings.trajectory_url)}: set WEFT_TRAJECTORY_URL "
+                "(or WEFT_DATA_DIR) as the trajectory-recorder has it"
+            )
+        yield store
+
+
+def _has_trajectories(settings: Settings) -> bool:
     """False where the store is a SQLite file that is not there: opening it would make it."""
     path = settings.trajectory_url.removeprefix("sqlite:///")
     return path == settings.trajectory_url or Path(path).exists()
-
-
-def run(work: Coroutine[Any, Any, Result], seconds: float | None = ANSWER_SECONDS) -> Result:  # Any: asyncio's own
-    """Run a command's work; after `seconds` the broker counts as away."""
-    return asyncio.run(_bounded(work, seconds))
-
-
-async def _bounded(work: Awaitable[Result], seconds: float | None) -> Result:
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            return await work
-    except TimeoutError:
-        if limit.expired():
-            raise BusUnavailable(f"the broker has not answered within {seconds:g} s: is it running?") from None
-        raise
-
-
-async def pages(transport: Transport, pattern: str, kind: str) -> AsyncIterator[list[str]]:
-    """Keys of one type that match, in pages; a key that is moved meanwhile may come twice."""
-    cursor = "0"
-    while True:
-        reply = cast(list[Reply], await transport.call("SCAN", cursor, "MATCH", pattern, "COUNT", 2000, "TYPE", kind))
-        cursor = cast(bytes, reply[0]).decode()
-        found = cast(list[bytes], reply[1])
-        if found:
-            yield [key.decode("utf-8", "replace") for key in found]
-        if cursor == "0":
-            return

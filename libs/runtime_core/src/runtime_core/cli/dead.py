@@ -2,53 +2,46 @@
 
 from __future__ import annotations
 
-import enum
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Awaitable, Callable
+from typing import Annotated, TypeVar
 
-import typer
+from typer import Argument, BadParameter, Option
 
-from runtime_core.cli.output import Json, error_line, in_bytes, moment, preview, print_json, print_table, shown
+from runtime_core.cli.connection import Commands, broker
+from runtime_core.cli.output import (
+    Columns,
+    Json,
+    error_line,
+    in_bytes,
+    json_of,
+    moment,
+    preview,
+    print_facts,
+    print_json,
+    print_rows,
+    shown,
+)
+from runtime_core.errors import InvalidInput, WeftError
+from runtime_core.maintenance.dead_letters import By, DeadLetter, DeadLetters, Selection
 
-if TYPE_CHECKING:
-    from runtime_core.maintenance.dead_letters import By, DeadLetter, DeadLetters, Selection
+app = Commands("Look after what failed for good.")
 
-
-class GroupBy(enum.StrEnum):
-    """What `weft dead list` counts by."""
-
-    ERROR = "error"
-    NAME = "name"
-    REASON = "reason"
-    STREAM = "stream"
-
-
-Reason = Annotated[str, typer.Option("--reason", metavar="REASON", help="Only letters with this reason.")]
-Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Only letters of this agent or tool.")]
-Task = Annotated[str, typer.Option("--task", metavar="ID", help="Only letters of this task.")]
-Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids that `weft dead list` shows.")]
-
-
-def group() -> typer.Typer:
-    app = typer.Typer(
-        help="Look after what failed for good.",
-        no_args_is_help=True,
-        rich_markup_mode=None,
-    )
-    app.command("list")(list_letters)
-    app.command("show")(show)
-    app.command("redrive")(redrive)
-    app.command("drop")(drop)
-    return app
+Reason = Annotated[str, Option(metavar="REASON", help="Only letters with this reason.")]
+Name = Annotated[str, Option(metavar="NAME", help="Only letters of this agent or tool.")]
+Task = Annotated[str, Option(metavar="ID", help="Only letters of this task.")]
+Ids = Annotated[list[str] | None, Argument(metavar="ID", help="Ids that `weft dead list` shows.")]
+All = Annotated[bool, Option("--all", help="All letters, or all that the filters choose.")]
+NONE = "no dead letters"
+Done = TypeVar("Done")
 
 
-def list_letters(
-    group_by: Annotated[
-        GroupBy | None, typer.Option("--group-by", help="Count them by what they have in common.")
-    ] = None,
+@app.verb("list")
+async def list_letters(
+    group_by: Annotated[By | None, Option(help="Count them by what they have in common.")] = None,
     reason: Reason = "",
     name: Name = "",
     task: Task = "",
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="How many to list.")] = 50,
+    limit: Annotated[int, Option(metavar="N", min=1, help="How many to list.")] = 50,
     as_json: Json = False,
 ) -> None:
     """List dead letters, the newest first.
@@ -60,19 +53,39 @@ def list_letters(
       weft dead list
       weft dead list --group-by error
     """
-    from runtime_core.cli.connection import run
-    from runtime_core.maintenance.dead_letters import Selection
-
     selection = Selection(reason, name, task)
-    if group_by is None:
-        run(_list(selection, limit, as_json))
-    else:
-        run(_counted(group_by.value, selection, limit, as_json))
+    async with broker() as opened:
+        letters = DeadLetters(opened.buses)
+        if group_by is not None:
+            rows = [
+                {group_by: group.key, "count": group.count, "bytes": group.size, "newest": group.newest.letter_id}
+                for group in (await letters.counted(group_by, selection))[:limit]
+            ]
+        else:
+            rows = [letter.summary() for letter in await letters.newest(limit, selection)]
+    if group_by is not None:
+        columns: Columns = {"COUNT": "count", "SIZE": lambda row: in_bytes(row["bytes"]), "NEWEST": "newest"}
+        print_rows(rows, {**columns, group_by.upper(): lambda row: preview(row[group_by], 200)}, as_json, empty=NONE)
+        return
+    print_rows(
+        rows,
+        {
+            "ID": "letter_id",
+            "TIME": lambda row: moment(row["time"]),
+            "REASON": "reason",
+            "NAME": "name",
+            "TASK": lambda row: row["task_id"] or "-",
+            "SIZE": lambda row: in_bytes(row["bytes"]),
+            "ERROR": lambda row: error_line(row["error"]),
+        },
+        as_json,
+        empty=NONE,
+    )
 
 
-def show(
-    letter_id: Annotated[str, typer.Argument(metavar="ID", help="An id that `weft dead list` shows.")],
-    as_json: Json = False,
+@app.verb("show")
+async def show(
+    letter_id: Annotated[str, Argument(metavar="ID", help="An id that `weft dead list` shows.")], as_json: Json = False
 ) -> None:
     """Show all that is kept of a dead letter.
 
@@ -82,18 +95,20 @@ def show(
     Example:
       weft dead show 1731240000000-0
     """
-    from runtime_core.cli.connection import run
+    async with broker() as opened:
+        letter = (await DeadLetters(opened.buses).get(letter_id)).without_secrets()
+    if as_json:
+        print_json(letter.details())
+    else:
+        _print_letter(letter)
 
-    run(_show(letter_id, as_json))
 
-
-def redrive(
+@app.verb("redrive", seconds=None)
+async def redrive(
     ids: Ids = None,
-    everything: Annotated[bool, typer.Option("--all", help="All letters, or all that the filters choose.")] = False,
-    reopen: Annotated[bool, typer.Option("--reopen", help="Let tasks that have ended go on.")] = False,
-    data: Annotated[
-        str | None, typer.Option("--data", metavar="JSON", help="Send this instead of what was sent.")
-    ] = None,
+    everything: All = False,
+    reopen: Annotated[bool, Option("--reopen", help="Let tasks that have ended go on.")] = False,
+    data: Annotated[str | None, Option(metavar="JSON", help="Send this instead of what was sent.")] = None,
     reason: Reason = "",
     name: Name = "",
     task: Task = "",
@@ -108,20 +123,28 @@ def redrive(
       weft dead redrive 1731240000000-0 --data '{"query": "streams"}'
       weft dead redrive --all --name search --reopen
     """
-    from runtime_core.cli.connection import run
-    from runtime_core.cli.output import json_of
-    from runtime_core.maintenance.dead_letters import Selection
-
-    _check(ids, everything, bool(reason or name or task))
     if data is not None and (everything or len(ids or ()) != 1):
-        raise typer.BadParameter("--data replaces what one letter sent: give one ID")
+        raise BadParameter("--data replaces what one letter sent: give one ID")
     sent = b"" if data is None else json_of(data, "--data")
-    run(_redrive(ids or [], Selection(reason, name, task), reopen, sent, as_json), None)
+
+    async def give(letters: DeadLetters, letter_id: str) -> dict[str, str]:
+        return {"letter_id": letter_id, "task_id": await letters.redrive(letter_id, reopen=reopen, data=sent)}
+
+    done, failed = await _each(ids, everything, Selection(reason, name, task), give)
+    if as_json:
+        print_json({"redriven": done, "failed": failed})
+    elif not done and not failed:
+        print(NONE)
+    else:
+        for one in done:
+            print(f"{one['letter_id']} goes to its consumer again{', task ' * bool(one['task_id'])}{one['task_id']}")
+    _fail("redriven", len(done), failed)
 
 
-def drop(
+@app.verb("drop", seconds=None)
+async def drop(
     ids: Ids = None,
-    everything: Annotated[bool, typer.Option("--all", help="All letters, or all that the filters choose.")] = False,
+    everything: All = False,
     reason: Reason = "",
     name: Name = "",
     task: Task = "",
@@ -133,112 +156,76 @@ def drop(
     Example:
       weft dead drop --all --reason rejected
     """
-    from runtime_core.cli.connection import run
-    from runtime_core.maintenance.dead_letters import Selection
 
-    _check(ids, everything, bool(reason or name or task))
-    run(_drop(ids or [], Selection(reason, name, task), as_json), None)
+    async def forget(letters: DeadLetters, letter_id: str) -> str:
+        await letters.drop(letter_id)
+        return letter_id
+
+    done, failed = await _each(ids, everything, Selection(reason, name, task), forget)
+    if as_json:
+        print_json({"dropped": done, "failed": failed})
+    else:
+        print(f"dropped {len(done)}")
+    _fail("dropped", len(done), failed)
 
 
-def _check(ids: list[str] | None, everything: bool, filtered: bool) -> None:
+async def _each(
+    ids: list[str] | None,
+    everything: bool,
+    selection: Selection,
+    work: Callable[[DeadLetters, str], Awaitable[Done]],
+) -> tuple[list[Done], list[dict[str, str]]]:
+    """Do it with each letter that is meant: what came of it, and those with which it could not be done."""
     if bool(ids) == everything:
-        raise typer.BadParameter("give the ids of letters, or --all")
-    if ids and filtered:
-        raise typer.BadParameter("--reason, --name and --task choose among --all: leave out the ids")
-
-
-async def _list(selection: Selection, limit: int, as_json: bool) -> None:
-    from runtime_core.cli.connection import broker
-    from runtime_core.maintenance.dead_letters import DeadLetters
-
+        raise BadParameter("give the ids of letters, or --all")
+    if ids and selection != Selection():
+        raise BadParameter("--reason, --name and --task choose among --all: leave out the ids")
+    done: list[Done] = []
+    failed: list[dict[str, str]] = []
     async with broker() as opened:
-        letters = await DeadLetters(opened.buses).newest(limit, selection)
-    if as_json:
-        print_json([letter.summary() for letter in letters])
-    elif not letters:
-        print("no dead letters")
-    else:
-        print_table(
-            ("ID", "TIME", "REASON", "NAME", "TASK", "SIZE", "ERROR"),
-            [
-                (
-                    one.letter_id,
-                    moment(one.at_ms),
-                    one.reason,
-                    one.name,
-                    one.task or "-",
-                    in_bytes(one.size),
-                    error_line(one.error),
-                )
-                for one in letters
-            ],
-        )
+        letters = DeadLetters(opened.buses)
+        # Those that are there now: one that fails again while this goes on is not taken again.
+        for letter_id in ids or [letter.letter_id async for letter in letters.all(selection)]:
+            try:
+                done.append(await work(letters, letter_id))
+            except InvalidInput as error:
+                failed.append({"letter_id": letter_id, "message": error.message})
+    return done, failed
 
 
-async def _counted(by: By, selection: Selection, limit: int, as_json: bool) -> None:
-    from runtime_core.cli.connection import broker
-    from runtime_core.maintenance.dead_letters import DeadLetters
-
-    async with broker() as opened:
-        groups = (await DeadLetters(opened.buses).counted(by, selection))[:limit]
-    if as_json:
-        print_json(
-            [
-                {by: group.key, "count": group.count, "bytes": group.size, "newest": group.newest.letter_id}
-                for group in groups
-            ]
-        )
-    elif not groups:
-        print("no dead letters")
-    else:
-        print_table(
-            ("COUNT", "SIZE", "NEWEST", by.upper()),
-            [
-                (str(group.count), in_bytes(group.size), group.newest.letter_id, preview(group.key, 200))
-                for group in groups
-            ],
-        )
-
-
-async def _show(letter_id: str, as_json: bool) -> None:
-    from runtime_core.cli.connection import broker
-    from runtime_core.maintenance.dead_letters import DeadLetters
-
-    async with broker() as opened:
-        letter = (await DeadLetters(opened.buses).get(letter_id)).without_secrets()
-    if as_json:
-        print_json(letter.details())
-        return
-    _print_letter(letter)
+def _fail(verb: str, done: int, failed: list[dict[str, str]]) -> None:
+    """One line for what could not be done. Raises WeftError."""
+    if failed:
+        first = failed[0]["message"]
+        count = len(failed)
+        raise WeftError(first if count == 1 else f"{count} of {count + done} were not {verb}; the first: {first}")
 
 
 def _print_letter(letter: DeadLetter) -> None:
-    facts = [
-        ("letter", letter.letter_id),
-        ("time", moment(letter.at_ms)),
-        ("reason", letter.reason),
-        ("from", f"{letter.stream} (group {letter.group})"),
-        ("name", letter.name),
-        ("task", f"{letter.task} run {letter.run}" if letter.run else letter.task),
-        ("attempt", str(letter.attempt or "")),
-        ("data", preview(letter.data, 2000) if letter.data is not None else ""),
-        *((f"  {name}", preview(value, 2000)) for name, value in letter.event.items() if name != "data"),
-        ("cut", _said_of_cut(letter)),
-        ("error", error_line(letter.error)),
-    ]
-    for name, value in facts:
-        if value:
-            print(f"{name:<8} {preview(value, 2000)}")
+    print_facts(
+        [
+            ("letter", letter.letter_id),
+            ("time", moment(letter.at_ms)),
+            ("reason", letter.reason),
+            ("from", f"{letter.stream} (group {letter.group})"),
+            ("name", letter.name),
+            ("task", f"{letter.task} run {letter.run}" if letter.run else letter.task),
+            ("attempt", letter.attempt),
+            ("data", preview(letter.data, 2000) if letter.data is not None else ""),
+            *((f"  {name}", preview(value, 2000)) for name, value in letter.event.items() if name != "data"),
+            ("cut", preview(_said_of_cut(letter), 2000)),
+            ("error", error_line(letter.error, 2000)),
+        ]
+    )
     for number, error in enumerate(letter.errors, 1):
         print(f"\nerror {number} of {len(letter.errors)}, {moment(error.get('at'))}: {error_line(error)}")
         if error.get("traceback"):
             print(shown(str(error["traceback"]).rstrip()))
+    forget = f"forget it: weft dead drop {letter.letter_id}"
     if letter.cut:
-        print(
-            f"\nit was too large to be kept whole and cannot be redriven; forget it: weft dead drop {letter.letter_id}"
-        )
-        return
-    print(f"\ngive it again: weft dead redrive {letter.letter_id}    forget it: weft dead drop {letter.letter_id}")
+        print(f"\nit was too large to be kept whole and cannot be redriven; {forget}")
+    else:
+        print(f"\ngive it again: weft dead redrive {letter.letter_id}    {forget}")
 
 
 def _said_of_cut(letter: DeadLetter) -> str:
@@ -251,69 +238,3 @@ def _said_of_cut(letter: DeadLetter) -> str:
     if left_out := letter.cut.get("left_out"):
         parts.append(f"{left_out} fields are left out")
     return "; ".join(parts)
-
-
-async def _redrive(ids: list[str], selection: Selection, reopen: bool, data: bytes, as_json: bool) -> None:
-    from runtime_core.cli.connection import broker
-    from runtime_core.errors import InvalidInput
-    from runtime_core.maintenance.dead_letters import DeadLetters
-
-    async with broker() as opened:
-        letters = DeadLetters(opened.buses)
-        done: list[dict[str, str]] = []
-        failed: list[tuple[str, str]] = []
-        for letter_id in ids or await _chosen(letters, selection):
-            try:
-                task = await letters.redrive(letter_id, reopen=reopen, data=data)
-            except InvalidInput as error:
-                failed.append((letter_id, error.message))
-            else:
-                done.append({"letter_id": letter_id, "task_id": task})
-    if as_json:
-        print_json({"redriven": done, "failed": [{"letter_id": one, "message": why} for one, why in failed]})
-    else:
-        for one in done:
-            print(
-                f"{one['letter_id']} goes to its consumer again{', task ' + one['task_id'] if one['task_id'] else ''}"
-            )
-        if not done and not failed:
-            print("no dead letters")
-    _fail("redriven", len(done), failed)
-
-
-async def _drop(ids: list[str], selection: Selection, as_json: bool) -> None:
-    from runtime_core.cli.connection import broker
-    from runtime_core.errors import InvalidInput
-    from runtime_core.maintenance.dead_letters import DeadLetters
-
-    async with broker() as opened:
-        letters = DeadLetters(opened.buses)
-        done: list[str] = []
-        failed: list[tuple[str, str]] = []
-        for letter_id in ids or await _chosen(letters, selection):
-            try:
-                await letters.drop(letter_id)
-            except InvalidInput as error:
-                failed.append((letter_id, error.message))
-            else:
-                done.append(letter_id)
-    if as_json:
-        print_json({"dropped": done, "failed": [{"letter_id": one, "message": why} for one, why in failed]})
-    else:
-        print(f"dropped {len(done)}")
-    _fail("dropped", len(done), failed)
-
-
-async def _chosen(letters: DeadLetters, selection: Selection) -> list[str]:
-    """Those that are there now: one that fails again while this goes on is not taken again."""
-    return [letter.letter_id async for letter in letters.all(selection)]
-
-
-def _fail(verb: str, done: int, failed: list[tuple[str, str]]) -> None:
-    """One line for what could not be done. Raises WeftError."""
-    from runtime_core.errors import WeftError
-
-    if len(failed) == 1:
-        raise WeftError(failed[0][1])
-    if failed:
-        raise WeftError(f"{len(failed)} of {len(failed) + done} were not {verb}; the first: {failed[0][1]}")

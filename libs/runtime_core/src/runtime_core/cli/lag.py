@@ -1,21 +1,31 @@
-"""`weft lag`: how far consumers are behind."""
+"""`weft lag`: how much work lies on the broker, and who takes it: streams, groups, mailboxes, timers."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections import Counter
+from typing import Annotated, Any, cast
 
-import typer
+from typer import Option
 
-from runtime_core.cli.output import print_json, print_table
+from runtime_core.bus.delivery import pairs
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import STATE_MANAGER, group_of, ingress
+from runtime_core.cli.connection import Broker, Commands, broker
+from runtime_core.cli.output import Columns, Row, print_json, print_rows
+from runtime_core.errors import ServerError
+from runtime_core.ingress.publishers import Publishers
+from runtime_core.ingress.tenants import waiting_tasks
+from runtime_core.maintenance.measures import groups_of, oldest_pending_of, work_streams
+from runtime_core.maintenance.stuck import mailboxes
+from runtime_core.text import duration
 
 TENANTS_SHOWN = 20
 
-
-def register(app: typer.Typer) -> None:
-    app.command("lag")(lag)
+app = Commands()
 
 
-def lag(as_json: Annotated[bool, typer.Option("--json", help="Print JSON; ages are milliseconds.")] = False) -> None:
+@app.verb("lag")
+async def lag(as_json: Annotated[bool, Option("--json", help="Print JSON; ages are milliseconds.")] = False) -> None:
     """Show how much work waits, and where.
 
     For each stream who reads it, and how far the record is. BACKLOG is what nobody
@@ -25,62 +35,123 @@ def lag(as_json: Annotated[bool, typer.Option("--json", help="Print JSON; ages a
     Example:
       weft lag
     """
-    from runtime_core.cli.connection import run
-
-    run(_lag(as_json))
-
-
-async def _lag(as_json: bool) -> None:
-    from runtime_core.cli.backlog import measure
-    from runtime_core.cli.connection import broker
-
     async with broker() as opened:
-        found = await measure(opened)
+        found = await _measure(opened)
     if as_json:
         print_json(found)
     else:
         _print(found)
 
 
-def _print(found: dict[str, Any]) -> None:  # Any: JSON
-    from runtime_core.trajectory.tree import duration
+async def _measure(opened: Broker) -> dict[str, Any]:  # Any: JSON
+    """`streams` (per stream and group), then totals. Ages are milliseconds."""
+    now = await opened.now_ms()
+    home = opened.buses[0]
+    streams = [await _stream(home, None, "tasks", ingress(home.keys.namespace), STATE_MANAGER, now)]
+    for publisher in await Publishers(home).all():
+        stream = ingress(home.keys.namespace, publisher.name)
+        streams.append(await _stream(home, None, f"tasks:{publisher.name}", stream, "", now))
+    totals: Counter[str] = Counter(
+        dict.fromkeys(("mailboxes", "mailbox_events", "timers", "timers_due", "dead_letters", "replies", "asks"), 0)
+    )
+    waiting: Counter[str] = Counter()
+    record: list[Row] = []
+    for bus in opened.buses:
+        keys, call = bus.keys, bus.transport.call
+        for name in await work_streams(bus):
+            row = await _stream(bus, keys.partition, name, keys.stream(name), group_of(name), now)
+            # Engines that nobody uses have no stream; the two that every namespace has are always shown.
+            if row["backlog"] or row["consumers"] or name in ("agent", "tool"):
+                streams.append(row)
+        for counts in (await waiting_tasks(bus)).values():
+            waiting += counts
+        record += await _record(bus, now)
+        async for instances in mailboxes(bus):
+            lengths = [call("LLEN", f"{keys.base}mail:{instance}") for instance in instances]
+            totals["mailboxes"] += len(instances)
+            totals["mailbox_events"] += sum([cast(int, await length) for length in lengths])
+        for total, command in (
+            ("timers", ("ZCARD", keys.timers)),
+            ("timers_due", ("ZCOUNT", keys.timers, "-inf", now)),
+            ("dead_letters", ("XLEN", keys.dead)),
+            ("replies", ("XLEN", keys.replies)),
+            ("asks", ("XLEN", keys.asks)),
+        ):
+            totals[total] += cast(int, await call(*command))
+    return {"namespace": home.keys.namespace, "streams": streams, "record": record, "waiting": dict(waiting), **totals}
 
-    print_table(
-        ("STREAM", "GROUP", "BACKLOG", "PENDING", "OLDEST", "CONSUMERS"),
-        [
-            (
-                _named(row),
-                row["group"] or "none yet",
-                str(row["backlog"]),
-                str(row["pending"]),
-                "-" if row["oldest_pending_ms"] is None else duration(row["oldest_pending_ms"]),
-                str(row["consumers"]),
-            )
-            for row in found["streams"]
-        ],
-    )
+
+async def _stream(bus: EventBus, partition: int | None, name: str, key: str, group: str, now: int) -> Row:
+    """All that is on these streams is work to do: what is done is deleted. Without a group all of it waits."""
+    call = bus.transport.call
+    try:
+        length, there = cast(int, await call("XLEN", key)), (await groups_of(call, key) or {}).get(group)
+    except ServerError:  # no stream: weft doctor says so
+        length, there = 0, None
+    oldest = await oldest_pending_of(call, key, group) if there is not None and there.pending else None
+    return {
+        "stream": name,
+        "partition": partition,
+        "group": (None if there is None else group) if group else STATE_MANAGER,
+        "backlog": max(0, length - (there.pending if there is not None else 0)),
+        "pending": there.pending if there is not None else 0,
+        "oldest_pending_ms": None if oldest is None else _age(oldest, now),
+        "consumers": there.consumers if there is not None else 0,
+    }
+
+
+async def _record(bus: EventBus, now: int) -> list[Row]:
+    """How far each group of the record has come, and how old the first entry is that it has not got to."""
+    key = bus.keys.record
+    length = cast(int, await bus.transport.call("XLEN", key))
+    rows = []
+    for name, group in (await groups_of(bus.transport.call, key) or {}).items():
+        ahead = pairs(await bus.transport.call("XRANGE", key, f"({group.read}", "+", "COUNT", 1))
+        rows.append(
+            {
+                "partition": bus.keys.partition,
+                "group": name,
+                "position": group.read,
+                "behind_ms": _age(ahead[0][0].decode(), now) if ahead else 0,
+                "length": length,
+            }
+        )
+    return rows
+
+
+def _age(entry: str, now: int) -> int:
+    return max(0, now - int(entry.partition("-")[0]))
+
+
+_STREAM: Columns = {
+    "STREAM": lambda row: row["stream"] if row["partition"] is None else f"{{{row['partition']}}}:{row['stream']}",
+    "GROUP": lambda row: row["group"] or "none yet",
+    "BACKLOG": "backlog",
+    "PENDING": "pending",
+    "OLDEST": lambda row: None if row["oldest_pending_ms"] is None else duration(row["oldest_pending_ms"]),
+    "CONSUMERS": "consumers",
+}
+_RECORD: Columns = {
+    "RECORD": "partition",
+    "GROUP": "group",
+    "POSITION": "position",
+    "BEHIND": lambda row: duration(row["behind_ms"]),
+    "ENTRIES": "length",
+}
+
+
+def _print(found: dict[str, Any]) -> None:  # Any: JSON
+    print_rows(found["streams"], _STREAM)
     print()
-    print_table(
-        ("RECORD", "GROUP", "POSITION", "BEHIND", "ENTRIES"),
-        [
-            (str(row["partition"]), row["group"], row["position"], duration(row["behind_ms"]), str(row["length"]))
-            for row in found["record"]
-        ],
-    )
+    print_rows(found["record"], _RECORD)
     print()
     if found["waiting"]:
-        most = sorted(found["waiting"].items(), key=lambda one: -one[1])
-        print_table(
-            ("TENANT", "TASKS THAT WAIT FOR THEIR TURNS"),
-            [(tenant or "(no name)", str(count)) for tenant, count in most[:TENANTS_SHOWN]],
-        )
+        most = sorted(found["waiting"].items(), key=lambda one: -one[1])[:TENANTS_SHOWN]
+        rows = [{"tenant": tenant or "(no name)", "waiting": count} for tenant, count in most]
+        print_rows(rows, {"TENANT": "tenant", "TASKS THAT WAIT FOR THEIR TURNS": "waiting"})
         print()
     print(f"mailboxes     {found['mailbox_events']} events wait in {found['mailboxes']} mailboxes")
     print(f"timers        {found['timers_due']} due, {found['timers']} in all")
     print(f"answers       {found['replies']} on their way to a replyto")
     print(f"asks          {found['asks']} on their way to instances in other partitions")
     print(f"dead letters  {found['dead_letters']}" + ("; look: weft dead list" if found["dead_letters"] else ""))
-
-
-def _named(row: dict[str, Any]) -> str:  # Any: JSON
-    return row["stream"] if row["partition"] is None else f"{{{row['partition']}}}:{row['stream']}"

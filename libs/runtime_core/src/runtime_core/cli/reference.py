@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import typer
-from typer.main import get_command
+from typer.core import TyperGroup
 
 from runtime_core.cli.main import build
 
@@ -41,17 +40,23 @@ def reference() -> str:
 
 def _helps() -> Iterator[tuple[str, str]]:
     """Every command with its help, a group before its commands."""
-    root = get_command(build())
-    pending = [("weft", root, root.make_context("weft", [], resilient_parsing=True, terminal_width=WIDTH))]
+    root = build()
+    pending = [("weft", root.make_context("weft", [], resilient_parsing=True, terminal_width=WIDTH))]
     while pending:
-        path, command, context = pending.pop(0)
-        yield path, "\n".join(line.rstrip() for line in command.get_help(context).strip().splitlines())
-        inner = []
-        for name, one in getattr(command, "commands", {}).items():
-            below = one.make_context(name, [], parent=context, resilient_parsing=True, terminal_width=WIDTH)
-            inner.append((f"{path} {name}", one, below))
-        pending[:0] = inner
+        path, context = pending.pop(0)
+        yield path, "\n".join(line.rstrip() for line in context.get_help().strip().splitlines())
+        group = context.command
+        if isinstance(group, TyperGroup):
+            inner = [(name, group.get_command(context, name)) for name in group.list_commands(context)]
+            pending[:0] = [
+                (
+                    f"{path} {name}",
+                    command.make_context(name, [], parent=context, resilient_parsing=True, terminal_width=WIDTH),
+                )
+                for name, command in inner
+                if command is not None
+            ]
 
 
 if __name__ == "__main__":
-    typer.echo(reference(), nl=False)
+    print(reference(), end="")

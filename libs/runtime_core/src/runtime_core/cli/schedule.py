@@ -2,70 +2,41 @@
 
 from __future__ import annotations
 
-import enum
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Literal
 
-import typer
+from typer import Argument, BadParameter, Option
 
-from runtime_core.cli.output import Json, moment, print_json, print_table, typed
+from runtime_core.cli.connection import Commands, broker
+from runtime_core.cli.output import Columns, Json, Row, moment, print_json, print_rows, typed
+from runtime_core.errors import InvalidInput
+from runtime_core.ingress.schedules import Schedule, Schedules, parse_set
 
-if TYPE_CHECKING:
-    from runtime_core.ingress.schedules import Schedule
+app = Commands("Start tasks at a time, or again and again.")
 
-
-class Overlap(enum.StrEnum):
-    """What becomes of a time at which the task of the time before is not done."""
-
-    SKIP = "skip"
-    START = "start"
+Id = Annotated[str, Argument(metavar="ID", help="The schedule's id.")]
 
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="The schedule's id.")]
-
-
-def group() -> typer.Typer:
-    app = typer.Typer(
-        help="Start tasks at a time, or again and again.",
-        no_args_is_help=True,
-        rich_markup_mode=None,
-    )
-    app.command("set")(set_schedule)
-    app.command("list")(list_schedules)
-    app.command("delete")(delete)
-    app.command("run")(run_now)
-    return app
-
-
-def set_schedule(
+@app.verb("set")
+async def set_schedule(
     schedule_id: Id,
-    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent to ask.")],
-    input: Annotated[str | None, typer.Argument(metavar="INPUT", help="Its input, as with `weft submit`.")] = None,
-    every: Annotated[
-        float | None, typer.Option("--every", metavar="SECONDS", help="Again and again, so many seconds apart.")
-    ] = None,
+    agent: Annotated[str, Argument(metavar="AGENT", help="The agent to ask.")],
+    input: Annotated[str | None, Argument(metavar="INPUT", help="Its input, as with `weft submit`.")] = None,
+    every: Annotated[float | None, Option(metavar="SECONDS", help="Again and again, so many seconds apart.")] = None,
     cron: Annotated[
         str | None,
-        typer.Option(
-            "--cron", metavar="EXPRESSION", help='By minute, hour, day, month, weekday, as in "0 9 * * mon-fri".'
-        ),
+        Option(metavar="EXPRESSION", help='By minute, hour, day, month, weekday, as in "0 9 * * mon-fri".'),
     ] = None,
-    at: Annotated[
-        str | None, typer.Option("--at", metavar="TIME", help="Once, as in 2030-01-01T09:00:00+01:00.")
-    ] = None,
-    delay: Annotated[
-        float | None, typer.Option("--delay", metavar="SECONDS", help="Once, so many seconds from now.")
-    ] = None,
-    timezone: Annotated[
-        str, typer.Option("--timezone", metavar="ZONE", help="Whose clock --cron is read by, as in Europe/Berlin.")
-    ] = "UTC",
+    at: Annotated[str | None, Option(metavar="TIME", help="Once, as in 2030-01-01T09:00:00+01:00.")] = None,
+    delay: Annotated[float | None, Option(metavar="SECONDS", help="Once, so many seconds from now.")] = None,
+    timezone: Annotated[str, Option(metavar="ZONE", help="Whose clock --cron means, as in Europe/Berlin.")] = "UTC",
     overlap: Annotated[
-        Overlap, typer.Option("--overlap", help="At a time when the task before is not done: leave it out, or start.")
-    ] = Overlap.SKIP,
-    catch_up: Annotated[
-        bool, typer.Option("--catch-up/--no-catch-up", help="Make up for missed times, by one task for all of them.")
-    ] = True,
-    key: Annotated[str, typer.Option("--key", metavar="KEY", help="Ask this instance of the agent.")] = "",
-    session: Annotated[str, typer.Option("--session", metavar="ID", help="The session that its tasks belong to.")] = "",
+        Literal["skip", "start"], Option(help="At a time when the task before is not done: leave it out, or start.")
+    ] = "skip",
+    catch_up: Annotated[bool, Option(help="Make up for missed times, by one task for all of them.")] = True,
+    key: Annotated[str, Option(metavar="KEY", help="Ask this instance of the agent.")] = "",
+    session: Annotated[str, Option(metavar="ID", help="The session that its tasks belong to.")] = "",
     as_json: Json = False,
 ) -> None:
     """Set a schedule, or replace the one with this id.
@@ -81,124 +52,90 @@ def set_schedule(
     times = {"every_seconds": every, "cron": cron, "at": at, "delay_seconds": delay}
     given = {name: value for name, value in times.items() if value is not None}
     if len(given) != 1:
-        raise typer.BadParameter("say when: give one of --every, --cron, --at and --delay")
-    data: dict[str, Any] = {  # Any: JSON
+        raise BadParameter("say when: give one of --every, --cron, --at and --delay")
+    data: Row = {
         "schedule_id": schedule_id,
         "agent": agent,
         "input": None if input is None else typed(input),
         "timezone": timezone,
-        "overlap": overlap.value,
+        "overlap": overlap,
         "catch_up": catch_up,
         **given,
     }
     data |= {name: value for name, value in (("key", key), ("session_id", session)) if value}
-    from runtime_core.cli.connection import run
+    async with broker() as opened:
+        asked = parse_set(data, await opened.now_ms())
+        schedule = await Schedules(opened.buses[0], opened.admission).set(asked)
+    if as_json:
+        print_json(_row(schedule))
+    else:
+        print(f"{schedule.schedule_id}  next {moment(schedule.next_ms)}")
 
-    run(_set(data, as_json))
 
-
-def list_schedules(as_json: Json = False) -> None:
+@app.verb("list")
+async def list_schedules(as_json: Json = False) -> None:
     """List schedules: when they come next, and what became of them.
 
     \b
     Example:
       weft schedule list
     """
-    from runtime_core.cli.connection import run
+    async with _schedules() as schedules:
+        rows = [_row(schedule) for schedule in await schedules.all()]
+    columns: Columns = {
+        "SCHEDULE": "schedule_id",
+        "AGENT": "agent",
+        "WHEN": _when,
+        "NEXT": lambda row: moment(row["next"]),
+        "STARTED": "started",
+        "LEFT OUT": "skipped",
+        "LAST": lambda row: row["error"] or row["last_task_id"] or "",
+    }
+    print_rows(rows, columns, as_json)
 
-    run(_list(as_json))
 
-
-def delete(schedule_id: Id) -> None:
+@app.verb("delete")
+async def delete(schedule_id: Id) -> None:
     """Remove a schedule. Tasks that it has started go on.
 
     \b
     Example:
       weft schedule delete digest
     """
-    from runtime_core.cli.connection import run
+    async with _schedules() as schedules:
+        if not await schedules.delete(schedule_id):
+            raise InvalidInput("schedule_id", f"there is no schedule {schedule_id!r}; see weft schedule list")
 
-    run(_delete(schedule_id))
 
-
-def run_now(schedule_id: Id, as_json: Json = False) -> None:
+@app.verb("run")
+async def run_now(schedule_id: Id, as_json: Json = False) -> None:
     """Start a task of a schedule now, besides its times, and print the task's id.
 
     \b
     Example:
       weft schedule run digest
     """
-    from runtime_core.cli.connection import run
-
-    run(_run_now(schedule_id, as_json))
-
-
-async def _set(data: dict[str, Any], as_json: bool) -> None:  # Any: JSON
-    from runtime_core.cli.connection import broker
-    from runtime_core.ingress.schedules import Schedules, parse_set
-
-    async with broker() as found:
-        schedule = await Schedules(found.buses[0], found.admission).set(parse_set(data, await found.now_ms()))
-    if as_json:
-        print_json(_shown(schedule))
-    else:
-        print(f"{schedule.schedule_id}  next {moment(schedule.next_ms)}")
-
-
-async def _list(as_json: bool) -> None:
-    from runtime_core.cli.connection import broker
-    from runtime_core.ingress.schedules import Schedules
-
-    async with broker() as found:
-        schedules = await Schedules(found.buses[0], found.admission).all()
-    if as_json:
-        print_json([_shown(schedule) for schedule in schedules])
-        return
-    rows = [
-        (
-            schedule.schedule_id,
-            schedule.agent,
-            _when(schedule),
-            moment(schedule.next_ms),
-            str(schedule.started),
-            str(schedule.skipped),
-            schedule.error or schedule.last_task,
-        )
-        for schedule in schedules
-    ]
-    print_table(("SCHEDULE", "AGENT", "WHEN", "NEXT", "STARTED", "LEFT OUT", "LAST"), rows)
-
-
-async def _delete(schedule_id: str) -> None:
-    from runtime_core.cli.connection import broker
-    from runtime_core.errors import InvalidInput
-    from runtime_core.ingress.schedules import Schedules
-
-    async with broker() as found:
-        if not await Schedules(found.buses[0], found.admission).delete(schedule_id):
-            raise InvalidInput("schedule_id", f"there is no schedule {schedule_id!r}; see weft schedule list")
-
-
-async def _run_now(schedule_id: str, as_json: bool) -> None:
-    from runtime_core.cli.connection import broker
-    from runtime_core.ingress.schedules import Schedules
-
-    async with broker() as found:
-        task = (await Schedules(found.buses[0], found.admission).run_now(schedule_id)).task
+    async with _schedules() as schedules:
+        task = (await schedules.run_now(schedule_id)).task
     if as_json:
         print_json({"task_id": task})
     else:
         print(task)
 
 
-def _when(schedule: Schedule) -> str:
-    if schedule.every_ms:
-        return f"every {schedule.every_ms / 1000:g} s"
-    return f"{schedule.cron} {schedule.timezone}" if schedule.cron else "once"
+@asynccontextmanager
+async def _schedules() -> AsyncIterator[Schedules]:
+    async with broker() as opened:
+        yield Schedules(opened.buses[0], opened.admission)
 
 
-def _shown(schedule: Schedule) -> dict[str, Any]:  # Any: JSON
-    """A schedule for programs."""
+def _when(row: Row) -> str:
+    if row["every_seconds"]:
+        return f"every {row['every_seconds']:g} s"
+    return f"{row['cron']} {row['timezone']}" if row["cron"] else "once"
+
+
+def _row(schedule: Schedule) -> Row:
     return {
         "schedule_id": schedule.schedule_id,
         **schedule.task,

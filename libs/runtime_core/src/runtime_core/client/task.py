@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -168,15 +168,7 @@ class TaskHandle:
         # One id for all tries: an answer that counted is recognised, and not refused as a second one.
         event = f"client\n{secrets.token_hex(8)}"
         answer = await repeat_after_reconnect(lambda: bus.signal(self.task_id, request_id, data, event))
-        problems = {
-            "unknown": ("task_id", f"no task {self.task_id!r} is known"),
-            "ended": ("task_id", f"the task has ended ({answer[-1]})"),
-            "answered": ("request_id", f"{request_id!r} was already answered, by somebody or by its deadline"),
-            "no_request": ("request_id", f"the task has no open question {request_id!r}; see `weft task show`"),
-            "invalid": ("value", answer[-1]),
-        }
-        if answer[0] in problems:
-            raise InvalidInput(*problems[answer[0]])
+        check_answered(answer, self.task_id, request_id)
 
     async def delete(self) -> None:
         """Erase an ended task from the broker. Raises InvalidInput where it has not ended or is not known."""
@@ -185,3 +177,16 @@ class TaskHandle:
             raise InvalidInput("task_id", f"no task {self.task_id!r} is known")
         if found != "OK":
             raise InvalidInput("task_id", f"the task is {found}: cancel it before you delete it")
+
+
+def check_answered(answer: Sequence[str], task_id: str, request_id: str) -> None:
+    """Raise InvalidInput where the broker has refused to take an answer to a question."""
+    problems = {
+        "unknown": ("task_id", f"no task {task_id!r} is known; `weft task list` shows those that are"),
+        "ended": ("task_id", f"the task {task_id!r} has ended ({answer[-1]})"),
+        "answered": ("request_id", f"{request_id!r} was already answered, by somebody or by its deadline"),
+        "no_request": ("request_id", f"the task has no open question {request_id!r}; see `weft task show {task_id}`"),
+        "invalid": ("value", answer[-1]),
+    }
+    if answer[0] in problems:
+        raise InvalidInput(*problems[answer[0]])

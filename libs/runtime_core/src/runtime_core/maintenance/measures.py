@@ -43,10 +43,13 @@ class Lag:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class Group:
+    """A consumer group."""
+
     read: str
     """The id of the last entry that was delivered to it, or that its reader has come to."""
     pending: int
+    consumers: int
 
 
 async def lag_of_work(call: Call, key: str, group: str, now_ms: int) -> Lag | None:
@@ -55,13 +58,13 @@ async def lag_of_work(call: Call, key: str, group: str, now_ms: int) -> Lag | No
     What is not pending waits, also behind the group's position: nobody will do it, and that must be seen.
     """
     length, first = cast(int, await call("XLEN", key)), await _first(call, key, "-")
-    found = await _groups(call, key)
+    found = await groups_of(call, key)
     if found is None:
         return None
     own = found.get(group)
     if own is None:
         return Lag(length, 0, _age(first, now_ms))
-    oldest_pending = await _oldest_pending(call, key, group) if own.pending else None
+    oldest_pending = await oldest_pending_of(call, key, group) if own.pending else None
     ahead = await _first(call, key, f"({own.read}")
     waiting = max(0, length - own.pending)
     if ahead is not None and (not waiting or _before(oldest_pending, first)):
@@ -80,7 +83,7 @@ async def lag_of_work(call: Call, key: str, group: str, now_ms: int) -> Lag | No
 async def lags_of_cursors(call: Call, key: str, groups: tuple[str, ...], now_ms: int) -> dict[str, Lag]:
     """Of a stream whose groups hold only how far each reader has come; empty where there is no such stream."""
     length = cast(int, await call("XLEN", key))
-    found = await _groups(call, key)
+    found = await groups_of(call, key)
     if found is None:
         return {}
     lags = {}
@@ -127,7 +130,16 @@ async def _first(call: Call, key: str, start: str) -> str | None:
     return entries[0][0].decode() if entries else None
 
 
-async def _groups(call: Call, key: str) -> dict[str, _Group] | None:
+async def work_streams(bus: EventBus) -> list[str]:
+    """The work streams of a partition: the usual ones, and those of pools and engines that apps have named."""
+    call, keys = bus.transport.call, bus.keys
+    found = cast(list[bytes], await call("HVALS", keys.agents)) + cast(list[bytes], await call("HVALS", keys.tools))
+    found += cast(list[bytes], await call("HKEYS", keys.engines))
+    return sorted({name.decode() for name in found} | set(GROUPS))
+
+
+async def groups_of(call: Call, key: str) -> dict[str, Group] | None:
+    """The groups of a stream by name; None: there is no such stream."""
     try:
         reply = cast(list[list[Reply]], await call("XINFO", "GROUPS", key))
     except ServerError as error:
@@ -138,11 +150,13 @@ async def _groups(call: Call, key: str) -> dict[str, _Group] | None:
     for flat in reply:
         named = dict(zip(flat[::2], flat[1::2], strict=True))
         name = cast(bytes, named[b"name"]).decode()
-        groups[name] = _Group(cast(bytes, named[b"last-delivered-id"]).decode(), cast(int, named[b"pending"]))
+        read = cast(bytes, named[b"last-delivered-id"]).decode()
+        groups[name] = Group(read, cast(int, named[b"pending"]), cast(int, named[b"consumers"]))
     return groups
 
 
-async def _oldest_pending(call: Call, key: str, group: str) -> str | None:
+async def oldest_pending_of(call: Call, key: str, group: str) -> str | None:
+    """The id of the oldest entry that the group has read and not settled."""
     try:
         summary = cast(list[Reply], await call("XPENDING", key, group))
     except ServerError as error:
@@ -212,7 +226,7 @@ class Measures:
     async def _streams(self, now_ms: int) -> list[Sample]:
         call, keys = self._bus.transport.call, self._bus.keys
         samples: list[Sample] = []
-        for stream in sorted(await self._work_streams()):
+        for stream in await work_streams(self._bus):
             group = group_of(stream)
             lag = await lag_of_work(call, keys.stream(stream), group, now_ms)
             if lag is not None:
@@ -239,13 +253,6 @@ class Measures:
             # Whatever a publisher puts in the place of its stream hides nothing else.
             logger.debug("the stream of publisher %s cannot be measured: %s", publisher, error)
             return Lag(0)
-
-    async def _work_streams(self) -> set[str]:
-        """The usual ones, and those of pools and engines that apps have named."""
-        call, keys = self._bus.transport.call, self._bus.keys
-        found = cast(list[bytes], await call("HVALS", keys.agents)) + cast(list[bytes], await call("HVALS", keys.tools))
-        found += cast(list[bytes], await call("HKEYS", keys.engines))
-        return {name.decode() for name in found} | set(GROUPS)
 
     async def _readers(self, stream: str, group: str) -> int:
         """Consumers of the group whose owners live."""

@@ -11,7 +11,7 @@ import msgspec
 
 from runtime_core.codec import readable
 from runtime_core.record.step import Fork, Step, StepError, place
-from runtime_core.text import plain, shortened
+from runtime_core.text import duration, plain, shortened
 from runtime_core.trajectory.model_call import ModelAnswer, answer_of, messages_of, said_in, usage_of
 from runtime_core.trajectory.reading import TaskTrajectory
 
@@ -289,21 +289,6 @@ def _total(trajectory: TaskTrajectory) -> str:
         return text
     missing = f"{len(steps)} of {end.steps} steps are recorded" if end else "the task's end is not recorded"
     return f"{text}\nnot complete: {missing}"
-
-
-def duration(milliseconds: float) -> str:
-    """Return a time span for people, as in `12.3 ms`, `3.42 s`, `2 min 05 s`, `3 h 02 min`."""
-    # The limits are where rounding would show 1000.0 ms or 60.00 s. Clocks that were set back show as zero.
-    if milliseconds < 999.95:
-        return f"{max(milliseconds, 0.0):.1f} ms"
-    seconds = milliseconds / 1_000
-    if seconds < 59.995:
-        return f"{seconds:.2f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min"
 
 
 def _preview(raw: msgspec.Raw) -> str:

@@ -154,7 +154,7 @@ def stream_event(entry: bytes, fields: Sequence[bytes]) -> StreamEvent:
     return StreamEvent(entry.decode(), named[b"type"].decode(), msgspec.json.decode(named[b"data"]))
 
 
-_KINDS = {"t": "tool", "a": "agent", "r": "ray", "s": "spark", "i": "timer", "h": "human"}
+STEP_KINDS = {"t": "tool", "a": "agent", "r": "ray", "s": "spark", "i": "timer", "h": "human"}
 
 
 def shown(task: str, raw: dict[bytes, bytes]) -> dict[str, Any]:  # Any: JSON
@@ -185,7 +185,7 @@ def shown(task: str, raw: dict[bytes, bytes]) -> dict[str, Any]:  # Any: JSON
     if b"from" in raw:
         view["forked_from"] = msgspec.json.decode(raw[b"from"])
     waits = [
-        {"step": name[2:].decode(), "kind": _KINDS.get(chr(value[8]), "?")}
+        {"step": name[2:].decode(), "kind": STEP_KINDS.get(chr(value[8]), "?")}
         for name, value in raw.items()
         if name.startswith(b"m:")
     ]

@@ -1,20 +1,19 @@
-"""Finds what nothing drives any more, runs that wait for each other in a circle too, and frees it."""
+"""Finds what nothing drives any more, and runs that wait for each other in a circle; frees the former."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeVar, cast
 
 import msgspec
 
+from runtime_core.bus.connection import Reply
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.cli.backlog import work_streams
-from runtime_core.cli.connection import pages
-from runtime_core.cli.task.view import hash_at, unpacked
+from runtime_core.maintenance.measures import work_streams
 from runtime_core.wire.results import ENDED
 
 PAGE = 1000
@@ -22,6 +21,7 @@ PAUSE_SECONDS = 0.5
 """Between two looks: what moves from one place to another meanwhile is stuck in neither."""
 
 Fields = dict[bytes, bytes]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,17 @@ class Stuck:
 
 
 async def find_stuck(bus: EventBus) -> list[Stuck]:
-    """What is stuck in a partition: it was so in two looks with a pause between them."""
-    first = await _look(bus)
+    """What is stuck in a partition."""
+    return await _twice(lambda: _look(bus))
+
+
+async def _twice(look: Callable[[], Awaitable[list[Found]]]) -> list[Found]:
+    """What two looks have found, with a pause between them."""
+    first = await look()
     if not first:
         return []
     await asyncio.sleep(PAUSE_SECONDS)
-    second = set(await _look(bus))
+    second = await look()
     return [one for one in first if one in second]
 
 
@@ -76,9 +81,8 @@ async def _look(bus: EventBus) -> list[Stuck]:
     runs = await open_runs(bus)
     held, idle_mailboxes = await _instances(bus)
     entries, at_work = await _entries(bus)
-    timers = {
-        member.decode() for member in cast(list[bytes], await bus.transport.call("ZRANGE", bus.keys.timers, 0, -1))
-    }
+    members = cast(list[bytes], await bus.transport.call("ZRANGE", bus.keys.timers, 0, -1))
+    timers = {member.decode() for member in members}
     waiting = await _delayed(bus)
     queued = await _queued(bus)
     more_entries, more_at_work = await _entries(bus)
@@ -158,19 +162,50 @@ async def _instances(bus: EventBus) -> tuple[list[tuple[str, str, str]], list[st
     """Instances that are held (instance, task, run), and those that nobody holds though events wait for them."""
     call, base = bus.transport.call, bus.keys.base
     held: list[tuple[str, str, str]] = []
-    async for keys in pages(bus.transport, f"{base}inst:*", "hash"):
-        for key, asked in [(key, call("HGET", key, "busy")) for key in keys]:
-            busy = cast(bytes | None, await asked)
-            if busy:
+    async for instances in _named(bus, "inst", "hash"):
+        for instance, asked in [(one, call("HGET", f"{base}inst:{one}", "busy")) for one in instances]:
+            if busy := cast(bytes | None, await asked):
                 task, _, run = busy.decode().rpartition("\n")[2].rpartition("|")
-                held.append((key.removeprefix(f"{base}inst:"), task, run))
+                held.append((instance, task, run))
     idle: list[str] = []
-    async for keys in pages(bus.transport, f"{base}mail:*", "list"):
-        instances = [key.removeprefix(f"{base}mail:") for key in keys]
+    async for instances in mailboxes(bus):
         for instance, asked in [(one, call("HGET", f"{base}inst:{one}", "busy")) for one in instances]:
             if not await asked:
                 idle.append(instance)
     return held, idle
+
+
+def mailboxes(bus: EventBus) -> AsyncIterator[list[str]]:
+    """The instances (`agent/key`) for which events wait, in pages; one that is moved meanwhile may come twice."""
+    return _named(bus, "mail", "list")
+
+
+async def _named(bus: EventBus, what: str, kind: str) -> AsyncIterator[list[str]]:
+    """What comes after this word in keys of one type, in pages."""
+    prefix = f"{bus.keys.base}{what}:"
+    cursor = b"0"
+    while True:
+        scan = ("SCAN", cursor, "MATCH", f"{prefix}*", "COUNT", 2000, "TYPE", kind)
+        cursor, found = cast(tuple[bytes, list[bytes]], await bus.transport.call(*scan))
+        if found:
+            yield [key.decode("utf-8", "replace").removeprefix(prefix) for key in found]
+        if cursor == b"0":
+            return
+
+
+async def hash_at(bus: EventBus, key: str) -> Fields:
+    """A hash of the broker; empty where there is none."""
+    flat = cast(list[bytes], await bus.transport.call("HGETALL", key))
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def unpacked(packed: Reply) -> Fields:
+    """The fields of a delivery that waits in the timers; none where they cannot be read."""
+    try:
+        flat = msgspec.msgpack.decode(cast(bytes, packed), type=list[str]) if packed is not None else []
+    except msgspec.MsgspecError:
+        return {}
+    return {name.encode(): value.encode() for name, value in zip(flat[::2], flat[1::2], strict=False)}
 
 
 async def _entries(bus: EventBus) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
@@ -227,13 +262,8 @@ Place = tuple[int, str, str]
 
 
 async def find_circles(buses: Sequence[EventBus]) -> list[str]:
-    """Each circle as one line: it was there in two looks with a pause between them."""
-    first = await _look_for_circle(buses)
-    if not first:
-        return []
-    await asyncio.sleep(PAUSE_SECONDS)
-    second = await _look_for_circle(buses)
-    return [circle for circle in first if circle in second]
+    """Each circle as one line."""
+    return await _twice(lambda: _look_for_circle(buses))
 
 
 async def _look_for_circle(buses: Sequence[EventBus]) -> list[str]:

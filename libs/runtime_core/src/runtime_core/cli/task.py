@@ -1,0 +1,482 @@
+"""`weft task`: tasks that were submitted, by whomever."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+from typer import Argument, Option, confirm
+
+from runtime_core import codec
+from runtime_core.blobs.store import folder_of, open_blobs
+from runtime_core.bus.claims import forget_place
+from runtime_core.bus.delivery import pairs
+from runtime_core.bus.durability import repeat_after_reconnect
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import TRAJECTORY_RECORDER
+from runtime_core.bus.reply import position
+from runtime_core.cli.connection import Broker, Commands, broker, broker_url, read_settings, trajectories
+from runtime_core.cli.output import (
+    Json,
+    Row,
+    error_line,
+    moment,
+    preview,
+    print_facts,
+    print_json,
+    print_rows,
+    typed,
+    without_secrets,
+)
+from runtime_core.cli.submit import ADMISSION_SECONDS, MaxSteps, Timeout, Wait, follow
+from runtime_core.cli.task_view import (
+    LOOKED_AT_MAX,
+    answers_to,
+    describe_wait,
+    read_task,
+    task_in_store,
+    tasks_in_store,
+    tasks_on_broker,
+)
+from runtime_core.client.client import Client
+from runtime_core.client.task import check_answered
+from runtime_core.config.settings import Settings
+from runtime_core.errors import InvalidInput, WeftError
+from runtime_core.ids import is_task_id
+from runtime_core.maintenance.dead_letters import DeadLetters, Selection
+from runtime_core.maintenance.measures import groups_of
+from runtime_core.text import duration, plain
+from runtime_core.wire.commands import SubmitOptions
+from runtime_core.wire.results import ENDED
+
+if TYPE_CHECKING:
+    from runtime_core.trajectory.reading import TaskTrajectory
+
+RECORDER_SECONDS = 5.0
+"""How long a deletion waits for steps that are still on their way to the trajectory store."""
+_AMOUNTS = ("tokens", "input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "requests", "cost")
+
+app = Commands("List tasks, look, fork, cancel, answer, delete.")
+
+Id = Annotated[str, Argument(metavar="ID", help="The task's id.")]
+Limit = Annotated[int, Option(metavar="N", min=1, max=10_000, help="How many to list.")]
+Status = Literal["accepted", "running", "waiting", "completed", "failed", "cancelled"]
+
+
+# -- which tasks there are ---------------------------------------------------------------------------------------
+
+
+@app.verb("list")
+async def list_tasks(
+    status: Annotated[Status | None, Option(help="Only tasks in this state.")] = None,
+    agent: Annotated[str, Option(metavar="NAME", help="Only tasks of this agent.")] = "",
+    limit: Limit = 20,
+    as_json: Json = False,
+) -> None:
+    """List tasks, the newest first.
+
+    Those on the broker, and those that only the trajectory store still has.
+
+    \b
+    Example:
+      weft task list --status failed --limit 5
+    """
+    rows: dict[str, Row] = {}
+    async with broker() as opened:
+        for bus in opened.buses:
+            rows |= {row["task_id"]: row for row in await tasks_on_broker(bus, status or "", agent, limit)}
+        if not status or status in ENDED:
+            async with trajectories(opened.settings) as store:
+                namespace = opened.settings.namespace
+                ended = await tasks_in_store(store, namespace, status or "", agent, limit) if store is not None else []
+            for row in ended:
+                known = rows.get(row["task_id"])
+                if known is None:
+                    if not status or await _is_still(opened, row["task_id"], status):
+                        rows[row["task_id"]] = row
+                elif known["status"] == row["status"]:  # else it was opened again since
+                    rows[row["task_id"]] = {**row, **known}
+    print_rows(
+        sorted(rows.values(), key=lambda row: cast(float, row["created"]), reverse=True)[:limit],
+        {
+            "TASK": "task_id",
+            "STATUS": "status",
+            "AGENT": _instance,
+            "CREATED": lambda row: moment(row["created"]),
+            "TOOK": lambda row: duration(row["ended"] - row["created"]) if row.get("ended") else None,
+            "ERROR": lambda row: error_line(row.get("error")),
+        },
+        as_json,
+        empty="no tasks" + (" like that" if status or agent else "; submit one: weft submit AGENT INPUT"),
+    )
+
+
+def _instance(row: Row) -> str:
+    return f"{row['agent']}/{row['key']}" if row.get("key") else str(row["agent"])
+
+
+async def _is_still(opened: Broker, task_id: str, status: str) -> bool:
+    """Whether the broker, where it still knows a recorded task, says the same of it: it may have been opened again."""
+    found = await _status_of(await opened.admission.find(task_id), task_id)
+    return found in ("", status)
+
+
+async def _status_of(bus: EventBus, task_id: str) -> str:
+    """Empty where the broker does not know the task."""
+    return (cast(bytes | None, await bus.transport.call("HGET", bus.keys.task(task_id), "status")) or b"").decode()
+
+
+def _unknown(task_id: str) -> InvalidInput:
+    return InvalidInput("task_id", f"no task {task_id!r} is known; `weft task list` shows those that are")
+
+
+# -- all that is known of one ------------------------------------------------------------------------------------
+
+
+@app.verb("show")
+async def show(task_id: Id, as_json: Json = False) -> None:
+    """Show all that is known of a task.
+
+    What it waits for, its questions and how to answer them, its error, and its runs with their times.
+
+    \b
+    Example:
+      weft task show t-1
+    """
+    from runtime_core.trajectory.tree import to_tree
+
+    async with broker() as opened:
+        bus = await opened.admission.find(task_id)
+        view = await read_task(bus, task_id)
+        async with trajectories(opened.settings) as store:
+            recorded = await store.task(opened.settings.namespace, task_id) if store is not None else None
+        now = await opened.now_ms()
+    if view is None:
+        if recorded is None:
+            raise _unknown(task_id)
+        view = task_in_store(recorded)
+    if len(opened.buses) > 1 and "dead_letters" in view:
+        view["dead_letters"] = [f"{bus.keys.partition}/{entry}" for entry in view["dead_letters"]]
+    if recorded is not None and recorded.fork is not None:
+        view["forked_from"] = {"task": recorded.fork.task, "step": recorded.fork.step}
+    # The broker keeps what was sent as it was; the record has no secrets.
+    view = without_secrets(view)
+    if as_json:
+        print_json({**view, "trajectory": to_tree(recorded) if recorded is not None else None})
+        return
+    _print_task(view, now)
+    _print_runs(recorded, view)
+
+
+def _print_task(view: Row, now_ms: int) -> None:
+    created, ended = view.get("created"), view.get("ended")
+    usage, fork = view.get("usage") or {}, view.get("forked_from")
+    limits = [f"{view['max_steps']} steps"] if "max_steps" in view else []
+    limits += [f"{limit:g} {name.removeprefix('max_')}" for name, limit in view.get("limits", {}).items()]
+    facts: list[tuple[str, object]] = [
+        ("task", view["task_id"]),
+        ("status", view["status"]),
+        ("agent", _instance(view)),
+        ("session", view.get("session_id")),
+        ("fork of", fork and f"{fork['task']}, from {'step ' + fork['step'] if fork['step'] else 'its beginning'}"),
+        ("created", created and f"{moment(created)} ({duration(now_ms - created)} ago)"),
+        ("ended", created and ended and f"{moment(ended)} (after {duration(ended - created)})"),
+        ("limit", ", ".join(limits)),
+        ("usage", _amounts(usage)),
+        *(("", f"{model}: {_amounts(amounts)}") for model, amounts in usage.get("models", {}).items()),
+        ("limit", "time_limit_at" in view and f"until {moment(view['time_limit_at'])}"),
+        ("input", "input" in view and preview(view["input"], 500)),
+        ("output", "output" in view and preview(view["output"], 500)),
+        ("error", error_line(view.get("error"), 600)),
+    ]
+    for wait in view.get("waits_for", ()):
+        if wait["kind"] != "human":  # the question stands below
+            error = error_line((wait.get("errors") or [None])[-1])
+            facts.append(("waits", describe_wait(wait, now_ms) + (f"; the last error: {error}" if error else "")))
+    for question in view.get("questions", ()):
+        facts.append(("question", _asked(question)))
+        if "deadline" in question:
+            otherwise = f", then it is {preview(question['default'])}" if "default" in question else ""
+            facts.append(("", f"until {moment(question['deadline'])}{otherwise}"))
+        facts += [("", f"answer it: {command}") for command in answers_to(question)]
+    facts += [("dead", f"{letter}  look: weft dead show {letter}") for letter in view.get("dead_letters", ())]
+    print_facts(facts)
+
+
+def _asked(question: Row) -> str:
+    data = f"  {preview(question['data'], 300)}" if question.get("data") is not None else ""
+    return f"{question['prompt']}{data}"
+
+
+def _amounts(usage: Row) -> str:
+    # The broker keeps no order.
+    names = sorted(usage, key=lambda name: (_AMOUNTS.index(name) if name in _AMOUNTS else len(_AMOUNTS), name))
+    return ", ".join(f"{usage[name]:.10g} {name}" for name in names if name != "models")
+
+
+def _print_runs(recorded: TaskTrajectory | None, view: Row) -> None:
+    from runtime_core.trajectory.tree import render
+
+    print()
+    if recorded is not None:
+        if recorded.end is not None and "ended" not in view:
+            print("opened again since; what was recorded before:")
+        # The task's own line stands above already.
+        print("\n".join(render(recorded).splitlines()[1:]))
+    elif "ended" in view:
+        print("trajectory: nothing is recorded of this task: is the trajectory-recorder running?")
+    else:
+        print("trajectory: nothing is recorded yet; steps are when a turn ends or a call is answered")
+
+
+# -- a new task with another's results ---------------------------------------------------------------------------
+
+
+@app.verb("fork", seconds=None)
+async def fork(
+    task_id: Annotated[str, Argument(metavar="ID", help="The task to fork: one that goes on, or has ended.")],
+    input: Annotated[
+        str | None,
+        Argument(
+            metavar="INPUT",
+            help="With --at what that step shall have given, else the task's new input: JSON where it is that, "
+            "else text.",
+        ),
+    ] = None,
+    at: Annotated[
+        str | None,
+        Option(metavar="STEP", help="Take over what came before this step, as 3.0.1: see `weft trajectory show`."),
+    ] = None,
+    new_id: Annotated[str | None, Option("--task-id", metavar="ID", help="The id of the new task.")] = None,
+    session: Annotated[str | None, Option(metavar="ID", help="Its session, where it is another one.")] = None,
+    max_steps: MaxSteps = None,
+    timeout: Timeout = None,
+    wait: Wait = True,
+    as_json: Json = False,
+) -> None:
+    """Start a task with another's results.
+
+    What the task did before the step is taken over and not done again; from there the fork goes on by itself.
+
+    \b
+    Examples:
+      weft task fork t-1 --at 3
+      weft task fork t-1 --at 2 '{"title": "a better one"}'
+      weft task fork t-1 "another topic"
+    """
+    changed: Row = {} if input is None else {"input": typed(input)}
+    settings = read_settings()
+    async with Client.connect(broker_url(settings), namespace=settings.namespace) as client:
+        async with trajectories(settings) as store:
+            task = await client.fork(
+                task_id,
+                **changed,
+                at=at,
+                task_id=new_id,
+                session_id=session,
+                options=SubmitOptions(max_steps=max_steps, timeout_seconds=timeout),
+                store=store,
+                stream=wait,
+                timeout=ADMISSION_SECONDS,
+            )
+        await follow(task, wait, False, as_json)
+
+
+# -- what tasks ask ----------------------------------------------------------------------------------------------
+
+
+@app.verb("questions")
+async def questions(limit: Limit = 20, as_json: Json = False) -> None:
+    """List what tasks ask humans and nobody has answered.
+
+    The oldest first, each with its deadline and the commands that answer it.
+
+    \b
+    Example:
+      weft task questions
+    """
+    found: list[Row] = []
+    async with broker() as opened:
+        for bus in opened.buses:
+            found += await _questions_of(bus, limit)
+        now = await opened.now_ms()
+    found = sorted(found, key=lambda question: cast(float, question["created"]))[:limit]
+    if as_json:
+        print_json(found)
+    elif not found:
+        print("no task asks anything")
+    else:
+        for question in found:
+            _print_question(question, now)
+
+
+async def _questions_of(bus: EventBus, limit: int) -> list[Row]:
+    """Open questions of one partition: those of the oldest tasks, each with its task's agent and age."""
+    found: list[Row] = []
+    call, keys, page = bus.transport.call, bus.keys, 500
+    for start in range(0, LOOKED_AT_MAX, page):
+        tasks = [task.decode() for task in cast(list[bytes], await call("ZRANGE", keys.index, start, start + page - 1))]
+        asked = [call("HMGET", keys.task(task), "status", "fl") for task in tasks]
+        for task, reply in zip(tasks, asked, strict=True):
+            status, flags = cast(list[bytes | None], await reply)
+            # `o`: it has said something on its stream; a task that has not has asked nothing.
+            if status is None or status.decode() in ENDED or b"o" not in (flags or b""):
+                continue
+            view = await read_task(bus, task)
+            if view is not None:
+                about = {"agent": view["agent"], "created": view["created"]}
+                found += [{**question, **about} for question in view.get("questions", ())]
+        if len(tasks) < page or len(found) >= limit:
+            break
+    return found
+
+
+def _print_question(question: Row, now_ms: int) -> None:
+    print(f"{question['task_id']} ({plain(question['agent'])}): {plain(str(question['prompt']))}")
+    if question.get("data") is not None:
+        print(f"  {preview(question['data'], 300)}")
+    if "deadline" in question:
+        left = duration(max(0, question["deadline"] - now_ms))
+        otherwise = f"it is {preview(question['default'])}" if "default" in question else "it fails"
+        print(f"  until {moment(question['deadline'])} (in {left}), then {otherwise}")
+    for command in answers_to(question):
+        print(f"  {command}")
+
+
+@app.verb("signal")
+async def signal(
+    task_id: Id,
+    request_id: Annotated[str, Argument(metavar="REQUEST_ID", help="Which question: see `weft task show`.")],
+    value: Annotated[
+        str, Argument(metavar="VALUE", help="The answer: JSON (true, 3, {...}) where it is that, else text.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Answer a question of a task.
+
+    Of several answers the first one counts.
+
+    \b
+    Example:
+      weft task signal t-1 r:2-9b1deb4d3b7d4bad true
+    """
+    given = typed(value, words=True)
+    async with broker() as opened:
+        bus = await opened.admission.find(task_id)
+        data, event = codec.encode(given), f"weft task signal\n{secrets.token_hex(8)}"
+        answer = await repeat_after_reconnect(lambda: bus.signal(task_id, request_id, data, event))
+    check_answered(answer, task_id, request_id)
+    if as_json:
+        print_json({"task_id": task_id, "request_id": request_id, "value": given})
+    else:
+        print(f"answered {request_id} of task {task_id} with {preview(given)}")
+
+
+# -- its end -----------------------------------------------------------------------------------------------------
+
+
+@app.verb("cancel")
+async def cancel(
+    task_id: Id,
+    reason: Annotated[str, Option(metavar="TEXT", help="Kept as the task's error.")] = "cancelled by its user",
+    as_json: Json = False,
+) -> None:
+    """Cancel a task.
+
+    It ends now; what it has running hears of it within a second or so.
+
+    \b
+    Example:
+      weft task cancel t-1 --reason "asked the wrong question"
+    """
+    async with broker() as opened:
+        bus = await opened.admission.find(task_id)
+        # Asked first: the broker would remember the id, and refuse the first submit that uses it.
+        if not await _status_of(bus, task_id):
+            raise _unknown(task_id)
+        answer = await repeat_after_reconnect(lambda: bus.cancel(task_id, reason))
+    if answer[0] == "unknown":
+        raise _unknown(task_id)
+    if answer[0] == "ended" and answer[1] != "cancelled":
+        raise InvalidInput("task_id", f"the task {task_id!r} has ended already ({answer[1]})")
+    if as_json:
+        print_json({"task_id": task_id, "status": "cancelled"})
+    else:
+        print(f"task {task_id} is cancelled")
+
+
+@app.verb("delete", seconds=None)
+async def delete(
+    task_id: Id, yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False, as_json: Json = False
+) -> None:
+    """Erase an ended task for ever.
+
+    From the broker, with its trajectory, output, dead letters and large results. Asks first where it is typed by hand.
+
+    \b
+    Example:
+      weft task delete t-1 --yes
+    """
+    if not yes and sys.stdin.isatty():
+        confirm(f"Erase task {task_id} with its trajectory, output and dead letters?", abort=True, err=True)
+    async with broker() as opened, trajectories(opened.settings) as store:
+        bus = await opened.admission.find(task_id)
+        _check_ended(task_id, await _status_of(bus, task_id), ("", *ENDED))
+        await _until_recorded(bus)
+        found = await bus.erase(task_id)
+        _check_ended(task_id, found, ("OK", "unknown"))  # it may have been opened again meanwhile
+        letters = DeadLetters(opened.buses)
+        own = [letter.letter_id async for letter in letters.all(Selection(task=task_id))]
+        for letter_id in own:
+            await letters.drop(letter_id)
+        rows = await store.delete(opened.settings.namespace, task_id) if store is not None else 0
+        blobs = await asyncio.to_thread(_erase_blobs, opened.settings, task_id)
+        await forget_place(opened.buses, task_id)
+    if found == "unknown" and not own and not rows and not blobs:
+        raise _unknown(task_id)
+    if as_json:
+        print_json({"task_id": task_id, "deleted": True, "trajectory_rows": rows, "blobs": blobs})
+    else:
+        print(f"task {task_id} is deleted, with {rows} rows of its trajectory")
+
+
+def _check_ended(task_id: str, status: str, fine: Sequence[str]) -> None:
+    if status not in fine:
+        raise InvalidInput("task_id", f"the task is {status}: end it first, weft task cancel {task_id}")
+
+
+def _erase_blobs(settings: Settings, task_id: str) -> int:
+    """Erase the task's large results; how many there were. Raises WeftError where that is not possible."""
+    if not is_task_id(task_id):
+        return 0
+    # As of a `weft up` on this data folder, which tells its services where that is.
+    url = settings.blob_url or (settings.data_dir / "blobs").as_uri()
+    try:
+        return open_blobs(url).erase(folder_of(settings.namespace, task_id))
+    except OSError as error:
+        raise WeftError(
+            f"the task's large results in {url} were not erased: {error}; run the same command again"
+        ) from None
+
+
+async def _until_recorded(bus: EventBus) -> None:
+    """Wait until all that is on the record now is in the store: what comes there later would stay there.
+
+    Raises WeftError where the recorder does not get that far.
+    """
+    last = pairs(await bus.transport.call("XREVRANGE", bus.keys.record, "+", "-", "COUNT", 1))
+    end_at = time.monotonic() + RECORDER_SECONDS
+    while last:
+        recorder = (await groups_of(bus.transport.call, bus.keys.record) or {}).get(TRAJECTORY_RECORDER)
+        if recorder is not None and position(recorder.read) >= position(last[0][0].decode()):
+            return
+        if time.monotonic() > end_at:
+            raise WeftError(
+                "the trajectory-recorder has not recorded all steps yet, and would write those of this task later: "
+                "nothing was deleted; is it running? `weft lag` shows how far it is"
+            )
+        await asyncio.sleep(0.05)

@@ -1,0 +1,228 @@
+"""What is known of tasks: by the broker, with everything that any of their runs waits for, and by the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.cli.output import Row
+from runtime_core.maintenance.stuck import Fields, hash_at, unpacked
+from runtime_core.text import duration
+from runtime_core.wire.results import ENDED, STEP_KINDS, shown
+
+if TYPE_CHECKING:
+    from runtime_core.record.step import TaskEnd
+    from runtime_core.trajectory.reading import TaskTrajectory
+    from runtime_core.trajectory.store import TrajectoryStore
+
+LOOKED_AT_MAX = 20_000
+"""Tasks on the broker that a list looks through."""
+_PLACES = {
+    "queue": "for its tenant's turn to start",
+    "mail": "for its turn in the mailbox of",
+    "nest": "for its turn, called from within, on",
+    "pend": "until a nested call is done on",
+    "park": "parked: it asked for other steps than before; mend the code, then redrive its dead letter:",
+}
+
+
+async def read_task(bus: EventBus, task: str) -> Row | None:
+    """The task in words, None where the broker does not know it (any more).
+
+    Adds to what `shown` says: `max_steps`, `time_limit_at`, `waits_for` and `questions` of all runs (each with
+    `run`, `step`, `kind`, and where known `name`, `due`, `attempt`, `errors`,
+    `task_id` of an agent asked elsewhere), and `dead_letters` (ids).
+    """
+    keys = bus.keys
+    fields = await hash_at(bus, keys.task(task))
+    if not fields:
+        return None
+    view = shown(task, fields)
+    header = _lines(fields)
+    if header[5] not in ("", "0"):
+        view["max_steps"] = int(header[5])
+    letters = cast(list[bytes], await bus.transport.call("ZRANGE", keys.base + "letters", 0, -1))
+    own = [letter.rpartition(b"|")[2].decode() for letter in letters if letter.rpartition(b"|")[0] == task.encode()]
+    if own:
+        view["dead_letters"] = own
+    if view["status"] in ENDED:
+        return {name: value for name, value in view.items() if name not in ("waits_for", "questions")}
+    limit = await _due(bus, f"d|{task}")
+    if limit is not None:
+        view["time_limit_at"] = limit
+    children = [name[2:].decode() for name in fields if name.startswith(b"k:")]
+    runs = {"r": fields, **{run: await hash_at(bus, keys.run(task, run)) for run in children}}
+    retries = await _retries(bus, fields)
+    waits: list[Row] = []
+    questions: list[Row] = []
+    for run, of_run in sorted(runs.items()):
+        waits += _run_waits(run, of_run, retries)
+        for name, value in sorted(of_run.items()):
+            if name.startswith(b"m:"):
+                step = name[2:].decode()
+                due = await _due(bus, f"s|{task}|{run}|{step}")
+                waits.append(_step_wait(run, step, chr(value[8]), due, runs, retries))
+                if b"q:" + name[2:] in of_run:
+                    question = msgspec.json.decode(of_run[b"q:" + name[2:]][13:])
+                    questions.append(question if due is None else {**question, "deadline": due})
+    return {**view, "waits_for": waits, "questions": questions}
+
+
+def describe_wait(wait: Row, now_ms: float) -> str:
+    """One thing that a task waits for, on one line without what users wrote."""
+    if "place" in wait:
+        return f"{_PLACES[wait['place']]} {wait['name']}"
+    text = f"{wait['kind']} {wait.get('name') or wait['step'] or wait['run']}"
+    if "task_id" in wait:
+        text += f", which works on it as task {wait['task_id']}"
+    if wait.get("attempt"):
+        text += f", attempt {wait['attempt']}"
+    if "due" in wait:
+        left = wait["due"] - now_ms
+        text += f", in {duration(left)}" if left > 0 else ", due now"
+    return text
+
+
+def answers_to(question: Mapping[str, Any]) -> list[str]:  # Any: JSON
+    """What to type to answer a question, one command a line."""
+    signal = f"weft task signal {question['task_id']} {question['request_id']}"
+    if question.get("expects") != "verdict":
+        return [f"{signal} VALUE"]
+    return [f"{signal} true", f"{signal} false", signal + """ '{"verdict": "edit", "value": …}'"""]
+
+
+@dataclass(frozen=True, slots=True)
+class _Retry:
+    """A delivery that waits for its next attempt."""
+
+    name: str
+    attempt: int
+    due: int
+    errors: list[Row]
+
+    def fields(self) -> Row:
+        return {"name": self.name, "attempt": self.attempt, "due": self.due, "errors": self.errors}
+
+
+def _run_waits(run: str, fields: Fields, retries: Mapping[str, _Retry]) -> list[Row]:
+    """What the run itself waits for: its next attempt, or its instance."""
+    cur = fields.get(b"cur", b"").decode()
+    if cur in _PLACES:
+        _, agent, key, *_ = _lines(fields)
+        return [{"run": run, "step": "", "kind": "agent", "name": f"{agent}/{key}" if key else agent, "place": cur}]
+    if cur == "retry" and run in retries:
+        return [{"run": run, "step": "", "kind": "agent", **retries[run].fields()}]
+    return []
+
+
+def _step_wait(
+    run: str, step: str, kind: str, due: int | None, runs: Mapping[str, Fields], retries: Mapping[str, _Retry]
+) -> Row:
+    wait: Row = {"run": run, "step": step, "kind": STEP_KINDS.get(kind, "?")}
+    child = f"{run}/{step}"
+    if kind == "a":
+        elsewhere = runs["r"].get(b"k:" + child.encode(), b"").decode()
+        if elsewhere.startswith("@"):  # `@partition:task`: the instance lives in another partition
+            wait["task_id"] = elsewhere.partition(":")[2]
+        return {**wait, "name": _lines(runs.get(child, {}))[1]}
+    if child in retries:
+        return {**wait, **retries[child].fields()}
+    return wait if due is None else {**wait, "due": due}
+
+
+async def _retries(bus: EventBus, task_fields: Fields) -> dict[str, _Retry]:
+    """Deliveries of the task that wait in the timers, by run (a call's run is its own)."""
+    found: dict[str, _Retry] = {}
+    for field in task_fields:
+        if not field.startswith(b"z:e|"):
+            continue
+        fields = unpacked(await bus.transport.call("HGET", bus.keys.base + "delayed", field[2:]))
+        due = await _due(bus, field[2:].decode())
+        if due is not None and fields:
+            header = _lines(fields)
+            errors = msgspec.json.decode(fields[b"e"]) if b"e" in fields else []
+            found[header[3]] = _Retry(header[4], int(header[6] or 0), due, errors)
+    return found
+
+
+def _lines(fields: Fields) -> list[str]:
+    """The header of a run or a delivery, with more empty lines than it may lack."""
+    return fields.get(b"h", b"").decode().split("\n") + [""] * 10
+
+
+async def _due(bus: EventBus, member: str) -> int | None:
+    score = await bus.transport.call("ZSCORE", bus.keys.timers, member)
+    return None if score is None else int(float(cast(bytes, score)))
+
+
+# -- lists -------------------------------------------------------------------------------------------------------
+
+
+async def tasks_on_broker(bus: EventBus, status: str, agent: str, limit: int) -> list[Row]:
+    """Tasks by the partition's index, the newest first."""
+    call, keys = bus.transport.call, bus.keys
+    page = limit if not status and not agent else 500
+    found: list[Row] = []
+    for start in range(0, LOOKED_AT_MAX, page):
+        tasks = cast(list[bytes], await call("ZREVRANGE", keys.index, start, start + page - 1))
+        calls = [call("HMGET", keys.task(task.decode()), "status", "h", "ended", "steps") for task in tasks]
+        for task, asked in zip(tasks, calls, strict=True):
+            values = cast(list[bytes | None], await asked)
+            if values[0] is None:
+                continue  # past its retention time
+            named = zip((b"status", b"h", b"ended", b"steps"), values, strict=True)
+            row = shown(task.decode(), {name: value for name, value in named if value is not None})
+            if (not status or row["status"] == status) and (not agent or row["agent"] == agent):
+                found.append(row)
+        if len(tasks) < page or len(found) >= limit:
+            break
+    return found[:limit]
+
+
+async def tasks_in_store(store: TrajectoryStore, namespace: str, status: str, agent: str, limit: int) -> list[Row]:
+    """Tasks that have ended, the newest first."""
+    ends = await store.tasks(namespace, status=status or None, agent=agent or None, limit=limit)
+    return [{"task_id": end.task, **_of_end(end)} for end in ends]
+
+
+def _of_end(end: TaskEnd) -> Row:
+    row: Row = {"status": end.status, "agent": end.agent, "created": end.created, "ended": end.ended}
+    row["steps"] = end.steps
+    if end.session:
+        row["session_id"] = end.session
+    if end.error is not None:
+        row["error"] = {"type": end.error.type, "message": end.error.message}
+    return row
+
+
+def task_in_store(recorded: TaskTrajectory) -> Row:
+    """A task that the broker has forgotten."""
+    from runtime_core.trajectory.tree import decoded
+
+    view: Row = {"task_id": recorded.task, "status": "unknown", "agent": ""}
+    if recorded.end is not None:
+        view |= _of_end(recorded.end)
+    if used := _usage_of(recorded):
+        view["usage"] = used
+    first = next((step for step in recorded.steps if step.run == "r" and not step.step), None)
+    if first is not None:
+        view |= {name: decoded(raw) for name, raw in (("input", first.input), ("output", first.output)) if raw}
+    return view
+
+
+def _usage_of(recorded: TaskTrajectory) -> Row:
+    """What the task has used, by its rows."""
+    from runtime_core.record.usage import Usage, total
+    from runtime_core.telemetry.attributes import RESPONSE_MODEL
+
+    reports = [
+        Usage(step.usage, {str(step.attributes.get(RESPONSE_MODEL, step.name)): step.usage} if by_model else {})
+        for step in recorded.steps
+        if step.usage
+        for by_model in (step.kind == "model" or (step.kind == "usage" and step.name != "usage"),)
+    ]
+    return cast(Row, msgspec.json.decode(total(reports).to_json())) if reports else {}
