@@ -1,6 +1,6 @@
-"""Writes docs/metrics.md from the code: `python -m docs.generate_metrics`.
+"""Write docs/metrics.md from the code: `python -m docs.generate_metrics`.
 
-A test compares the file with what this makes, so that the page cannot fall behind.
+A test compares the file with the output of this module, so the page cannot become stale.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ PAGE = Path(__file__).with_name("metrics.md")
 _ABOUT = {
     names.EVERY: "",
     names.HANDLERS: "",
-    names.AGENTS: "An agent is the name of its type, as an app declares it.",
-    names.TOOLS: "A tool is its name, as an app declares it or its MCP server lists it.",
+    names.AGENTS: "The label `agent` is the name of its type, as an app declares it.",
+    names.TOOLS: "The label `tool` is the tool's name, as an app declares it or its MCP server lists it.",
     names.GATEWAYS: "",
     names.RECORDER: "",
     names.LEADERS: "",
-    names.STATE_MANAGER: "Each event is counted by one replica: sum over the replicas.",
+    names.STATE_MANAGER: "One replica counts each event: sum over the replicas.",
     names.LEADER: (
-        "One state-manager leads a partition and looks at it every few seconds. It alone shows these: they go from\n"
-        "its page when it loses the lead or its broker, so a sum over the replicas is right. Ages go by the broker's\n"
-        "clock. `stream` is `agent`, `tool`, `ray`, `spark` (`:<pool>` behind it for a named pool), `record`, or\n"
-        "`tasks`, the ingress stream, which is shown under partition 0. The lag is counted from the streams\n"
-        "themselves: it is right where the server does not know one, as after deletions, and all waits where there\n"
-        "is no group. What the broker's `INFO` says is left out where the user may not ask for it."
+        "One state-manager leads a partition and measures it every few seconds. Only this process exports these\n"
+        "metrics, and stops when it loses the lead or its broker, so a sum over the replicas is right. Ages follow\n"
+        "the broker's clock. `stream` is `agent`, `tool`, `ray`, `spark` (with the suffix `:<pool>` for a named\n"
+        "pool), `record`, or `tasks`, the ingress stream, which belongs to partition 0. The lag is counted from the\n"
+        "streams themselves, so it is right even if the server does not know it, as after deletions. Without a\n"
+        "group, all entries count. Metrics from the broker's `INFO` are missing if the user may not call it."
     ),
 }
 
@@ -37,11 +37,11 @@ def page() -> str:
     """The whole page."""
     parts = [
         "# Metrics\n\n"
-        "Every metric of every service, as the code names them. `python -m docs.generate_metrics` writes this page:\n"
-        "do not edit it. [`operations.md`](operations.md#metrics) says which to look at first.\n\n"
-        "Each service answers `GET /metrics` on `WEFT_METRICS_PORT` in Prometheus' text format, with the usual\n"
-        "`process_…` besides these. No label is the id of a task or a run, or the key of an instance. Histograms have\n"
-        "the series `_bucket`, `_sum` and `_count`. Without a unit it is a number of things.\n"
+        "This page lists every metric of every service. `python -m docs.generate_metrics` writes it from the code:\n"
+        "do not edit it. [`operations.md`](operations.md#metrics) names the ones to start with.\n\n"
+        "Each service answers `GET /metrics` on `WEFT_METRICS_PORT` in Prometheus' text format, besides the usual\n"
+        "`process_…` metrics. No label is the id of a task or a run, or the key of an instance. Histograms have the\n"
+        "series `_bucket`, `_sum` and `_count`. A metric without a unit is a count.\n"
     ]
     parts += ["\n".join(_section(by)) for by in names.EMITTERS]
     return "\n".join(parts)
@@ -56,7 +56,7 @@ def _section(by: str) -> Iterator[str]:
     yield f"## {by[:1].upper()}{by[1:]}\n"
     if _ABOUT[by]:
         yield f"{_ABOUT[by]}\n"
-    yield "| metric | kind | labels | unit | meaning | look when |"
+    yield "| metric | kind | labels | unit | meaning | check when |"
     yield "|---|---|---|---|---|---|"
     for metric in names.ALL:
         if metric.by == by:

@@ -1,10 +1,10 @@
-"""Every metric: its name, kind, labels and meaning, once.
+"""The only definition of every metric: its name, kind, labels and meaning.
 
-What emits it, docs/metrics.md, dashboards, alerts and tests read them here.
+The emitting code, docs/metrics.md, dashboards, alerts and tests read it here.
 
 Label values come from small fixed sets (services, outcomes, reasons, streams) or from what apps declare (agents, tools,
-models): never ids of tasks or runs, nor keys of instances, since each value of a label is a time series of its own. Of
-tenants only those with the most tasks that wait have a value.
+models). Ids of tasks or runs and keys of instances are never labels, since each label value is a separate time series.
+Only the tenants with the most waiting tasks have a value.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ AGENTS = "agent-handler"
 TOOLS = "tool-handler"
 GATEWAYS = "gateways"
 EMITTERS = (EVERY, HANDLERS, AGENTS, TOOLS, GATEWAYS, RECORDER, LEADERS, STATE_MANAGER, LEADER)
-"""Who emits metrics, in the order in which docs/metrics.md shows them."""
+"""The groups of services that emit metrics, in the order of docs/metrics.md."""
 
 
 class Kind(StrEnum):
-    """What Prometheus calls a metric's type."""
+    """A metric's type, in Prometheus' terms."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -47,11 +47,11 @@ class MetricName:
     help: str
     labels: tuple[str, ...] = ()
     by: str = EVERY
-    """Who emits it."""
+    """The services that emit it."""
     look: str = ""
-    """When to look at it, and what it says then."""
+    """The value that needs attention, and what it then means."""
     unit: str = ""
-    """`seconds`, `bytes`, …; empty: a number of things."""
+    """`seconds`, `bytes`, …; empty for a plain count."""
 
 
 def _counter(
@@ -72,18 +72,20 @@ def _seconds(name: str, about: str, labels: tuple[str, ...] = (), by: str = EVER
 
 # -- every service ---------------------------------------------------------------------------------------------------
 
-BUILD_INFO = _gauge("weft_build_info", "Always 1; the labels say what runs.", ("service", "version", "python"))
+BUILD_INFO = _gauge(
+    "weft_build_info", "Always 1; the labels name the service and its versions.", ("service", "version", "python")
+)
 BROKER_CONNECTED = _gauge(
-    "weft_broker_connected", "1 while the broker confirms this process's heartbeats, else 0.", ("service",),
+    "weft_broker_connected", "1 while the broker confirms this process's heartbeats, otherwise 0.", ("service",),
     look="0 for longer than a restart of the broker",
 )  # fmt: skip
 HEARTBEAT_AGE = _gauge(
     "weft_heartbeat_age_seconds", "Time since the broker last confirmed this owner's heartbeat.", ("service",),
-    look="it comes near `WEFT_LEASE_SECONDS`: others will adopt what this process holds", unit="seconds",
+    look="it comes close to `WEFT_LEASE_SECONDS`: others will adopt its deliveries", unit="seconds",
 )  # fmt: skip
 STALLED = _gauge(
     "weft_stalled_seconds",
-    "How long work has waited in this process while nothing has moved and the broker answered; 0 where none waits.",
+    "How long work has waited without progress in this process while the broker answered; 0 if none waits.",
     ("service",), look="it grows: `/healthz` fails at 30 s or 10 leases, whichever is longer", unit="seconds",
 )  # fmt: skip
 LOOP_LAG = _gauge(
@@ -91,34 +93,34 @@ LOOP_LAG = _gauge(
     look="above 0.1: something blocks it", unit="seconds",
 )  # fmt: skip
 SPANS_DROPPED = _counter(
-    "weft_spans_dropped_total", "Spans that the collector of traces did not take.", ("service",),
-    look="it rises: the log says what the collector answers", unit="spans",
+    "weft_spans_dropped_total", "Spans that the trace collector did not accept.", ("service",),
+    look="it rises: the log has the collector's answer", unit="spans",
 )  # fmt: skip
 EVENTS_HANDLED = _counter(
     "weft_events_handled_total",
-    "Deliveries that were settled, by how they ended. `handled` is the usual end; `stopped`: its task was over;"
-    " `fenced`: this process had been declared dead; `bus_error`: it stays and is taken again; `defect`: an error in"
-    " Weft or of the server. The state-manager counts `admitted`, the trajectory-recorder `recorded`.",
-    ("service", "outcome"), look="`defect` rises, ever",
+    "Settled deliveries by outcome. `handled` is the usual outcome; `stopped`: its task was over; `fenced`: this"
+    " process had been declared dead; `bus_error`: it stays and is delivered again; `defect`: an error in Weft or of"
+    " the server. The state-manager counts `admitted`, the trajectory-recorder `recorded`.",
+    ("service", "outcome"), look="any rise of `defect`",
 )  # fmt: skip
 DEAD_LETTERS = _counter(
-    "weft_dead_letters_total", "Deliveries that will not be tried again, by reason.", ("service", "reason"),
+    "weft_dead_letters_total", "Deliveries that will not be retried, by reason.", ("service", "reason"),
     look="any rise: see [dead letters](operations.md#dead-letters)",
 )  # fmt: skip
 
 # -- handlers --------------------------------------------------------------------------------------------------------
 
 HANDLER_SECONDS = _seconds(
-    "weft_handler_seconds", "Time that a handler ran, from delivery to outcome, waits for the broker included.",
+    "weft_handler_seconds", "Time that a handler ran, from delivery to outcome, including waits for the broker.",
     ("service",), HANDLERS, "the tail grows",
 )  # fmt: skip
 COMMIT_SECONDS = _seconds(
-    "weft_commit_seconds", "Time from asking the broker for a commit to its answer.", ("service",), HANDLERS,
+    "weft_commit_seconds", "Time from sending a commit to the broker to its answer.", ("service",), HANDLERS,
     "it rises with the broker's load",
 )  # fmt: skip
 RETRIES = _counter(
-    "weft_retries_total", "Attempts that failed and will be made again.", ("service",), HANDLERS,
-    "it rises with a dependency's trouble",
+    "weft_retries_total", "Failed attempts that will be retried.", ("service",), HANDLERS,
+    "it rises: a dependency has problems",
 )  # fmt: skip
 FENCED_COMMITS = _counter(
     "weft_fenced_commits_total", "Commits refused because this owner had been declared dead.", ("service",), HANDLERS,
@@ -126,20 +128,20 @@ FENCED_COMMITS = _counter(
 )  # fmt: skip
 HOOK_FAILURES = _counter(
     "weft_hook_failures_total",
-    "Hooks and callbacks that raised, took too long or answered wrongly, by their point; a guard's failure denies.",
+    "Hooks and callbacks that raised, timed out or returned wrong values, by point; a guard that fails denies.",
     ("service", "point"), AGENTS, "any rise: see [hooks](hooks.md#when-a-hook-fails)",
 )  # fmt: skip
 DUPLICATES_SUPPRESSED = _counter(
-    "weft_duplicates_suppressed_total", "Deliveries and commits that were recognised as repeated and had no effect.",
+    "weft_duplicates_suppressed_total", "Repeated deliveries and commits that were recognized and had no effect.",
     ("service",), HANDLERS, "a burst after a restart of the broker is normal",
 )  # fmt: skip
 ADOPTED_DELIVERIES = _counter(
-    "weft_adopted_deliveries_total", "Deliveries taken over from owners that died.", ("service",), HANDLERS,
+    "weft_adopted_deliveries_total", "Deliveries reclaimed from dead owners.", ("service",), HANDLERS,
     "it rises without a deployment: processes die",
 )  # fmt: skip
 IN_FLIGHT = _gauge(
     "weft_in_flight_deliveries",
-    "Deliveries in hand that are not settled; at most 256 per consumer (`WEFT_ENGINE_IN_FLIGHT` of a gateway).",
+    "Deliveries held and not settled; at most 256 per consumer (`WEFT_ENGINE_IN_FLIGHT` for a gateway).",
     ("service",), HANDLERS, "it stays at the limit: add replicas",
 )  # fmt: skip
 
@@ -147,60 +149,60 @@ IN_FLIGHT = _gauge(
 
 AGENT_TURNS = _counter(
     "weft_agent_turns_total",
-    "Turns of agents, by how they ended. `completed`: the run has ended; `suspended`: it waits for steps; `failed`: it"
-    " has ended with an error; `retried`: the turn will be made again; `waits`: handed back without counting;"
-    " `repeated`: another owner had done it; `cancelled`: the task was over; `lost`: it could not be settled here (see"
+    "Turns of agents by outcome. `completed`: the run has ended; `suspended`: it waits for steps; `failed`: it has"
+    " ended with an error; `retried`: the turn will be retried; `waits`: handed back without counting; `repeated`:"
+    " another owner had done it; `cancelled`: the task was over; `lost`: it could not be settled here (see"
     " `weft_events_handled_total`).",
     ("agent", "outcome"), AGENTS, "the share of `failed` and `retried`",
 )  # fmt: skip
 AGENT_TURN_SECONDS = _seconds(
-    "weft_agent_turn_seconds", "Time that a turn of an agent took, its commit included.", ("agent",), AGENTS,
-    "the tail grows: code that waits in the turn, instead of in a step",
+    "weft_agent_turn_seconds", "Duration of an agent's turn, including its commit.", ("agent",), AGENTS,
+    "the tail grows: code waits in the turn instead of in a step",
 )  # fmt: skip
 MODEL_CALLS = _counter(
     "weft_model_calls_total",
-    "Calls of language models: `answered`, or the type of the error, such as `RateLimited`, also where this process"
-    " holds a call back since the provider has asked it to wait.",
-    ("provider", "model", "outcome"), AGENTS, "the share that is not answered",
+    "Calls of language models: `answered`, or the type of the error, such as `RateLimited`, including calls that this"
+    " process holds back because the provider has asked it to wait.",
+    ("provider", "model", "outcome"), AGENTS, "the share of unanswered calls",
 )  # fmt: skip
 MODEL_CALL_SECONDS = _seconds(
-    "weft_model_call_seconds", "Time that a call of a language model took.", ("provider", "model"), AGENTS,
+    "weft_model_call_seconds", "Duration of a call of a language model.", ("provider", "model"), AGENTS,
     "the tail grows",
 )  # fmt: skip
 MODEL_FIRST_CHUNK_SECONDS = _seconds(
-    "weft_model_first_chunk_seconds", "Time from asking a language model to the first piece of a streamed answer.",
+    "weft_model_first_chunk_seconds", "Time from calling a language model to the first chunk of a streamed answer.",
     ("provider", "model"), AGENTS, "people wait for the first word",
 )  # fmt: skip
 MODEL_TOKENS = _counter(
     "weft_model_tokens_total",
-    "Tokens of language models: `input` and `output`; `cached` ones are a part of input, `reasoning` of output.",
-    ("model", "type"), AGENTS, "it rises faster than the tasks", "tokens",
+    "Tokens of language models: `input` and `output`; `cached` is a part of input, `reasoning` of output.",
+    ("model", "type"), AGENTS, "it rises faster than the number of tasks", "tokens",
 )  # fmt: skip
 MODEL_COST = _counter(
-    "weft_model_cost_total", "Cost of language models, by the prices that agents state.", ("model",), AGENTS,
-    "it rises faster than the tasks", "the currency of the prices",
+    "weft_model_cost_total", "Cost of language models, by the prices that agents declare.", ("model",), AGENTS,
+    "it rises faster than the number of tasks", "the currency of the prices",
 )  # fmt: skip
 
 # -- tools -----------------------------------------------------------------------------------------------------------
 
 TOOL_CALLS = _counter(
     "weft_tool_calls_total",
-    "Calls of tools, by how the attempt ended: `completed`, `failed`, `retried` (will be made again), `waits` (handed"
-    " back without counting), `repeated` (answered before), `cancelled` (nobody wants the result), `lost` (it could not"
-    " be settled here). The 501st tool of a process, and those after it, are `other`.",
+    "Tool calls by outcome of the attempt: `completed`, `failed`, `retried` (will be retried), `waits` (handed back"
+    " without counting), `repeated` (answered before), `cancelled` (nobody wants the result), `lost` (it could not be"
+    " settled here). From the 501st tool of a process on, the tool is `other`.",
     ("tool", "outcome"), TOOLS, "the share of `failed` and `retried`",
 )  # fmt: skip
 TOOL_CALL_SECONDS = _seconds(
-    "weft_tool_call_seconds", "Time that an attempt of a tool's call took.", ("tool",), TOOLS,
-    "the tail comes near the tool's `timeout_seconds`",
+    "weft_tool_call_seconds", "Duration of one attempt of a tool call.", ("tool",), TOOLS,
+    "the tail comes close to the tool's `timeout_seconds`",
 )  # fmt: skip
 MCP_SERVER_UP = _gauge(
-    "weft_mcp_server_up", "1 while an MCP server is connected, else 0.", ("server",), TOOLS,
+    "weft_mcp_server_up", "1 while an MCP server is connected, otherwise 0.", ("server",), TOOLS,
     "0 for longer than a restart",
 )  # fmt: skip
 MCP_RESTARTS = _counter(
     "weft_mcp_restarts_total", "Connections to MCP servers that were lost or failed.", ("server",), TOOLS,
-    "it rises: look for the server's name in the log",
+    "it rises: search the log for the server's name",
 )  # fmt: skip
 MCP_CALLS = _counter(
     "weft_mcp_calls_total",
@@ -212,48 +214,48 @@ MCP_CALLS = _counter(
 
 ENGINE_STEPS = _counter(
     "weft_engine_steps_total",
-    "Steps that a gateway had in hand, by how that ended: `completed`, `failed`, `retried`, `lost` (driven again),"
-    " `waits` and `unavailable` (the engine is away), `handed on` (another app's), `let go` (cancelled, or left to"
-    " another gateway).",
+    "Steps that a gateway held, by outcome: `completed`, `failed`, `retried`, `lost` (run again), `waits` and"
+    " `unavailable` (the engine is unavailable), `handed on` (to a gateway of another app), `let go` (cancelled, or"
+    " left to another gateway).",
     ("engine", "end"), GATEWAYS, "the share of `lost` and `failed`",
 )  # fmt: skip
 ENGINE_STEP_SECONDS = _seconds(
     "weft_engine_step_seconds",
-    "Time from taking a step to the end of its attempt, its wait for room on the engine included.",
+    "Time from taking a step to the end of its attempt, including its wait for capacity on the engine.",
     ("engine",), GATEWAYS, "the tail grows: the engine is full",
 )  # fmt: skip
 ENGINE_RUNNING = _gauge(
-    "weft_engine_running", "Steps that run on the engine now.", ("engine",), GATEWAYS,
+    "weft_engine_running", "Steps that are running on the engine.", ("engine",), GATEWAYS,
     "it stays at `WEFT_ENGINE_IN_FLIGHT`",
 )  # fmt: skip
 ENGINE_CONNECTED = _gauge(
-    "weft_engine_connected", "1 while the gateway's driver is connected to the engine, else 0.", ("engine",), GATEWAYS,
-    "0 for longer than a restart of the engine",
+    "weft_engine_connected", "1 while the gateway's driver is connected to the engine, otherwise 0.", ("engine",),
+    GATEWAYS, "0 for longer than a restart of the engine",
 )  # fmt: skip
 ENGINE_DRIVER_STARTS = _counter(
     "weft_engine_driver_starts_total", "Driver processes that a gateway has started.", ("engine",), GATEWAYS,
-    'it rises: look for "driver" in the log',
+    'it rises: search the log for "driver"',
 )  # fmt: skip
 ENGINE_DRIVER_MEMORY = _gauge(
-    "weft_engine_driver_memory_bytes", "Memory that a gateway's driver process holds.", ("engine",), GATEWAYS,
-    "it grows without an end", "bytes",
+    "weft_engine_driver_memory_bytes", "Memory that a gateway's driver process uses.", ("engine",), GATEWAYS,
+    "it grows without bound", "bytes",
 )  # fmt: skip
 
 # -- trajectory-recorder ---------------------------------------------------------------------------------------------
 
 RECORDED_ENTRIES = _counter(
-    "weft_recorded_entries_total", "Entries of the record that were copied into the trajectory store.", ("partition",),
+    "weft_recorded_entries_total", "Record entries that were copied into the trajectory store.", ("partition",),
     RECORDER, "it stands still while `weft_stream_lag_events` of `record` grows",
 )  # fmt: skip
 RECORDER_COMMIT_SECONDS = _seconds(
-    "weft_recorder_commit_seconds", "Time that one transaction of the trajectory store took.", ("partition",), RECORDER,
+    "weft_recorder_commit_seconds", "Duration of one transaction of the trajectory store.", ("partition",), RECORDER,
     "the tail grows: the database is slow",
 )  # fmt: skip
 
-# -- who leads -------------------------------------------------------------------------------------------------------
+# -- leaders -------------------------------------------------------------------------------------------------------
 
 LEAD = _gauge(
-    "weft_lead", "1 where this process leads the partition, else 0.", ("service", "partition"), LEADERS,
+    "weft_lead", "1 if this process leads the partition, otherwise 0.", ("service", "partition"), LEADERS,
     "the sum over the replicas of a service is not 1 for longer than a lease",
 )  # fmt: skip
 
@@ -261,7 +263,7 @@ LEAD = _gauge(
 
 TASKS_ENDED = _counter(
     "weft_tasks_ended_total",
-    "Tasks that have ended, by their agent and status. `other`: an agent that no app declares, as for hooks of an end.",
+    "Ended tasks by agent and status. `other`: an agent that no app declares, as for hooks of a task's end.",
     ("agent", "status"), STATE_MANAGER,
     "the share of `failed`",
 )  # fmt: skip
@@ -270,78 +272,78 @@ TASK_SECONDS = _seconds(
 )
 TASKS_REFUSED = _counter(
     "weft_tasks_refused_total",
-    "Commands of the ingress stream that were refused: `unknown_agent`, `overloaded` (their sender may try again),"
-    " `duplicate_id` (the id of the submit or the task is taken), `invalid`. What the Python client is refused, it is"
-    " told itself.",
+    "Refused commands of the ingress stream: `unknown_agent`, `overloaded` (the sender may retry), `duplicate_id` (the"
+    " id of the submit or the task is taken), `invalid`. Submits of the Python client that are refused do not count:"
+    " the client gets the error.",
     ("partition", "reason"), STATE_MANAGER, "any rise: the message is in the log and the dead letter",
 )  # fmt: skip
 
-# -- what the leader of a partition has measured on the broker --------------------------------------------------------
+# -- measured on the broker by the leader of a partition --------------------------------------------------------
 
 STREAM_LAG = _gauge(
     "weft_stream_lag_events", "Events of a stream that its group has not read yet.", ("partition", "stream", "group"),
     LEADER, "it grows: add replicas",
 )  # fmt: skip
 STREAM_PENDING = _gauge(
-    "weft_stream_pending_events", "Events that were delivered and are not settled.", ("partition", "stream", "group"),
+    "weft_stream_pending_events", "Events that were delivered but are not settled.", ("partition", "stream", "group"),
     LEADER, "it grows with little CPU in use: a dependency is slow",
 )  # fmt: skip
 STREAM_OLDEST_PENDING = _gauge(
-    "weft_stream_oldest_pending_seconds", "Age of the oldest event that is not settled; 0 where there is none.",
+    "weft_stream_oldest_pending_seconds", "Age of the oldest delivered event that is not settled; 0 if there is none.",
     ("partition", "stream", "group"), LEADER, "above the longest limit of your tools", "seconds",
 )  # fmt: skip
 STREAM_OLDEST_WAITING = _gauge(
-    "weft_stream_oldest_waiting_seconds", "Age of the oldest event that is not read yet; 0 where there is none.",
+    "weft_stream_oldest_waiting_seconds", "Age of the oldest event that is not read yet; 0 if there is none.",
     ("partition", "stream", "group"), LEADER, "above a few seconds: too few readers, or none", "seconds",
 )  # fmt: skip
 STREAM_READERS = _gauge(
-    "weft_stream_readers", "Living consumers of a group: their heartbeat is within the lease.",
+    "weft_stream_readers", "Live consumers of a group: their heartbeat is within the lease.",
     ("partition", "stream", "group"), LEADER, "0 with a lag above 0: nobody reads",
 )  # fmt: skip
 MAILBOX_WAITING = _gauge(
     "weft_mailbox_waiting_events",
-    "Events that wait in mailboxes of agent instances; at least so many where over 1,000 mailboxes hold over 50 each.",
+    "Events in mailboxes of agent instances; a lower bound if over 1,000 mailboxes hold over 50 events each.",
     ("partition",), LEADER, "it grows: instances handle one event at a time; use more keys",
 )  # fmt: skip
 MAILBOX_DEEPEST = _gauge(
-    "weft_mailbox_deepest_events", "Events that wait in the deepest mailbox.", ("partition",), LEADER,
-    "it comes near `WEFT_MAILBOX_MAX`",
+    "weft_mailbox_deepest_events", "Events in the deepest mailbox.", ("partition",), LEADER,
+    "it comes close to `WEFT_MAILBOX_MAX`",
 )  # fmt: skip
 TIMERS_WAITING = _gauge("weft_timers_waiting", "Timers that are set.", ("partition",), LEADER)
 TIMERS_DUE = _gauge(
-    "weft_timers_due", "Timers that are due and not promoted yet.", ("partition",), LEADER,
+    "weft_timers_due", "Timers that are due but not promoted yet.", ("partition",), LEADER,
     "it does not fall to 0: no handler runs",
 )  # fmt: skip
 TIMERS_LATE = _gauge(
-    "weft_timers_late_seconds", "How late the oldest timer is that is due; 0 where none is.", ("partition",), LEADER,
+    "weft_timers_late_seconds", "How late the oldest due timer is; 0 if none is due.", ("partition",), LEADER,
     "above a few seconds: no handler runs, or the broker is busy", "seconds",
 )  # fmt: skip
 TASKS_OPEN = _gauge(
-    "weft_tasks_open", "Tasks that were accepted and have not ended.", ("partition",), LEADER, "it grows without an end"
+    "weft_tasks_open", "Accepted tasks that have not ended.", ("partition",), LEADER, "it grows without bound"
 )
 TASKS_QUEUED = _gauge(
     "weft_tasks_queued",
-    "Tasks that wait for their tenants' turns, of the 20 tenants with most; others are `*`, no name is `-`.",
-    ("partition", "tenant"), LEADER, "it grows without an end: a tenant submits more than its share of handlers does",
+    "Tasks that wait for their tenants' turns: the 20 tenants with most; the others are `*`, the unnamed one is `-`.",
+    ("partition", "tenant"), LEADER, "it grows without bound: a tenant submits more than its share of handlers can do",
 )  # fmt: skip
 TASKS_ADMITTED = _counter(
     "weft_tasks_admitted_total",
-    "Tasks that were started, whoever submitted them. The broker counts them: a new leader goes on from there.",
+    "Started tasks from all submitters. The broker counts them, so a new leader continues the count.",
     ("partition",), LEADER,
 )  # fmt: skip
 DEAD_LETTERS_KEPT = _gauge(
-    "weft_dead_letters_kept", "Dead letters that are on the broker.", ("partition",), LEADER,
+    "weft_dead_letters_kept", "Dead letters on the broker.", ("partition",), LEADER,
     "above 0: see [dead letters](operations.md#dead-letters)",
 )  # fmt: skip
 DEAD_LETTER_BYTES = _gauge(
     "weft_dead_letters_bytes", "Bytes of dead letters, by the stream that their deliveries came from.",
-    ("partition", "stream"), LEADER, "the sum comes near `WEFT_DEAD_MAX_BYTES`: the oldest will be trimmed", "bytes",
+    ("partition", "stream"), LEADER, "the sum nears `WEFT_DEAD_MAX_BYTES`: the oldest will be trimmed", "bytes",
 )  # fmt: skip
 DEAD_LETTERS_TRIMMED = _counter(
     "weft_dead_letters_trimmed_total",
-    "Dead letters that were deleted before anybody decided about them. `bytes`: all letters had more bytes than"
-    " `WEFT_DEAD_MAX_BYTES`, and this stream's the most; `age`: they were past `WEFT_DEAD_RETENTION_SECONDS`. The"
-    " broker counts them: a new leader goes on from there.",
+    "Dead letters that were deleted before anybody redrove or dropped them. `bytes`: together they exceeded"
+    " `WEFT_DEAD_MAX_BYTES`, and this stream had the most; `age`: they were older than `WEFT_DEAD_RETENTION_SECONDS`."
+    " The broker counts them, so a new leader continues the count.",
     ("partition", "stream", "cause"), LEADER, "any rise: see [dead letters](operations.md#dead-letters)",
 )  # fmt: skip
 BROKER_MEMORY = _gauge(
@@ -349,16 +351,16 @@ BROKER_MEMORY = _gauge(
     "above 80 % of the limit submits are refused", "bytes",
 )  # fmt: skip
 BROKER_MEMORY_LIMIT = _gauge(
-    "weft_broker_memory_limit_bytes", "The broker's `maxmemory`; 0: it has none.", ("partition",), LEADER,
+    "weft_broker_memory_limit_bytes", "The broker's `maxmemory`; 0 if it has none.", ("partition",), LEADER,
     "0 on a shared machine", "bytes",
 )  # fmt: skip
-BROKER_CLIENTS = _gauge("weft_broker_clients", "Connections that the broker has.", ("partition",), LEADER)
+BROKER_CLIENTS = _gauge("weft_broker_clients", "Connections to the broker.", ("partition",), LEADER)
 BROKER_UPTIME = _gauge(
-    "weft_broker_uptime_seconds", "Time since the broker was started.", ("partition",), LEADER,
-    "it falls: the broker was started again", "seconds",
+    "weft_broker_uptime_seconds", "Time since the broker started.", ("partition",), LEADER,
+    "it falls: the broker was restarted", "seconds",
 )  # fmt: skip
 BROKER_APPEND_ONLY_OK = _gauge(
-    "weft_broker_append_only_ok", "1 where the append-only file is on and its last write went well, else 0.",
+    "weft_broker_append_only_ok", "1 if the append-only file is on and its last write succeeded, otherwise 0.",
     ("partition",), LEADER, "0: a restart of the broker loses work",
 )  # fmt: skip
 BROKER_EVICTED_KEYS = _gauge(
@@ -366,17 +368,17 @@ BROKER_EVICTED_KEYS = _gauge(
     "above 0: work was lost; set `noeviction`",
 )  # fmt: skip
 BROKER_PING = _gauge(
-    "weft_broker_ping_seconds", "Time of the last round trip to the broker.", ("partition",), LEADER,
-    "above 0.1: the network, or a busy broker", "seconds",
+    "weft_broker_ping_seconds", "Duration of the last round trip to the broker.", ("partition",), LEADER,
+    "above 0.1: a slow network, or a busy broker", "seconds",
 )  # fmt: skip
 MEASURED_AT = _gauge(
-    "weft_measured_timestamp_seconds", "When the leader has last measured the partition (Unix time).", ("partition",),
-    LEADER, "it stands still: what is measured cannot be known", "seconds since 1970",
+    "weft_measured_timestamp_seconds", "When the leader last measured the partition (Unix time).", ("partition",),
+    LEADER, "it stands still: the other metrics of the partition are stale", "seconds since 1970",
 )  # fmt: skip
 
 ALL = tuple(value for value in vars().values() if isinstance(value, MetricName))
 
-# -- known values of labels: they are shown from the start, with 0, so that a first event is an increase ---------------
+# -- known label values: exported from the start, with 0, so that a first event is an increase ---------------
 
 OUTCOMES = {
     "agent-handler": ("handled", "stopped", "fenced", "bus_error", "defect"),
@@ -405,7 +407,7 @@ REFUSALS = ("unknown_agent", "overloaded", "duplicate_id", "invalid")
 TURN_OUTCOMES = ("completed", "suspended", "failed", "retried", "waits", "repeated", "cancelled", "lost")
 """Outcomes of `weft_agent_turns_total`."""
 SHOWN_OUTCOMES = ("completed", "failed", "retried")
-"""Those of turns and calls that are shown from the start for each agent and tool."""
+"""Outcomes of turns and calls that each agent and tool exports from the start."""
 CALL_OUTCOMES = ("completed", "failed", "retried", "waits", "repeated", "cancelled", "lost")
 """Outcomes of `weft_tool_calls_total`."""
 STEP_ENDS = ("completed", "failed", "retried", "lost", "waits", "unavailable", "handed on", "let go")
