@@ -94,7 +94,7 @@ WORK = (
             on("lag_events", instance="b"): "_x5 5x60", on("readers", instance="b"): "_x5 0x60",
         },
         AGENT, "5 events wait on the stream agent of partition 0, and no agent-handler reads it.",
-        "and goes on when another state-manager leads",
+        "and continues when another state-manager leads",
     ),
     silent("WeftGroupStuck", "there is a reader", {on("lag_events"): "5x60", on("readers"): "1x60"}),
     silent("WeftGroupStuck", "nothing waits", {on("lag_events"): "0x60", on("readers"): "0x60"}),
@@ -106,8 +106,8 @@ WORK = (
     ),
     fires(
         "WeftNothingRead", "10m", {on("oldest_waiting_seconds"): "0+60x60", on("readers"): "1x60"}, AGENT,
-        "The oldest event that waits on the stream agent of partition 0 has become 5m 0s older in five minutes, "
-        "although agent-handler is there.",
+        "The oldest waiting event on the stream agent of partition 0 has aged by 5m 0s in five minutes, although "
+        "agent-handler is running.",
     ),
     silent("WeftNothingRead", "it is only long", {on("oldest_waiting_seconds"): "600+30x60", on("readers"): "1x60"}),
     silent("WeftNothingRead", "nobody could read", {on("oldest_waiting_seconds"): "0+60x60", on("readers"): "0x60"}),
@@ -131,12 +131,12 @@ WORK = (
     silent("WeftOldPending", "a turn may run so long", {on("oldest_pending_seconds"): "600x60"}),
     fires(
         "WeftStreamNearLimit", "5m", {on("lag_events"): "50000x60", on("pending_events"): "40000x60"}, AGENT,
-        "90000 events lie on the stream agent of partition 0 for agent-handler.",
+        "90000 events are on the stream agent of partition 0 for agent-handler.",
     ),
     fires(
         "WeftStreamNearLimit", "5m", {on("lag_events", stream="record"): "170000x60"},
         {"partition": "0", "stream": "record", "group": "trajectory-recorder"},
-        "170000 events lie on the stream record of partition 0 for trajectory-recorder.", "for the record, too",
+        "170000 events are on the stream record of partition 0 for trajectory-recorder.", "for the record, too",
     ),
     silent(
         "WeftStreamNearLimit", "there is room",
@@ -168,7 +168,7 @@ WORK = (
     fires(
         "WeftProcessStalled", "3m", {of("stalled_seconds", service="agent-handler"): "40x60"},
         {"service": "agent-handler", "instance": "a"},
-        "In agent-handler at a work has waited for 40s while nothing has moved.",
+        "In agent-handler at a work has waited for 40s without progress.",
     ),
     silent("WeftProcessStalled", "it gets on", {of("stalled_seconds", service="agent-handler"): "20x60"}),
     silent(
@@ -183,12 +183,12 @@ WORK = (
             on("lag_events"): "5x60", on("pending_events"): "0x60", **ended("7x60", "9x60"),
             of("tasks_ended_total", agent="desk", status="cancelled"): "0x60",
         },
-        {}, "7 tasks are open, there is work for handlers, and none has ended in 15 minutes.",
+        {}, "7 tasks are open, handlers have work, and no task has ended in 15 minutes.",
     ),
     fires(
         "WeftNoProgress", "20m",
         {of("tasks_open", partition="0"): "3x60", on("lag_events"): "5x60", on("pending_events"): "0x60"},
-        {}, "3 tasks are open, there is work for handlers, and none has ended in 15 minutes.",
+        {}, "3 tasks are open, handlers have work, and no task has ended in 15 minutes.",
         "also where no task has ever ended",
     ),
     silent(
@@ -258,7 +258,7 @@ TASKS = (
     ),
     fires(
         "WeftDeadLettersGrow", "40m", {of("dead_letters_total", service="a", reason="poison"): "0+5x60"}, {},
-        "About 150 deliveries were given up in half an hour, and it goes on.",
+        "About 150 deliveries were given up in half an hour, and it continues.",
     ),
     silent("WeftDeadLettersGrow", "some", {of("dead_letters_total", service="a", reason="poison"): "0+1x60"}),
     silent(
@@ -300,7 +300,7 @@ BROKER = (
             of("broker_connected", service="tool-handler"): "0x60",
             of("broker_connected", "b", service="tool-handler"): "0x60",
         },
-        {"service": "tool-handler"}, "2 processes of tool-handler have no answer from the broker.",
+        {"service": "tool-handler"}, "2 processes of tool-handler get no answer from the broker.",
     ),
     silent("WeftBrokerAway", "it is there", {of("broker_connected", service="tool-handler"): "1x60"}),
     silent(
@@ -434,7 +434,7 @@ SERVICES = (
     silent("WeftEventLoopBlocked", "once", {of("loop_lag_seconds", service="agent-handler"): "0x5 1 0x60"}),
     fires(
         "WeftDefect", "12m", {of("events_handled_total", service="agent-handler", outcome="defect"): "0x9 1x60"},
-        {"service": "agent-handler"}, "About 1 deliveries of agent-handler met an error that nobody expected.",
+        {"service": "agent-handler"}, "About 1 deliveries of agent-handler met an unexpected error.",
     ),
     silent("WeftDefect", "none", {of("events_handled_total", service="a", outcome="handled"): "0+9x60"}),
     fires(
@@ -452,11 +452,11 @@ SERVICES = (
     ),
     fires(
         "WeftMeasuresMissing", "10m", {of("measured_timestamp_seconds", partition="0"): "0+60x4 240x60"}, FIRST,
-        "What waits on the streams has not been measured for more than a minute.",
+        "Waiting work has not been measured for more than a minute.",
     ),
     fires(
         "WeftMeasuresMissing", "10m", {of("measured_timestamp_seconds", partition="0"): "0+60x3 stale"}, {},
-        "What waits on the streams has not been measured for more than a minute.", "also where nobody ever does",
+        "Waiting work has not been measured for more than a minute.", "also where nobody ever does",
     ),
     silent("WeftMeasuresMissing", "all is well", {of("measured_timestamp_seconds", partition="0"): "0+60x60"}),
     silent(

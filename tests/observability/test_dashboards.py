@@ -166,7 +166,7 @@ def test_columns_of_a_table_are_renamed_to_what_it_sorts_and_colours(dashboard: 
             by = re.search(r"by \(([^)]*)\)", target["expr"])
             assert by is not None
             assert {name for name in by.group(1).split(", ") if name != "le"} == set(labels), panel["title"]
-            whole = "Over all that the page shows" in panel["description"]
+            whole = "In the selected time range" in panel["description"]
             assert whole == ("[$__range]" in target["expr"]), panel["title"]
             assert "$__rate_interval" not in target["expr"], "a table has one moment: most lines would be empty"
 

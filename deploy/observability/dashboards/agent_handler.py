@@ -1,4 +1,4 @@
-"""What agent-handlers do: turns of agents, their models, their timers."""
+"""The work of agent-handlers: turns of agents, their models, their timers."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ INSTANCE = 'instance=~"$instance"'
 
 
 def page() -> Page:
-    page = page_of(SERVICE, "Weft: agent-handler", "Turns of agents: how many, how long, and what holds them up.")
+    page = page_of(SERVICE, "Weft: agent-handler", "Turns of agents: how many, how long, and what delays them.")
     process_row(page, SERVICE)
     deliveries_row(page, SERVICE)
     page.row(
         "Agents",
         graph(
             "Turns",
-            "Turns per second, by agent. `Agents and tools` has their outcomes.",
+            'Turns per second, by agent. The page "Agents and tools" has their outcomes.',
             Query(promql.rate(names.AGENT_TURNS, INSTANCE, "agent"), "{{agent}}"),
             unit="ops",
         ),
         graph(
             "Turns, p95",
-            "What 95 % of the turns of an agent stay below. A turn that waits for a model inside of a step is not "
-            "long; one that is has code that waits elsewhere.",
+            "The 95th percentile of an agent's turns. A wait for a model inside a step does not count; a long turn "
+            "waits elsewhere in its code.",
             Query(promql.quantile(0.95, names.AGENT_TURN_SECONDS, INSTANCE, "agent"), "{{agent}}"),
             unit="s",
         ),
         graph(
-            "Hooks that failed",
-            "Hooks and callbacks that raised, took too long or answered wrongly, by point. A guard's failure denies.",
+            "Failed hooks",
+            "Hooks and callbacks that raised, timed out or returned wrong values, by point. A guard that fails denies.",
             Query(promql.rate(names.HOOK_FAILURES, INSTANCE, "point"), "{{point}}"),
             unit="ops",
         ),
         graph(
             "Timers",
-            "Timers that are set, and those that are due and not promoted yet. Handlers promote them: due ones that "
-            "do not fall to 0 say that none runs.",
+            "Set timers, and those that are due but not promoted yet. Handlers promote them: if the due ones do not "
+            "fall to 0, no handler runs.",
             Query(promql.over_partitions(names.TIMERS_WAITING), "set"),
             Query(promql.over_partitions(names.TIMERS_DUE), "due"),
         ),
         graph(
             "Mailboxes",
-            "Events that wait for instances of agents, and the deepest mailbox. WEFT_MAILBOX_MAX is its limit.",
+            "Events that wait for instances of agents, and the deepest mailbox. The limit is WEFT_MAILBOX_MAX.",
             Query(promql.over_partitions(names.MAILBOX_WAITING), "waiting"),
             Query(promql.worst(names.MAILBOX_DEEPEST), "deepest"),
         ),
         graph(
             "Open files",
-            "Files and connections that a process has open. It grows without an end: the app does not close them.",
+            "Open files and connections of a process. If it grows without bound, the app does not close them.",
             Query(
                 f"{promql.OPEN_FILES.name} * on (instance) group_left () "
                 f'{names.BUILD_INFO.name}{{service="{SERVICE}",{INSTANCE}}}',

@@ -26,20 +26,20 @@ def page() -> Page:
         "Agents",
         graph(
             "Turns",
-            "Turns per second, by how they ended. `suspended` ones wait for steps, which is the usual end.",
+            "Turns per second, by outcome. `suspended` turns wait for steps, which is the usual outcome.",
             Query(promql.rate(turns, AGENT, "outcome"), "{{outcome}}"),
             unit="ops",
             stacked=True,
         ),
         quantiles(
-            "Time of a turn",
-            "The tail grows: code that waits in the turn, instead of in a step.",
+            "Turn duration",
+            "If the tail grows, code waits in the turn instead of in a step.",
             names.AGENT_TURN_SECONDS,
             AGENT,
         ),
         table_of(
             "By agent",
-            "Over all that the page shows. Went wrong: turns that failed or were made again.",
+            "In the selected time range. Went wrong: turns that failed or were retried.",
             {"agent": "Agent"},
             [
                 Column("Turns", promql.number(turns, AGENT, "agent")),
@@ -62,20 +62,20 @@ def page() -> Page:
         "Tools",
         graph(
             "Calls",
-            "Attempts of calls per second, by how they ended.",
+            "Attempts of calls per second, by outcome.",
             Query(promql.rate(calls, TOOL, "outcome"), "{{outcome}}"),
             unit="ops",
             stacked=True,
         ),
         quantiles(
-            "Time of a call",
-            "One attempt. Near a tool's timeout_seconds attempts begin to fail.",
+            "Call duration",
+            "One attempt. Close to a tool's timeout_seconds, attempts begin to fail.",
             names.TOOL_CALL_SECONDS,
             TOOL,
         ),
         table_of(
             "By tool",
-            "Over all that the page shows. Went wrong: attempts that failed or were made again.",
+            "In the selected time range. Went wrong: attempts that failed or were retried.",
             {"tool": "Tool"},
             [
                 Column("Calls", promql.number(calls, TOOL, "tool")),
@@ -98,28 +98,28 @@ def page() -> Page:
         "Models",
         number(
             "Tokens",
-            "Input and output, over all that the page shows.",
+            "Input and output in the selected time range.",
             promql.number(names.MODEL_TOKENS, f'{MODEL},type=~"input|output"'),
             width=6,
             empty="none",
         ),
         number(
             "Cost",
-            "Over all that the page shows, by the prices that agents state.",
+            "In the selected time range, by the prices that agents declare.",
             promql.increase(names.MODEL_COST, MODEL),
             width=6,
             empty="none",
         ),
         number(
             "Cost per hour",
-            "At the pace of the last minutes. It rises faster than the tasks: an agent repeats itself.",
+            "At the rate of the last minutes. If it rises faster than the number of tasks, an agent repeats itself.",
             f"3600 * {promql.rate(names.MODEL_COST, MODEL)}",
             width=6,
             empty="none",
         ),
         number(
-            "Not answered",
-            "The share of calls that ended in an error. Which one: see Calls.",
+            "Unanswered",
+            'The share of calls that ended in an error. The panel "Calls" shows which one.',
             promql.share(promql.rate(asked, f'{MODEL},outcome!="answered"'), promql.rate(asked, MODEL)),
             unit="percentunit",
             limits=BAD_SHARE,
@@ -128,20 +128,21 @@ def page() -> Page:
         ),
         graph(
             "Calls",
-            "Calls of models per second: answered, or the type of the error. RateLimited: ask for more, or send less.",
+            "Calls of models per second: answered, or the type of the error. RateLimited: request a higher limit, or "
+            "send less.",
             Query(promql.rate(asked, MODEL, "model, outcome"), "{{model}} {{outcome}}"),
             unit="ops",
             stacked=True,
         ),
         quantiles(
-            "Time of a call",
-            "The tail grows: the provider is slow, or answers are long.",
+            "Call duration",
+            "If the tail grows, the provider is slow, or answers are long.",
             names.MODEL_CALL_SECONDS,
             MODEL,
         ),
         quantiles(
             "First chunk",
-            "From asking to the first piece of a streamed answer: what people wait for.",
+            "From the call to the first chunk of a streamed answer: the time that people wait.",
             names.MODEL_FIRST_CHUNK_SECONDS,
             MODEL,
         ),
@@ -153,13 +154,13 @@ def page() -> Page:
         ),
         graph(
             "Cost per hour",
-            "By model, at the pace of the moment.",
+            "By model, at the current rate.",
             Query(f"3600 * {promql.rate(names.MODEL_COST, MODEL, 'model')}", "{{model}}"),
             width=6,
         ),
         table_of(
             "By model",
-            "Over all that the page shows.",
+            "In the selected time range.",
             {"model": "Model"},
             [
                 Column("Calls", promql.number(asked, MODEL, "model")),
@@ -176,18 +177,18 @@ def page() -> Page:
         "MCP servers",
         graph(
             "Calls",
-            "Calls of MCP servers' tools per second. `error` is the tool's own; `lost` and `timeout` the server's.",
+            "Calls of MCP servers' tools per second. `error` is the tool's own; `lost` and `timeout` are the server's.",
             Query(promql.rate(names.MCP_CALLS, by="server, outcome"), "{{server}} {{outcome}}"),
             unit="ops",
         ),
         graph(
             "Connections",
-            "Tool-handlers that are connected to a server. 0 for longer than a restart: its tools wait.",
+            "Tool-handlers that are connected to a server. 0 for longer than a restart: calls of its tools wait.",
             Query(promql.total(names.MCP_SERVER_UP, by="server"), "{{server}}"),
         ),
         graph(
-            "Connections that were lost",
-            "Lost or failed, in each minute. It rises: look for the server's name in the log.",
+            "Lost connections",
+            "Lost or failed connections per minute. If it rises, search the log for the server's name.",
             Query(promql.increase(names.MCP_RESTARTS, by="server", window="1m"), "{{server}}"),
         ),
     )

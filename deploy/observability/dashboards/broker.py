@@ -1,4 +1,4 @@
-"""Is the broker well: memory, file, speed, and what lies on it."""
+"""The state of the broker: memory, file, speed, and stored data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def page() -> Page:
     page = Page(
         "broker",
         "Weft: broker",
-        "Memory, append-only file, speed and streams. All partitions of one server show the same server.",
+        "Memory, append-only file, speed and streams. Partitions on the same server show the same values.",
     )
     page.choose("partition", names.BROKER_MEMORY.name, "Partition")
     memory = promql.worst(names.BROKER_MEMORY, HERE, "partition")
@@ -33,55 +33,56 @@ def page() -> Page:
         ),
         number(
             "Append-only file",
-            "Whether the file is on and its last write went well. Without it a restart of the broker loses all work.",
+            "Whether the file is on and its last write succeeded. Without it a restart of the broker loses all work.",
             promql.least(names.BROKER_APPEND_ONLY_OK, HERE),
             words={1: ("well", "green"), 0: ("off or failing", "red")},
             limits=Limits(1, 1, low=True),
             history=False,
         ),
         number(
-            "Up for",
-            "Time since the server was started: the youngest, where there are several.",
+            "Uptime",
+            "Time since the server started: the youngest, if there are several servers.",
             promql.least(names.BROKER_UPTIME, HERE),
             unit="s",
             history=False,
         ),
         number(
             "Round trip",
-            "Time of the last round trip of the leader to the server. Above 0.1 s: a busy server, or the network.",
+            "Duration of the leader's last round trip to the server. Above 0.1 s: a busy server, or a slow network.",
             promql.worst(names.BROKER_PING, HERE),
             unit="s",
             limits=Limits(0.02, 0.1),
         ),
         number(
             "Connections",
-            "Connections that the server has: the most, where there are several servers.",
+            "Connections to the server: the most, if there are several servers.",
             promql.worst(names.BROKER_CLIENTS, HERE),
         ),
         number(
             "Evicted keys",
-            "Keys that the server has thrown away since its start. Above 0 work was lost: set `noeviction`.",
+            "Keys that the server has evicted since its start. Above 0 work was lost: set `noeviction`.",
             promql.worst(names.BROKER_EVICTED_KEYS, HERE),
             limits=Limits(1, 1),
             history=False,
         ),
         graph(
             "Memory",
-            "What the server uses, and its limit. It grows while few tasks are open: dead letters, or long retention.",
+            "Memory of the server, and its limit. If it grows while few tasks are open: dead letters, or a long "
+            "retention.",
             Query(memory, f"in use, {EACH}"),
             Query(f"{limit} > 0", f"limit, {EACH}"),
             unit="bytes",
         ),
         graph(
             "Round trip",
-            "Time of the leader's last round trip, by partition.",
+            "Duration of the leader's last round trip, by partition.",
             Query(promql.worst(names.BROKER_PING, HERE, "partition"), EACH),
             unit="s",
             limits=Limits(0.02, 0.1),
         ),
         graph(
             "Connections",
-            "It grows without an end: a client does not close its own.",
+            "If it grows without bound, a client does not close its connections.",
             Query(promql.worst(names.BROKER_CLIENTS, HERE, "partition"), EACH),
         ),
     )
@@ -89,12 +90,12 @@ def page() -> Page:
         "Commits",
         graph(
             "Commits",
-            "Commits per second, by service: what the broker is asked to do in one step.",
+            "Commits per second, by service: each is one atomic step on the broker.",
             Query(promql.rate(promql.counted(names.COMMIT_SECONDS), by="service"), "{{service}}"),
             unit="ops",
             stacked=True,
         ),
-        quantiles("Commit time", "From asking for a commit to its answer, over all services.", names.COMMIT_SECONDS),
+        quantiles("Commit time", "From sending a commit to its answer, for all services.", names.COMMIT_SECONDS),
         graph(
             "Processes without broker",
             "Processes whose heartbeats are not confirmed, by service.",
@@ -107,11 +108,11 @@ def page() -> Page:
         ),
     )
     page.row(
-        "What lies on it",
+        "Stored data",
         streams(HERE),
         graph(
-            "Tasks, timers, letters",
-            "Open tasks, timers that are set, and dead letters that are kept.",
+            "Tasks, timers, dead letters",
+            "Open tasks, set timers, and stored dead letters.",
             Query(promql.over_partitions(names.TASKS_OPEN, HERE), "open tasks"),
             Query(promql.over_partitions(names.TIMERS_WAITING, HERE), "timers"),
             Query(promql.over_partitions(names.DEAD_LETTERS_KEPT, HERE), "dead letters"),

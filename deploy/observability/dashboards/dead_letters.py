@@ -1,4 +1,4 @@
-"""What was given up, why, and what goes wrong before that."""
+"""What was given up, why, and the failures that precede it."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ def page() -> Page:
     page = Page(
         "dead-letters",
         "Weft: dead letters",
-        "Deliveries that will not be tried again. `weft dead list --group-by error` says what went wrong.",
+        "Deliveries that will not be retried. `weft dead list --group-by error` groups them by error.",
     )
     page.choose("partition", names.DEAD_LETTERS_KEPT.name, "Partition")
     page.row(
         "Kept",
         number(
             "Kept",
-            "Letters on which nobody has decided: redrive or drop them. They cost memory of the broker.",
+            "Dead letters that nobody has redriven or dropped. They use the broker's memory.",
             promql.over_partitions(names.DEAD_LETTERS_KEPT, HERE),
             limits=Limits(1, 100),
             width=8,
         ),
         number(
             "New",
-            "Letters that were written in the time that the page shows.",
+            "Dead letters written in the selected time range.",
             promql.number(names.DEAD_LETTERS),
             limits=Limits(1, 100),
             width=8,
         ),
         number(
             "Failed tasks",
-            "The share of failed tasks among those that ended in the time that the page shows.",
+            "The share of failed tasks among those that ended in the selected time range.",
             promql.share(promql.increase(names.TASKS_ENDED, 'status="failed"'), promql.increase(names.TASKS_ENDED)),
             unit="percentunit",
             limits=Limits(0.01, 0.05),
@@ -44,30 +44,30 @@ def page() -> Page:
         ),
         graph(
             "Bytes, by stream",
-            "Near `WEFT_DEAD_MAX_BYTES` the oldest letters of the largest stream are trimmed.",
+            "Close to `WEFT_DEAD_MAX_BYTES`, the oldest dead letters of the largest stream are trimmed.",
             Query(promql.worst(names.DEAD_LETTER_BYTES, HERE, "partition, stream"), "{{stream}} ({{partition}})"),
             unit="bytes",
         ),
         graph(
             "Trimmed, by stream and cause",
-            "In each minute: letters that were deleted before anybody decided about them.",
+            "Per minute: dead letters that were deleted before anybody redrove or dropped them.",
             Query(promql.increase(names.DEAD_LETTERS_TRIMMED, HERE, "stream, cause", "1m"), "{{stream}}: {{cause}}"),
             stacked=True,
         ),
         graph(
             "Kept, by partition",
-            "It rises: something goes wrong now. It does not fall: nobody decides.",
+            "If it rises, something fails now. If it does not fall, nobody handles them.",
             Query(promql.worst(names.DEAD_LETTERS_KEPT, HERE, "partition"), "partition {{partition}}"),
         ),
         graph(
             "New, by reason",
-            "In each minute. docs/operations.md has what each reason means, and what to do.",
+            "Per minute. docs/operations.md explains each reason, and what to do.",
             Query(promql.increase(names.DEAD_LETTERS, by="reason", window="1m"), "{{reason}}"),
             stacked=True,
         ),
         table_of(
             "By service and reason",
-            "Over all that the page shows. `defect` is an error in Weft or of the server: report it.",
+            "In the selected time range. `defect` is an error in Weft or of the server: report it.",
             {"service": "Service", "reason": "Reason"},
             [Column("Letters", promql.number(names.DEAD_LETTERS, by="service, reason"))],
             sort="Letters",
@@ -75,15 +75,15 @@ def page() -> Page:
         ),
     )
     page.row(
-        "What goes wrong before",
+        "Failures that precede dead letters",
         graph(
             "Retries",
-            "Attempts that failed and are made again, by service: each may end as a letter.",
+            "Failed attempts that are retried, by service: each may become a dead letter.",
             Query(promql.rate(names.RETRIES, by="service"), "{{service}}"),
             unit="ops",
         ),
         graph(
-            "Tools and agents that fail",
+            "Failing tools and agents",
             "Attempts that failed for good, by name.",
             Query(promql.rate(names.TOOL_CALLS, 'outcome="failed"', "tool"), "tool {{tool}}"),
             Query(promql.rate(names.AGENT_TURNS, 'outcome="failed"', "agent"), "agent {{agent}}"),
@@ -91,7 +91,7 @@ def page() -> Page:
         ),
         graph(
             "Refused commands",
-            "Commands of the ingress stream that were refused: each is a letter `rejected`.",
+            "Refused commands of the ingress stream: each becomes a dead letter `rejected`.",
             Query(promql.rate(names.TASKS_REFUSED, HERE, "reason"), "{{reason}}"),
             unit="ops",
         ),

@@ -1,4 +1,4 @@
-"""What a gateway does: steps on one engine, through a driver process. Both gateways have such a page."""
+"""The work of a gateway: steps on one engine, through a driver process. Both gateways have this page."""
 
 from __future__ import annotations
 
@@ -26,27 +26,28 @@ def steps_row(page: Page, where: str) -> None:
         *_numbers(where),
         graph(
             "Steps",
-            "Steps that a gateway had in hand, per second, by how that ended. `waits` and `unavailable`: the engine is "
-            "away. `lost` ones are driven again.",
+            "Steps that a gateway held, per second, by outcome. `waits` and `unavailable`: the engine is "
+            "unavailable. `lost` steps run again.",
             Query(promql.rate(names.ENGINE_STEPS, where, "engine, end"), "{{engine}} {{end}}"),
             unit="ops",
             stacked=True,
         ),
         quantiles(
-            "Time of an attempt",
-            "From taking a step to the end of its attempt, its wait for room included. It grows: the engine is full.",
+            "Attempt duration",
+            "From taking a step to the end of its attempt, including its wait for capacity. If it grows, the engine "
+            "is full.",
             names.ENGINE_STEP_SECONDS,
             where,
         ),
         graph(
             "Running",
-            "Steps that run on the engine now. At WEFT_ENGINE_IN_FLIGHT for long: the engine is full.",
+            "Steps that are running on the engine. At WEFT_ENGINE_IN_FLIGHT for long: the engine is full.",
             Query(promql.total(names.ENGINE_RUNNING, where, "engine, instance"), "{{engine}} {{instance}}"),
             width=12,
         ),
         graph(
             "Driver's memory",
-            "Memory of the driver process of a gateway. It grows without an end: a job keeps its data in the driver.",
+            "Memory of a gateway's driver process. If it grows without bound, a job keeps its data in the driver.",
             Query(promql.worst(names.ENGINE_DRIVER_MEMORY, where, "engine, instance"), "{{engine}} {{instance}}"),
             unit="bytes",
             width=12,
@@ -66,7 +67,7 @@ def _numbers(where: str) -> tuple[Placed, Placed]:
         ),
         number(
             "Driver starts",
-            "Driver processes that were started in this time. It rises: look for `driver` in the log of the gateway.",
+            "Driver processes started in this time. If it rises, search the gateway's log for `driver`.",
             promql.number(names.ENGINE_DRIVER_STARTS, where),
             limits=Limits(3, 10),
             height=8,

@@ -1,4 +1,4 @@
-"""Is work flowing; what is stuck, and why."""
+"""Whether work flows; what is stuck, and why."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from runtime_core.telemetry import names
 HERE = 'partition=~"$partition"'
 FIRING = f'{promql.ALERTS.name}{{alertstate="firing"}}'
 FIRED = f"count by (alertname, severity, service, stream) ({FIRING})"
-"""One for each line of the table: an alert may fire for several reasons."""
+"""One series per line of the table: an alert may fire for several reasons."""
 
 
 def page() -> Page:
     page = Page(
         "overview",
         "Weft: overview",
-        "Is work flowing, and if not, what is stuck and why. Look here first.",
+        "Does work flow, and if not, what is stuck and why? Start here.",
     )
     page.choose("partition", names.TASKS_OPEN.name, "Partition")
     ended = promql.rate(names.TASKS_ENDED)
     failed = promql.rate(names.TASKS_ENDED, 'status="failed"')
     page.row(
-        "Is work flowing?",
+        "Does work flow?",
         number(
             "Open tasks",
-            "Tasks that were accepted and have not ended; those that wait for a person or a timer are among them.",
+            "Accepted tasks that have not ended, including those that wait for a person or a timer.",
             promql.over_partitions(names.TASKS_OPEN, HERE),
             width=3,
         ),
         number(
             "Started",
-            "Tasks that are started per second. More than end, for long: too few handlers.",
+            "Tasks started per second. If this exceeds the tasks ended for long, there are too few handlers.",
             promql.rate(names.TASKS_ADMITTED, HERE),
             unit="ops",
             width=3,
         ),
-        number("Ended", "Tasks that end per second.", ended, unit="ops", width=3, empty="none"),
+        number("Ended", "Tasks ended per second.", ended, unit="ops", width=3, empty="none"),
         number(
             "Failed",
-            "The share of failed tasks among those that end.",
+            "The share of failed tasks among the ended ones.",
             promql.share(failed, ended),
             unit="percentunit",
             empty="none",
@@ -50,7 +50,7 @@ def page() -> Page:
         ),
         number(
             "Oldest waiting",
-            "Age of the oldest event that nobody has read yet. It grows by a second a second: nothing is read.",
+            "Age of the oldest unread event. If it grows by a second per second, nothing is read.",
             promql.worst(names.STREAM_OLDEST_WAITING, HERE),
             unit="s",
             limits=Limits(10, 120),
@@ -58,21 +58,21 @@ def page() -> Page:
         ),
         number(
             "Stalled",
-            "Processes where work has waited for 30 s and nothing has moved. They are restarted by /healthz.",
+            "Processes where work has waited for 30 s without progress. /healthz makes the supervisor restart them.",
             f"sum ({promql.series(names.STALLED)} >= bool 30)",
             limits=Limits(1, 1),
             width=3,
         ),
         number(
             "Dead letters",
-            "Deliveries that were given up, and on which nobody has decided yet.",
+            "Deliveries that were given up, and that nobody has redriven or dropped yet.",
             promql.over_partitions(names.DEAD_LETTERS_KEPT, HERE),
             limits=Limits(1, 100),
             width=3,
         ),
         number(
             "Alerts",
-            "Alerts that fire now; the list is below, the runbooks in docs/operations.md.",
+            "Firing alerts; the list is below, the runbooks are in docs/operations.md.",
             f"count ({FIRED}) or vector(0)",
             limits=Limits(1, 3),
             width=3,
@@ -82,9 +82,9 @@ def page() -> Page:
         "What is stuck, and why?",
         streams(HERE, width=15),
         table_of(
-            "Alerts that fire",
-            "What Prometheus has found, and how long ago. Each name is a heading in docs/operations.md that says what "
-            "to do.",
+            "Firing alerts",
+            "Alerts that Prometheus has raised, and how long ago. Each name is a heading in docs/operations.md that "
+            "says what to do.",
             {"alertname": "Alert", "severity": "Level", "service": "Service", "stream": "Stream"},
             [
                 Column(
@@ -101,8 +101,8 @@ def page() -> Page:
         ),
         table_of(
             "Processes",
-            "Stalled: how long work has waited there while nothing moved. Heartbeat: near the lease others adopt its "
-            "work. Broker: whether it has its broker.",
+            "Stalled: how long work has waited there without progress. Heartbeat: close to the lease, others adopt "
+            "its work. Broker: whether it is connected to its broker.",
             {"service": "Service", "instance": "Instance"},
             [
                 Column("Stalled", promql.worst(names.STALLED, by="service, instance"), "s", Limits(10, 30)),
@@ -118,8 +118,8 @@ def page() -> Page:
         ),
         table_of(
             "Leaders",
-            "One process per role and partition leads. None for longer than a lease: start the service. More than one "
-            "for long: a process is paused and does not know it yet; what it writes is refused.",
+            "One process per role and partition leads. None for longer than a lease: start the service. More than "
+            "one for long: a process is paused and does not know it yet; its writes are refused.",
             {"service": "Service", "partition": "Partition"},
             [Column("Leaders", promql.total(names.LEAD, HERE, "service, partition"), limits=Limits(1, 1, low=True))],
             sort="Leaders",
@@ -135,29 +135,28 @@ def page() -> Page:
         ),
     )
     page.row(
-        "How does it flow?",
+        "How does work flow?",
         graph(
             "Tasks",
-            "Tasks that are started, and that end, by status. The lines of starts and ends lie on each other where all "
-            "is well.",
+            "Tasks started, and tasks ended by status. If all is well, the lines of starts and ends coincide.",
             Query(promql.rate(names.TASKS_ADMITTED, HERE), "started"),
             Query(promql.rate(names.TASKS_ENDED, by="status"), "{{status}}"),
             unit="ops",
         ),
         quantiles(
-            "Duration of tasks",
-            "From a task's start to its end, waits for people and timers included.",
+            "Task duration",
+            "From a task's start to its end, including waits for people and timers.",
             names.TASK_SECONDS,
         ),
         graph(
             "Open tasks",
-            "Tasks that have not ended, by partition. It grows without an end: more comes in than goes out.",
+            "Tasks that have not ended, by partition. If it grows without bound, more tasks arrive than end.",
             Query(promql.worst(names.TASKS_OPEN, HERE, "partition"), "partition {{partition}}"),
         ),
         graph(
             "Tasks that wait for turns",
-            "New tasks in the queues of their tenants, while handlers have no free hands. Of one tenant: its burst. Of "
-            "all: add handlers.",
+            "New tasks in the queues of their tenants, while handlers have no free slots. If one tenant waits, it "
+            "has sent a burst. If all wait, add handlers.",
             Query(promql.worst(names.TASKS_QUEUED, HERE, "partition, tenant"), "{{tenant}} {{partition}}"),
         ),
         graph(
@@ -168,13 +167,13 @@ def page() -> Page:
             Query(promql.worst(names.MAILBOX_DEEPEST, HERE, "partition"), "deepest {{partition}}"),
         ),
         graph(
-            "Work in hand",
-            "Events that are read and not settled, by stream.",
+            "Work in flight",
+            "Events that were read but are not settled, by stream.",
             Query(promql.worst(names.STREAM_PENDING, HERE, "partition, stream"), "{{stream}} {{partition}}"),
         ),
         graph(
             "Measured",
-            "How old these measures are. Above a minute: no state-manager leads, and what is shown here is not known.",
+            "The age of these measurements. Above a minute: no state-manager leads, and this page is out of date.",
             Query(f"time() - {promql.worst(names.MEASURED_AT, HERE, 'partition')}", "partition {{partition}}"),
             unit="s",
             limits=Limits(30, 60),
@@ -184,29 +183,29 @@ def page() -> Page:
         "What goes wrong?",
         graph(
             "Dead letters",
-            "Deliveries that were given up in each minute, by reason.",
+            "Deliveries given up per minute, by reason.",
             Query(promql.increase(names.DEAD_LETTERS, by="reason", window="1m"), "{{reason}}"),
             stacked=True,
             width=6,
         ),
         graph(
             "Retries",
-            "Attempts that failed and are made again, by service. It rises with the trouble of a dependency.",
+            "Failed attempts that are retried, by service. It rises if a dependency has problems.",
             Query(promql.rate(names.RETRIES, by="service"), "{{service}}"),
             unit="ops",
             width=6,
         ),
         graph(
             "Refused",
-            "Commands from the ingress stream that were refused, by reason. `overloaded`: the limits hold, see what "
+            "Refused commands of the ingress stream, by reason. `overloaded`: a limit is reached, see which work "
             "waits.",
             Query(promql.rate(names.TASKS_REFUSED, by="reason"), "{{reason}}"),
             unit="ops",
             width=6,
         ),
         graph(
-            "Spans that were dropped",
-            "Spans of traces that the collector did not take, in each minute. Tasks do not suffer; traces have holes.",
+            "Dropped spans",
+            "Spans that the trace collector did not accept, per minute. Tasks are not affected; traces have gaps.",
             Query(promql.increase(names.SPANS_DROPPED, by="service", window="1m"), "{{service}}"),
             width=6,
         ),

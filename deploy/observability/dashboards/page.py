@@ -27,7 +27,7 @@ ALL = VariableOption(selected=True, text="All", value="$__all")
 
 @dataclass(slots=True)
 class Page:
-    """One dashboard in the making. `name` is that of its file, and after `weft-` its uid, which never changes."""
+    """A dashboard under construction. `name` is that of its file, and after `weft-` its uid, which never changes."""
 
     name: str
     title: str
@@ -36,7 +36,7 @@ class Page:
     rows: list[tuple[str, list[Placed]]] = field(default_factory=list)
 
     def choose(self, label: str, query: str, title: str) -> None:
-        """A variable of this name that takes the label's values of a series, or all of them."""
+        """Add a variable of this name that selects one of a series' label values, or all of them."""
         self.variables.append(
             dashboard.QueryVariable(label)
             .label(title)
@@ -52,7 +52,7 @@ class Page:
         )
 
     def row(self, title: str, *panels: Placed) -> None:
-        """Panels under a heading; those that do not fit in a line begin the next."""
+        """Add panels under a heading; those that do not fit in a line begin the next."""
         self.rows.append((title, list(panels)))
 
     def build(self) -> Dashboard:
@@ -92,11 +92,11 @@ class Page:
         return page
 
     def json(self) -> str:
-        """As it is checked in: the same text each time."""
+        """The checked-in JSON: always the same text."""
         return JSONEncoder(sort_keys=True, indent=1, ensure_ascii=False).encode(self.build()) + "\n"
 
     def _placed(self) -> list[Panel | RowPanel]:
-        """Panels with ids and places. Those of a line have the same height, and fill it."""
+        """Panels with ids and positions. Those of a line have the same height, and fill it."""
         placed: list[Panel | RowPanel] = []
         y = 0
         for title, panels in self.rows:

@@ -1,4 +1,4 @@
-"""All dashboards, and where they are checked in."""
+"""All dashboards, and their checked-in files."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def pages() -> list[Page]:
 
 
 def files() -> dict[Path, str]:
-    """What each file must hold, by its path."""
+    """The expected content of each file, by its path."""
     return {FOLDER / f"{page.name}.json": page.json() for page in pages()}

@@ -1,4 +1,4 @@
-"""What a graph, a number and a table have in common: data source, legend, thresholds, size."""
+"""The settings that graphs, numbers and tables share: data source, legend, thresholds, size."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ WIDTH = 24
 """Columns of Grafana's grid."""
 GOOD, WARN, BAD = "green", "orange", "red"
 LEAST_PIXELS = 88
-"""Of a table's column with values. Grafana's own 150 put the last columns out of sight."""
+"""The width of a table's value column. Grafana's own 150 put the last columns out of sight."""
 LABEL_PIXELS = {"partition": 90, "severity": 75, "alertname": 205}
-"""Of labels whose values are short or long; the others share what is left."""
+"""The widths for labels with short and long values; the others share the rest."""
 ABSENT = "-"
-"""A cell without a value: `empty` is for a table without lines."""
+"""A cell without a value; `empty` is for a table without lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A panel and how much room it takes, in columns and in rows of the grid."""
+    """A panel and its size, in columns and rows of the grid."""
 
     panel: Builder[Panel]
     width: int
@@ -59,7 +59,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query and what its series are called, as in `{{status}}`."""
+    """A query and the names of its series, as in `{{status}}`."""
 
     expr: str
     legend: str
@@ -67,7 +67,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """From which value on a panel warns, and from which on it is bad. With `low`, from which value down."""
+    """The values from which a panel warns, and from which it is bad. With `low`, from which value down."""
 
     warn: float
     bad: float
@@ -91,10 +91,11 @@ class Column:
     unit: str = "short"
     limits: Limits | None = None
     words: Mapping[int, tuple[str, str]] = field(default_factory=dict)
-    """Text and colour in place of a value."""
+    """Text and colour that replace a value."""
 
     def pixels(self, sorts: bool) -> int:
-        """Room for the heading, and for the arrow where it sorts the table: all that is left is for the labels."""
+        """The width of a column: room for the heading, and for the arrow if it sorts the table. The labels share the
+        rest."""
         return max(LEAST_PIXELS, (50 if sorts else 30) + 8 * len(self.title))
 
 
@@ -108,7 +109,7 @@ def graph(
     stacked: bool = False,
     limits: Limits | None = None,
 ) -> Placed:
-    """Values over time. `description` says what it shows, and when to worry."""
+    """Values over time. `description` says what it shows, and when it needs attention."""
     panel = (
         timeseries.Panel()
         .title(title)
@@ -154,8 +155,10 @@ def number(
     empty: str = "unknown",
     history: bool = True,
 ) -> Placed:
-    """One value without labels, large: that of now. `empty` stands where there is none now, whatever there was before;
-    `words` are texts and colours in place of values.
+    """One large value without labels: the current one. `empty` stands for a missing current value, whatever it was
+    before;
+        `words` are texts and colours that replace values.
+
     """
     panel = (
         stat.Panel()

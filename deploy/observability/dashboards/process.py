@@ -13,7 +13,7 @@ BY_STREAM = "partition, stream, group"
 
 
 def page_of(service: str, title: str, description: str) -> Page:
-    """A page with the variable `instance`, which takes the processes of this service."""
+    """A page with the variable `instance`, which selects among the processes of this service."""
     page = Page(service, title, description)
     page.choose("instance", f'{names.BUILD_INFO.name}{{service="{service}"}}', "Instance")
     return page
@@ -25,7 +25,7 @@ def of(service: str) -> str:
 
 
 def process_row(page: Page, service: str, *more: Placed) -> None:
-    """Is it there, connected, and does it get on."""
+    """Whether the processes run, are connected, and make progress."""
     mine = of(service)
     # What the client library shows has no label of the service: it is taken from the line of the build.
     here = f"* on (instance) group_left () {promql.series(names.BUILD_INFO, mine)}"
@@ -33,36 +33,36 @@ def process_row(page: Page, service: str, *more: Placed) -> None:
         "Processes",
         number(
             "Running",
-            "Processes that Prometheus has scraped. Fewer than you have started: look at the pods.",
+            "Processes that Prometheus has scraped. If fewer than you have started, check the pods.",
             f"count ({promql.series(names.BUILD_INFO, mine)}) or vector(0)",
             limits=Limits(1, 1, low=True),
         ),
         number(
             "Without broker",
-            "Processes whose heartbeats the broker does not confirm. Above 0 for longer than a restart of the broker: "
-            "look at its address, its password and the network.",
+            "Processes whose heartbeats the broker does not confirm. Above 0 for longer than a restart of the "
+            "broker: check its address, its password and the network.",
             f"count ({promql.series(names.BROKER_CONNECTED, mine)}) - {promql.total(names.BROKER_CONNECTED, mine)}",
             limits=Limits(1, 1),
         ),
         number(
             "Stalled for",
-            "How long work has waited in a process while nothing moved there: the worst one. At 30 s, or 10 leases, "
-            "its /healthz fails and it is restarted.",
+            "How long work has waited in a process without progress: the worst process. At 30 s, or 10 leases, its "
+            "/healthz fails and it is restarted.",
             promql.worst(names.STALLED, mine),
             unit="s",
             limits=Limits(10, 30),
         ),
         number(
             "Heartbeat age",
-            "Time since the broker confirmed the heartbeat of a process: the worst one. Near WEFT_LEASE_SECONDS others "
-            "adopt what it holds.",
+            "Time since the broker confirmed the heartbeat of a process: the worst process. Close to "
+            "WEFT_LEASE_SECONDS, others adopt its deliveries.",
             promql.worst(names.HEARTBEAT_AGE, mine),
             unit="s",
             limits=Limits(1.5, 2.5),
         ),
         table_of(
             "Releases",
-            "What runs where. Two releases for longer than a rolling update: one of them has stopped.",
+            "The running releases. Two releases for longer than a rolling update: one rollout is stuck.",
             {"version": "Version", "python": "Python"},
             [Column("Processes", f"count by (version, python) ({promql.series(names.BUILD_INFO, mine)})")],
             sort="Processes",
@@ -77,7 +77,7 @@ def process_row(page: Page, service: str, *more: Placed) -> None:
         ),
         graph(
             "Memory",
-            "Resident memory. It grows without an end: what does the app keep?",
+            "Resident memory. If it grows without bound, the app leaks memory.",
             Query(f"{promql.series(promql.MEMORY_BYTES)} {here}", "{{instance}}"),
             unit="bytes",
         ),
@@ -93,47 +93,47 @@ def process_row(page: Page, service: str, *more: Placed) -> None:
 
 
 def deliveries_row(page: Page, service: str) -> None:
-    """What handlers do: how many, how long, and what goes wrong."""
+    """The work of handlers: how many deliveries, how long they take, and what goes wrong."""
     mine = of(service)
     page.row(
         "Deliveries",
         graph(
             "Settled",
-            "Deliveries per second, by how they ended. `defect` is an error in Weft or of the server: look at the log.",
+            "Deliveries per second, by outcome. `defect` is an error in Weft or of the server: check the log.",
             Query(promql.rate(names.EVENTS_HANDLED, mine, "outcome"), "{{outcome}}"),
             unit="ops",
             stacked=True,
         ),
         quantiles(
             "Handler time",
-            "From delivery to outcome, waits for the broker included. The tail grows: a dependency is slow.",
+            "From delivery to outcome, including waits for the broker. If the tail grows, a dependency is slow.",
             names.HANDLER_SECONDS,
             mine,
         ),
         quantiles(
             "Commit time",
-            "From asking the broker for a commit to its answer. It grows for all services at once: the broker is busy.",
+            "From sending a commit to the broker to its answer. If it grows for all services, the broker is busy.",
             names.COMMIT_SECONDS,
             mine,
         ),
         graph(
-            "In hand",
-            "Deliveries that a process has taken and not settled. At 256 per consumer it reads no more: add replicas.",
+            "In flight",
+            "Deliveries that a process has taken and not settled. At 256 per consumer it stops reading: add replicas.",
             Query(promql.total(names.IN_FLIGHT, mine, "instance"), "{{instance}}"),
             limits=Limits(200, 256),
         ),
         graph(
             "Retries and dead letters",
-            "Attempts that failed and are made again, and deliveries given up, by reason. Any dead letter wants a "
-            "decision: see the page on dead letters.",
+            "Failed attempts that are retried, and deliveries given up, by reason. Handle every dead letter: see the "
+            "page on dead letters.",
             Query(promql.rate(names.RETRIES, mine), "retries"),
             Query(promql.rate(names.DEAD_LETTERS, mine, "reason"), "dead: {{reason}}"),
             unit="ops",
         ),
         graph(
-            "Owners that died",
-            "Deliveries adopted from owners that died, commits refused since this owner had been declared dead, and "
-            "repeats without an effect. They rise without an update: processes die or are paused.",
+            "Dead owners",
+            "Deliveries adopted from dead owners, commits refused because this owner was declared dead, and repeats "
+            "without effect. If they rise without an update, processes die or are paused.",
             Query(promql.rate(names.ADOPTED_DELIVERIES, mine), "adopted"),
             Query(promql.rate(names.FENCED_COMMITS, mine), "fenced"),
             Query(promql.rate(names.DUPLICATES_SUPPRESSED, mine), "repeated"),
@@ -143,36 +143,36 @@ def deliveries_row(page: Page, service: str) -> None:
 
 
 def streams_row(page: Page, where: str) -> None:
-    """What waits on the streams that `where` selects."""
+    """Work on the streams that `where` selects."""
     page.row(
         "Streams",
         streams(where),
         graph(
-            "Waits and is in hand",
-            "Events that nobody has read yet, and events that are read and not settled. It grows: add replicas.",
-            Query(promql.worst(names.STREAM_LAG, where, BY_STREAM), "waits {{stream}} {{partition}}"),
-            Query(promql.worst(names.STREAM_PENDING, where, BY_STREAM), "in hand {{stream}} {{partition}}"),
+            "Waiting and in flight",
+            "Unread events, and events that were read but are not settled. If it grows, add replicas.",
+            Query(promql.worst(names.STREAM_LAG, where, BY_STREAM), "waiting {{stream}} {{partition}}"),
+            Query(promql.worst(names.STREAM_PENDING, where, BY_STREAM), "in flight {{stream}} {{partition}}"),
         ),
     )
 
 
 def streams(where: str = "", width: int = 16) -> Placed:
-    """What waits on streams, who reads them, and for how long the oldest has waited."""
+    """The work on streams, its readers, and the age of the oldest entry."""
 
     def column(title: str, metric: MetricName, unit: str = "short", limits: Limits | None = None) -> Column:
         return Column(title, promql.worst(metric, where, BY_STREAM), unit, limits)
 
     return table_of(
-        "What waits where",
-        "Per stream and group. Waiting above 0 with no reader: nobody will take it, start the service. Waiting with "
-        "readers: too few, or they are full. In hand and old: a dependency is slow, or the work is long.",
+        "Waiting work",
+        "Per stream and group. Waiting above 0 without a reader: start the service. Waiting with readers: there are "
+        "too few, or they are full. In flight and old: a dependency is slow, or the work is long.",
         STREAM_LABELS,
         [
             column("Waiting", names.STREAM_LAG, limits=Limits(1000, 50_000)),
             column("Oldest waiting", names.STREAM_OLDEST_WAITING, "s", Limits(10, 120)),
             column("Readers", names.STREAM_READERS, limits=Limits(1, 1, low=True)),
-            column("In hand", names.STREAM_PENDING),
-            column("Oldest in hand", names.STREAM_OLDEST_PENDING, "s", Limits(300, 900)),
+            column("In flight", names.STREAM_PENDING),
+            column("Oldest in flight", names.STREAM_OLDEST_PENDING, "s", Limits(300, 900)),
         ],
         sort="Oldest waiting",
         width=width,

@@ -1,4 +1,4 @@
-"""What state-managers do: one leads a partition, admits, keeps order and measures."""
+"""The work of state-managers: one leads a partition, admits commands, maintains and measures it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SERVICE = "state-manager"
 
 
 def page() -> Page:
-    page = page_of(SERVICE, "Weft: state-manager", "Who leads, what is admitted, and how the housekeeping goes.")
+    page = page_of(SERVICE, "Weft: state-manager", "Leaders, admission and housekeeping.")
     process_row(page, SERVICE)
     page.row(
         "Admission",
         table_of(
-            "Who leads",
-            "1 on the process that leads a partition, 0 on those that stand by.",
+            "Leader",
+            "1 for the process that leads a partition, 0 for those that stand by.",
             {"instance": "Instance", "partition": "Partition"},
             [
                 Column(
@@ -32,31 +32,31 @@ def page() -> Page:
         ),
         graph(
             "From the ingress stream",
-            "Commands of `weft:tasks` that were taken per second. The Python client does not go that way.",
+            "Commands of `weft:tasks` read per second. The Python client does not use this stream.",
             Query(promql.rate(names.EVENTS_HANDLED, of(SERVICE), "outcome"), "{{outcome}}"),
             unit="ops",
         ),
         graph(
             "Refused",
-            "Commands that were refused, by reason; each is answered and kept as a dead letter.",
+            "Refused commands, by reason; each is answered and kept as a dead letter.",
             Query(promql.rate(names.TASKS_REFUSED, by="reason"), "{{reason}}"),
             unit="ops",
         ),
         graph(
             "Started",
-            "Tasks that were started per second, whoever has submitted them.",
+            "Tasks started per second, from all submitters.",
             Query(promql.rate(names.TASKS_ADMITTED, by="partition"), "partition {{partition}}"),
             unit="ops",
         ),
         graph(
             "Rejected and undeliverable",
-            "Dead letters of its own: commands that were refused, and answers that could not be written to `replyto`.",
+            "Dead letters of the state-manager: refused commands, and answers that could not be written to `replyto`.",
             Query(promql.rate(names.DEAD_LETTERS, of(SERVICE), "reason"), "{{reason}}"),
             unit="ops",
         ),
         graph(
-            "Age of the measures",
-            "How long ago the leader of a partition has measured it. Above a minute: nobody leads, or no broker.",
+            "Age of the measurements",
+            "Time since the leader last measured the partition. Above a minute: nobody leads, or there is no broker.",
             Query(f"time() - {promql.worst(names.MEASURED_AT, by='partition')}", "partition {{partition}}"),
             unit="s",
         ),

@@ -1,4 +1,4 @@
-"""What tool-handlers do: calls of tools, and the MCP servers behind them."""
+"""The work of tool-handlers: calls of tools, and the MCP servers behind them."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ INSTANCE = 'instance=~"$instance"'
 
 
 def page() -> Page:
-    page = page_of(SERVICE, "Weft: tool-handler", "Calls of tools: how many, how long, and what holds them up.")
+    page = page_of(SERVICE, "Weft: tool-handler", "Calls of tools: how many, how long, and what delays them.")
     process_row(page, SERVICE)
     deliveries_row(page, SERVICE)
     page.row(
         "Tools",
         graph(
             "Calls",
-            "Attempts per second, by tool. `Agents and tools` has their outcomes.",
+            'Attempts per second, by tool. The page "Agents and tools" has their outcomes.',
             Query(promql.rate(names.TOOL_CALLS, INSTANCE, "tool"), "{{tool}}"),
             unit="ops",
         ),
         graph(
             "Calls, p95",
-            "What 95 % of the attempts of a tool stay below. Near the tool's timeout_seconds they begin to fail.",
+            "The 95th percentile of a tool's attempts. Close to the tool's timeout_seconds they begin to fail.",
             Query(promql.quantile(0.95, names.TOOL_CALL_SECONDS, INSTANCE, "tool"), "{{tool}}"),
             unit="s",
         ),
         graph(
             "MCP servers",
-            "How many tool-handlers have their connection to an MCP server. Below the number of tool-handlers for "
-            "long: look for the server's name in the log.",
+            "How many tool-handlers are connected to an MCP server. If fewer than there are tool-handlers for long, "
+            "search the log for the server's name.",
             Query(promql.total(names.MCP_SERVER_UP, INSTANCE, "server"), "{{server}}"),
         ),
     )

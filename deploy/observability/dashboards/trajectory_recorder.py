@@ -1,4 +1,4 @@
-"""What trajectory-recorders do: copy the record into the store."""
+"""The work of trajectory-recorders: they copy the record into the store."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ def page() -> Page:
         "Recording",
         graph(
             "Recorded",
-            "Entries per second that were copied into the store. 0 while the stream `record` grows: no store?",
+            "Entries copied into the store per second. If it is 0 while the stream `record` grows, the store may be "
+            "down.",
             Query(promql.rate(names.RECORDED_ENTRIES, by="partition"), "partition {{partition}}"),
             unit="ops",
         ),
         quantiles(
             "Transactions",
-            "How long a transaction of the store took. The tail grows: the database is slow.",
+            "Duration of a transaction of the store. If the tail grows, the database is slow.",
             names.RECORDER_COMMIT_SECONDS,
             'instance=~"$instance"',
         ),
         table_of(
-            "Who leads",
-            "1 on the process that records a partition, 0 on those that stand by.",
+            "Leader",
+            "1 for the process that records a partition, 0 for those that stand by.",
             {"instance": "Instance", "partition": "Partition"},
             [
                 Column(
