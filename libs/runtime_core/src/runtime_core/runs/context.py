@@ -15,7 +15,7 @@ import msgspec
 from runtime_core.codec import quoted
 from runtime_core.declare.encoding import encode
 from runtime_core.declare.hook_points import point_named
-from runtime_core.errors import BusError, InvalidInput
+from runtime_core.errors import InvalidInput
 from runtime_core.ids import checked_key, checked_topic, idempotency_key
 from runtime_core.record.usage import Usage, total
 from runtime_core.runs.branches import AtEnd, Gather, Job
@@ -348,11 +348,7 @@ class AgentContext:
         None where a record is replayed, and nothing can be asked.
         """
         run, _ = self._here("ctx.manifests")
-        try:
-            return await run.port.manifests()
-        except BusError as error:
-            # As where a step cannot be journaled: the run goes on elsewhere, or later.
-            raise run.flow.abandon(error) from error
+        return await run.of_port(run.port.manifests())
 
     async def usage(self) -> Usage:
         """What the whole task has used: all runs and calls that were committed, and this run until here.

@@ -18,7 +18,7 @@ import contextvars
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from runtime_core.consumer.effects import COMPLETED
@@ -28,12 +28,11 @@ from runtime_core.runs.branches import Gather, as_coroutine
 from runtime_core.runs.calls import Asked, call, sleep
 from runtime_core.runs.foreign_loop import ForeignLoop
 from runtime_core.runs.journal import time_of
-from runtime_core.runs.scheduler import Branch, Wait
+from runtime_core.runs.scheduler import Branch, NextEnd, Wait
 from runtime_core.runs.sharing import join
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext
-    from runtime_core.runs.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -42,19 +41,6 @@ END_SECONDS = 1.0
 
 Work = Callable[[Branch], Awaitable[Any]]  # Any: the operation's own result
 """Makes what an operation does: a step in the given branch, or a coroutine, which takes its steps in that branch."""
-
-
-class AnyOf(Wait):
-    """Over when a helper has ended since `known` was counted."""
-
-    __slots__ = ("known",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.known = 0
-
-    def over(self) -> bool:
-        return self.helpers < self.known
 
 
 class Operation:
@@ -90,9 +76,9 @@ class Foreign:
         self._prefix = f"{self.id}."
         self._outer = asyncio.get_running_loop()
         self.loop = ForeignLoop(  # type: ignore[abstract]  # abstract for typeshed only: the rest is refused by name
-            self._outer, branch.now_ms, self._notified
+            self._outer, branch.now_ms, lambda: run.flow.rouse(self._wait)
         )
-        self._wait = AnyOf()
+        self._wait = NextEnd()
         self._created: list[Operation] = []
         self._open: list[Operation] = []
         """Begun, and not handed in yet."""
@@ -109,7 +95,6 @@ class Foreign:
         self._known_results = len(run.journal.values)
         self.replaying = bool(self._known)
         """Whether the code is where it has been before: until it is given a result that the journal did not hold."""
-        self._poke: asyncio.Future[None] | None = None
         self._over = False
 
     # ---- the code's side -----------------------------------------------------------------------------------
@@ -185,7 +170,7 @@ class Foreign:
                 self._check_claimed()
                 return
             self._begin([each for each in self._created if each.label in self._known])
-            await self._settled()
+            await flow.settled(self._prefix)
             flow.check_going()
             self._take_ended()
             if self._ended:
@@ -195,16 +180,11 @@ class Foreign:
             elif self.loop.runnable:
                 continue
             elif self.loop.threads or not self._open:
-                await self._until_notified()
+                with flow.at_work():
+                    await flow.next_end(self._wait)
             else:
                 self._check_claimed()
                 await self._until_one_ends()
-
-    async def _settled(self) -> None:
-        """Wait until each operation waits for others, is in the body of a step, or has ended."""
-        flow = self._run.flow
-        while not flow.stopping and flow.in_transit(self._prefix):  # noqa: ASYNC110  # it ends in a few rounds
-            await asyncio.sleep(0)
 
     def _look_at_timers(self) -> None:
         """Have a step for the timer that is due first, and none for those that are cancelled or over."""
@@ -321,9 +301,8 @@ class Foreign:
     async def _until_one_ends(self) -> None:
         """Block this branch: where all others wait too, the run is suspended."""
         elapsing = self._elapse_here()
-        self._wait.known = self._wait.helpers
         try:
-            await _Blocked(self._run, self._wait)
+            await self._run.flow.next_end(self._wait)
         finally:
             if elapsing is not None:
                 elapsing.cancel()
@@ -348,35 +327,9 @@ class Foreign:
 
         async def note() -> None:
             run = self._run
-            try:
-                value = await run.port.record(step.id, step.digest, COMPLETED, b"null", step.kind, step.name)
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:
-                raise run.flow.abandon(error) from error
-            run.deliver(step.id, value)
+            run.deliver(step.id, await run.record(step, COMPLETED, b"null"))
 
         self._run.flow.help(note(), None, Wait())
-
-    async def _until_notified(self) -> None:
-        """Wait for a thread of the code, or for a step that this process performs; the turn goes on."""
-        self._poke = self._outer.create_future()
-        for operation in self._open:
-            if operation.outcome is not None:
-                operation.outcome.add_done_callback(self._poked)
-        try:
-            await self._poke
-        finally:
-            self._poke = None
-
-    def _poked(self, _: object) -> None:
-        self._notified()
-
-    def _notified(self) -> None:
-        if self._poke is not None and not self._poke.done():
-            self._poke.set_result(None)
-        else:
-            self._run.flow.rouse(self._wait)
 
     # ---- ends ----------------------------------------------------------------------------------------------
 
@@ -406,29 +359,16 @@ class Foreign:
                     task.cancel()
                 await loop.run_ready()
                 if loop.threads and loop.tasks:
-                    self._poke = self._outer.create_future()
-                    await asyncio.wait([self._poke], timeout=END_SECONDS)
+                    await loop.next_notice(END_SECONDS)
                     await loop.run_ready()
-            await self._settled()
+            await flow.settled(self._prefix)
         finally:
-            self._poke = self._outer.create_future()  # nobody is to be roused any more
             loop.close()
             for task in tuple(loop.tasks):
                 log.warning("%s: %s did not end when it was cancelled and is left behind", flow.label, task.get_name())
                 task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own switch: it is said here
             if root.done() and not root.cancelled():
                 root.exception()
-
-
-class _Blocked:
-    __slots__ = ("_run", "_wait")
-
-    def __init__(self, run: Run, wait: Wait) -> None:
-        self._run = run
-        self._wait = wait
-
-    def __await__(self) -> Generator[Any, None, None]:  # Any: what asyncio's futures yield to their task
-        yield from self._run.flow.wait(self._wait)
 
 
 _HERE: contextvars.ContextVar[Foreign] = contextvars.ContextVar("weft_foreign")

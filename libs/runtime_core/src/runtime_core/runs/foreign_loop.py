@@ -34,6 +34,7 @@ class ForeignLoop(asyncio.AbstractEventLoop):
     def __init__(self, outer: asyncio.AbstractEventLoop, now_ms: int, notify: Callable[[], None]) -> None:
         self._outer = outer
         self._notify = notify
+        self._noticed: asyncio.Future[None] | None = None
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._timers_made = 0
@@ -59,6 +60,16 @@ class ForeignLoop(asyncio.AbstractEventLoop):
             # From a callback: inside a task of the worker's loop no task of another may run.
             self._outer.call_soon(self._run_slice, done)
             await done
+
+    async def next_notice(self, seconds: float) -> None:
+        """Wait until something becomes ready from outside, but no longer than this."""
+        self._noticed = self._outer.create_future()
+        await asyncio.wait([self._noticed], timeout=seconds)
+
+    def _notice(self) -> None:
+        if self._noticed is not None and not self._noticed.done():
+            self._noticed.set_result(None)
+        self._notify()
 
     def _run_slice(self, done: asyncio.Future[None]) -> None:
         hooks = sys.get_asyncgen_hooks()
@@ -126,7 +137,7 @@ class ForeignLoop(asyncio.AbstractEventLoop):
     def _from_outside(self, handle: asyncio.Handle) -> None:
         if not self._closed:
             self._ready.append(handle)
-            self._notify()
+            self._notice()
 
     def call_later(  # type: ignore[override]  # as call_soon_threadsafe
         self,
@@ -195,7 +206,7 @@ class ForeignLoop(asyncio.AbstractEventLoop):
                 result.set_exception(error)
             else:
                 result.set_result(work.result())
-        self._notify()
+        self._notice()
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:  # Any: as asyncio's
         self._outer.call_exception_handler(context)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from runtime_core import codec
 from runtime_core.consumer.effects import COMPLETED, FAILED
 from runtime_core.declare.encoding import encode
-from runtime_core.errors import EngineError, InvalidInput, LimitExceeded, LoopInterrupt, Outcome
+from runtime_core.errors import EngineError, InvalidInput, LoopInterrupt, Outcome
 from runtime_core.record.step import StepError as RowError
 from runtime_core.runs.failure import clean, text_of, type_of
 from runtime_core.runs.journal import DIGEST_BYTES, payload_of, status_of, time_of
@@ -67,12 +67,7 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
             raise run.flow.misuse(f"{self!r} is awaited by two branches at once: await it in one of them")
         self.started = True
         # Before the body: another process may have done this step and handed the run back.
-        try:
-            await run.port.confirm(run.journal.values)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            raise run.flow.abandon(error) from error
+        await run.of_port(run.port.confirm(run.journal.values))
         run.flow.check_going()
         began = time.time() * 1000
         failure: BaseException | None = None
@@ -116,14 +111,7 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
                 kind, message = failure.type, clean(failure.message)
             payload = codec.encode({"type": kind, "message": message})
             row_error = RowError(kind, message, text_of(failure), at=time.time() * 1000)
-        try:
-            value = await self.journal(status, payload)
-        except asyncio.CancelledError:
-            raise
-        except LimitExceeded as error:
-            raise run.flow.abort(error) from error
-        except Exception as error:
-            raise run.flow.abandon(error) from error
+        value = await self.journal(status, payload)
         run.journal.add(self.id, value)
         if status_of(value) == status and payload_of(value) == payload:
             # As journaled: a replay from the trajectory sees the times that this run saw (`ctx.now`).
@@ -139,7 +127,7 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
 
     async def journal(self, status: bytes, payload: bytes) -> bytes:
         """Write the result, put if absent: the journal value that is stored now."""
-        return await self.run.port.record(self.id, self.digest, status, payload, self.kind, self.name)
+        return await self.run.record(self, status, payload)
 
     def note_row(self, started: float, ended: float, output: bytes, error: RowError | None) -> None:
         """Note what the trajectory says of it. Times are epoch milliseconds."""

@@ -164,7 +164,8 @@ class ModelStep(LocalStep):
     async def journal(self, status: bytes, payload: bytes) -> bytes:
         used = self._call.used() if self._call is not None else None
         usage = used.to_json() if used else b""
-        value, over = await self.run.port.settle_call(self.id, self.digest, status, payload, usage, self.name)
+        settling = self.run.port.settle_call(self.id, self.digest, status, payload, usage, self.name)
+        value, over = await self.run.of_port(settling)
         if over:
             self.run.flow.end(_over(over), over)
         return value

@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _NO_META = Meta()
+_T = TypeVar("_T")
 
 
 class Run:
@@ -336,6 +337,21 @@ class Run:
     def keep(self, step: Step[Any]) -> None:  # Any: steps of all result types
         """Note a step without a result, which the broker journals by itself."""
         self.journal.add(step.id, packed_now(step.digest))
+
+    async def of_port(self, doing: Awaitable[_T]) -> _T:
+        """What the port gives. What it raises ends the run, and is never seen by its code."""
+        try:
+            return await doing
+        except asyncio.CancelledError:
+            raise
+        except LimitExceeded as error:
+            raise self.flow.abort(error) from error
+        except Exception as error:
+            raise self.flow.abandon(error) from error
+
+    async def record(self, step: Step[Any], status: bytes, payload: bytes) -> bytes:  # Any: steps of all result types
+        """Journal the result of a step that was done here; the journal value that is stored now, maybe another's."""
+        return await self.of_port(self.port.record(step.id, step.digest, status, payload, step.kind, step.name))
 
     def diverged(self, step: Step[Any]) -> asyncio.CancelledError:  # Any: steps of all result types
         """Park the run since the journal holds another step at this place; raise what is returned."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Generator
+import types
+from collections.abc import Coroutine, Generator, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +67,20 @@ class Wait:
 
     def over(self) -> bool:
         return not self.missing and not self.helpers
+
+
+class NextEnd(Wait):
+    """Over when one more of its helpers has ended, for a branch that takes their results one at a time."""
+
+    __slots__ = ("running",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = 0
+        """How many helpers there were when the branch began to wait."""
+
+    def over(self) -> bool:
+        return self.helpers < self.running
 
 
 log = logging.getLogger(__name__)
@@ -174,8 +190,27 @@ class Flow:
                 ) from None
             raise
 
-    def in_transit(self, prefix: str) -> bool:
-        """Whether a branch under `prefix` neither waits for others nor is in the body of a step: it will, soon."""
+    @types.coroutine
+    def next_end(self, wait: NextEnd) -> Generator[Any, None, None]:  # Any: as `wait`
+        """Block the running branch until one more of the helpers has ended, or somebody rouses it."""
+        wait.running = wait.helpers
+        yield from self.wait(wait)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """The turn goes on, though all branches may wait: something is at work beside them."""
+        self.active += 1
+        try:
+            yield
+        finally:
+            self._inactive()
+
+    async def settled(self, prefix: str) -> None:
+        """Wait until each branch under `prefix` waits for others, is in the body of a step, or has ended."""
+        while not self.stopping and self._in_transit(prefix):  # noqa: ASYNC110  # it ends in a few rounds
+            await asyncio.sleep(0)
+
+    def _in_transit(self, prefix: str) -> bool:
         waiting = {wait.owner for wait in self.waits}
         return any(
             branch is not None and branch.prefix.startswith(prefix) and not branch.performing and task not in waiting
