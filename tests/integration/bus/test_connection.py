@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
+from redis.credentials import CredentialProvider
 
 from runtime_core.bus.address import parse_address
 from runtime_core.bus.connection import Reply, RespTransport
@@ -28,6 +29,7 @@ from runtime_core.telemetry.metrics import Metrics
 from tests.conftest import OwnServer
 from tests.contracts.broker import Broker, answer, ask, complete, send, suspend
 from tests.servers import tied
+from tests.servers.cluster import CLUSTER_OPTIONS, SLOTS, join
 from tests.servers.matrix import repeat_on
 from tests.servers.process import HOST, Server, free_port
 from tests.servers.proxy import Proxy
@@ -467,17 +469,17 @@ async def test_a_connection_over_tls(own_server: OwnServer, namespace: str, tmp_
         ),
     )  # fmt: skip
     url = f"rediss://{HOST}:{port}"
-    async with partition(f"{url}?ca_file={certificate}", namespace) as (broker, bus):
+    async with partition(f"{url}?ssl_ca_certs={certificate}", namespace) as (broker, bus):
         await one_task(broker, bus)
     with pytest.raises(ConfigurationError, match="CERTIFICATE_VERIFY_FAILED"):
         await connect(url, wait_seconds=HANDSHAKE_SECONDS)
     other = tmp_path / "other.pem"
     certify(tmp_path / "other-key.pem", other, f"IP:{HOST}")
     with pytest.raises(ConfigurationError, match="CERTIFICATE_VERIFY_FAILED"):
-        await connect(f"{url}?ca_file={other}", wait_seconds=HANDSHAKE_SECONDS)
+        await connect(f"{url}?ssl_ca_certs={other}", wait_seconds=HANDSHAKE_SECONDS)
     with pytest.raises(ConfigurationError, match="mismatch"):
-        await connect(f"rediss://localhost:{port}?ca_file={certificate}", wait_seconds=HANDSHAKE_SECONDS)
-    async with client(f"{url}?verify=none") as transport:
+        await connect(f"rediss://localhost:{port}?ssl_ca_certs={certificate}", wait_seconds=HANDSHAKE_SECONDS)
+    async with client(f"{url}?ssl_cert_reqs=none") as transport:
         assert await transport.call("PING") == b"PONG"
 
 
@@ -491,25 +493,27 @@ def certify(key: Path, certificate: Path, name: str) -> None:
 
 
 @contextmanager
-def sentinel(directory: Path, master: Server) -> Iterator[int]:
-    """A Sentinel that watches `master` as `main`; its port."""
+def sentinel(
+    directory: Path, master: Server, *settings: str, port: int = 0, command: Sequence[str] = ()
+) -> Iterator[int]:
+    """A Sentinel that watches the server on `port` as `main`; its own port."""
     directory.mkdir()
-    port = free_port()
-    settings = directory / "sentinel.conf"
-    settings.write_text(
-        f"port {port}\nbind {HOST}\ndir {directory}\n"
-        f"sentinel monitor main {HOST} {master.port} 1\n"
+    own = free_port()
+    file = directory / "sentinel.conf"
+    file.write_text(
+        f"port {own}\nbind {HOST}\ndir {directory}\n"
+        f"sentinel monitor main {HOST} {port or master.port} 1\n"
         "sentinel down-after-milliseconds main 300\n"
-        "sentinel failover-timeout main 3000\n"
+        "sentinel failover-timeout main 3000\n" + "".join(f"{line}\n" for line in settings).replace("{own}", str(own))
     )
     launcher = [sys.executable, "-I", "-S", tied.__file__, str(os.getpid())]
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*launcher, *valkey_command(), str(settings), "--sentinel"],
+            [*launcher, *(command or valkey_command()), str(file), "--sentinel"],
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     try:
-        yield port
+        yield own
     finally:
         process.kill()
         process.wait()
@@ -550,6 +554,100 @@ async def test_a_failover_by_sentinel(own_server: OwnServer, namespace: str, tmp
                     await broker.idle()
                     role = cast(list[Reply], await follower.call("ROLE"))
                     assert role[0] == b"master"
+
+
+async def test_sentinels_with_a_password(own_server: OwnServer, namespace: str, tmp_path: Path) -> None:
+    """It is theirs: the broker's own may be another."""
+    master = own_server(options=("--requirepass", "right"))
+    folder = tmp_path / "sentinel"
+    with sentinel(folder, master, "requirepass theirs", "sentinel auth-pass main right") as port:
+        async with client(f"redis://:theirs@{HOST}:{port}") as watcher:
+            await eventually(watcher, HOST.encode(), "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main")
+        url = f"redis+sentinel://:right@{HOST}:{port}"
+        async with partition(f"{url}/main?sentinel_password=theirs", namespace) as (broker, bus):
+            await one_task(broker, bus)
+        for given in ("", "?sentinel_password=wrong"):
+            with pytest.raises(ConfigurationError, match="correct sentinel_username and sentinel_password") as refused:
+                await connect(f"{url}/main{given}", wait_seconds=HANDSHAKE_SECONDS)
+            assert "right" not in str(refused.value)
+        with pytest.raises(ConfigurationError, match="know no master 'other'"):
+            await connect(f"{url}/other?sentinel_password=theirs", wait_seconds=HANDSHAKE_SECONDS)
+
+
+async def test_sentinels_with_tls_and_a_password(own_server: OwnServer, namespace: str, tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    certify(key, certificate, f"IP:{HOST}")
+    port = free_port()
+    tls = (f"tls-cert-file {certificate}", f"tls-key-file {key}", f"tls-ca-cert-file {certificate}")
+    options = [f"--{word}" if at == 0 else word for line in tls for at, word in enumerate(line.split())]
+    server = own_server(
+        "redis-7.0", options=("--tls-port", str(port), "--tls-auth-clients", "no", "--requirepass", "right", *options)
+    )
+    settings = (
+        "port 0", "tls-port {own}", "tls-auth-clients no", "tls-replication yes", *tls,
+        "requirepass theirs", "sentinel auth-pass main right",
+    )  # fmt: skip
+    with sentinel(tmp_path / "sentinel", server, *settings, port=port, command=server.command) as own:
+        trusting = f"ssl_ca_certs={certificate}"
+        async with client(f"rediss://:theirs@{HOST}:{own}?{trusting}") as watcher:
+            await eventually(watcher, HOST.encode(), "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main")
+        url = f"rediss+sentinel://:right@{HOST}:{own}/main?sentinel_password=theirs"
+        async with partition(f"{url}&{trusting}", namespace) as (broker, bus):
+            await one_task(broker, bus)
+        with pytest.raises(ConfigurationError, match="CERTIFICATE_VERIFY_FAILED"):
+            await connect(url, wait_seconds=HANDSHAKE_SECONDS)
+
+
+class Rotating(CredentialProvider):
+    """A password that changes with each connection."""
+
+    passwords: ClassVar[list[str]] = []
+
+    async def get_credentials_async(self) -> tuple[str, str]:
+        return "weft", Rotating.passwords.pop(0)
+
+
+async def test_each_connection_asks_the_credential_provider(own_server: OwnServer, namespace: str) -> None:
+    server = own_server()
+    async with client(server.url) as admin:
+        await admin.call("ACL", "SETUSER", "weft", "on", ">first", "~*", "+@all")
+        Rotating.passwords = ["first", "second"]
+        async with client(f"{server.url}?credential_provider={__name__}:Rotating") as transport:
+            assert await transport.call("ACL", "WHOAMI") == b"weft"
+            await admin.call("ACL", "SETUSER", "weft", "resetpass", ">second")
+            await admin.call("CLIENT", "KILL", "USER", "weft")
+            async with asyncio.timeout(SECONDS):
+                assert await transport.call("ACL", "WHOAMI") == b"weft"
+        assert Rotating.passwords == []
+
+
+async def test_a_cluster_goes_on_without_the_server_that_the_url_names(own_server: OwnServer, namespace: str) -> None:
+    """Its servers are learned while it answers. When it is gone, another one says where its keys are now."""
+    options = ("--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no", *CLUSTER_OPTIONS)
+    servers = [own_server(append=None, options=options) for _ in range(3)]
+    await join(servers)
+    replica = own_server(append=None, options=options)
+    seed, other = servers[0].url, servers[1].url
+    async with client(seed) as master, client(replica.url) as copy, client(other) as witness:
+        name = cast(bytes, await master.call("CLUSTER", "MYID")).decode()
+        await copy.call("CLUSTER", "MEET", HOST, servers[0].port)
+        await eventually(copy, name.encode(), "CLUSTER", "NODES")
+        await copy.call("CLUSTER", "REPLICATE", name)
+        await eventually(copy, b"master_link_status:up", "INFO", "replication")
+        await eventually(witness, str(replica.port).encode(), "CLUSTER", "SLOTS")
+        keys = [f"{namespace}:{number}" for number in range(64)]
+        slots = {key: cast(int, await witness.call("CLUSTER", "KEYSLOT", key)) for key in keys}
+    here = next(key for key in keys if slots[key] < SLOTS // 3)
+    there = next(key for key in keys if SLOTS // 3 < slots[key] < 2 * SLOTS // 3)
+    async with client(seed) as stays, client(seed) as moves:
+        assert await stays.call("SET", here, "1") == b"OK"
+        assert await moves.call("SET", there, "1") == b"OK"
+        servers[0].kill()
+        async with client(other) as admin:
+            await admin.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        async with asyncio.timeout(SECONDS):
+            assert await moves.call("SET", there, "2") == b"OK"
+            assert await stays.call("SET", here, "2") == b"OK", "its replica is the master now"
 
 
 async def eventually(transport: RespTransport, expected: bytes, *command: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.guards import (
     admission,
+    connections,
     ends,
     face,
     handlers,
@@ -37,4 +38,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *publishers.MUTANTS,
     *users.MUTANTS,
     *private_server.MUTANTS,
+    *connections.MUTANTS,
 )

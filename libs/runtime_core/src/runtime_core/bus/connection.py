@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import itertools
 import math
-import random
-import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import hiredis
 
 from runtime_core.bus.address import Address
+from runtime_core.bus.connector import CONNECT_TIMEOUT_SECONDS, Connector
 from runtime_core.errors import BusUnavailable, ServerError
+
+if TYPE_CHECKING:
+    from redis.asyncio.connection import AbstractConnection
 
 Argument = bytes | str | int | float
 Reply = bytes | int | None | list["Reply"]
@@ -51,11 +53,8 @@ class Transport(Protocol):
         ...
 
 
-CONNECT_TIMEOUT_SECONDS = 2.0
 CONNECT_LOOK_SECONDS = 0.1
 """The most that counts of a wait for a connection, however long the event loop was blocked in it."""
-# One Sentinel that accepts and says nothing must leave time to ask the others within a connect.
-SENTINEL_TIMEOUT_SECONDS = 0.5
 # A server that accepts but says nothing for this long while calls wait is taken for dead (a half-open connection).
 SILENCE_SECONDS = 10.0
 BACKOFF_FIRST_SECONDS = 0.02
@@ -76,19 +75,26 @@ class _Call:
 
 
 class _Connection(asyncio.Protocol):
-    """One socket: bytes out, replies in, in order."""
+    """One socket: bytes out, replies in, in order. redis-py has connected it and signed in."""
 
-    def __init__(self) -> None:
-        self.transport: asyncio.Transport | None = None
+    def __init__(self, made: AbstractConnection) -> None:
+        """Take the socket of a connection over. Raises ConnectionResetError where the server has hung up meanwhile."""
+        reader, writer = made._reader, made._writer
+        assert reader is not None
+        assert writer is not None
+        made._reader = made._writer = None  # it would warn that nobody has closed it
+        self._writer = writer  # kept: it closes the socket when it goes
+        self.transport = cast(asyncio.Transport, writer.transport)
         self.waiting: deque[_Call] = deque()
-        self.lost = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.lost = self._loop.create_future()
         self.heard_at = 0.0
         self._reader = hiredis.Reader(replyError=ServerError)
-        self._loop = asyncio.get_running_loop()
         self.moved: ServerError | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_protocol(self)
+        if reader.at_eof() or self.transport.is_closing():
+            self.abort()
+            raise ConnectionResetError("the server hung up")
 
     def data_received(self, data: bytes) -> None:
         reader, waiting = self._reader, self.waiting
@@ -115,15 +121,13 @@ class _Connection(asyncio.Protocol):
             self.lost.set_result(None)
 
     def send(self, calls: list[_Call]) -> None:
-        assert self.transport is not None
         if not self.waiting:
             self.heard_at = self._loop.time()
         self.waiting.extend(calls)
         self.transport.write(b"".join([call.payload for call in calls]))
 
     def abort(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
+        self.transport.abort()
         if not self.lost.done():
             self.lost.set_result(None)
 
@@ -135,7 +139,7 @@ class RespTransport:
         self._address = address
         self._silence_seconds = silence_seconds
         # In a Cluster calls and reads may be about other keys: each goes where it is sent.
-        self._current = self._reads_at = address
+        self._calls_to, self._reads_from = Connector(address), Connector(address)
         self._loop = asyncio.get_running_loop()
         self._connection: _Connection | None = None
         self._unsent: list[_Call] = []
@@ -189,11 +193,9 @@ class RespTransport:
         connection = self._blocking
         if connection is None or connection.lost.done():
             try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
-                    connection = self._blocking = await self._open(self._reads_at)
-            except (OSError, TimeoutError, ServerError) as error:
-                unreachable, self._reads_at = self._reads_at, self._address
-                raise BusUnavailable(f"no answer from {unreachable}: {_reason(error)}") from error
+                connection = self._blocking = _Connection(await self._reads_from.open())
+            except (OSError, ServerError) as error:
+                raise BusUnavailable(f"no answer from {self._address}: {_reason(error)}") from error
         future: asyncio.Future[Reply] = self._loop.create_future()
         connection.send([_Call(_pack(args), future)])
         try:
@@ -208,8 +210,8 @@ class RespTransport:
             connection.abort()
             raise
         self._blocking = None
-        self._reads_at = self._followed(connection.moved)
-        raise BusUnavailable(f"the connection to {self._reads_at} broke during a read")
+        self._reads_from.follow(connection.moved)
+        raise BusUnavailable(f"the connection to {self._address} broke during a read")
 
     def interrupt(self) -> None:
         """Break the blocking read that waits, if there is one (used by a stop)."""
@@ -246,18 +248,21 @@ class RespTransport:
 
     async def _keep(self) -> None:
         """Keep a connection up; what it had not answered goes first over the next one."""
-        backoff = BACKOFF_FIRST_SECONDS
+        from redis.backoff import DecorrelatedJitterBackoff  # here: see address.py
+
+        # Of redis-py's kinds the one that may go on for ever: others count in powers of two until those overflow.
+        backoff = DecorrelatedJitterBackoff(BACKOFF_LAST_SECONDS, BACKOFF_FIRST_SECONDS)
+        failures = 0
         while not self._closed:
             try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
-                    connection = await self._open(self._current)
-            except (OSError, TimeoutError, ServerError) as error:
+                connection = _Connection(await self._calls_to.open())
+            except (OSError, ServerError) as error:
                 self._last_error = error
-                self._current = self._address
-                await asyncio.sleep(backoff * (0.5 + random.random()))
-                backoff = min(backoff * 2, BACKOFF_LAST_SECONDS)
+                failures += 1
+                await asyncio.sleep(backoff.compute(failures))
                 continue
-            backoff = BACKOFF_FIRST_SECONDS
+            backoff.reset()
+            failures = 0
             self._made += 1
             self._connection = connection
             self._connected.set()
@@ -271,7 +276,7 @@ class RespTransport:
             self._unsent[:0] = [call for call in connection.waiting if not call.future.done()]
             connection.waiting.clear()
             connection.abort()
-            self._current = self._followed(connection.moved)
+            self._calls_to.follow(connection.moved)
 
     async def _watch(self, connection: _Connection) -> None:
         """Return when the connection is lost, or silent for too long while calls wait."""
@@ -286,88 +291,6 @@ class RespTransport:
             if name == "BLOCK":
                 return float(value) / 1000 + self._silence_seconds if int(value) else None
         return self._silence_seconds
-
-    def _followed(self, moved: ServerError | None) -> Address:
-        """Where to go next: to the server that a Cluster has named, else to where the URL says."""
-        if moved is not None and str(moved).startswith("MOVED"):
-            host, _, port = str(moved).split()[2].rpartition(":")
-            return self._address.at(host or self._address.host, int(port))
-        return self._address
-
-    async def _open(self, address: Address) -> _Connection:
-        """Connect, sign in and make sure that the server is ready. Raises OSError or ServerError."""
-        if address.master:
-            host, port = await self._ask_sentinels()
-            address = address.at(host, port)
-        connection = await self._dial(address)
-        try:
-            if address.password:
-                await self._say(connection, *_auth(address))
-            if address.database:
-                await self._say(connection, "SELECT", address.database)
-            await self._say(connection, "PING")
-        except BaseException:
-            connection.abort()
-            raise
-        return connection
-
-    async def _dial(self, address: Address) -> _Connection:
-        if address.path:
-            _, connection = await self._loop.create_unix_connection(_Connection, address.path)
-            return connection
-        context = address.ssl_context()
-        failure: OSError | None = None
-        for host in await self._addresses(address):
-            try:
-                _, connection = await self._loop.create_connection(
-                    _Connection, host, address.port, ssl=context, server_hostname=address.host if context else None
-                )
-            except OSError as error:
-                failure = failure or error
-            else:
-                return connection
-        raise failure or ConnectionRefusedError(f"{address.host} has no address")
-
-    async def _addresses(self, address: Address) -> list[str]:
-        looking = asyncio.ensure_future(self._loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM))
-        # A look-up cannot be stopped: one that fails after its time would be told of as a defect.
-        looking.add_done_callback(lambda looked: looked.cancelled() or looked.exception())
-        return [str(found[4][0]) for found in await asyncio.shield(looking)]
-
-    async def _say(self, connection: _Connection, *args: Argument) -> Reply:
-        future: asyncio.Future[Reply] = self._loop.create_future()
-        connection.send([_Call(_pack(args), future)])
-        try:
-            await asyncio.wait((future, connection.lost), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            # Whoever has stopped waiting hears nothing of an error that came meanwhile, and need not be warned of it.
-            if future.done():
-                future.exception()
-        if future.done():
-            return future.result()
-        raise connection.moved or ConnectionResetError("the server hung up")
-
-    async def _ask_sentinels(self) -> tuple[str, int]:
-        error: Exception = ConnectionRefusedError("no Sentinel answered")
-        for host, port in self._address.sentinels:
-            try:
-                async with asyncio.timeout(SENTINEL_TIMEOUT_SECONDS):
-                    connection = await self._dial(Address(host=host, port=port))
-                    try:
-                        found = await self._say(connection, "SENTINEL", "get-master-addr-by-name", self._address.master)
-                    finally:
-                        connection.abort()
-            except (OSError, ServerError) as failure:
-                error = failure
-                continue
-            if isinstance(found, list) and len(found) == 2:
-                return cast(bytes, found[0]).decode(), int(cast(bytes, found[1]))
-            error = ConnectionRefusedError(f"the Sentinels know no master {self._address.master!r}")
-        raise error
-
-
-def _auth(address: Address) -> tuple[str, ...]:
-    return ("AUTH", address.username, address.password) if address.username else ("AUTH", address.password)
 
 
 def _refuses(error: BaseException | None) -> bool:

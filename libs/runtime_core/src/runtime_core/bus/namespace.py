@@ -32,13 +32,7 @@ async def connect(url: str, *, wait_seconds: float = CONNECT_SECONDS) -> Transpo
 
         url = await private_server(url)
     address = parse_address(url)
-    try:
-        address.ssl_context()
-    except OSError as error:
-        raise ConfigurationError(
-            f"WEFT_REDIS_URL: ca_file={address.ca_file!r} cannot be used: {error.strerror};"
-            " name a file with the certificates (PEM) that sign the server's"
-        ) from None
+    address.check()
     transport = RespTransport(address)
     try:
         await transport.connect(wait_seconds)
@@ -115,6 +109,8 @@ def _remedy(cause: BaseException | None, address: Address) -> str:
     """What to do about a broker that could not be reached, by what stood in the way."""
     said = str(cause)
     match cause:
+        case ServerError() if said.endswith("(a Sentinel)"):
+            return "correct sentinel_username and sentinel_password in it, or leave them out"
         case ServerError() if said.startswith(("WRONGPASS", "NOAUTH", "ERR invalid password", "ERR AUTH")):
             return "correct user and password in it, as in redis://<user>:<password>@host:port"
         case ServerError() if "DB index" in said:
@@ -124,7 +120,7 @@ def _remedy(cause: BaseException | None, address: Address) -> str:
         case ServerError():
             return "look at the server's log"
         case ssl.SSLCertVerificationError():
-            return "give the certificates that sign the server's as ?ca_file=…"
+            return "give the certificates that sign the server's as ?ssl_ca_certs=…"
         case ssl.SSLError():
             return "does the server speak TLS there? Without TLS it is redis://"
         case socket.gaierror():

@@ -160,6 +160,8 @@ async def private_server(url: str = MEMORY) -> str:
         raise ConfigurationError(
             f"memory://: no folder for its server's socket ({error}); set TMPDIR to one"
         ) from error
+    import redis.asyncio  # noqa: F401  # here: the client that will be needed loads while the server starts
+
     address = await asyncio.wrap_future(server.ready)
     return f"{address}?db={url.removeprefix(MEMORY) or 0}"
 

@@ -14,6 +14,7 @@ from runtime_core.telemetry.redaction import patterns_of
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 PASSWORD = re.compile(r"(?<=://)([^:/@]*):.*@")
+PASSWORD_OPTION = re.compile(r"(?<=password=)[^&]*")
 UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
 
@@ -123,8 +124,8 @@ class SettingValues:
 
 
 def without_password(url: str) -> str:
-    """The URL as it may be shown: the password is replaced by `***`."""
-    return PASSWORD.sub(r"\1:***@", url)
+    """The URL as it may be shown: each password is replaced by `***`."""
+    return PASSWORD_OPTION.sub("***", PASSWORD.sub(r"\1:***@", url))
 
 
 def wrong(variable: str, value: str, allowed: str) -> ConfigurationError:

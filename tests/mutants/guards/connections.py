@@ -1,0 +1,56 @@
+"""How a broker is found, signed in to and found again."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant, python
+
+MUTANTS: tuple[Mutant, ...] = (
+    python(
+        "bus/connection.py",
+        "hung_up",
+        "        if reader.at_eof() or self.transport.is_closing():\n",
+        "        if False:\n",
+        "a server that hangs up while its connection is handed over is noticed",
+        "unit:bus_connection",
+    ),
+    python(
+        "bus/connector.py",
+        "asks_who_is_left",
+        "            place = await self._look_up()\n",
+        "            pass\n",
+        "a Cluster goes on without the server that the URL names",
+        "integration:connection",
+    ),
+    python(
+        "bus/connector.py",
+        "learns",
+        "                await self._learn()\n",
+        "                pass\n",
+        "a Cluster goes on without the server that the URL names",
+        "integration:connection",
+    ),
+    python(
+        "bus/address.py",
+        "database",
+        '    if path and ("db" not in options or "/" in path):\n',
+        "    if False:\n",
+        "a mistyped database is refused, and not taken for the first one",
+        "unit:address",
+    ),
+    python(
+        "bus/address.py",
+        "both_credentials",
+        '    if options.keys() & {"username", "password"}:\n',
+        "    if False:\n",
+        "a password beside a credential provider is refused",
+        "unit:address",
+    ),
+    python(
+        "config/values.py",
+        "password_options",
+        'PASSWORD_OPTION.sub("***", PASSWORD.sub(r"\\1:***@", url))',
+        'PASSWORD.sub(r"\\1:***@", url)',
+        "a password among the options of a URL is not shown",
+        "unit:address",
+    ),
+)
