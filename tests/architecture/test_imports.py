@@ -17,6 +17,7 @@ import pytest
 from tests.architecture.tree import CORE, ROOT, Import, imports_of, production_imports, within
 
 PLACES = {
+    "anyio": r"runtime_core\.host\.supervisor",
     "autogen_core": r"runtime_core\.integrations\.autogen(\..+)?",
     "aiosqlite": r"runtime_core\.trajectory(\..+)?",
     "asyncpg": r"runtime_core\.trajectory(\..+)?",

@@ -249,6 +249,30 @@ async def test_a_consumer_works_through_a_network_that_breaks(valkey: Server, na
         await broker.idle()
 
 
+async def test_a_stop_ends_what_buries_an_entry(valkey: Server, namespace: str) -> None:
+    """The entry stays where it is: whoever adopts it buries it."""
+    async with partition(valkey.url, namespace) as (broker, _), client(valkey.url) as transport:
+        begun = asyncio.Event()
+
+        class Silent(EventBus):
+            async def dead_letter(self, *args: object) -> None:  # type: ignore[override]
+                begun.set()
+                await asyncio.Event().wait()
+
+        silent = Silent(transport, broker.keys)
+        metrics = Metrics(CollectorRegistry(), "test")
+        consumer = Consumer(silent, ["agent"], Completes(silent), metrics, service="test", lease_seconds=LEASE_SECONDS)
+        await consumer.start()
+        running = asyncio.create_task(consumer.run())
+        await broker.call("XADD", broker.keys.stream("agent"), "*", "nonsense", "x")
+        async with asyncio.timeout(SECONDS):
+            await begun.wait()
+            await consumer.stop()
+            await running
+        assert [task for task in asyncio.all_tasks() if task.get_name() == "bury"] == []
+        assert len(await broker.entries("agent")) == 1
+
+
 async def test_a_connection_that_says_nothing_is_given_up(valkey: Server, namespace: str) -> None:
     """A cable that was pulled: neither side is told. Calls go on over the next connection."""
     async with Proxy(valkey.url) as proxy, client(proxy.url, silence_seconds=1.0) as transport:

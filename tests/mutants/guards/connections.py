@@ -46,6 +46,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit:address",
     ),
     python(
+        "consumer/consumer.py",
+        "burying",
+        "(*self._loops, *self._running.values(), *self._burying)",
+        "(*self._loops, *self._running.values())",
+        "a stop leaves no task behind that keeps a dead letter",
+        "integration:connection",
+    ),
+    python(
         "config/values.py",
         "password_options",
         'PASSWORD_OPTION.sub("***", PASSWORD.sub(r"\\1:***@", url))',

@@ -114,6 +114,7 @@ class Consumer:
         """Entries that reconciling took since the current read began: a late reply must not hand them out again."""
         self._reading: asyncio.Task[None] | None = None
         self._loops: list[asyncio.Task[None]] = []
+        self._burying: set[asyncio.Task[None]] = set()
         self._unreconciled = True
         self._watch = ProgressWatch(max(30.0, 10 * lease_seconds) if stall_seconds is None else stall_seconds)
         self._connected = False
@@ -169,10 +170,11 @@ class Consumer:
                 await self._finish()
                 await self._hand_back()
         finally:
-            for task in (*self._loops, *self._running.values()):
+            # An entry that is not buried yet stays with this owner's group: whoever adopts it buries it.
+            for task in (*self._loops, *self._running.values(), *self._burying):
                 task.cancel()
-            if self._loops:
-                await asyncio.wait(self._loops)
+            if ending := (*self._loops, *self._burying):
+                await asyncio.wait(ending)
         # Waits that are kept warm end here, and not by the closing of the loop, which takes each for a defect.
         self._handler.forget()
         with contextlib.suppress(BusError, Fenced, TimeoutError):
@@ -283,11 +285,18 @@ class Consumer:
             self._running[place] = task = loop.create_task(self._handle(place, delivery))
             task.add_done_callback(partial(self._drop_unbegun, place))
         for stream, entry, why in malformed:
-            loop.create_task(self._bury(stream, entry, why), name="bury").add_done_callback(_log_failure)
+            burying = loop.create_task(self._bury(stream, entry, why), name="bury")
+            self._burying.add(burying)
+            burying.add_done_callback(self._buried)
         if len(self._held) >= self._limit or self._alone is not None:
             self._full = True
             self._room.clear()
         self._watch.waiting(bool(self._held))
+
+    def _buried(self, burying: asyncio.Task[None]) -> None:
+        self._burying.discard(burying)
+        if not burying.cancelled() and (error := burying.exception()) is not None:
+            logger.error("could not keep a dead letter: %s", error)
 
     def _drop_unbegun(self, place: Place, task: asyncio.Task[None]) -> None:
         """A task that was cancelled before its first step has run nothing, not even its clean-up."""
@@ -575,8 +584,3 @@ class Consumer:
             except BusError as error:
                 logger.warning("timers: %s", error)
             await asyncio.sleep(PROMOTE_SECONDS)
-
-
-def _log_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        logger.error("could not keep a dead letter: %s", task.exception())

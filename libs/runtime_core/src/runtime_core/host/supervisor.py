@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
+import anyio
+
 from runtime_core.bus.embedded import ended_how
 from runtime_core.lifeline import tied
 
@@ -98,9 +100,9 @@ class Supervisor:
         """
         killer: asyncio.TimerHandle | None = None
         try:
-            async with asyncio.TaskGroup() as group:
+            async with anyio.create_task_group() as group:
                 for child in self._children:
-                    group.create_task(self._keep(child), name=f"keep {child.spec.name}")
+                    group.start_soon(self._keep, child, name=f"keep {child.spec.name}")
                 await self._stopping.wait()
                 killer = asyncio.get_running_loop().call_later(self.shutdown_seconds, self._kill, True)
         finally:
@@ -166,14 +168,11 @@ class Supervisor:
             os.close(write_end)
         if self._stopping.is_set():  # asked to while it was being started
             self._signal(child, signal.SIGTERM)
-        pump = asyncio.get_running_loop().create_task(self._pump(child, read_end), name=f"show {child.spec.name}")
-        try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._pump, child, read_end, name=f"show {child.spec.name}")
             status = await process.wait()
             _kill_group(process.pid)  # what it has started and left behind
-            await asyncio.wait([pump], timeout=DRAIN_SECONDS)
-        finally:
-            pump.cancel()
-            await asyncio.wait([pump])
+            group.cancel_scope.deadline = anyio.current_time() + DRAIN_SECONDS
         return status
 
     async def _pump(self, child: _Child, read_end: int) -> None:
@@ -238,9 +237,8 @@ class Supervisor:
             self.stop()
 
     async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
+        with anyio.move_on_after(seconds):
+            await self._stopping.wait()
 
     def _signal(self, child: _Child, number: signal.Signals) -> None:
         if child.process is not None and child.process.returncode is None:
