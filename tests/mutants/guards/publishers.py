@@ -131,7 +131,7 @@ MUTANTS: tuple[Mutant, ...] = (
         TESTS,
     ),
     python(
-        "blobs/store.py",
+        "blobs/urls.py",
         "path_as_read",
         '    unsafe = not plain.isprintable() or "?" in inner or "#" in inner\n',
         "    unsafe = False\n",

@@ -16,8 +16,8 @@ import pyarrow.parquet
 import pytest
 
 from runtime_core.blobs.arrow import ArrowBlobs
-from runtime_core.blobs.files import FileBlobs
-from runtime_core.blobs.store import BlobStore, blob_url, folder_of, open_blobs
+from runtime_core.blobs.store import BlobStore, FileBlobs, open_blobs
+from runtime_core.blobs.urls import blob_url, folder_of
 from runtime_core.config.settings import Settings
 from runtime_core.engines.results import Results
 from runtime_core.maintenance.blob_sweeper import BlobSweeper

@@ -6,7 +6,7 @@ import pyarrow
 import pyarrow.fs
 import pyarrow.parquet
 
-from runtime_core.blobs.store import BLOB_NAME, BLOB_URL, path_below
+from runtime_core.blobs.urls import BLOB_NAME, BLOB_URL, path_below
 from runtime_core.errors import ConfigurationError
 
 

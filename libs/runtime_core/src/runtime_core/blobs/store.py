@@ -1,24 +1,19 @@
-"""A blob store: what it does, what its URLs look like, and how one is opened."""
+"""Blob stores: what one does, how one is opened, and blobs as plain files."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping
+import shutil
+import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
-from urllib.parse import quote, unquote, urlsplit
 
-from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.blobs.urls import BLOB_NAME, BLOB_URL, local_path, path_below
+from runtime_core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import pyarrow
-
-BLOB_URL = "WEFT_BLOB_URL"
-DATA_DIR = "WEFT_DATA_DIR"
-URL = re.compile(r"file:///.+|(s3|gs|gcs|abfss?|hdfs|viewfs)://[^/?#]+.*")
-# What a store holds besides, such as files of others in the same bucket, is never swept.
-BLOB_NAME = re.compile(r"[0-9a-f]{32,64}\.(json|parquet)")
 
 
 class BlobStore(Protocol):
@@ -47,30 +42,78 @@ class BlobStore(Protocol):
         ...
 
 
-def blob_url(environ: Mapping[str, str]) -> str:
-    """The URL of the store that a process was told of, without a `/` at its end; empty: there is none.
+class FileBlobs:
+    """A folder of blobs, by its `file:///` URL: on this machine, or shared by all."""
 
-    Where only `WEFT_DATA_DIR` is set, it is the folder `blobs` there. Raises ConfigurationError for what is no URL.
-    """
-    url = environ.get(BLOB_URL, "").strip()
-    if url:
-        return checked_url(url)
-    directory = environ.get(DATA_DIR, "").strip()
-    return (Path(os.path.abspath(Path(directory).expanduser())) / "blobs").as_uri() if directory else ""
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._root = local_path(url)
 
+    def write(self, folder: str, name: str, data: bytes) -> str:
+        url = f"{self.url}/{folder}/{name}"
+        path = self._path(url)
+        if path.exists():
+            # Named by its content: only its age changes, since it is wanted again.
+            os.utime(path)
+            return url
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{uuid.uuid4().hex}.part")
+        try:
+            with part.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+        return url
 
-def checked_url(url: str) -> str:
-    """The URL of a store. Raises ConfigurationError."""
-    if not URL.fullmatch(url) or "?" in url or "#" in url or ".." in unquote(url).split("/"):
-        raise ConfigurationError(f"{BLOB_URL}={url!r}: must be file:///folder, or as s3://bucket/folder")
-    return url.rstrip("/")
+    def read(self, url: str) -> bytes:
+        return self._path(url).read_bytes()
+
+    def read_table(self, url: str) -> pyarrow.Table:
+        path = self._path(url)
+        if not path.exists():
+            raise FileNotFoundError(f"there is no {path}")
+        try:
+            import pyarrow.parquet
+        except ImportError as error:
+            raise ConfigurationError(
+                "a Parquet result is read with pyarrow, which is not installed: pip install 'weft[parquet]'"
+            ) from error
+        return pyarrow.parquet.read_table(path)
+
+    def erase(self, folder: str) -> int:
+        path = self._path(f"{self.url}/{folder}")
+        count = sum(1 for _ in _blobs(path))
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
+        return count
+
+    def sweep(self, namespace: str, before: float) -> int:
+        count = 0
+        root = self._path(f"{self.url}/{namespace}")
+        for folder in _entries(root):
+            # Looked at first, since a removal makes it young; a young one may be about to get a blob.
+            old = _written(folder) < before
+            for blob in _entries(folder):
+                leftover = blob.name.startswith(".") and blob.name.endswith(".part")
+                if (leftover or BLOB_NAME.fullmatch(blob.name)) and _written(blob) < before:
+                    _remove(blob)
+                    count += not leftover
+            if old:
+                with suppress(OSError):  # not empty
+                    folder.rmdir()
+        return count
+
+    def _path(self, url: str) -> Path:
+        path_below(self.url, url)
+        return local_path(url)
 
 
 def open_blobs(url: str) -> BlobStore:
     """The store at a URL. Raises ConfigurationError where it cannot be used; nothing is asked of the place yet."""
     if url.startswith("file:"):
-        from runtime_core.blobs.files import FileBlobs
-
         return FileBlobs(url)
     try:
         from runtime_core.blobs.arrow import ArrowBlobs
@@ -81,32 +124,26 @@ def open_blobs(url: str) -> BlobStore:
     return ArrowBlobs(url)
 
 
-def folder_of(namespace: str, task: str) -> str:
-    """Where a task's blobs lie, below the store's URL."""
-    return f"{folder_of_namespace(namespace)}/{quote(task, safe='@+=')}"
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
-def folder_of_namespace(namespace: str) -> str:
-    """Where all blobs of a namespace lie, below the store's URL."""
-    return quote(namespace, safe="")
+def _blobs(folder: Path) -> list[Path]:
+    return [path for path in _entries(folder) if BLOB_NAME.fullmatch(path.name)]
 
 
-def path_below(store: str, url: str) -> str:
-    """The path of a blob below its store's URL, still quoted.
-
-    Raises InvalidInput(`reference`) for one that lies elsewhere: a URL may come from who may not read everything that
-    this process can.
-    """
-    inner = url.removeprefix(store + "/")
-    plain = unquote(inner)
-    # `urlsplit` drops some control characters and ends a path at ? and #: a URL with one names another path there.
-    unsafe = not plain.isprintable() or "?" in inner or "#" in inner
-    if not store or inner == url or unsafe or any(part in ("", ".", "..") for part in plain.split("/")):
-        where = f"outside of the blob store {store}" if store else "in a blob store, and this process knows of none"
-        raise InvalidInput("reference", f"{url!r} lies {where}: set {BLOB_URL} to the store that it was written to")
-    return inner
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")
 
 
-def local_path(url: str) -> Path:
-    """The path that a `file:` URL names."""
-    return Path(unquote(urlsplit(url).path))
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -35,10 +35,11 @@ class TaskVerbs(DurabilityVerbs):
             new.time_limit_ms(), new.epoch, int(new.streamed), new.limits, new.claims,
             f"{new.priority}|{new.tenant}" if new.in_turn else "", *more,
         )  # fmt: skip
-        answer = [text(item) for item in cast(list[Reply], reply)]
+        answer = texts(reply)
         match answer[0]:
             case "started":
-                await self.make_durable(connection, wrote=True, task=answer[1])
+                if self.durability != "fast":
+                    await self.make_durable(connection, wrote=True, task=answer[1])
                 return Submitted(answer[1], "accepted", True, self.keys.partition)
             case "known":
                 # The first submit may have ended in NotDurable.

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 from typer import Argument, Option, confirm
 
 from runtime_core import codec
-from runtime_core.blobs.store import folder_of, open_blobs
+from runtime_core.blobs.store import open_blobs
+from runtime_core.blobs.urls import folder_of
 from runtime_core.bus.claims import forget_place
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.durability import repeat_after_reconnect

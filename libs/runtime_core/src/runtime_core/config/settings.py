@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime_core.blobs.store import blob_url
+from runtime_core.blobs.urls import blob_url
 from runtime_core.codec import MAX_DATA_BYTES
 from runtime_core.config.values import SettingValues, refuse_unknown
 from runtime_core.errors import ConfigurationError

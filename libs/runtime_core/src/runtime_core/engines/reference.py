@@ -78,7 +78,8 @@ class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
         return data
 
     def _found(self, read: Callable[[Any], Any], store: str | None) -> Any:  # Any: a BlobStore, and what it gives
-        from runtime_core.blobs.store import blob_url, open_blobs, path_below
+        from runtime_core.blobs.store import open_blobs
+        from runtime_core.blobs.urls import blob_url, path_below
 
         store = blob_url(os.environ) if store is None else store
         path_below(store, self.url)

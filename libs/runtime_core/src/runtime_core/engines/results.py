@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from runtime_core.blobs.store import folder_of, open_blobs
+from runtime_core.blobs.store import open_blobs
+from runtime_core.blobs.urls import folder_of
 from runtime_core.codec import MAX_DATA_BYTES
 from runtime_core.declare.encoding import encode
 from runtime_core.engines.protocol import Error, Outcome, Value

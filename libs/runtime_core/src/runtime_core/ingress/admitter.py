@@ -20,7 +20,7 @@ from typing import cast
 import msgspec
 from msgspec.structs import replace
 
-from runtime_core.blobs.store import folder_of_namespace
+from runtime_core.blobs.urls import folder_of_namespace
 from runtime_core.bus.connection import Argument, Reply, Transport
 from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus

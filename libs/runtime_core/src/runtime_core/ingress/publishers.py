@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 import msgspec
 from msgspec.structs import replace
 
-from runtime_core.blobs.store import path_below
+from runtime_core.blobs.urls import path_below
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.codec import quoted
 from runtime_core.engines.reference import referenced_urls

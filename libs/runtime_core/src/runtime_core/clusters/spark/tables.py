@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from runtime_core.blobs.store import local_path
+from runtime_core.blobs.urls import local_path
 from runtime_core.declare.encoding import encode
 from runtime_core.engines.reference import Reference
 from runtime_core.engines.results import Results
