@@ -121,15 +121,17 @@ def library() -> Library:
     functions = {name: f"weft_{digest}_{name}" for name in FUNCTIONS}
     fields = named_fields(sources.pop(FIELDS))
     sources = {name: _with_values(source, fields) for name, source in sources.items()}
-    body = [_shared(name, sources) for name in SHARED if name != FIELDS]
+    used = {name: frozenset(re.findall(r"\w+", source)) for name, source in sources.items()}
+    body = [
+        _shared(sources[name], frozenset[str]().union(*(words for other, words in used.items() if other != name)))
+        for name in SHARED
+        if name != FIELDS
+    ]
+    calls = {name: _calls(sources[name]) for name in FUNCTIONS}
     for name, allow_oom in FUNCTIONS.items():
         flags = ", flags = {'allow-oom'}" if allow_oom else ""
         register = f"redis.register_function{{function_name = '{functions[name]}', callback = {name}{flags}}}"
-        called = any(
-            re.search(rf"^[^-\n]*(?<![\w.]){name}\(", sources[other], re.MULTILINE)
-            for other in FUNCTIONS
-            if other != name
-        )
+        called = any(name in names for other, names in calls.items() if other != name)
         body.append(_scoped(name, sources[name], register, called))
     source = f"#!lua name=weft_{digest}\n" + "\n".join(body) + "\n"
     return Library(f"weft_{digest}", source.encode(), {name: full.encode() for name, full in functions.items()})
@@ -152,10 +154,17 @@ def _with_values(source: str, fields: dict[str, dict[str, str]]) -> str:
     return re.sub(rf"\b({'|'.join(fields)})\.(\w+)", lambda found: f"'{fields[found[1]][found[2]]}'", source)
 
 
-def _shared(name: str, sources: dict[str, str]) -> str:
+def _calls(source: str) -> set[str]:
+    """Return the names that a file calls, without what its comments mention."""
+    return {
+        name
+        for code in re.findall(r"^[^-\n]*", source, re.MULTILINE)
+        for name in re.findall(r"(?<![\w.])(\w+)\(", code)
+    }
+
+
+def _shared(source: str, others: frozenset[str]) -> str:
     """Keep names that no other file uses to their file, since Lua allows 200 local names at the top of a script."""
-    source = sources[name]
-    others = {word for other, text in sources.items() if other != name for word in re.findall(r"\w+", text)}
     outside: list[str] = []
 
     def declared(found: re.Match[str]) -> str:
