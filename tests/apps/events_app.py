@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from runtime_core.aworld.events import (
+from runtime_core.aworld.events.handlers import DefaultToolHandler
+from weft import AgentContext, App
+from weft.aworld import (
     AgentMessage,
     EventManager,
     GroupMessage,
@@ -22,8 +24,6 @@ from runtime_core.aworld.events import (
     TopicType,
     run_events,
 )
-from runtime_core.aworld.events.handlers import DefaultToolHandler
-from weft import AgentContext, App
 
 app = App("events")
 

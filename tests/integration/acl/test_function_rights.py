@@ -12,7 +12,7 @@ from redis import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
 from runtime_core.acl.rules import LATER, Target, find_users, rules
-from runtime_core.acl.users import ALWAYS, KEYS, USERS, User
+from runtime_core.acl.users import KEYS, USERS, User
 from runtime_core.bus import partition
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
@@ -24,6 +24,8 @@ from tests.servers.process import HOST, Server
 
 pytestmark = pytest.mark.timeout(300)
 
+ALWAYS = frozenset({"auth", "hello", "quit", "reset"})
+"""What a server lets everybody do, signed in or not."""
 SHOP = find_users((), ["shop"])[0]
 EVERYBODY = {**{name: user for name, user in USERS.items() if not user.everything}, "shop": SHOP}
 DANGEROUS = (

@@ -620,7 +620,7 @@ async def test_questions_and_answers_of_a_swarm_are_messages_in_order() -> None:
 
 
 async def test_a_task_chooses_handlers_of_its_app() -> None:
-    from runtime_core.aworld.events import Handler, Message
+    from weft.aworld import Handler, Message
 
     class Polite(DefaultAgentHandler):
         async def ask(self, message: Message) -> object:

@@ -12,15 +12,6 @@ from typing import Any
 
 import pytest
 
-from runtime_core.aworld.events import (
-    EventManager,
-    Handler,
-    HandlerTable,
-    Message,
-    TaskMessage,
-    ToolMessage,
-    run_events,
-)
 from runtime_core.aworld.events.handlers import DefaultToolHandler
 from runtime_core.aworld.events.manager import NOTHING
 from runtime_core.aworld.events.message import TopicType
@@ -30,6 +21,15 @@ from runtime_core.replay.replay import replay
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.tree import decoded
 from weft import AgentContext, App
+from weft.aworld import (
+    EventManager,
+    Handler,
+    HandlerTable,
+    Message,
+    TaskMessage,
+    ToolMessage,
+    run_events,
+)
 
 
 def desk(calls: Counter[str], *, order: str = "search first") -> App:

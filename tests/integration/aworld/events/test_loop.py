@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from runtime_core.aworld.events import (
+from runtime_core.aworld.events.history import Recorded
+from runtime_core.host.local import LocalApp
+from runtime_core.wire.results import TaskResponse
+from tests.apps.events_app import GROUP, app
+from weft import AgentContext, App, Client
+from weft.aworld import (
     AgentMessage,
     CancelMessage,
     ChunkMessage,
@@ -20,11 +25,6 @@ from runtime_core.aworld.events import (
     TopicType,
     run_events,
 )
-from runtime_core.aworld.events.history import Recorded
-from runtime_core.host.local import LocalApp
-from runtime_core.wire.results import TaskResponse
-from tests.apps.events_app import GROUP, app
-from weft import AgentContext, App, Client
 from weft.errors import ConfigurationError
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.aworld.events import EventManager
 from runtime_core.aworld.events.history import Recorded
 from runtime_core.client.client import Client
 from runtime_core.replay.replay import replay
@@ -20,6 +19,7 @@ from runtime_core.trajectory.store import TrajectoryStore
 from tests.apps.events_app import app
 from tests.fleet import ROOT, Fleet, until
 from tests.servers.process import Server
+from weft.aworld import EventManager
 
 pytestmark = pytest.mark.timeout(300)
 

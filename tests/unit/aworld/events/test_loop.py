@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from runtime_core.aworld.events import (
+from runtime_core.consumer.effects import Completed, Failed
+from runtime_core.runs.context import AgentContext
+from tests.unit.runs.run_world import World
+from weft.aworld import (
     AgentMessage,
     ChunkMessage,
     EventManager,
@@ -19,9 +22,6 @@ from runtime_core.aworld.events import (
     TopicType,
     run_events,
 )
-from runtime_core.consumer.effects import Completed, Failed
-from runtime_core.runs.context import AgentContext
-from tests.unit.runs.run_world import World
 
 
 async def talk(ctx: AgentContext, input: Any) -> object:

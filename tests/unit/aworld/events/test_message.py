@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from runtime_core.aworld.events import (
+from runtime_core.aworld.events.handlers import DefaultAgentHandler, DefaultTaskHandler
+from runtime_core.consumer.effects import Completed
+from runtime_core.errors import ConfigurationError, InvalidInput
+from tests.unit.runs.run_world import World
+from weft import AgentContext, App
+from weft.aworld import (
     AgentMessage,
     CancelMessage,
     EventLoop,
@@ -19,11 +24,6 @@ from runtime_core.aworld.events import (
     TaskMessage,
     run_events,
 )
-from runtime_core.aworld.events.handlers import DefaultAgentHandler, DefaultTaskHandler
-from runtime_core.consumer.effects import Completed
-from runtime_core.errors import ConfigurationError, InvalidInput
-from tests.unit.runs.run_world import World
-from weft import AgentContext, App
 
 
 class Mine(Handler):

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from runtime_core.acl.function_rights import STREAMS, function_rights
 from runtime_core.bus.library import FUNCTIONS
 
-ALWAYS = frozenset({"auth", "hello", "quit", "reset"})
-"""What a server lets everybody do, signed in or not."""
-
 CONNECTION = ("ping", "client|id", "client|setname", "client|setinfo", "cluster|slots")
 ROUTING = ("command", "cluster|shards", "cluster|slots")
 """What client libraries of a Cluster ask before they send anything: static tables, and where slots are."""
