@@ -1,6 +1,6 @@
-"""Writes docs/acl.md and deploy/k8s/base/secrets/users.json from the table of users: `python -m docs.generate_acl`.
+"""Write docs/acl.md and deploy/k8s/base/secrets/users.json from the table of users: `python -m docs.generate_acl`.
 
-A test compares both files with what this makes, so that neither can fall behind.
+A test compares both files with the output of this module, so neither can become stale.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def page() -> str:
 
 
 def in_the_cluster() -> str:
-    """The rules of every user for the script that makes the Secret, which has no Weft to ask."""
+    """Return the rules of every user for the script that creates the Secret, which runs without Weft."""
     target = Target(partitions=MOST_PARTITIONS)
     found = {user.name: " ".join(rules(user, target, [])) for user in USERS.values()}
     return json.dumps({"default": DEFAULT_OFF.partition("default ")[2], **found}, indent=2) + "\n"
@@ -39,7 +39,7 @@ def main() -> None:
 def _parts() -> Iterator[str]:
     yield (
         "# Users of the broker\n\n"
-        "Each service and each kind of program has a broker user of its own, with the rights that its work needs.\n"
+        "Each service and each kind of program has a separate broker user, with the rights that its work needs.\n"
         "`weft acl` prints them ([how](operations.md#users)). `python -m docs.generate_acl` writes this page: do not\n"
         "edit it.\n\n"
         "`weft` stands for the namespace and `{p}` for a partition. No user but `admin` may use channels. None may\n"
@@ -49,14 +49,14 @@ def _parts() -> Iterator[str]:
     for user in _users():
         yield f"| `{user.name}` | {_named(user.can)} | {_named(user.cannot) or 'nothing: it has every right'} |"
     yield (
-        "\n`shop` is an example of a publisher that is not trusted (`weft acl --publisher shop`). `publisher` writes\n"
-        "the stream that all share: keep it for programs of one trust domain.\n\n"
-        "A service that may load functions can change what others run with rights of their own. Only services that\n"
-        "run no code of apps may: the state-manager and the trajectory-recorder. The others wait for them. `runtime`\n"
-        "is for programs that need no services, so it may do the same.\n\n"
-        "Rules cannot look at arguments. Whoever may append to a stream may also trim it (`XADD … MAXLEN`), so\n"
-        "services trust each other not to. Where a user has every key with some first letter, the rules name that\n"
-        "letter: a server compares each key with one pattern after the other, on the path of every task.\n"
+        "\n`shop` is an example of an untrusted publisher (`weft acl --publisher shop`). `publisher` writes to the\n"
+        "stream that all share: keep it for programs of one trust domain.\n\n"
+        "A service that may load functions can change the functions that others run with their own rights. Only\n"
+        "services without app code may load them: the state-manager and the trajectory-recorder. The others wait for\n"
+        "these. `runtime` is for programs that need no services, so it may load functions too.\n\n"
+        "Rules cannot inspect arguments. A user who may append to a stream may also trim it (`XADD … MAXLEN`), so\n"
+        "services trust each other not to. If a user has every key with some first letter, the rules name only that\n"
+        "letter, because a server compares each key with one pattern after the other, for every task.\n"
     )
     for user in _users():
         yield from _section(user)
@@ -76,7 +76,7 @@ def _section(user: User) -> Iterator[str]:
         missing = [key for key in KEYS if key not in writes and key not in reads]
         commands = _listed(user.root_commands(MOST_PARTITIONS))
         yield f"| reads and writes in `weft:{{p}}:`: {_listed(writes)} | {commands} |"
-        yield f"| reads in `weft:{{p}}:`: {_listed(reads)}; and `weft:settings` | those of these that only read |"
+        yield f"| reads in `weft:{{p}}:`: {_listed(reads)}; and `weft:settings` | the read-only ones of these |"
         if missing:
             yield f"| nothing in `weft:{{p}}:`: {_listed(missing)} | none |"
     else:

@@ -1,7 +1,7 @@
-"""Writes docs/events.md from the code: `python -m docs.generate_events`.
+"""Write docs/events.md from the code: `python -m docs.generate_events`.
 
-Facts are shown as the builders make them, functions by their header comments, rows by their fields. A test compares
-the file with what this makes, so that the page cannot fall behind.
+The page shows facts as the builders create them, functions by their header comments, and rows by their fields. A test
+compares the file with the output of this module, so the page cannot become stale.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def page() -> str:
     """The whole page."""
     parts = (
         "# Events\n\n"
-        "Every event, row and function, as the code has them. `python -m docs.generate_events` writes this page:\n"
+        "This page lists every event, row and function. `python -m docs.generate_events` writes it from the code:\n"
         "do not edit it. "
-        "[`wire.md`](wire.md) explains what clients send and read, [`delivery.md`](delivery.md) what is promised.\n",
+        "[`wire.md`](wire.md) explains what clients send and read, [`delivery.md`](delivery.md) what Weft promises.\n",
         _contents(),
         _commands(),
         _facts(),
@@ -56,7 +56,7 @@ def _contents() -> str:
 
 
 def _commands() -> str:
-    lines = ["## Commands\n", "What clients append to `weft:tasks`.\n", "| type | read as | fields |", "|---|---|---|"]
+    lines = ["## Commands\n", "Clients append these to `weft:tasks`.\n", "| type | read as | fields |", "|---|---|---|"]
     said = [name for name in submission.SUBMIT_FIELDS if name != "conf"]
     said += [f"conf.{name}" for name in submission.CONF_FIELDS]
     lines.append(f"| `{submission.SUBMIT}` | `Submission` | {', '.join(f'`{name}`' for name in said)} |")
@@ -73,7 +73,7 @@ def _commands() -> str:
 
 
 def _facts() -> str:
-    lines = ["## Facts\n", "What Weft says. The examples are made by the code that makes the events.\n"]
+    lines = ["## Facts\n", "Weft publishes these. The code that creates the events also created the examples.\n"]
     for fact, about in _examples():
         known = f"`{fact.id}`" if fact.type not in _ON_THE_STREAM else "its entry id on the task's stream"
         lines += [f"### `{fact.type}`\n", f"{about}\n", f"Event id: {known}.\n", "```json"]

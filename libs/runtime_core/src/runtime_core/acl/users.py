@@ -196,7 +196,7 @@ SERVICES = (
     ),
     User(
         "state-manager",
-        "admits commands, relays answers, keeps timers, sweeps, measures",
+        "admits commands, relays answers, keeps timers, sweeps and measures",
         "take work, read or write other namespaces (other than appending to `…:answers…`), change the server",
         functions=(
             "answered", "beat", "cancel", "claim", "due_requests", "expire_call", "gateways", "keep_letter", "lead",
@@ -232,12 +232,12 @@ SERVICES = (
         loads_functions=True,
     ),
 )  # fmt: skip
-"""The services: each has a user of its own name."""
+"""The services: each has a user with its own name."""
 
 OPERATOR = User(
     "operator",
-    "runs the command `weft`: looks at everything in the namespace, cancels, answers, repairs, redrives",
-    "change the server or its users, disconnect or pause clients, write outside of the namespace",
+    "runs the command `weft`: reads everything in the namespace, cancels, answers, repairs, redrives",
+    "change the server or its users, disconnect or pause clients, write outside the namespace",
     functions=(*_CLIENT, "drop_letter", "gateways", "read_ingress", "redrive", "repair", "survey"),
     commands=(
         *_CLIENT_COMMANDS, "command|info", "function|delete", "llen", "lrange", "scan", "type", "xinfo|consumers",
@@ -268,7 +268,7 @@ CLIENT = User(
 RUNTIME = User(
     "runtime",
     "is a trusted program that also hosts agents itself: `Runtime`, AutoGen, runners on Ray",
-    "write outside of the namespace, change the server or its users",
+    "write outside the namespace, change the server or its users",
     functions=(*_CLIENT, *_CONSUMER, *_TURNS, *_CALLED, "expire_call", "gateways", "lead", "mark_started", "trim"),
     commands=(
         *_CLIENT_COMMANDS, "hdel", "hset", "hsetnx", "lrange", "lrem", "scan", "xack", "xgroup|createconsumer",
@@ -284,13 +284,13 @@ PUBLISHER = User(
     "publisher",
     "is a trusted program in any language that appends commands to `{namespace}:tasks`, for one trust domain",
     "read anything, delete keys or entries, pause or disconnect clients. It can trim the commands of others with "
-    "`MAXLEN` and end the stream with the greatest id: do not give it to tenants",
+    "`MAXLEN` and end the stream with the largest id: do not give it to tenants",
     commands=ROUTING,
     grants=(Grant(("xadd",), ("%W~{namespace}:tasks",)),),
 )
 SCALER = User(
     "scaler",
-    "reads how much waits on the streams, for KEDA",
+    "reads the lengths and lags of streams, for KEDA",
     "read an entry or any other key, write anything, pause or disconnect clients",
     commands=(*ROUTING, "info"),
     grants=(
@@ -302,29 +302,29 @@ SCALER = User(
 )
 METRICS = User(
     "metrics",
-    "reads the server's own figures, for an exporter of Redis metrics",
+    "reads the server's own statistics, for an exporter of Redis metrics",
     "touch any key, see what clients send, change anything",
     commands=("cluster|info", "info", "latency|histogram", "latency|latest", "slowlog|len"),
 )
 PROBE = User(
     "probe",
-    "asks whether the server is there; its password is no secret",
+    "checks whether the server is up; its password is not secret",
     "do anything else",
     connection=("ping",),
-    public_password="probe",  # noqa: S106 - it is no secret
+    public_password="probe",  # noqa: S106 - it is not secret
 )
 ADMIN = User("admin", "is for people and for Redis Cluster's own joins", "", everything=True)
 
 USERS = {user.name: user for user in (*SERVICES, OPERATOR, CLIENT, RUNTIME, PUBLISHER, SCALER, METRICS, PROBE, ADMIN)}
-"""All of them, by name. The user `default` is not among them: see lines.py."""
+"""All users by name, except `default`: see lines.py."""
 
 
 def own_publisher(name: str) -> User:
-    """A publisher that is not trusted: an ingress stream of its own, and streams for its answers."""
+    """Return the user of an untrusted publisher: its own ingress stream, and streams for its answers."""
     return User(
         name,
-        f"appends commands to `{{namespace}}:tasks:{name}`, and reads and tidies its answers in `{name}:answers…`",
-        "touch commands, answers or tasks of others. What it does to its own stream harms only itself",
+        f"appends commands to `{{namespace}}:tasks:{name}`, and reads and deletes its answers in `{name}:answers…`",
+        "touch commands, answers or tasks of others. It can harm only its own stream",
         commands=ROUTING,
         grants=(
             Grant(("xadd",), (f"%W~{{namespace}}:tasks:{name}",)),

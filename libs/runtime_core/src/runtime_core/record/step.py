@@ -1,4 +1,4 @@
-"""One step of a trajectory, as it travels on the record stream, and its place in the task."""
+"""One step of a trajectory, in the format of the record stream, and its place in the task."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import msgspec
 from runtime_core.errors import InvalidInput
 
 NOTHING = msgspec.Raw(b"")
-"""No input or output. This very object is left out when a step is written; another empty one would break the JSON."""
+"""No input or output. Encoding a step omits this very object; another empty one would break the JSON."""
 
 
 class StepError(msgspec.Struct, omit_defaults=True):
-    """Why a step failed: class name, text and, where there was one, the traceback."""
+    """Why a step failed: class name, text and, if any, the traceback."""
 
     type: str
     message: str
@@ -25,15 +25,15 @@ class StepError(msgspec.Struct, omit_defaults=True):
 
 
 class Fork(msgspec.Struct, omit_defaults=True):
-    """Where a task was forked: its steps before `step` are those of `task`, and are not recorded again."""
+    """The origin of a fork: its steps before `step` are those of `task`, and are not recorded again."""
 
     task: str
     step: str = ""
-    """A step of the task's first run, as in `3.0.1`; empty: at its beginning."""
+    """A step of the task's first run, as in `3.0.1`; empty for its beginning."""
 
 
 FORK_STEP = "0.0"
-"""The place of the row that says where a task was forked: before all that its code does."""
+"""The place of the row that names a fork's origin: before all steps of its code."""
 
 
 class Step(msgspec.Struct, omit_defaults=True):
@@ -46,7 +46,7 @@ class Step(msgspec.Struct, omit_defaults=True):
     run: str
     kind: str
     """`agent`, `tool`, `engine`, `step`, `model`, `human`, `timer`, `emit`, `send`, `publish`, `message`, `fork`,
-    `usage`, `hook`, `callback` or `hooks` (which of them a run has)."""
+    `usage`, `hook`, `callback` or `hooks` (the hooks that a run has)."""
     name: str
     status: str
     """`completed`, `failed` or `cancelled`."""
@@ -57,45 +57,45 @@ class Step(msgspec.Struct, omit_defaults=True):
     step: str = ""
     attempt: int = 1
     key: str = ""
-    """The instance key of an agent, where the user gave one."""
+    """The instance key of an agent, if the user gave one."""
     input: msgspec.Raw = NOTHING
-    """JSON, as it was given."""
+    """JSON, as passed in."""
     input_after: str = ""
-    """On the record stream: the messages in `input` come after those of this list, which an earlier row has told; a
-    digest of `record/contents.py`, hexadecimal. Empty: they are all. The store puts them together."""
+    """On the record stream: the messages in `input` follow those of this list, which an earlier row contains; a
+    hexadecimal digest of `record/contents.py`. Empty if `input` has all messages. The store joins them."""
     output: msgspec.Raw = NOTHING
-    """JSON, as it was returned."""
+    """JSON, as returned."""
     error: StepError | None = None
     errors: list[StepError] = []
     """Errors of earlier attempts, oldest first."""
     usage: dict[str, float] = {}
-    """What it has used: names to amounts."""
+    """Its usage: names to amounts."""
     attributes: dict[str, Any] = {}  # Any: texts, numbers, booleans and lists of them
-    """What else is known of it, by the names of OpenTelemetry's conventions: of a model call `gen_ai.…`."""
+    """Further attributes, with the names of OpenTelemetry's conventions: `gen_ai.…` for a model call."""
     cause: str = ""
-    """Id of the event that caused it, where it is not the parent's step."""
+    """Id of the event that caused it, unless that is the parent's step."""
     owner: str = ""
-    """The process that did it."""
+    """The process that executed it."""
     fork: Fork | None = None
-    """Set on a row of a forked task, one that is written when it begins: where it comes from."""
+    """The origin, on a row that a forked task writes when it begins."""
 
 
 DIGEST = "weft.digest"
-"""The attribute that holds a step's digest, where that is not made of its name and input."""
+"""The attribute with a step's digest, if that is not derived from its name and input."""
 
 
 INCOMPLETE = "weft.messages.incomplete"
-"""The attribute (true) of a step that was read without the first of its messages: the store has lost them."""
+"""The attribute (true) of a step that was read without its first messages, because the store has lost them."""
 
 
 class TaskEnd(msgspec.Struct):
-    """What the commit that ends a task says of it on the record stream."""
+    """The end of a task, as its last commit writes it to the record stream."""
 
     task: str
     status: str
     agent: str
     steps: int
-    """How many rows the trajectory of this task holds when it is complete."""
+    """The number of rows in the complete trajectory of this task."""
     created: float
     """Epoch milliseconds."""
     ended: float
@@ -119,7 +119,7 @@ _NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z")
 
 @lru_cache(maxsize=16_384)
 def place(run: str, step: str) -> str:
-    """Return the sort key of (run, step). InvalidInput where it is longer than an index can hold."""
+    """Return the sort key of (run, step). Raises InvalidInput if it is longer than an index can hold."""
     text = _path(run) + _RUN_ENDS + (_path(step) if step else "")
     if len(text) > PLACE_MAX:
         raise InvalidInput("run", f"the path of run and step is longer than {PLACE_MAX} bytes; nest less")
@@ -145,5 +145,5 @@ def _part(part: str) -> str:
         return f"{len(part)}{part}"
     if _WORD.match(part):
         return f"~{part}"
-    # Anything else could hold a separator; hexadecimal keeps the order and cannot be taken for a word.
+    # Anything else could hold a separator; hexadecimal keeps the order and cannot be mistaken for a word.
     return f"~~{part.encode('utf-8', 'surrogatepass').hex()}"
