@@ -48,8 +48,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "ends",
         "release_child",
-        "if inst ~= '' then release(base, inst, task, run) end\nend\n\n-- What a commit",
-        "end\n\n-- What a commit",
+        "if inst ~= '' then release(base, inst, task, run) end\nend\n\n-- Settles the delivery",
+        "end\n\n-- Settles the delivery",
         "the end of a child run frees its instance",
         "contracts:mailbox",
         "contracts:nested_calls",

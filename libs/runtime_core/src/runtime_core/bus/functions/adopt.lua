@@ -1,16 +1,17 @@
 -- Reclaims what dead owners of one stream hold. An owner is dead when the group knows it and `alive` does not.
--- An entry delivered three times is quarantined: it is given alone, to one consumer that has nothing else in hand,
--- and only a death there counts; after the second one it comes back as condemned. Entries that were settled meanwhile,
--- and the turn of a dead owner, are forgotten: whoever settled them may have died right then.
+-- An entry delivered three times is quarantined: it goes alone to one consumer that holds nothing else, and only a
+-- death there counts; after the second one it comes back as condemned. Entries that were settled meanwhile, and the
+-- turn
+-- of a dead owner, are removed from quarantine: the process that settled them may have died right then.
 -- KEYS 1 base
--- ARGV 1 owner · 2 stream · 3 how many at most · 4 '1' if the owner holds nothing else: then only one quarantined
+-- ARGV 1 owner · 2 stream · 3 maximum number · 4 '1' if the owner holds nothing else: then only one quarantined
 --      entry is given · 5 deliveries that quarantine · 6 deaths that condemn
--- RETURNS {'FENCED'} · {'OK', '1' if this owner shall empty its hands for a quarantined entry, then per entry: kind
---         (`n` adopted, `q` quarantined, `c` condemned), id, deliveries, fields}
+-- RETURNS {'FENCED'} · {'OK', '1' if this owner should settle everything else for a quarantined entry, then per entry:
+--         kind (`n` adopted, `q` quarantined, `c` condemned), id, deliveries, fields}
 
 local ADOPTED, QUARANTINED, CONDEMNED = 'n', 'q', 'c'
 
--- What quarantine still knows of entries that are settled, and of a dead owner's turn.
+-- Removes settled entries, and a dead owner's turn, from quarantine.
 local function find_settled(base, key, group, stream, owner)
   local quarantine, settled = base .. 'quarantine', {}
   for _, field in ipairs(redis.call('HKEYS', quarantine)) do
@@ -27,7 +28,7 @@ local function find_settled(base, key, group, stream, owner)
   return settled
 end
 
--- How an entry may be adopted now, or nil. An owner that holds other entries asks for its turn in quarantine.
+-- Returns how an entry may be adopted now, or nil. An owner that holds other entries requests its turn in quarantine.
 local function kind_of_entry(base, args, reply, id, deliveries)
   local quarantine, owner, stream = base .. 'quarantine', args[1], args[2]
   local deaths, kind = redis.call('HGET', quarantine, stream .. '|' .. id), ADOPTED
@@ -65,7 +66,7 @@ local function take_entry(base, args, key, group, reply, kind, id, deliveries)
   return true
 end
 
--- Adopts entries of one dead owner. Returns how many more there is room for, and whether one was given alone.
+-- Adopts entries of one dead owner. Returns how many more fit, and whether one was given alone.
 local function adopt_from(base, args, key, group, reply, dead_owner, room)
   for _, item in ipairs(redis.call('XPENDING', key, group, '-', '+', room + 100, dead_owner)) do
     if room <= 0 then break end

@@ -1,7 +1,7 @@
--- Answers a step that was asked in another partition: put if absent, so that a relay may repeat it.
--- KEYS 1 base · ARGV 1 task · 2 run · 3 step · 4 status `K` or `E` · 5 payload (JSON) · 6 agent · 7 the task there
---      8 what that task has used (JSON) or ''; over the limit of this task, it ends
---      9 traceparent of the span that has ended that task or ''
+-- Answers a step that was requested in another partition: put if absent, so that a relay may repeat it.
+-- KEYS 1 base · ARGV 1 task · 2 run · 3 step · 4 status `K` or `E` · 5 payload (JSON) · 6 agent · 7 the other task
+--      8 usage of that task (JSON) or ''; if it exceeds the limit of this task, this task ends
+--      9 traceparent of the span that ended that task or ''
 -- RETURNS 'OK' · 'DONE' if the step has its result or nobody waits for it any more
 local function answered(keys, args)
   local base, task, run, step = keys[1], args[1], args[2], args[3]

@@ -1,11 +1,12 @@
--- Asks for something in the middle of a turn that goes on: for code that cannot return to a commit while it waits. A
--- repeat starts nothing twice: a step that has its result is answered at once, and a missing one goes to the new asker.
+-- Makes calls in the middle of a turn that continues: for code that cannot return to a commit while it waits. A repeat
+-- starts nothing twice: a step that has its result is answered immediately, and a missing one goes to the new caller.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 instance (`agent/key`) or '' · 6 now (epoch ms)
---      7 name of the reply stream (`reply:<name>`) that gets each result · 8 state in mid-run, '' unchanged
+--      7 name of the reply stream (`reply:<name>`) that gets each result · 8 state in the middle of the run, ''
+-- unchanged
 --      9 number of parts, then each part as `commit_turn` describes it: c, s and p
--- RETURNS {'OK', then step and journal value of each call that has its result already} · {'DONE'} if the turn is no
---         longer this entry's · {'FENCED'} · {'LIMIT', n} over max steps: in these three nothing was written
+-- RETURNS {'OK', then step and journal value of each call that already has its result} · {'DONE'} if the turn is no
+--         longer this entry's · {'FENCED'} · {'LIMIT', n} over max steps: in these three cases nothing was written
 
 local FIRST_PART = 10
 local ASKABLE = {[PART.call] = true, [PART.message] = true, [PART.publish] = true}
@@ -28,7 +29,7 @@ local function add_answer(turn, step, value)
   turn.answers[#turn.answers + 1] = value
 end
 
--- Starts a call that the run has not asked for before.
+-- Starts a call that the run has not made before.
 local function call_now(base, args, turn, at)
   local task, run, now, rk = args[3], args[4], args[6], turn.run_key
   local target, step, name, call_key = args[at + 1], args[at + 2], args[at + 3], args[at + 4]
@@ -91,7 +92,7 @@ local function ask(keys, args)
     at = at + PART_SIZE[args[at]]
   end
   if turn.flags ~= (v[4] or '') then redis.call('HSET', key, TASK.flags, turn.flags) end
-  -- This turn may wait now: a call back that came in before goes on top of it.
+  -- This turn may wait now: a callback that came in before goes on top of it.
   if inst ~= '' and redis.call('LLEN', base .. 'nest:' .. inst) > 0 then
     local busy = redis.call('HGET', base .. 'inst:' .. inst, INSTANCE.holders)
     if busy and top_of(busy) == task .. '|' .. run then start_nested(base, inst, busy) end

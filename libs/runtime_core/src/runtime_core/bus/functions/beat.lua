@@ -1,6 +1,6 @@
--- A consumer's heartbeat, sent by the loop that runs its handlers, and the count of other owners' silence.
--- Silence is measured by a clock that only beats move, by one beat's length at most: while the broker is away it
--- stands still, so that a broker pause declares nobody dead; consumers that are killed all the time move it together.
+-- A consumer's heartbeat, sent by the loop that runs its handlers. It also measures the silence of other owners.
+-- Only heartbeats advance the clock for silence, each by at most one heartbeat's length. While the broker is down it
+-- stands still, so a broker pause declares nobody dead; consumers that are killed constantly advance it together.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 lease ms · 3 longest step of the clock, ms · 4 '1' at the first beat · 5 ms: tasks stopped from then on
 -- RETURNS {'OK', server ms, owners declared dead, task stopped…} · {'FENCED'}: this owner was declared dead
@@ -20,7 +20,7 @@ local function beat(keys, args)
   for _, owner in ipairs(dead) do redis.call('ZREM', alive, owner) end
   local reply = {'OK', text(now), #dead}
   if args[5] ~= '' then
-    -- Includes those of that very millisecond: some were reported before, others came after that beat.
+    -- Includes those of the same millisecond: some were reported before, others came after that beat.
     for _, task in ipairs(redis.call('ZRANGEBYSCORE', base .. 'stopped', args[5], '+inf')) do reply[#reply + 1] = task end
   end
   return reply

@@ -1,9 +1,10 @@
--- Begins a model call in mid-turn: counts the attempt, durably, and reserves what the call may use at most, so that
--- calls that run at once cannot go over a limit of the task together. A repeat of the same step replaces its own
--- reservation; the write that journals the result, or the end of the run, gives it back.
+-- Begins a model call in the middle of a turn: counts the attempt durably, and reserves the call's maximum usage, so
+-- that
+-- concurrent calls cannot exceed a limit of the task together. A repeat of the same step replaces its own reservation.
+-- The write that journals the result, or the end of the run, releases it.
 -- KEYS 1 base
--- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 what to reserve (JSON: name to [least, most]) or ''
--- RETURNS {attempt, what was granted (JSON: name to amount, of what the task limits)} · 'FENCED'
+-- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 reservation (JSON: name to [least, most]) or ''
+-- RETURNS {attempt, granted amounts (JSON: name to amount, of the names that the task limits)} · 'FENCED'
 --         · 'DONE' if the turn is no longer this entry's
 --         · 'WAIT <why>' if other calls hold what this one needs · 'LIMIT <why>' if it can never have it
 local function begin_call(keys, args)
@@ -24,7 +25,7 @@ local function begin_call(keys, args)
       local least, most = tonumber(wanted[1]), tonumber(wanted[2])
       if limits[name] then
         local free = limits[name] - (used[name] or 0)
-        -- Sums of fractions are not exact: what is at the limit is within it.
+        -- Sums of fractions are not exact: usage at the limit is within it.
         local fits = limits[name] * 1e-9
         local others = 0
         for _, amounts in pairs(held) do others = others + (amounts[name] or 0) end

@@ -1,9 +1,9 @@
--- Begins the part of a turn that an owner does by itself, before its first step there. Says what the run has journaled,
--- and keeps other living owners out: a group that was made again hands an entry out that somebody still works on.
+-- Begins the part of a turn that an owner executes itself, before its first step there. Returns the journaled steps of
+-- the run, and keeps other live owners out: a recreated group delivers an entry that another process still works on.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 entry · 3 task · 4 run
--- RETURNS {steps journaled since the last committed turn (the run's field `w`), '1' if the run has asked in mid-turn}
---         · 'FENCED' · 'DONE' if the turn is no longer this entry's · 'BUSY' if another living owner is in this turn
+-- RETURNS {steps journaled since the last committed turn (the run's field `w`), '1' if the run has called in mid-turn}
+--         · 'FENCED' · 'DONE' if the turn is no longer this entry's · 'BUSY' if another live owner is in this turn
 local function begin_turn(keys, args)
   local base, owner, entry, task = keys[1], args[1], args[2], args[3]
   local alive = base .. 'alive'

@@ -3,12 +3,13 @@ local function used_before(field, task, source, id)
   return {'rejected', field, 'the id ' .. id .. ' of source ' .. source .. ' was used before with other content'}
 end
 
--- Claims ids for a submit whose task is to start in another partition: all of them, or none.
+-- Claims ids for a submit whose task starts in another partition: all of them, or none.
 -- KEYS 1 base
 -- ARGV 1 task · 2 source · 3 event id · 4 digest · 5 partition of the task · 6 … the ids: `task_id`, `id`
--- RETURNS {'ok', a token for each id} · {'elsewhere', field, partition, token} if an equal submit has claimed the id for
---         another partition · {'taken', field, partition, token} if one with other content has, which may not have
---         started · {'rejected', field, message}
+-- RETURNS {'ok', a token for each id} · {'elsewhere', field, partition, token} if an equal submit has claimed the id
+-- for
+--         another partition · {'taken', field, partition, token} if a submit with other content has claimed it, and may
+--         not have started · {'rejected', field, message}
 local function claim(keys, args)
   local base, task, source, id, digest, wanted = keys[1], args[1], args[2], args[3], args[4], args[5]
   local answer, fresh, here = {'ok'}, {}, string.match(base, '{(%d+)}:$')

@@ -1,14 +1,15 @@
--- Commits the result of a tool call or an engine step: fence, acknowledgement, journal of the waiting run, its resume if
--- nothing else is missing, record.
+-- Commits the result of a tool call or an engine step: fence, acknowledgement, journal of the waiting run, its resume
+-- if
+-- no other result is missing, record.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 stream · 3 entry · 4 task · 5 run (the call's own: parent run + '/' + step) · 6 status `K` or `E`
 --      7 now (epoch ms, 13 digits) · 8 result (JSON), or the error object · 9 record (JSON steps) · 10 steps in the record
---      11 what the call has used (JSON) or '' · 12 traceparent of the span that made it or ''
+--      11 usage of the call (JSON) or '' · 12 traceparent of the span that made it or ''
 --      13 '1' if it was marked as started
 -- RETURNS 'OK', also if its usage is over the task's limit, which ends the task here · 'DONE' if the step has its result
 --         or the task is over · 'FENCED'
 
--- A call that may not be repeated has ended: its mark goes.
+-- A call that may not be repeated has ended: remove its mark.
 local function forget_mark(base, args)
   if args[13] == '1' then redis.pcall('HDEL', base .. 'started', args[4] .. '/' .. args[5]) end
 end
@@ -16,7 +17,7 @@ end
 -- The step has its result, or the task is over.
 local function settle_unneeded(base, args)
   if args[13] == '1' then keep_late(base, args[4], args[5], args[6], args[7], args[8]) end
-  -- The mark of a call that may not be repeated goes with the call, unless this is a copy of an entry that was settled.
+  -- Remove the mark of a call that may not be repeated, unless this is a copy of an entry that was settled.
   if settle(base, args[2], args[3]) == 1 then redis.pcall('HDEL', base .. 'started', args[4] .. '/' .. args[5]) end
 end
 
@@ -30,7 +31,7 @@ local function end_at_limit(base, args, task, flags, usage, steps, over)
     in_flight(task.current))
 end
 
--- Whether this result wakes the run: it waits, and for this step alone or for this one last of its group.
+-- Returns whether this result wakes the run: it waits for this step alone, or this is the last one of its group.
 local function wakes(rk, current, wait)
   if current ~= 'held' or wait == WAKES.never then return false end
   return wait == WAKES.alone or redis.call('HINCRBY', rk, wait, -1) <= 0

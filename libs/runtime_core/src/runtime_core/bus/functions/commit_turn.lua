@@ -7,17 +7,17 @@
 --      8 now (epoch ms) · 9 record (JSON steps) or '' · 10 steps in the record
 --      11 output or error object; for `w` the state in mid-run ('' unchanged) · 12 new state or '' (for `c`)
 --      13 number of parts, then each part, its letter first:
---        c stream step name key digest wait data context   asks a tool, an agent or an engine
---          stream `?agent`, `?tool`: that of the name in the manifest
---          stream `@<partition>:<task>`, or `@<partition>:<task>:<ms>` with a time limit of its own: an instance that lives
---          in another partition, where a task of its own asks it
+--        c stream step name key digest wait data context   calls a tool, an agent or an engine
+--          stream `?agent`, `?tool`: the stream of the name in the manifest
+--          stream `@<partition>:<task>`, or `@<partition>:<task>:<ms>` with its own time limit: an instance in another
+--          partition, where a separate task calls it
 --        t step digest wait after_ms status payload        a timer that answers the step
 --        q step digest wait data timeout_ms ('' none) default ('' none)   a question; data is JSON for `weft.human.requested`
---        s task agent key data context step digest         a message that nobody waits for: a task of its own
+--        s task agent key data context step digest         a message that nobody waits for: a separate task
 --        p id topic key data context sender step digest    a message to every subscriber of the topic
---        a step wait                                       waits again for a step that was asked for before
+--        a step wait                                       waits again for a step of an earlier turn
 --        l traceparent                                     the span of the turn that ends the run: not for `w`
---        u step digest usage                               what was used (JSON: names to numbers, `models` by model)
+--        u step digest usage                               usage (JSON: names to numbers, `models` by model)
 -- RETURNS 'OK' · 'DONE' if the event was handled before or its task is over (settled, nothing else happened)
 --         'FENCED' if the owner was declared dead · 'LIMIT <why>' over a limit of the task · both: nothing was written
 
@@ -25,7 +25,7 @@ local MODE = {waits = 'w', completed = 'c', failed = 'f', cancelled = 'k', over_
 local STATUS_OF_MODE = {c = 'completed', f = 'failed', k = 'cancelled', x = 'failed'}
 local FIRST_PART = 14
 
--- What a commit needs of the task and the run, and the task's status, the run's `current`, header and number of turns.
+-- The data of task and run for a commit, and the task's status, the run's `current`, header and number of turns.
 -- The table also lists the fields of the run that the commit writes, names and values in turn. It has no more than eight
 -- named fields on the usual paths: a larger one would cost measurable time.
 local function read_turn(base, args)
@@ -43,7 +43,7 @@ local function read_turn(base, args)
   return turn, v[1], own[1], own[2], own[3]
 end
 
--- Notes the parts that say something about the turn itself. Returns an error for a malformed part.
+-- Stores the parts that describe the turn itself. Returns an error for a malformed part.
 local function read_parts(args, turn)
   local at = FIRST_PART
   for _ = 1, tonumber(args[13]) do
@@ -61,7 +61,7 @@ local function read_parts(args, turn)
   return args[at] and malformed_part(args[at])
 end
 
--- Adds what the turn has used to the task's usage. Returns which limit that is over, or nil.
+-- Adds the turn's usage to the task's usage. Returns the limit that it exceeds, or nil.
 local function count_usage(turn, mode)
   local held = redis.call('HMGET', turn.key, TASK.usage, TASK.limits)
   local usage = usage_with(held[1], turn.reports)
@@ -137,7 +137,7 @@ local function end_run(base, args, turn, mode)
   end
 end
 
--- Reads every key that the parts of a waiting turn are about to write. Returns which limit they are over, or nil.
+-- Reads every key that the parts of a waiting turn are about to write. Returns the limit that they exceed, or nil.
 local function check_parts(base, args, turn)
   local task, run, instance, asked = args[4], args[5], args[6], 0
   check_record(base, task, turn.flags)
@@ -181,7 +181,7 @@ local function put_missing(turn, step, digest, kind, wait)
   end
 end
 
--- A step that the run asked to wait for has its result already. A group of such steps alone is complete.
+-- A step that the run asked to wait for already has its result. A group made only of such steps is complete.
 local function note_present(turn, step, wait, value)
   if wait == WAKES.alone then
     turn.ready, turn.woken_by, turn.woken_with = true, step, value
@@ -264,7 +264,8 @@ local PUT_PART = {
   [PART.publish] = put_sent, [PART.usage] = put_usage, [PART.again] = put_again, [PART.answered_by] = function() end,
 }
 
--- Writes the run's fields: it is held for its steps, or resumed at once if nothing is missing. Returns where it waits.
+-- Writes the run's fields: it is held for its steps, or resumed immediately if nothing is missing. Returns where it
+-- waits.
 local function write_run(base, args, turn, header, number)
   local task, run = args[4], args[5]
   if turn.groups then
@@ -291,7 +292,7 @@ local function write_run(base, args, turn, header, number)
   return current
 end
 
--- The turn waits: what it asks for starts, and the run goes on with the results.
+-- The turn waits: the calls that it makes start, and the run continues with their results.
 local function suspend(base, args, turn, header, number)
   local instance = args[6]
   settle(base, args[2], args[3])

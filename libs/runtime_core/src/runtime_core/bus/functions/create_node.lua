@@ -1,6 +1,6 @@
 -- Creates a run node or a group of nodes, unless there is one under this id. Refused by the server at maxmemory.
--- KEYS 1 base · ARGV 1 `node` or `group` · 2 id · 3 what never changes (JSON) · 4 its group, or the parent group, or ''
---      5 the root node of its sub group, or '' · 6 how long it is kept while it has not ended (s) · 7 indexes, one a line
+-- KEYS 1 base · ARGV 1 `node` or `group` · 2 id · 3 its constant part (JSON) · 4 its group, or the parent group, or ''
+--      5 the root node of its subgroup, or '' · 6 how long it is kept while it has not ended (s) · 7 indexes, one a line
 --      8… a group's root nodes
 -- RETURNS {'created'} · {'known'} the same is there · {'other'} something else is there · {'no_group', id}
 --         {'ended', id, status} the group has · {'no_sub_group', root} · {'full', id} · {'overloaded', message}
@@ -40,7 +40,7 @@ local function create_node(keys, args)
     for at = 8, #args do
       local v, node = roots[at - 7], base .. 'node:' .. args[at]
       redis.call('HSET', key, NODE.sub_group .. args[at], 'INIT')
-      -- A node that was there before its group becomes the root of its sub group.
+      -- A node that was there before its group becomes the root of its subgroup.
       if v[1] and v[2] == '' then
         local indexes = v[3] .. (v[3] ~= '' and '\n' or '') .. 'group/' .. id
         redis.call('HSET', node, NODE.group, id, NODE.root, args[at], NODE.indexes, indexes)

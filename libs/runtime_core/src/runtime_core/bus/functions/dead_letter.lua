@@ -1,10 +1,10 @@
--- Ends a delivery that will not be tried again: keeps it with its reason, answers the waiting step or ends the
--- task, and releases the instance, in one step, since whoever calls it may never have run the handler.
+-- Ends a delivery that will not be retried: keeps it with its reason, answers the waiting step or ends the task, and
+-- releases the instance, in one step, since the caller may never have run the handler.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 stream · 3 entry · 4 reason (`attempts`, `not_retryable`, `poison`, `diverged`, `malformed`, …)
 --      5 errors of this delivery (JSON array) · 6 now (epoch ms) · 7 error object (JSON) for the waiting step or the task
 --      8 record (JSON steps: the delivery's own, then those that its turn has finished) or '' · 9 steps in the record
---      10 what it has used (JSON) or ''
+--      10 usage (JSON) or ''
 -- RETURNS 'OK' · 'DONE' · 'FENCED'
 
 -- The letter of a delivery: `named` are its fields by name, `head` the lines of its header, empty for another's entry.
@@ -30,7 +30,7 @@ local function letter_of(args, fields, named, head)
   return letter
 end
 
--- Whether the delivery still counts: a turn while it is its run's `current`, a call while its step is missing.
+-- Returns whether the delivery still counts: a turn while it is its run's `current`, a call while its step is missing.
 local function is_wanted(base, args, is_turn, task, run, status)
   if not status or ENDED[status] then return false end
   local entry, live = args[3], nil
@@ -71,7 +71,7 @@ local function check_burial(base, args, ends_task, head, header, flags, inst)
   return nil
 end
 
--- Writes the letter, which pins the task.
+-- Writes the dead letter, which pins the task.
 local function keep_pinning(base, task, key, letter)
   local letter_id = dead.keep(base, letter)
   redis.call('ZADD', base .. 'letters', letter_id and ms_of(letter_id) or 0, task .. '|' .. letter_id)
@@ -93,7 +93,7 @@ local function answer_step(base, args, is_turn, task, run, inst, flags, steps)
   end
 end
 
--- Ends a delivery that counts. `v` is what was read of its task: status, header, steps, flags.
+-- Ends a delivery that counts. `v` has the task's status, header, steps and flags.
 local function bury(base, args, is_turn, head, inst, v, letter)
   local stream, entry, reason, task, run = args[2], args[3], args[4], head[3], head[4]
   local key, flags, usage = base .. 'task:' .. task, v[4] or '', nil
@@ -105,9 +105,9 @@ local function bury(base, args, is_turn, head, inst, v, letter)
   local ending = check_burial(base, args, ends_task, head, v[2], flags, inst)
 
   settle(base, stream, entry)
-  -- Whoever redrives the letter has decided that the call may be repeated.
+  -- A redrive of the letter implies that the call may be repeated.
   if not is_turn then redis.pcall('HDEL', base .. 'started', task .. '/' .. run) end
-  -- An owner whose turn failed has put the rows of its steps into the record; one that only buries it knows none.
+  -- An owner whose turn failed has put the rows of its steps into the record; an owner that only gives up knows none.
   if is_turn and reason ~= 'diverged' and tonumber(args[9]) > 1 then
     redis.call('HDEL', run_key(base, task, run), RUN.unrecorded)
     if ending then ending.unwritten = nil end
@@ -116,7 +116,7 @@ local function bury(base, args, is_turn, head, inst, v, letter)
   if usage then redis.call('HSET', key, TASK.usage, usage, TASK.flags, flags) end
   local steps = text(tonumber(v[3] or '0') + tonumber(args[9]))
   if reason == 'diverged' then
-    -- The code, not the run, is wrong: it stays as it is until a rollback or a fix and a redrive.
+    -- The code, not the run, is wrong: the run stays as it is until a rollback or a fix and a redrive.
     redis.call('HSET', run_key(base, task, run), RUN.current, 'park')
   elseif ends_task then
     end_task(base, task, ending, flags, 'failed', args[7], steps, args[6], args[8], true, false)

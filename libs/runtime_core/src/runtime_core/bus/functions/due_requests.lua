@@ -37,23 +37,23 @@ local function look_at_request(base, member, now, due)
   end
   local asked, limit = tonumber(request[6]), tonumber(request[7])
   if now >= asked + limit then return expire_request(base, task, run, step, request, text(now)) end
-  -- The longer a request is open, the less often it is looked at.
+  -- The longer a request is open, the less often it is checked.
   local pause = math.max(REQUEST.look_ms, math.min(REQUEST.look_max_ms, now - asked))
   redis.call('ZADD', requests, text(math.min(now + pause, asked + limit)), member)
   due[#due + 1] = member
   due[#due + 1] = request[1]
 end
 
--- Lists open requests to other partitions that are due for a look, and sets the time of the next one. A request over
--- its time limit is answered with an error, and the task elsewhere is cancelled.
--- KEYS 1 base · ARGV 1 how many at most
+-- Lists open requests to other partitions that are due for a check, and sets the time of the next one. A request over
+-- its time limit is answered with an error, and the task in the other partition is cancelled.
+-- KEYS 1 base · ARGV 1 maximum number
 -- RETURNS {how many were due, then for each that is still open: its member, `@<partition>:<task>`}
 local function due_requests(keys, args)
   local base = keys[1]
   local now, due = now_ms(base), {}
   local found = redis.call('ZRANGEBYSCORE', base .. 'requests', '-inf', text(now), 'LIMIT', 0, tonumber(args[1]))
   for _, member in ipairs(found) do
-    -- One that cannot be looked at (a key of another type) changes nothing and does not hold up those behind it.
+    -- One that cannot be checked (a key of another type) changes nothing and does not hold up those behind it.
     if not pcall(look_at_request, base, member, now, due) then
       redis.call('ZADD', base .. 'requests', text(now + REQUEST.look_max_ms), member)
     end

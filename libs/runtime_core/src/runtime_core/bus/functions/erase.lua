@@ -1,5 +1,5 @@
 -- Erases an ended task from the broker: its hash, output, dead letters and index entry.
--- KEYS 1 base · ARGV 1 task · RETURNS 'OK' · 'unknown' · its status where it has not ended
+-- KEYS 1 base · ARGV 1 task · RETURNS 'OK' · 'unknown' · its status if it has not ended
 local function erase(keys, args)
   local base, task = keys[1], args[1]
   local key = base .. 'task:' .. task

@@ -1,8 +1,8 @@
--- Starts a task that begins with results of another: as `submit`, and its journal in the same step.
+-- Starts a task that begins with results of another task: like `submit`, and writes its journal in the same step.
 -- KEYS 1 base
 -- ARGV 1 to 17 as those of `submit` · 18 origin (JSON: task, step) · 19 record (JSON: the row that names the origin)
---      20 when its run shall count as begun (epoch ms), or '' for now
---      21 … a step and its journal value, in turn
+--      20 start time of its run (epoch ms), or '' for now
+--      21 … alternately a step and its journal value
 -- RETURNS as `submit`
 local function fork(keys, args)
   local base, task = keys[1], args[1]
@@ -17,7 +17,7 @@ local function fork(keys, args)
     set[#set + 1] = string.gsub(v[2], '^([^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n)%d*', '%1' .. args[20], 1)
   end
   if args[6] == '' and v[1] ~= 'queue' then
-    -- A start event without a key is taken for that of a run without a past; a resume makes its reader load the journal.
+    -- A reader takes a start event without a key for a run without a past; a resume makes it load the journal.
     local stream, agent = target_of(v[2])
     redis.call('XDEL', base .. stream, v[1])
     set[#set + 1] = RUN.current

@@ -1,7 +1,7 @@
--- Who serves a stream of an engine.
+-- Returns who serves a stream of an engine.
 -- KEYS 1 base · ARGV 1 stream
--- RETURNS {how many live gateways, ms since one was heard last (-1: never), the partition's time (epoch ms), what is said
---         of a stream without any}
+-- RETURNS {number of live gateways, ms since the last sign of life of one (-1: never), the partition's time (epoch ms),
+--         the message for a stream without any}
 local function gateways(keys, args)
   local base, stream = keys[1], args[1]
   local heard = redis.call('ZSCORE', base .. 'gateways', stream)

@@ -1,8 +1,8 @@
--- Whether there is anything to do: entries on work streams, tasks that wait for their tenants' turns, retries, requests
--- and answers on their way to other partitions. A run that waits for a timer or a person does not count, nor does a run
--- in a mailbox behind it.
+-- Returns whether there is anything to do: entries on work streams, tasks that wait for their tenants' turns, retries,
+-- requests and answers on their way to other partitions. A run that waits for a timer or a person does not count, nor
+-- does a run in a mailbox behind it.
 -- KEYS 1 base
--- RETURNS {how much there is to do, a text that differs where anything was appended in between}
+-- RETURNS {amount of work, a text that changes whenever anything is appended}
 local function idle(keys)
   local base = keys[1]
   local streams, open, marks = {agent = true, tool = true, ray = true, spark = true, asks = true, replies = true}, 0, {}

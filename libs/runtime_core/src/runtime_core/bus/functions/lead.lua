@@ -1,6 +1,6 @@
 -- Takes or keeps the lead of a role. A new leader gets a higher epoch, and every write of the role carries it.
--- `floor` is the highest epoch that was seen elsewhere: a broker that lost its memory starts above it.
--- KEYS 1 base · ARGV 1 role · 2 owner · 3 floor · RETURNS the epoch, or 0 if another, living owner leads
+-- `floor` is the highest epoch seen elsewhere: a broker that lost its memory starts above it.
+-- KEYS 1 base · ARGV 1 role · 2 owner · 3 floor · RETURNS the epoch, or 0 if another live owner leads
 local function lead(keys, args)
   local base, key = keys[1], keys[1] .. 'leader:' .. args[1]
   if not redis.call('ZSCORE', base .. 'alive', args[2]) then return 0 end

@@ -1,6 +1,6 @@
--- Reads what a replay needs of a run at once: its fields without those of other runs, and its instance's state.
+-- Reads everything that a replay needs: the run's fields without those of other runs, and its instance's state.
 -- KEYS 1 base · ARGV 1 task · 2 run · 3 instance or '' · 4 entry
--- RETURNS {cur, status, the run's context, else the task's, state as it was when the run began, task's header,
+-- RETURNS {cur, status, the run's context, else the task's, state at the run's start, task's header,
 --         field, value …} or nothing if the run is gone
 local LOADED = {
   [RUN.missing] = true, [RUN.result] = true, [RUN.override_from] = true, [RUN.input] = true, [RUN.turn] = true,
@@ -21,7 +21,7 @@ local function load(keys, args)
   for i = 1, #all, 2 do
     local field = all[i]
     if field == RUN.current then reply[1] = all[i + 1] end
-    -- The context of the run's own event goes before the task's.
+    -- The context of the run's own event takes precedence over the task's.
     if field == RUN.context then reply[3] = all[i + 1] end
     if LOADED[field] or LOADED[string.sub(field, 1, 2)] then
       reply[#reply + 1] = field

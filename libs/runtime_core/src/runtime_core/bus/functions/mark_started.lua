@@ -1,6 +1,6 @@
 -- Marks a call that may not be repeated as started, before it runs. A copy of an entry that was settled meanwhile, and
 -- a call whose step has its result or whose task has ended, must not run.
--- KEYS 1 base · ARGV 1 owner · 2 task · 3 run · 4 stream · 5 entry · 6 a word of this attempt alone
+-- KEYS 1 base · ARGV 1 owner · 2 task · 3 run · 4 stream · 5 entry · 6 a word unique to this attempt
 -- RETURNS 1 if it may run, 0 if it was started before (its outcome is unknown), 'DONE' if nobody
 --         needs it any more, 'FENCED'
 local function mark_started(keys, args)

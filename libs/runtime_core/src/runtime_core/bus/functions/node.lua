@@ -1,12 +1,13 @@
--- Changes a run node or a group that `create_node` has made. Of several processes one wins; the same change again
+-- Changes a run node or a group that `create_node` has created. One of several processes wins; repeating the same
+-- change
 -- changes nothing.
 -- KEYS 1 base · ARGV 1 verb · 2 id · 3 how long it is kept while it has not ended (s), then for
 --      `move`    4 status · 5 token of this call · 6 message · 7… pairs of a result's name and JSON
 --      `save`    4… pairs of a result's name and JSON
---      `sub`     (a group) 4 root node of one more sub group
+--      `sub`     (a group) 4 root node of one more subgroup
 --      `finish`  (a group) 4 root node · 5 `SUCCESS` or `FAILED` · 6 message
--- RETURNS {'moved'}, where this call or its repeat did it · {'same'} it was so before · {'unknown'}
---         {'refused', status that it has} · {'no_sub_group'} · {'full'}
+-- RETURNS {'moved'}, if this call or its repeat did it · {'same'} it was so before · {'unknown'}
+--         {'refused', its current status} · {'no_sub_group'} · {'full'}
 local NODE_NEXT = {
   INIT = {RUNNING = true, FAILED = true, TIMEOUT = true},
   RUNNING = {BREAKED = true, SUCCESS = true, FAILED = true, TIMEOUT = true},
@@ -45,7 +46,7 @@ local function change_node(base, args)
   save_results(key, args, 7, now)
   if to == 'RUNNING' and not v[6] then redis.call('HSET', key, NODE.started, text(now)) end
   if NODE_OVER[to] then redis.call('HSET', key, NODE.ended, text(now)) end
-  -- A member stays until its group has ended: who waits for the group reads what its members gave.
+  -- A member stays until its group has ended: a waiter for the group reads its members' results.
   local over = NODE_OVER[to] and (not group_status or NODE_OVER[group_status])
   keep_node(base, id, v[4], over and retention_of(base) or seconds, now)
   tell_state(base, 'node/' .. id, to)

@@ -1,7 +1,7 @@
--- Appends a call's progress to the task's output. It is not journaled: a call that is repeated reports again, with a
--- higher attempt.
+-- Appends a call's progress to the task's output. It is not journaled: a repeated call reports again, with a higher
+-- attempt.
 -- KEYS 1 base · ARGV 1 owner · 2 task · 3 run (the call's own) · 4 attempt · 5 value (JSON)
--- RETURNS 'OK' · 'DONE' if the result is in or the task is over · 'FENCED'
+-- RETURNS 'OK' · 'DONE' if the call has its result or the task is over · 'FENCED'
 --         · 'LIMIT <bytes>' if progress has filled its half of the task's output
 local function progress(keys, args)
   local base, task, run = keys[1], args[2], args[3]

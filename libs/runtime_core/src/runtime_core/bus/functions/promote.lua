@@ -32,7 +32,7 @@ local function promote_answer(base, member, rest, now)
   local key = base .. 'task:' .. task
   local v = redis.call('HMGET', key, 'status', TASK.timer .. member)
   local status = v[1]
-  -- A plain sleep keeps nothing but the time when it was asked for.
+  -- A plain sleep stores only the time of its request.
   local value = redis.call('HGET', base .. 'delayed', member) or (RESULT.ok .. (v[2] or text(now)) .. 'null')
   local live = status and not ENDED[status]
   if live then
@@ -60,7 +60,7 @@ local function promote_deadline(base, member, task, now)
     v[3] or '0', text(now), '[]', false, in_flight(v[5]))
 end
 
--- Continues with a mailbox that began with many ended tasks, or that nobody holds any more.
+-- Continues with a mailbox that began with many ended tasks, or that has no holder any more.
 local function promote_mailbox(base, member, inst)
   check_instance(base, inst)
   local busy = redis.call('HGET', base .. 'inst:' .. inst, INSTANCE.holders)
@@ -72,18 +72,18 @@ end
 
 local PROMOTE = {e = promote_retry, s = promote_answer, d = promote_deadline, i = promote_mailbox}
 
--- Fires due timers: appends retries again, answers sleeps and questions, ends tasks over their time. Moves a few tasks
--- that wait for their tenants' turns, so that handlers hear of them without a call of their own.
+-- Fires due timers: appends retries again, answers sleeps and questions, ends tasks over their time limit. Also moves a
+-- few tasks that wait for their tenants' turns, and returns their number, so handlers need no call for it.
 -- KEYS 1 base
--- ARGV 1 how many at most · 2 stream limit (unused work waits rather than grow without bound)
--- RETURNS {how many were done, ms until the next timer or -1, how many tasks wait for their tenants' turns}
+-- ARGV 1 maximum number · 2 stream limit (unused work waits rather than grow without bound)
+-- RETURNS {number of fired timers, ms until the next timer or -1, number of tasks that wait for their tenants' turns}
 local function promote(keys, args)
   local base = keys[1]
   local timers = base .. 'timers'
   local now = now_ms(base)
   local due = redis.call('ZRANGEBYSCORE', timers, '-inf', text(now), 'LIMIT', 0, tonumber(args[1]))
   for _, member in ipairs(due) do
-    -- One that cannot be done (a key of another type) changes nothing, and does not hold up those behind it.
+    -- A timer that cannot fire (a key of another type) changes nothing, and does not hold up those behind it.
     if not pcall(PROMOTE[string.sub(member, 1, 1)], base, member, string.sub(member, 3), now) then
       redis.call('ZADD', timers, text(now + 60000), member)
     end

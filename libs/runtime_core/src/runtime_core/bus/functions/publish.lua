@@ -1,9 +1,9 @@
--- Publishes a message to all who have subscribed to its topic: a task for each. A repeat of the id starts nothing again.
+-- Publishes a message to all subscribers of its topic: a task for each. A repeat of the id starts nothing again.
 -- Refused by the server at maxmemory.
 -- KEYS 1 base
 -- ARGV 1 id · 2 topic · 3 instance key (the topic's source) or '' · 4 data (JSON) · 5 context (JSON) or ''
 --      6 the sender's instance (`agent/key`), which does not get it, or ''
--- RETURNS {'published', how many agents get it} · {'overloaded', message}
+-- RETURNS {'published', number of agents that get it} · {'overloaded', message}
 local function publish(keys, args)
   local base = keys[1]
   local overload = redis.call('HGET', base .. 'meta', 'overload')

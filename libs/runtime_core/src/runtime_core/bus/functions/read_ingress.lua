@@ -1,7 +1,7 @@
 -- Reads the next entries of one publisher's ingress stream, bounded by number and by bytes.
--- KEYS 1 base: of this function the publisher's stream itself
--- ARGV 1 where to begin: `-`, or `(` and the id of the last entry in hand · 2 how many entries · 3 how many bytes of them
---      4 the largest entry that is returned whole, in bytes · 5 an id so many ms ahead of the clock ends the stream
+-- KEYS 1 base: for this function the publisher's stream itself
+-- ARGV 1 where to begin: `-`, or `(` and the id of the last held entry · 2 maximum entries · 3 maximum bytes
+--      4 the largest entry that is returned whole, in bytes · 5 an id this many ms ahead of the clock ends the stream
 -- RETURNS entries as {id, 0, {field, value, …}} · {id, its bytes, the heads of its fields} for one that is too large
 local ENTRY_OVERHEAD = 16
 local HEAD_FIELDS = 64
@@ -20,7 +20,7 @@ local function heads_of(fields)
   return heads
 end
 
--- Whoever appends an entry with the largest id there is ends the stream: the server makes no id behind it.
+-- An entry with the largest possible id ends the stream: the server creates no id behind it.
 local function is_spent(key, ahead)
   if redis.call('EXISTS', key) == 0 then return false end
   local info = redis.call('XINFO', 'STREAM', key)
@@ -36,7 +36,7 @@ end
 local function read_ingress(keys, args)
   local key, start, found = keys[1], args[1], {}
   local count, room, whole = tonumber(args[2]), tonumber(args[3]), tonumber(args[4])
-  -- One at a time: what lies behind the bound must not come into memory here either.
+  -- One at a time: entries beyond the bound must not come into memory here either.
   while #found < count and room > 0 and start ~= '(' .. LAST_ID do
     local entry = redis.call('XRANGE', key, start, '+', 'COUNT', 1)[1]
     if not entry then break end

@@ -2,7 +2,7 @@
 -- KEYS 1 base
 -- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 value (digest, status, ms, payload) · 7 journal limit
 --      8 the step's kind and name, with a tab between
--- RETURNS the value now stored: the caller goes on with that, even if another process wrote it
+-- RETURNS the value now stored: the caller continues with it, even if another process wrote it
 --         · 'FENCED' · 'DONE' if the turn is no longer this entry's · 'LIMIT'
 local function record(keys, args)
   local base, task, run = keys[1], args[3], args[4]

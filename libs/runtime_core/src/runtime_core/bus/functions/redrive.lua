@@ -1,7 +1,7 @@
--- An ended task goes on. Its first run is queued like any event, through the mailbox of its instance, since that may
--- serve others by now. It replays from its journal. Whatever it still waited for went with the end: it asks again, and
--- child runs that were open go on from their journals. The state that calls back into the instance had left for it is
--- gone too: others may have written the state since.
+-- An ended task continues. Its first run is queued like any event, through the mailbox of its instance, which may serve
+-- others by now. It replays from its journal. The steps it waited for were dropped at the end: it requests them again,
+-- and child runs that were open continue from their journals. The state that calls back into the instance had left for
+-- it is gone too: others may have written the state since.
 local function reopen(base, task, v, context)
   local key = base .. 'task:' .. task
   forget_waits(base, task, FIRST_RUN, {TASK.final, 'ended', TASK.own_row, RUN.asks_in_turn, RUN.override, RUN.turn_owner,
@@ -22,10 +22,10 @@ local function reopen(base, task, v, context)
   redis.call('HSET', key, RUN.current, cur)
 end
 
--- The delivery's fields, as its first attempt. `data`: new data, or '' for what was there.
+-- The delivery's fields, as for its first attempt. `data`: new data, or '' for the old data.
 local function fields_again(named, head, is_turn, data)
   head[7] = '1'
-  -- A turn that no warm run has, and that no new run begins with: what the journal holds is not done again.
+  -- A turn that no warm run has, and that no new run begins with: journaled steps do not run again.
   if is_turn then head[8] = '-1' end
   local fields = {ENTRY.header, table.concat(head, '\n')}
   for _, name in ipairs({ENTRY.step, ENTRY.data, ENTRY.context}) do
@@ -48,15 +48,15 @@ local function check_redrive(base, stream, ended, own_stream, agent, instance_ke
   end
 end
 
--- Rows of what is done again take the places of those that were counted: the delivery's own, and if the task had ended
--- that of its first run.
+-- Rows of repeated work replace those that were counted: the delivery's own, and if the task had ended, that of its
+-- first run.
 local function uncount_rows(key, again)
   local counted = tonumber(redis.call('HGET', key, 'steps') or '0')
   if again > 0 and counted >= again then redis.call('HSET', key, 'steps', text(counted - again)) end
 end
 
--- Sends a call again. A reopened run is on its way: its turn finds the step asked for, or answered. A parked one is
--- woken by the answer.
+-- Sends a call again. A reopened run is on its way: its turn finds the step requested, or answered. The answer wakes a
+-- parked one.
 local function ask_again(base, rk, step, stream, digest, ended, fields)
   redis.call('HDEL', rk, RUN.result .. step)
   redis.call('HSET', rk, RUN.missing .. step, digest .. string.sub(stream, 1, 1) .. (ended and WAKES.never or WAKES.alone))
@@ -64,9 +64,9 @@ local function ask_again(base, rk, step, stream, digest, ended, fields)
   redis.call('XADD', base .. stream, '*', unpack(fields))
 end
 
--- Takes a dead letter out and gives its delivery back to its stream, with its attempts counted from one.
+-- Removes a dead letter and returns its delivery to its stream, with its attempts counted from one.
 -- KEYS 1 base
--- ARGV 1 letter id · 2 '1' to reopen an ended task · 3 new data (JSON) or '' to send what was there
+-- ARGV 1 letter id · 2 '1' to reopen an ended task · 3 new data (JSON) or '' for the old data
 -- RETURNS {'ok', task} · {'missing'} · {'ended', task, status} · {'gone', task} if nothing waits for it any more
 --         {'cut', task} if parts of it were too large to keep
 local function redrive(keys, args)
@@ -89,12 +89,12 @@ local function redrive(keys, args)
   if not is_turn then waiting, step = parent_of(run) end
   local rk = run_key(base, task, waiting)
   local r = redis.call('HMGET', rk, RUN.current, RUN.header, RUN.input)
-  -- Without `cur` the journal went with the task's end: there is nothing to go on from.
+  -- Without `cur` the journal was dropped with the task's end: there is nothing to continue from.
   if not r[1] or not r[2] then return {'gone', task} end
   local own_stream, agent, instance_key = target_of(r[2])
-  -- The completed run of an instance has written its state: run again, it would write it twice.
+  -- The completed run of an instance has written its state: running it again would write it twice.
   if v[1] == 'completed' and instance_key ~= '' then return {'gone', task} end
-  -- A run that goes on has its error and may have acted on it: it cannot be taken back.
+  -- A running run has its error and may have acted on it: the error cannot be taken back.
   if not ended and r[1] ~= 'park' then return {'gone', task} end
   local fields = fields_again(named, head, is_turn, args[3])
   local digest = '00000000'

@@ -1,6 +1,6 @@
--- Moves tasks that wait for their tenants' turns onto work streams, as many as there are hands for.
+-- Moves tasks that wait for their tenants' turns onto work streams, as many as handlers have free slots.
 -- KEYS 1 base
--- ARGV 1 how many entries of each stream shall be unread · 2 … streams; none: all that tasks wait for
+-- ARGV 1 target number of unread entries of each stream · 2 … streams; none: all with waiting tasks
 -- RETURNS how many tasks still wait
 local function refill(keys, args)
   local base, streams = keys[1], nil

@@ -1,4 +1,4 @@
--- Refuses a claim in the partition where its submit would start: from now on no submit with this token does.
+-- Refuses a claim in the partition where its submit would start: from now on no submit with this token starts.
 -- KEYS 1 base · ARGV 1 field (`task_id`, `id`) · 2 task · 3 source · 4 event id · 5 token
 -- RETURNS {'refused'} · {'started', digest} if a task with this id has started here: nothing was written
 local function refuse(keys, args)

@@ -1,6 +1,6 @@
 local WAITED_FOR = {t = 'tool', a = 'agent', r = 'ray', s = 'spark', i = 'timers'}
 
--- An instance that a run holds which is gone.
+-- Frees an instance that a lost run holds.
 local function repair_instance(base, inst, task, run)
   local busy = redis.call('HGET', base .. 'inst:' .. inst, INSTANCE.holders)
   if not busy or top_of(busy) ~= task .. '|' .. run then return 'NO' end
@@ -9,7 +9,7 @@ local function repair_instance(base, inst, task, run)
   return 'OK'
 end
 
--- A mailbox with events whose instance nobody holds.
+-- Continues a mailbox with events whose instance has no holder.
 local function repair_mailbox(base, inst)
   if redis.call('LLEN', base .. 'mail:' .. inst) == 0 then return 'NO' end
   if redis.call('HEXISTS', base .. 'inst:' .. inst, INSTANCE.holders) == 1 then return 'NO' end
@@ -29,7 +29,7 @@ local function keep_lost(base, args, letter)
   redis.call('ZADD', base .. 'letters', ms_of(id), task .. '|' .. id)
 end
 
--- A missing step that nothing will answer.
+-- Ends a missing step that nothing will answer.
 local function repair_call(base, args, key, flags)
   local task, parent, step = args[2], parent_of(args[3])
   local missing = redis.call('HGET', run_key(base, task, parent), RUN.missing .. step)
@@ -40,7 +40,7 @@ local function repair_call(base, args, key, flags)
   return 'OK'
 end
 
--- The letter of a run whose entry is gone. `r` is what was read of it: current, header, turn, input, context.
+-- Writes the letter of a run whose entry is gone. `r` has its current, header, turn, input and context.
 local function letter_of_run(task, run, r)
   local stream, agent, instance_key = target_of(r[2])
   local turn = r[3] or '0'
@@ -55,8 +55,8 @@ local function letter_of_run(task, run, r)
   return letter
 end
 
--- A task that waits for its tenant's turn in a queue that does not have it. It has never begun, and its hash has all that
--- it needs: it starts now, past the others.
+-- A task that waits for its tenant's turn in a queue that does not contain it. It has never begun, and its hash has
+-- everything it needs: it starts now, ahead of the others.
 local function repair_queued(base, task, run, header)
   if run ~= FIRST_RUN or QUEUE.holds(base, task, header) then return 'NO' end
   QUEUE.leave(base, task, header)
@@ -64,7 +64,7 @@ local function repair_queued(base, task, run, header)
   return 'OK'
 end
 
--- A run whose `current` is gone. `v` is what was read of its task: status, header, steps, flags.
+-- A run whose `current` is gone. `v` has its task's status, header, steps and flags.
 local function repair_run(base, args, key, v)
   local task, run, ms, error = args[2], args[3], args[5], args[6]
   local r = redis.call('HMGET', run_key(base, task, run), RUN.current, RUN.header, RUN.turn, RUN.input, RUN.context)
@@ -86,7 +86,7 @@ local function repair_run(base, args, key, v)
 end
 
 -- Ends a run or a call that nothing drives any more, because something other than the bus deleted an entry of a stream.
--- The caller has looked at streams and timers; the function checks again what it can.
+-- The caller has checked streams and timers; the function checks again what it can.
 -- KEYS 1 base
 -- ARGV 1 what: `run` (its `cur` is an entry, a retry or a wait that is gone) · `call` (a missing step that nothing
 --      will answer) · `instance` (held by a run that is gone) · `mailbox` (events wait, and nobody holds it)

@@ -1,8 +1,8 @@
--- Keeps, changes or removes a schedule with its next time, if it still is what the caller has seen.
+-- Stores, changes or removes a schedule with its next time, if it is still the one that the caller has read.
 -- KEYS 1 base
--- ARGV 1 id · 2 the value that it must have now, '' for none, '*' for any · 3 its new value (JSON), '' removes it
---      4 when it is to be looked at (epoch ms) or '' for never · 5 how many there may be
--- RETURNS 1 · 0 if it is not as it was seen, or there is none to remove · -1 over the limit: nothing was written
+-- ARGV 1 id · 2 its expected current value, '' for none, '*' for any · 3 its new value (JSON), '' removes it
+--      4 its next check (epoch ms) or '' for never · 5 maximum number of schedules
+-- RETURNS 1 · 0 if it has another value, or there is none to remove · -1 over the limit: nothing was written
 local function schedule(keys, args)
   local kept, times = keys[1] .. 'schedules', keys[1] .. 'scheduled'
   local there = redis.call('HGET', kept, args[1])

@@ -1,9 +1,9 @@
--- Journals the result of a model call, put if absent, and in the same step adds what it has used to the task's usage
--- and gives back what it had reserved.
+-- Journals the result of a model call, put if absent, and in the same step adds its usage to the task's and releases
+-- its reservation.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 value (digest, status, ms, payload) · 7 journal limit
---      8 what was used (JSON) or '' · 9 the step's kind and name, with a tab between
--- RETURNS the value now stored: the caller goes on with that, even if another process wrote it
+--      8 usage (JSON) or '' · 9 the step's kind and name, separated by a tab
+-- RETURNS the value now stored: the caller continues with it, even if another process wrote it
 --         · {the value, why} if the task is over a limit now · 'FENCED' · 'DONE' if the turn is no longer this
 --         entry's · 'LIMIT' if the journal is full
 local function settle_call(keys, args)

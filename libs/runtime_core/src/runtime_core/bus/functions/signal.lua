@@ -1,15 +1,15 @@
 -- Answers a question: put if absent, so that of two answers (or an answer and the deadline) one counts.
 -- KEYS 1 base · ARGV 1 task · 2 request id (run ':' step '-' its random end) · 3 value (JSON) 
---      4 traceparent of the span that hands it over or ''
+--      4 traceparent of the span that delivers it or ''
 --      5 source and id of the answer's event, one line each, or ''
--- RETURNS {'ok'} · {'ok', 'before'} if this very event has answered it already
---         · {'invalid', what is wrong} with the answer: the question stays open · {'unknown'} task · {'ended', status}
+-- RETURNS {'ok'} · {'ok', 'before'} if this very event has already answered it
+--         · {'invalid', the problem} with the answer: the question stays open · {'unknown'} task · {'ended', status}
 --         · {'answered'} · {'no_request'}
 local EXPECTS_VERDICT = '{"expects":"verdict",'
 local VERDICTS = {approve = true, deny = true, edit = true}
 local VERDICT_FIELDS = {verdict = true, value = true, reason = true}
 
--- What is wrong with an answer to a question that expects a verdict, or nil.
+-- Returns the problem with an answer to a question that expects a verdict, or nil.
 local function no_verdict(value)
   if value == 'true' or value == 'false' then return nil end
   local readable, found = pcall(cjson.decode, value)
@@ -35,7 +35,7 @@ local function not_open(base, args, ...)
   return {...}
 end
 
--- Whether the id is the one under which the question was shown: that of its place alone can be guessed.
+-- Whether the id is the one shown with the question: an id made of its place alone can be guessed.
 local function is_id_of(question, id, place)
   local readable, shown = pcall(cjson.decode, data_of(question))
   return id == (readable and type(shown) == 'table' and shown.request_id or place)
@@ -55,7 +55,7 @@ local function signal(keys, args)
   if not v[2] then return not_open(base, args, 'no_request') end
   if not is_id_of(v[2], args[2], run .. ':' .. step) then return not_open(base, args, 'no_request') end
   if not v[1] then return not_open(base, args, 'answered') end
-  -- The time is followed by the question as its client sees it, which begins with what it expects.
+  -- The question as its client sees it follows the time, and begins with what it expects.
   if string.sub(v[2], 14, 13 + #EXPECTS_VERDICT) == EXPECTS_VERDICT then
     local wrong = no_verdict(args[3])
     if wrong then return {'invalid', wrong} end

@@ -1,6 +1,6 @@
--- Appends a piece of a model's answer, while it is being made, to the task's output. It is not journaled: a call that is
--- made again says it again with a higher attempt. The run id is that of the call, the run's and the step's.
--- With `p` it says how far a step of the turn is, which was not begun as a model call.
+-- Appends a chunk of a model's answer to the task's output while the model writes it. It is not journaled: a repeated
+-- call sends it again with a higher attempt. The run id is that of the call: the run's and the step's.
+-- With `p` it reports the progress of a step of the turn that was not begun as a model call.
 -- KEYS 1 base · ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 attempt · 7 value (JSON) · 8 `p` or empty
 -- RETURNS 'OK' · 'DONE' if the call is over, was begun again, or the turn is no longer this entry's · 'FENCED'
 --         · 'LIMIT <bytes>' if the task's output would be over its limit; progress may fill half of it

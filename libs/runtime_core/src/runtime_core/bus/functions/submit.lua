@@ -1,10 +1,10 @@
--- Starts a task, or answers with what is known of an equal submit. Refused by the server at maxmemory.
+-- Starts a task, or returns the state of an equal submit. Refused by the server at maxmemory.
 -- KEYS 1 base
 -- ARGV 1 task id · 2 source · 3 event id · 4 digest · 5 agent · 6 instance key or '' · 7 input (JSON)
 --      8 reply stream or '' · 9 context (JSON) or '' · 10 session id or '' · 11 max steps or '0'
 --      12 timeout ms or '0' · 13 admitter's epoch or '' (a direct submit)
 --      14 '1' if the output is wanted as a stream, '2' if its steps are wanted too
---      15 the most that it may use (JSON: `tokens`, `cost`) or ''
+--      15 limits on its usage (JSON: `tokens`, `cost`) or ''
 --      16 '' with one partition, else tokens of the claims of its id and its task id, as `id|task_id`; each may be ''
 --      17 '' for a task that never waits for its turn, else its priority (1 to 9) and tenant, as `5|acme`
 -- RETURNS {'started', task} · {'known', task, status} · {'rejected', field, message}
@@ -21,7 +21,7 @@ local function fence_admitter(base, args)
   return nil
 end
 
--- The reply to a submit whose source and id were used before, or nil.
+-- The reply to a submit with a known source and id, or nil.
 local function find_event(base, args, seen_key, id_token)
   local seen = redis.call('HGET', base .. 'seen', seen_key)
   if not seen then return nil end
@@ -36,7 +36,7 @@ local function find_event(base, args, seen_key, id_token)
   end
   local status = redis.call('HGET', base .. 'task:' .. first[1], 'status') or first[3]
   if status then return {'known', first[1], status} end
-  -- Neither a task nor its end: the server has lost it. The submit starts it again.
+  -- Neither a task nor its end exists: the server has lost it. The submit starts it again.
   return nil
 end
 
@@ -68,7 +68,7 @@ local function unknown_agent(base, agent)
   return {'rejected', 'data.agent', 'no agent is named ' .. agent .. '; known are ' .. table.concat(names, ', ')}
 end
 
--- The reply to a submit for which there is no room, or nil. `meta` is what `submit` has read.
+-- The reply to a submit that does not fit, or nil. `meta` has the values that `submit` has read.
 local function find_overload(base, args, meta, stream, length, queued)
   if length + queued >= tonumber(meta[2] or '100000') then
     return {'overloaded', 'the stream ' .. stream .. ' holds as much open work as it may'}
@@ -138,7 +138,7 @@ local function submit(keys, args)
     refused, due = QUEUE.refuse(base, tenant, now)
     if refused then return {'overloaded', refused, due} end
   end
-  -- Without `ready_max` no release that moves tasks on has been here yet.
+  -- Without `ready_max`, no process of a release that moves tasks on has run here yet.
   local waits = tenant and meta[8] and QUEUE.is_needed(base, stream, length, tonumber(meta[8]), queued)
   if waits then QUEUE.check(base, stream, tenant) end
 

@@ -1,5 +1,5 @@
--- Subscribes an agent to a topic, and gives it what was published there before the agent was first heard of and that
--- nobody had subscribed to.
+-- Subscribes an agent to a topic, and delivers messages that were published there without a subscriber before the agent
+-- first appeared.
 -- KEYS 1 base
 -- ARGV 1 kind: `type` (this topic), `prefix` (all topics that begin with it), `agent` (the agent exists; no topic)
 --      2 topic, prefix or '' · 3 agent · 4 '1' to deliver here, '' if the caller does it (several partitions)

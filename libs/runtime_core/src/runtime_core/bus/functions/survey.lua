@@ -1,11 +1,12 @@
 local SHALLOW, DEEPEST = 50, 1000
 
--- What metrics show of tasks and mailboxes, in one look that costs the same however many tasks there are. It also puts
--- some counts right at each look, going round: a process of an older release ends tasks and takes mail without a count.
+-- Metrics of tasks and mailboxes, in one call whose cost does not depend on the number of tasks. Each call also
+-- corrects
+-- some counts, in rotation: a process of an older release ends tasks and takes mail without counting.
 -- KEYS 1 base
--- ARGV 1 how many tasks and mailboxes to look at again · 2 the first task to look at, by rank · 3 the first mailbox
+-- ARGV 1 number of tasks and mailboxes to recount · 2 the first task to recount, by rank · 3 the first mailbox
 -- RETURNS {tasks started so far, tasks that have not ended, events in mailboxes, those in the deepest,
---          ARGV 2 of the next look, ARGV 3 of the next look}
+--          ARGV 2 of the next call, ARGV 3 of the next call}
 local function survey(keys, args)
   local base = keys[1]
   local many, from_task, from_mailbox = tonumber(args[1]), tonumber(args[2]), tonumber(args[3])
@@ -24,8 +25,9 @@ local function survey(keys, args)
     local depth = redis.pcall('LLEN', base .. 'mail:' .. inst)
     count_mail(base, inst, type(depth) == 'number' and depth or 0)
   end
-  -- Added up by depth, and not by mailbox: how many hold at least one event, two, and so on. What lies deeper is added
-  -- for the deepest mailboxes only, so that the look stays short.
+  -- Added up by depth, and not by mailbox: how many hold at least one event, two, and so on. Deeper events are added
+  -- for
+  -- the deepest mailboxes only, so that the call stays short.
   local waiting, deepest = 0, redis.call('ZRANGE', base .. 'mailboxes', -DEEPEST, -1, 'WITHSCORES')
   for depth = 1, math.min(SHALLOW, tonumber(deepest[#deepest] or '0')) do
     waiting = waiting + redis.call('ZCOUNT', base .. 'mailboxes', depth, '+inf')

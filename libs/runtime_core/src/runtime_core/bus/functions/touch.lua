@@ -1,4 +1,4 @@
--- Writes something, so that a WAIT or WAITAOF that follows on this connection has a write to cover.
+-- Writes something, so that a following WAIT or WAITAOF on this connection covers a write.
 -- KEYS 1 base
 -- RETURNS 'OK'
 local function touch(keys)

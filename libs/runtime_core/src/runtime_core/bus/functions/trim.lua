@@ -1,6 +1,6 @@
--- Trims the record stream behind the slower of its two groups. The groups are fixed here: where one is missing,
--- nothing is trimmed and it is made again from 0.
--- KEYS 1 base · RETURNS {entries removed, groups made again}
+-- Trims the record stream behind the slower of its two groups. The groups are fixed here: if one is missing, nothing is
+-- trimmed and it is recreated at 0.
+-- KEYS 1 base · RETURNS {entries removed, groups recreated}
 local function trim(keys, args)
   local key = keys[1] .. 'record'
   if redis.call('EXISTS', key) == 0 then return {0, 0} end

@@ -1,6 +1,6 @@
 -- Trims dead letters that are too old, and the oldest of the largest share while all of them have too many bytes.
 -- KEYS 1 base
--- ARGV 1 the most bytes that all letters may have: it holds for each function that writes a letter · 2 retention (ms)
+-- ARGV 1 limit on the bytes of all letters: it holds for each function that writes a letter · 2 retention (ms)
 -- RETURNS {trimmed by age, trimmed by bytes, letters on the stream, letters that are counted}
 local function trim_letters(keys, args)
   local base = keys[1]

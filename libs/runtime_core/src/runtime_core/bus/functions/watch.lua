@@ -1,4 +1,4 @@
--- A reader wants a task's output stream: its final event goes there too. Or, with `n`, somebody waits for its runs: their
+-- A reader wants a task's output stream: its final event goes there too. With `n`, somebody waits for its runs: their
 -- ends go to the stream of state changes.
 -- KEYS 1 base · ARGV 1 task · 2 '1' if its steps are wanted too, from now on; or 'n'
 -- RETURNS 1, or 0 if the task has ended or is not known

@@ -1,4 +1,4 @@
--- Withdraws interest in a task's answer. Nothing ends: a handler that runs learns of it by its heartbeat, one that begins
+-- Withdraws interest in a task's answer. Nothing ends: a running handler learns of it by its heartbeat, one that starts
 -- later by this mark, and each decides what to do.
 -- KEYS 1 base · ARGV 1 task
 -- RETURNS 'OK' · 'DONE' if the task has ended or is not known

@@ -1,4 +1,4 @@
--- Calls: a step that asks an agent, a tool or an engine.
+-- Calls: a step that calls an agent, a tool or an engine.
 
 -- The stream of an agent or a tool that another app declares.
 local function stream_by_manifest(base, target, name)

@@ -3,7 +3,7 @@
 
 local function check_stream(base, name) redis.call('XLEN', base .. name) end
 
--- Rows that are recorded, and shown if the task's client asked for them.
+-- Rows that are recorded, and shown if the task's client requested them.
 local function check_record(base, task, flags)
   check_stream(base, 'record')
   if flags and string.find(flags, FLAG.steps_shown, 1, true) then check_stream(base, 'out:' .. task) end

@@ -6,7 +6,7 @@ local function waits_for(holder, task, run)
   return held_task == task and string.sub(run, 1, #held_run + 1) == held_run .. '/'
 end
 
--- Does `holder` wait, through other partitions, for what this context belongs to? The relay notes in `~chain` who asked:
+-- Does `holder` wait, through other partitions, for the task of this context? The relay notes the callers in `~chain`:
 -- `<partition>:<task>|<run>`, one word each.
 local function waits_through(base, holder, context)
   local chain = context and string.match(context, '"~chain":"([^"]*)"')
@@ -40,13 +40,13 @@ local function waits_in_line(base, task, run, child)
   return true
 end
 
--- Most holders that one request is followed through, and most waiting runs that are looked at for each.
+-- How many holders to follow for one request, and how many waiting runs to check for each.
 local CIRCLE_LOOKS, CIRCLE_RUNS = 200, 500
 
--- Would a request that has to wait in the mailbox of `inst`, as the child `run`, wait for its own asker? Follows the
+-- Would a request that has to wait in the mailbox of `inst`, as the child `run`, wait for its own caller? Follows the
 -- holders of the instance to the mailboxes in which their child runs wait, and so on. Returns nil, or the circle as
--- text. A circle closes with the last request to enter it, so that nobody else has to look. A call back into its own
--- instance waits for no more than the next commit or request of the holder.
+-- text. A circle closes with the last request to enter it, so no other request has to check. A call back into its own
+-- instance waits only for the next commit or request of the holder.
 local function circle(base, task, run, inst, busy)
   local asker = parent_of(run)
   local queue, seen, at, looks = {}, {}, 1, 0

@@ -1,5 +1,5 @@
--- A submit's source and id, and its task's id, each have one partition that says where the task is: the partition of the
--- id. Where the task lives elsewhere, `seen` holds in that partition a claim, and in the task's own a refusal where a
+-- A submit's source and id, and its task's id, each belong to one partition, which says where the task is. If the task
+-- lives in another partition, `seen` holds a claim in the id's partition, and in the task's partition a refusal if a
 -- claim was given up:
 --   <task>\n<digest>\n@<partition>:<token>   the submit starts, or has started, in that partition
 --   <task>\n\n!<token>                       no submit with this token, or an older one, starts here
@@ -19,8 +19,8 @@ local function remember(base, field, value, created, most)
   end
 end
 
--- Partition, digest and token of what holds an id: a claim, a task of this partition (without a token), or what an older
--- release has noted (without a digest, token 0).
+-- Partition, digest and token of the holder of an id: a claim, a task of this partition (without a token), or an older
+-- release's entry (without a digest, token 0).
 local function holder_of(base, field, line, task)
   local here = string.match(base, '{(%d+)}:$')
   local found = redis.call('HGET', base .. 'seen', line)
@@ -39,7 +39,7 @@ local function holder_of(base, field, line, task)
   return nil
 end
 
--- What a claim or a refusal in `seen` says of a submit with this digest and token; nil if it may start.
+-- The meaning of a claim or a refusal in `seen` for a submit with this digest and token; nil if it may start.
 local function misplaced(field, mark, digest, wanted, token)
   local place, of_claim = string.match(mark, '^@(%d+):(%d+)$')
   if place then return {digest == wanted and 'elsewhere' or 'taken', field, place, of_claim} end

@@ -1,7 +1,7 @@
--- Ends of tasks and runs: the final event, the reply, the record, and the release of what they held.
+-- Ends of tasks and runs: the final event, the reply, the record, and the release of their instances.
 
--- Notes a task that ended early, so that heartbeats tell its handlers. By the server's own clock, as heartbeats ask: the
--- clock of the process that ended it may be behind.
+-- Notes a task that ended early, so that heartbeats inform its handlers. Uses the server's own clock, like heartbeats:
+-- the clock of the process that ended it may be behind.
 local function stop_running(base, task)
   local key = base .. 'stopped'
   local t = redis.call('TIME')
@@ -27,7 +27,7 @@ end
 local function free_child(base, task, child, inst, digest)
   local rk = run_key(base, task, child)
   local cur = redis.call('HGET', rk, RUN.current)
-  -- A run that nobody waits for is never asked for again.
+  -- A run that nobody waits for is never requested again.
   local kept = digest and digest ~= '' and keep_child(base, task, child, digest)
   if not kept then redis.call('DEL', rk) end
   if inst ~= '' and (cur == 'held' or cur == 'retry' or cur == 'park' or cur == 'pend') then
@@ -61,7 +61,8 @@ local function free_children(base, task, fields, reopens)
   end
 end
 
--- Keeps what an ended task still needs. `pinned` by a dead letter it keeps its journal, else its hash is made again.
+-- Keeps the fields that an ended task still needs. `pinned` by a dead letter it keeps its journal, else its hash is
+-- rewritten.
 local function store_end(key, ending, pinned, status, final, ms, steps)
   local head = ending.head
   if pinned then
@@ -78,7 +79,7 @@ local function store_end(key, ending, pinned, status, final, ms, steps)
   redis.call('EXPIRE', key, ending.retention)
 end
 
--- Sends the final event to whoever waits for the reply: a client's own stream, or the relay.
+-- Sends the final event to the stream that waits for the reply: a client's own stream, or the relay's.
 local function reply_end(base, task, ending, status, final)
   local to = ending.head.to
   if to == '' then return end
@@ -109,7 +110,7 @@ local function record_end(base, task, ending, flags, status, result, steps, ms, 
   redis.call('XADD', base .. 'record', '*', unpack(ended))
 end
 
--- Ends a task: final event, reply, record, expiry. `ending` is what `check_end` has read; `result` is JSON: the
+-- Ends a task: final event, reply, record, expiry. `ending` comes from `check_end`; `result` is JSON: the
 -- output, or the error object. `keep` leaves the journal with the task, for a dead letter that may be redriven.
 local function end_task(base, task, ending, flags, status, result, steps, ms, record, keep, run_in_flight)
   local key, head = base .. 'task:' .. task, ending.head
@@ -156,14 +157,14 @@ local function end_child(base, task, run, inst, status, ms, payload)
     if held then give_back(key, held, run .. '|') end
   end
   if string.find(flags, FLAG.watched, 1, true) then
-    -- pcall: not all that end a run have looked at this stream before; a wait looks at the run itself too.
+    -- pcall: not every caller has checked this stream; a wait also reads the run itself.
     redis.pcall('XADD', base .. 'states', 'MAXLEN', '~', STATES_MAX, '*', STATE.name, 'run/' .. task .. '/' .. run,
       STATE.status, status == RESULT.ok and 'completed' or 'failed')
   end
   if inst ~= '' then release(base, inst, task, run) end
 end
 
--- What a commit of work whose task or run is over leaves behind: the delivery settled, the instance free.
+-- Settles the delivery of a commit whose task or run is over, and frees its instance.
 local function settle_late(base, stream, entry, inst, task, run)
   settle(base, stream, entry)
   if inst ~= '' then
@@ -178,7 +179,7 @@ local function settle_late(base, stream, entry, inst, task, run)
   end
 end
 
--- Ends the task because it is over a limit, from one of its runs. `ending` is what `check_end` has read, `inst` the
+-- Ends the task because it exceeds a limit, from one of its runs. `ending` comes from `check_end`, `inst` is the
 -- instance that this run holds. A first run in flight releases its own instance later.
 local function end_over_limit(base, task, run, inst, ending, flags, error, steps, ms, rows)
   local root_in_flight = run ~= FIRST_RUN and in_flight(redis.call('HGET', base .. 'task:' .. task, RUN.current))

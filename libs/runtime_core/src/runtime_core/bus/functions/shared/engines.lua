@@ -1,6 +1,6 @@
 -- Steps on a cluster (Ray, Spark): which gateways serve a stream, and how long a step waits for one.
 
--- How many gateways serve an engine's stream: those that have said so, and live.
+-- How many gateways serve an engine's stream: those that have announced it, and live.
 local function gateways_of(base, stream)
   local live = 0
   for _, member in ipairs(redis.call('ZRANGE', base .. 'gateways', 0, -1)) do
@@ -18,7 +18,7 @@ local function no_gateway(stream)
   return 'no ' .. engine .. '-gateway serves this namespace: start one (weft up --' .. engine .. '), or use the engine local'
 end
 
--- How long a step waits for its engine, in ms: as its task's conf says, which is in the context.
+-- How long a step waits for its engine, in ms: its task's conf, which is in the context, sets it.
 local ENGINE_WAIT_SECONDS = 60
 
 local function engine_wait(context)
@@ -28,8 +28,8 @@ local function engine_wait(context)
 end
 
 -- Puts a step on the stream of its engine, where it waits for a gateway as long as the task's conf says. Returns an
--- error (JSON) if none serves the stream and the step may not wait; else nil, and whether the task's output tells
--- that it waits.
+-- error (JSON) if none serves the stream and the step may not wait; else nil, and whether the task's output reports
+-- the wait.
 local function start_engine_step(base, task, child, stream, header, data, context)
   local engine, wait, away = string.match(stream, '^[a-z]+'), engine_wait(context), gateways_of(base, stream) == 0
   if away and wait <= 0 then return error_json('EngineUnavailable', no_gateway(stream)), false end

@@ -1,4 +1,4 @@
--- Writes of many fields to a hash. In pieces: Lua passes no more than 8,000 values at once.
+-- Writes of many fields to a hash, in pieces: Lua passes no more than 8,000 values in one call.
 
 local PIECE = 4000
 

@@ -1,6 +1,6 @@
--- Hooks that run when a task ends without being completed. They run as a task of their own.
+-- Hooks that run when a task ends without completing. They run as a separate task.
 
--- The points of a task's hooks that are left when it has not completed.
+-- The points of a task's hooks that still run when it has not completed.
 local END_POINTS = {'post_task_call', 'task_failed', 'session_failed'}
 
 -- The agent that runs the hooks of a task which ends without being completed, or nil if there are none: those that
@@ -26,7 +26,7 @@ local function agent_of_end(base, head, context, selection)
   return nil
 end
 
--- What `end_task` needs to start the hooks of the end; nothing is written here.
+-- The data that `end_task` needs to start the hooks of the end; nothing is written here.
 local function hooks_of_end(base, head, context, selection)
   local agent = agent_of_end(base, head, context, selection)
   if not agent then return nil end
@@ -35,8 +35,8 @@ local function hooks_of_end(base, head, context, selection)
   return {agent = agent, context = context or '', selection = selection and payload_of(selection) or 'null'}
 end
 
--- The hooks of a task's end are a task of their own, in the stream of the task's agent. A task that was opened again
--- may end again: then they run again.
+-- The hooks of a task's end are a separate task, in the stream of the task's agent. A reopened task may end again: then
+-- they run again.
 local function start_hooks_of_end(base, task, ending, status, error, ms)
   local head, hooks = ending.head, ending.hooks
   local data = '{"task_id":' .. quote(task) .. ',"agent":' .. quote(head.agent) .. ',"key":' .. quote(head.key) ..

@@ -28,7 +28,7 @@ local function header_of(h)
   return head
 end
 
--- The most steps that the task may take, or 0: the sixth line.
+-- The limit on the task's steps, or 0: the sixth line.
 local function max_steps_of(h)
   return tonumber(string.match(h, '^[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n(%d*)') or '0') or 0
 end

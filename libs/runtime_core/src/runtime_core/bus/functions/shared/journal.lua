@@ -10,8 +10,8 @@ local function resume(base, task, run, stream, agent, key, turn, step, value)
 end
 
 -- A nested run has changed the instance's state: the run below sees the change from the step on whose result came
--- after it, live and replayed. Its turn is counted on, whether it is resumed now or later, so that no run kept in memory
--- has it: it is replayed. Returns the turn, and whether the state has changed.
+-- after it, live and replayed. Its turn number increases, whether it is resumed now or later, so that no run kept in
+-- memory matches it: it is replayed. Returns the turn, and whether the state has changed.
 local function keep_override(rk, key, turn, step)
   if key == '' then return turn, false end
   local override = redis.call('HGET', rk, RUN.override)
@@ -21,7 +21,7 @@ local function keep_override(rk, key, turn, step)
   return text(redis.call('HINCRBY', rk, RUN.turn, 1)), true
 end
 
--- A run that asked in mid-turn is still in a process: its result goes to that process's reply stream. After a nested
+-- A run that called in mid-turn is still in a process: its result goes to that process's reply stream. After a nested
 -- run has changed the instance's state, the changed state goes with it.
 local function tell_asker(base, rk, task, run, step, wait, value, changed)
   local fields = {REPLY.task, task .. '|' .. run .. '|' .. step, REPLY.data, value}
@@ -31,8 +31,8 @@ local function tell_asker(base, rk, task, run, step, wait, value, changed)
   redis.call('XADD', base .. 'reply:' .. string.sub(wait, 2), 'NOMKSTREAM', 'MAXLEN', '~', REPLY_MAX, '*', unpack(fields))
 end
 
--- Writes a step's result and, where that lets a branch of the run go on, appends one resume.
--- Returns false where the step is not missing (any more): nothing was written.
+-- Writes a step's result and, if that lets a branch of the run continue, appends one resume.
+-- Returns false if the step is not missing (any more): nothing was written.
 local function answer(base, task, run, step, status, ms, payload)
   local rk = run_key(base, task, run)
   local field = RUN.missing .. step
@@ -61,15 +61,15 @@ local function answer(base, task, run, step, status, ms, payload)
   return true
 end
 
--- Notes the span that gives a call, or a nested run, its result, where its step still lacks one.
+-- Stores the span that gives a call, or a nested run, its result, if its step still lacks one.
 local function note_answer(base, task, run, trace)
   local parent, step = parent_of(run)
   local rk = run_key(base, task, parent)
   if redis.call('HEXISTS', rk, RUN.missing .. step) == 1 then redis.call('HSET', rk, RUN.answered_by .. step, trace) end
 end
 
--- How a call that may not be repeated came out after its task had ended. A dead letter may pin the task: the journal has
--- it, so that a reopened run does not begin the call again. The run's own key is checked by the read.
+-- The outcome of a call that may not be repeated, after its task has ended. A dead letter may pin the task: the journal
+-- keeps the outcome, so that a reopened run does not begin the call again. The read checks the run's own key.
 local function keep_late(base, task, run, status, ms, value)
   local parent, step = parent_of(run)
   local rk = run_key(base, task, parent)

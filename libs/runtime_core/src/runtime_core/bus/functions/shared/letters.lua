@@ -5,16 +5,17 @@
 --   letters:of:<share>   `<letter>|<bytes>|<task>`, the oldest first: a sorted set
 --   letters:trimmed      number of letters trimmed so far by `<cause> <share>`, for metrics: a hash
 -- A letter's share is the stream that its delivery came from. When letters exceed the bound, the largest share loses
--- its oldest ones, so a flood trims its own letters and not those of others. pcall: where another program has put
--- something else in the place of these keys, only the counts are lost.
+-- its oldest ones, so a flood trims its own letters and not those of others. pcall: if another program has put
+-- something
+-- else in the place of these keys, only the counts are lost.
 
--- A parked run goes on only by its letter. These letters are bounded by the number of open tasks.
+-- Only its letter lets a parked run continue. The number of open tasks bounds these letters.
 local PARKED = 'parked'
 
--- The flags that go with a task's last dead letter.
+-- The flags that are removed with a task's last dead letter.
 local OF_LETTERS = '[' .. FLAG.letters .. FLAG.reopenable .. ']'
 
--- A dead letter of a task is gone. Returns whether another one pins the task still.
+-- A dead letter of a task is gone. Returns whether another one still pins the task.
 local function unpin(key, flags)
   if redis.call('HINCRBY', key, TASK.letters, -1) > 0 then return true end
   redis.call('HDEL', key, TASK.letters)
@@ -27,12 +28,12 @@ local dead = {}
 do
   local HEAD, FIELD_MAX, LETTER_MAX = 4096, 1114112, 2621440
   local FIELDS_MAX, NAME_MAX, ERRORS_MAX = 200, 512, 262144
-  -- What a letter costs the server besides its fields.
+  -- A letter's cost on the server besides its fields.
   local OVERHEAD = 256
   local DEFAULT_MAX = 67108864
-  -- The most letters that one call trims. The state-manager trims the rest.
+  -- The number of letters that one call may trim. The state-manager trims the rest.
   local TRIM_MAX, BATCH = 1000, 100
-  -- Letters of an older release may be as large as their publishers liked.
+  -- Letters of an older release may be of any size.
   local PAGE = 10
 
   local function share_of(letter)
@@ -82,7 +83,7 @@ do
     return bytes
   end
 
-  -- The newest errors that fit, as JSON. Half of the room stays free, so that not every retry reads them all.
+  -- The newest errors that fit, as JSON. Half of the space stays free, so that not every retry reads them all.
   function dead.errors(errors)
     if #errors <= ERRORS_MAX then return errors end
     local read, all = pcall(cjson.decode, errors)
@@ -112,7 +113,7 @@ do
       local name, value = letter[i], letter[i + 1]
       if name == 'errors' then value = dead.errors(value) end
       all = all + #name + #value
-      -- The sender may have cut fields already, and says so in one more.
+      -- The sender may have cut fields already, and one more field says so.
       if #name > NAME_MAX or (#kept >= 2 * FIELDS_MAX and name ~= 'cut') then
         left_out = left_out + 1
       else
@@ -138,7 +139,7 @@ do
     return kept
   end
 
-  -- A trimmed letter pins its task no longer.
+  -- A trimmed letter no longer pins its task.
   local function release_task(base, task, id)
     if redis.pcall('ZREM', base .. 'letters', task .. '|' .. id) ~= 1 then return end
     local key = base .. 'task:' .. task
@@ -149,7 +150,7 @@ do
     redis.call('EXPIRE', key, type(retention) == 'string' and retention or '3600')
   end
 
-  -- Trims the letters of a share's `members`. Returns how many there were: somebody may have deleted some by hand.
+  -- Trims the letters of a share's `members`. Returns how many existed: somebody may have deleted some by hand.
   local function trim_share(base, share, members, cause)
     local ids, freed = {}, 0
     for i, member in ipairs(members) do
@@ -195,7 +196,7 @@ do
       if #members > 0 then
         trimmed = trimmed + trim_share(base, largest, members, 'bytes')
       else
-        -- It has no letter but the one to come.
+        -- Its only letter is the new one.
         shares[largest] = nil
       end
     end
@@ -206,7 +207,7 @@ do
   function dead.keep(base, letter)
     letter = bounded(letter)
     local share = share_of(letter)
-    -- First, so that a letter is never trimmed before its caller has pinned its task.
+    -- Trim first, so that a letter is never trimmed before its caller has pinned its task.
     dead.make_room(base, share, weigh(letter))
     local id = redis.call('XADD', base .. 'dead', '*', unpack(letter))
     count(base, share, id, letter)
@@ -240,7 +241,7 @@ do
         local members = {}
         for _, member in ipairs(old) do
           if share == PARKED and waits(base, string.match(member, '^[^|]*')) then
-            -- Look again when another retention has passed.
+            -- Check again when another retention has passed.
             redis.call('ZADD', key, text(now), member)
           else
             members[#members + 1] = member
@@ -254,7 +255,7 @@ do
     return trimmed
   end
 
-  -- Counts letters again, a page from `start` on. Returns where to go on, or '' at the end.
+  -- Recounts letters, a page from `start` on. Returns where to continue, or '' at the end.
   function dead.recount(base, start)
     if start == '-' then
       for _, share in ipairs(redis.pcall('HKEYS', base .. 'letters:bytes')) do
@@ -272,7 +273,8 @@ do
     return #page == PAGE and '(' .. page[#page][1] or ''
   end
 
-  -- How many letters are counted: as many as the stream holds, unless somebody has written or removed some past Weft.
+  -- How many letters are counted: as many as the stream holds, unless somebody has bypassed Weft to write or remove
+  -- some.
   function dead.counted(base)
     local all = 0
     for _, share in ipairs(redis.pcall('HKEYS', base .. 'letters:bytes')) do

@@ -1,7 +1,7 @@
--- Usage and limits: what a task has used, what it may use, and what its model calls have reserved.
+-- Usage and limits: a task's usage, its limits, and the reservations of its model calls.
 
--- What has been used, with more of it added: both are JSON, names to numbers, with `models` for the same by model.
--- Raises where one of them is something else, so it belongs before the first write.
+-- Adds usage to usage: both are JSON, names to numbers, with `models` for the same by model.
+-- Raises if one of them is something else, so call it before the first write.
 local function usage_with(held, more)
   local total = held and cjson.decode(held) or {}
   local function add(into, amounts)
@@ -26,7 +26,7 @@ local function usage_with(held, more)
   return total
 end
 
--- Says which limit the usage is over, or nil. At the limit is within it, whatever sums of fractions make of it.
+-- Returns the limit that the usage exceeds, or nil. Usage at the limit is within it, despite inexact sums of fractions.
 local function over_limit(used, limits)
   if not limits then return nil end
   local most = cjson.decode(limits)
@@ -38,7 +38,7 @@ local function over_limit(used, limits)
   return nil
 end
 
--- Removes reservations from those `held` (JSON): of one model call, or where `place` ends with `|`, of all calls of a run.
+-- Removes reservations from `held` (JSON): of one model call, or of all calls of a run if `place` ends with `|`.
 local function give_back(key, held, place)
   local left, found = {}, false
   for name, amounts in pairs(cjson.decode(held)) do

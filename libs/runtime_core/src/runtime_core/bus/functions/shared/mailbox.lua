@@ -22,7 +22,7 @@ local function start_stored(base, inst, task, run, busy)
   return entry
 end
 
--- A nested run begins with the state that the run below it has made so far, and is replayed from there.
+-- A nested run begins with the state that the run below it has written so far, and is replayed from there.
 local function keep_snapshot(base, inst, task, run)
   local s = redis.call('HMGET', base .. 'inst:' .. inst, INSTANCE.working_state, 'state')
   redis.call('HSET', run_key(base, task, run), RUN.state_at_start, s[1] or s[2] or '')
@@ -54,7 +54,7 @@ local function start_nested(base, inst, busy)
   return false
 end
 
--- The run below the ended one goes on: with a nested call that came in meanwhile, or by itself if it waited for the end.
+-- The run below the ended one continues: with a nested call that came in meanwhile, or itself if it waited for the end.
 local function wake_below(base, inst, rest)
   redis.call('HSET', base .. 'inst:' .. inst, INSTANCE.holders, rest)
   if start_nested(base, inst, rest) then return end
@@ -85,7 +85,7 @@ local function start_first(base, inst, list)
   return false, taken
 end
 
--- Nobody holds the instance any more: the next event starts, of the nested calls or of the mailbox.
+-- The instance has no holder any more: the next event starts, of the nested calls or of the mailbox.
 local function start_next(base, inst)
   local key = base .. 'inst:' .. inst
   if redis.call('HGET', key, INSTANCE.working_state) then redis.call('HDEL', key, INSTANCE.working_state) end
@@ -104,14 +104,14 @@ local function start_next(base, inst)
   redis.call('HDEL', key, INSTANCE.holders)
 end
 
--- A run that holds the instance is over: the run below it goes on, or the next event of the mailbox starts.
+-- A run that holds the instance is over: the run below it continues, or the next event of the mailbox starts.
 local function release(base, inst, task, run)
   local key = base .. 'inst:' .. inst
   local busy = redis.call('HGET', key, INSTANCE.holders)
   if not busy then return end
   local ref = task .. '|' .. run
   if top_of(busy) ~= ref then
-    -- An ended run in the middle of the stack: only its own place goes.
+    -- An ended run in the middle of the stack: only its own place is removed.
     local kept = {}
     for _, line in ipairs(lines(busy)) do
       if line ~= ref then kept[#kept + 1] = line end
@@ -124,13 +124,14 @@ local function release(base, inst, task, run)
   start_next(base, inst)
 end
 
--- Agents whose instances handle events beside each other.
+-- Agents whose instances handle several events concurrently.
 local function interleaves(base, agent) return redis.call('HEXISTS', base .. 'interleaved', agent) == 1 end
 
--- Delivers a run to its agent: at once, as a nested call, or through the instance's mailbox. The caller stores
--- `cur` (the value returned) with the run's other fields. `bounded`: nil and an error (JSON), and nothing written, where
--- the mailbox is full, or if the request would wait for its own asker. `turn` is that of `append_start`; events with a
--- key need none, since their reader always loads the run.
+-- Delivers a run to its agent: immediately, as a nested call, or through the instance's mailbox. The caller stores
+-- `cur` (the returned value) with the run's other fields. `bounded`: returns nil and an error (JSON), without writing,
+-- if the mailbox is full, or if the request would wait for its own caller. `turn` is that of `append_start`; events
+-- with
+-- a key need none, since their reader always loads the run.
 local function deliver(base, task, run, stream, agent, key, data, context, bounded, turn)
   if key == '' then return append_start(base, task, run, stream, agent, key, data, context, turn) end
   local inst = agent .. '/' .. key
@@ -150,7 +151,7 @@ local function deliver(base, task, run, stream, agent, key, data, context, bound
     if waits_for(holder, task, run) or waits_through(base, holder, context) then
       local top = top_of(busy)
       local top_task, top_run = split_ref(top)
-      -- Holders that ask in mid-turn never suspend: they wait while their turn is in flight.
+      -- Holders that call in mid-turn never suspend: they wait while their turn is in flight.
       local waiting = redis.call('HMGET', run_key(base, top_task, top_run), RUN.current, RUN.asks_in_turn)
       if waiting[1] == 'held' or waiting[2] then
         redis.call('HSET', ik, INSTANCE.holders, busy .. '\n' .. ref)

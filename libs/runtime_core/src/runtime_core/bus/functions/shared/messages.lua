@@ -1,7 +1,7 @@
--- Messages that nobody waits for: each becomes a task of its own. Topics and their subscribers.
+-- Messages that nobody waits for: each becomes a separate task. Topics and their subscribers.
 
 local UNHEARD_MAX = 1000
--- How many bytes of messages that nobody has heard a partition keeps. It keeps the newest message whatever its size.
+-- Limit on the bytes of messages without a subscriber in a partition. It keeps the newest message whatever its size.
 local UNHEARD_MAX_BYTES = 16 * 1024 * 1024
 
 -- Agents that a topic's subscriptions name, each once, without the sender's own instance.
@@ -24,7 +24,7 @@ local function subscribers(base, topic, key, sender)
   return found, next(known) ~= nil
 end
 
--- A message that nobody waits for becomes a task of its own; its id derives from the step that sent it, so that
+-- A message that nobody waits for becomes a separate task; its id derives from the step that sent it, so that
 -- a repeated commit starts nothing twice.
 local function send_detached(base, task, agent, key, data, context, from_task, from_run)
   if string.sub(agent, 1, 1) == '@' then
@@ -56,10 +56,10 @@ local function send_detached(base, task, agent, key, data, context, from_task, f
   end
 end
 
--- The task by which an agent gets a published message: the same for a repeat of the message.
+-- The id of the task by which an agent gets a published message: the same for a repeat of the message.
 local function task_of_message(id, agent, key) return string.sub(redis.sha1hex(id .. '\n' .. agent .. '/' .. key), 1, 32) end
 
--- How many bytes `unheard` had taken before an entry with these fields.
+-- The number of bytes in `unheard` before an entry with these fields.
 local function bytes_before(fields)
   for i = 1, #fields, 2 do
     if fields[i] == ENTRY.bytes_before then return tonumber(fields[i + 1]) or 0 end
@@ -67,8 +67,8 @@ local function bytes_before(fields)
   return 0
 end
 
--- Keeps a message that nobody has subscribed to. Each entry says how many bytes were taken before it since the stream
--- began, so the oldest entry tells how many bytes there are.
+-- Keeps a message without a subscriber. Each entry has the total of bytes before it since the stream began, so the
+-- oldest entry gives the number of bytes in the stream.
 local function keep_unheard(base, ...)
   local stream, before, size = base .. 'unheard', tonumber(redis.call('HGET', base .. 'meta', 'unheard') or '0') or 0, 0
   for _, field in ipairs({...}) do size = size + #field end
@@ -86,8 +86,8 @@ local function keep_unheard(base, ...)
   redis.call('XADD', stream, 'MAXLEN', how, text(most), '*', ENTRY.bytes_before, text(before), ...)
 end
 
--- Publishes a message: a task for each agent that has subscribed to its topic. A message without subscribers is kept for
--- agents that come later. Returns how many agents get it. The relay carries a topic `@…` out of the partition first.
+-- Publishes a message: a task for each subscriber of its topic. A message without subscribers is kept for agents that
+-- appear later. Returns the number of agents that get it. The relay carries a topic `@…` out of the partition first.
 local function publish_message(base, id, topic, key, data, context, sender, from_task, from_run)
   if string.sub(topic, 1, 1) == '@' then
     redis.call('XADD', base .. 'asks', '*', 'publish', id, 'topic', string.sub(topic, 2), 'key', key, ENTRY.data, data,

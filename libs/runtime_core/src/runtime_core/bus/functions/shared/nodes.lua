@@ -1,6 +1,6 @@
--- Run nodes and groups that user code makes itself: what `create_node` and `node` share.
---   nodes:<index>  node ids by when they expire (ms): `task/<id>`, `session/<id>`, `busi/<type>/<id>`, `group/<id>`
---   states         what has changed, for those who wait; a wait that misses an entry reads the node itself
+-- Run nodes and groups that user code creates itself: shared by `create_node` and `node`.
+--   nodes:<index>  node ids by expiry time (ms): `task/<id>`, `session/<id>`, `busi/<type>/<id>`, `group/<id>`
+--   states         changes, for waiters; a wait that misses an entry reads the node itself
 
 -- The hashes `node:<id>` and `group:<id>`.
 local NODE = {
@@ -25,7 +25,7 @@ local MEMBERS_MAX = 1000
 
 local function retention_of(base) return tonumber(redis.call('HGET', base .. 'meta', 'retention') or '3600') end
 
--- A node and its places in the indexes live for so many seconds from now on; what has expired leaves the indexes.
+-- Renews the life of a node and its places in the indexes by this many seconds; expired ids leave the indexes.
 -- pcall: if another program stores something else under an index's key, only that index is lost.
 local function keep_node(base, id, indexes, seconds, now)
   redis.call('EXPIRE', base .. 'node:' .. id, seconds)
@@ -39,14 +39,14 @@ local function keep_node(base, id, indexes, seconds, now)
   end
 end
 
--- What a change writes to besides the node itself: the groups around it may end with it.
+-- The keys that a change writes besides the node itself: the groups around it may end with it.
 local function check_node(base, group)
   check_stream(base, 'states')
   redis.call('HLEN', base .. 'meta')
   while group and group ~= '' do group = redis.call('HGET', base .. 'group:' .. group, NODE.parent) end
 end
 
--- A group has ended: it and its members are kept as long as an ended task is.
+-- A group has ended: it and its members are kept as long as an ended task.
 local function end_group(base, group, status, now)
   local key = base .. 'group:' .. group
   local retention = retention_of(base)
@@ -59,15 +59,15 @@ local function end_group(base, group, status, now)
   tell_state(base, 'group/' .. group, status)
 end
 
--- A sub group is finished, or a member of it has failed. A group ends FAILED with the first failure and SUCCESS with
--- the last sub group, and so does a group around it, where its id stands for a sub group.
+-- A subgroup is finished, or a member of it has failed. A group ends FAILED with the first failure and SUCCESS with
+-- the last subgroup, and so does a group around it, if its id stands for a subgroup.
 local function end_sub_group(base, group, root, status, now)
   while group and group ~= '' do
     local key = base .. 'group:' .. group
     local v = redis.call('HMGET', key, NODE.status, NODE.parent, NODE.sub_group .. root)
     if not v[1] or not v[3] or v[3] == 'FAILED' or (v[3] == 'SUCCESS' and status == 'SUCCESS') then return end
     redis.call('HSET', key, NODE.sub_group .. root, status)
-    -- A failure that comes after its sub group was finished still counts: a group never hides one.
+    -- A failure that comes after its subgroup was finished still counts: a group never hides one.
     local left = redis.call('HINCRBY', key, NODE.unfinished, -1)
     if NODE_OVER[v[1]] then return end
     if status == 'SUCCESS' and left > 0 then return end

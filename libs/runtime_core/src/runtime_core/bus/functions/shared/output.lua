@@ -10,7 +10,7 @@ local function publish_out(base, task, kind, data, retention, trace)
   if retention then redis.call('EXPIRE', key, retention) end
 end
 
--- A task whose client asked for its steps shows the rows of each commit on its stream.
+-- A task whose client requested its steps shows the rows of each commit on its stream.
 local function tell_steps(base, task, flags, rows)
   if not flags or rows == '' or rows == '[]' or not string.find(flags, FLAG.steps_shown, 1, true) then return end
   publish_out(base, task, 'weft.step.recorded', '{"task_id":' .. quote(task) .. ',"steps":' .. rows .. '}')
@@ -18,15 +18,15 @@ end
 
 local KINDS = {completed = 'weft.task.completed', failed = 'weft.task.failed', cancelled = 'weft.task.cancelled'}
 
--- `progress`: a call's report of how far it is, and not what an agent says.
+-- `progress`: a call's progress report, and not output of an agent.
 local function publish_delta(base, task, run, attempt, seq, value, progress)
   local name = string.sub(value, 1, 1) == '"' and 'text' or 'value'
   publish_out(base, task, 'weft.output.delta', '{"task_id":' .. quote(task) .. ',"run_id":' .. quote(run) ..
     ',"attempt":' .. attempt .. ',"seq":' .. seq .. (progress and ',"progress":true,"' or ',"') .. name .. '":' .. value .. '}')
 end
 
--- What the task has written to its output so far, and this value with it. Returns nil and the limit if that is over
--- it; `share` is the part of the limit that may be used. Small outputs never ask for the limit.
+-- The task's output so far, and this value with it. Returns nil and the limit if that exceeds it; `share` is the usable
+-- part of the limit. Small outputs never read the limit.
 local OUTPUT_PIECE, OUTPUT_SMALL, OUTPUT_MAX = 128, 1048576, 16777216
 
 local function output_with(base, written, value, share)
@@ -37,7 +37,7 @@ local function output_with(base, written, value, share)
   return text(size)
 end
 
--- A question is on the task's stream, where any client finds it, and on the stream that the user named.
+-- A question goes to the task's stream, where any client finds it, and to the stream that the user named.
 local function tell_question(base, task, h, data, trace)
   publish_out(base, task, 'weft.human.requested', data, nil, trace)
   local to = string.match(h, '^[^\n]*\n[^\n]*\n[^\n]*\n([^\n]*)')
@@ -48,8 +48,8 @@ local function tell_question(base, task, h, data, trace)
   end
 end
 
--- Says on the partition's stream of states that a run, a node or a group has changed, for those who wait for it. The
--- stream is short: who may have missed an entry looks at the thing itself.
+-- Announces on the partition's stream of states that a run, a node or a group has changed, for waiters. The stream is
+-- short: a reader that may have missed an entry reads the thing itself.
 local STATES_MAX = '10000'
 
 local function tell_state(base, name, status)

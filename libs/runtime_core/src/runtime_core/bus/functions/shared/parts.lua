@@ -1,11 +1,11 @@
--- Parts of a commit: what a turn sends and asks for. `commit_turn.lua` describes each part.
+-- Parts of a commit: a turn's messages and calls. `commit_turn.lua` describes each part.
 
--- Arguments of a part, its letter included.
+-- Number of arguments of a part, including its letter.
 local PART_SIZE = {c = 9, t = 7, q = 7, s = 8, p = 9, a = 3, u = 4, l = 2}
 
 local function malformed_part(letter) return redis.error_reply('ERR weft: malformed part ' .. tostring(letter)) end
 
--- A part that sends a message which nobody waits for.
+-- A part that sends a message that nobody waits for.
 local function check_sent(base, args, at)
   if args[at] == PART.message then
     check_send(base, args[at + 2], args[at + 3])

@@ -1,20 +1,22 @@
 -- Fairness among tenants. While a work stream is long, the first events of new tasks wait in a queue of their tenant,
--- and move onto the stream in turn. A task in a queue has `cur` = `queue`; all that its start event needs is in its hash.
+-- and move onto the stream in turn. A task in a queue has `cur` = `queue`; its hash has all that its start event needs.
 --   queues                    <stream>: how many tasks wait for it · <stream>|now: virtual time of its turns
 --                             · <stream>|at: when a task moved last (ms) · <stream>|past: entries of tasks that moved
 --                             onto a long stream · seq: number of the last task that was queued
---   turns:<stream>            tenants by the virtual time of their next turn; one that has none waiting stays until then
+--   turns:<stream>            tenants by the virtual time of their next turn; a tenant without waiting tasks stays
+-- until then
 --   queue:<stream>|<tenant>   tasks by priority, then by the order of their submits
---   tenants                   settings by tenant: weight, most open tasks and most tasks a second in this partition (0: no
+--   tenants                   settings by tenant: weight, limits of open tasks and of tasks a second in this partition
+-- (0: no
 --                             limit), then both in the namespace; `*` for all others
 --   open:<tenant>             the open tasks of a named tenant
 --   rate:<tenant>             when the tenant's next task is due at its rate (ms): a token bucket as one number
--- `queued` in `meta` is how many tasks wait in all queues of the partition: functions see for free that nobody waits.
+-- `queued` in `meta` is the number of waiting tasks in all queues of the partition: a cheap check that none wait.
 local QUEUE = {STRIDE = 1000000, LOOKS = 50, STEP_MS = 100, PAST = 8, TOP_UP = 32, HIGHEST = 9, PRIORITY = 2 ^ 44}
 
 function QUEUE.key(base, stream, tenant) return base .. 'queue:' .. stream .. '|' .. tenant end
 
--- Entries of a stream that nobody has read. pcall: a group that was lost is made again from 0, so nothing counts as read.
+-- Entries of a stream that nobody has read. pcall: a lost group is recreated at 0, so nothing counts as read.
 function QUEUE.unread(base, stream)
   local length = redis.call('XLEN', base .. stream)
   if length == 0 then return 0 end
@@ -38,7 +40,7 @@ function QUEUE.put(base, stream, tenant, priority, task)
   local queues = base .. 'queues'
   local order = (QUEUE.HIGHEST - priority) * QUEUE.PRIORITY + redis.call('HINCRBY', queues, 'seq', 1)
   redis.call('ZADD', QUEUE.key(base, stream, tenant), text(order), task)
-  -- A tenant that comes back starts at the present turn: it makes up for none that it was not there for.
+  -- A tenant that comes back starts at the current turn: it makes up for no missed turns.
   redis.call('ZADD', base .. 'turns:' .. stream, 'NX', redis.call('HGET', queues, stream .. '|now') or '0', tenant)
   redis.call('HINCRBY', queues, stream, 1)
   redis.call('HINCRBY', base .. 'meta', 'queued', 1)
@@ -54,14 +56,14 @@ function QUEUE.count_down(base, stream, gone)
   if redis.call('HINCRBY', base .. 'meta', 'queued', -gone) <= 0 then redis.call('HDEL', base .. 'meta', 'queued') end
 end
 
--- Takes out a task that ends before its turn. `h` is its header.
+-- Removes a task that ends before its turn. `h` is its header.
 function QUEUE.leave(base, task, h)
   local head = header_of(h)
   QUEUE.check(base, head.stream, head.tenant)
   QUEUE.count_down(base, head.stream, redis.call('ZREM', QUEUE.key(base, head.stream, head.tenant), task))
 end
 
--- Whether refills will come to a task that waits.
+-- Whether refills will reach a waiting task.
 function QUEUE.holds(base, task, h)
   local head = header_of(h)
   return redis.call('HEXISTS', base .. 'queues', head.stream) == 1
@@ -69,7 +71,7 @@ function QUEUE.holds(base, task, h)
     and redis.call('ZSCORE', QUEUE.key(base, head.stream, head.tenant), task)
 end
 
--- Starts a task that has waited. Returns its `cur`, or nil if it does not wait any more. Raises before it writes.
+-- Starts a waiting task. Returns its `cur`, or nil if it does not wait any more. Raises before it writes.
 function QUEUE.start(base, task)
   local v = redis.call('HMGET', base .. 'task:' .. task, 'status', RUN.current, RUN.header, RUN.input, RUN.context, 'from')
   if not v[1] or ENDED[v[1]] or v[2] ~= 'queue' then return nil end
@@ -87,14 +89,14 @@ function QUEUE.start(base, task)
   return entry
 end
 
--- Weight, most open tasks and most tasks a second of a tenant; the last two are 0 if there is no limit.
+-- Weight, limit of open tasks and limit of tasks a second of a tenant; the last two are 0 if there is no limit.
 function QUEUE.settings(base, tenant)
   local found = redis.call('HMGET', base .. 'tenants', tenant, '*')
   local weight, open, rate = string.match(found[1] or found[2] or '', '^(%d+) (%d+) ([%d.]+)')
   return math.max(1, tonumber(weight or '1')), tonumber(open or '0'), tonumber(rate or '0')
 end
 
--- Those of these entries that nobody has read. pcall: without its group nothing of a stream was read.
+-- The unread ones of these entries. pcall: without its group nothing of a stream was read.
 function QUEUE.still_unread(base, stream, entries)
   local ms, seq = 0, 0
   for _, group in ipairs(redis.pcall('XINFO', 'GROUPS', base .. stream)) do
@@ -110,9 +112,10 @@ function QUEUE.still_unread(base, stream, entries)
   return left
 end
 
--- Moves waiting tasks onto a stream, in turn among tenants, until `want` of its entries are unread. Onto a longer stream
--- one task moves each 100 ms, while few that moved so are unread: continuations of running tasks, which never wait, may
--- keep it long for ever, and must not keep others out.
+-- Moves waiting tasks onto a stream, in turn among tenants, until `want` of its entries are unread. Onto a longer
+-- stream
+-- one task moves each 100 ms, while few such tasks are unread: continuations of running tasks, which never wait, may
+-- keep it long forever, and must not keep others out.
 function QUEUE.refill(base, stream, want, now)
   local queues, turns, past = base .. 'queues', base .. 'turns:' .. stream, nil
   local v = redis.call('HMGET', queues, stream, stream .. '|at', stream .. '|past')
@@ -138,7 +141,7 @@ function QUEUE.refill(base, stream, want, now)
       if done then
         gone, entry = gone + 1, moved or ''
       else
-        -- One that cannot start (a key of another type) goes behind all others, and holds up none of them.
+        -- A task that cannot start (a key of another type) goes behind all others, and holds up none of them.
         local order = redis.call('HINCRBY', queues, 'seq', 1) + 10 * QUEUE.PRIORITY
         redis.call('ZADD', key, text(order), task)
       end
@@ -157,8 +160,8 @@ function QUEUE.refill(base, stream, want, now)
   QUEUE.count_down(base, stream, gone)
 end
 
--- Refills these streams, or all where none is named. Returns how many tasks still wait. pcall: what is wrong with one
--- stream's queues must not keep the others waiting.
+-- Refills these streams, or all if none is named. Returns how many tasks still wait. pcall: an error in one stream's
+-- queues must not keep the others waiting.
 function QUEUE.refill_all(base, want, now, streams)
   local meta = redis.call('HMGET', base .. 'meta', 'queued', 'ready_max')
   if not meta[1] then return 0 end
@@ -169,14 +172,14 @@ function QUEUE.refill_all(base, want, now, streams)
   return tonumber(redis.call('HGET', base .. 'meta', 'queued') or '0')
 end
 
--- May a named tenant start one more task? Returns nil and when its next task is due (ms) or '', else a message and in
--- how many seconds to try again. Writes nothing but the removal of tasks that have ended from those that are open.
+-- May a named tenant start one more task? Returns nil and when its next task is due (ms) or '', else a message and the
+-- seconds until a retry makes sense. It only removes ended tasks from the open ones, and writes nothing else.
 function QUEUE.refuse(base, tenant, now)
   local _, most, rate = QUEUE.settings(base, tenant)
   local open = base .. 'open:' .. tenant
   local count = redis.call('ZCARD', open)
   if most > 0 and count >= most then
-    -- An older release ends tasks without taking them out.
+    -- An older release ends tasks without removing them.
     for _, task in ipairs(redis.call('ZRANGE', open, 0, 9)) do
       local status = redis.call('HGET', base .. 'task:' .. task, 'status')
       if not status or ENDED[status] then count = count - redis.call('ZREM', open, task) end

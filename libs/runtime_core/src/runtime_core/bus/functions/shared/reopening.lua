@@ -1,13 +1,15 @@
--- Reopening an ended task: what goes with its end, and the journals of open child runs, which stay while a dead letter may
--- reopen the task. They wait for the reopened run to ask for the child runs again.
+-- Reopening an ended task: the fields dropped with its end, and the journals of open child runs, which stay while a
+-- dead
+-- letter may reopen the task. They wait for the reopened run to request the child runs again.
 
--- Fields that go with the end of a task, besides steps without a result: a reopened run must not see them.
+-- Fields that are dropped with the end of a task, besides steps without a result: a reopened run must not see them.
 local OF_ONE_LIFE = {
   [RUN.attempts] = true, [RUN.override_from] = true, [RUN.request] = true, [TASK.child] = true, [TASK.timer] = true,
 }
 
--- Removes what a run waited for, and the fields `gone`. A call that may not be repeated stays missing while its mark
--- stands: whoever holds it commits its result, or that its outcome is unknown. Returns whether the run has a journal.
+-- Removes the steps that a run waited for, and the fields `gone`. A call that may not be repeated stays missing while
+-- its
+-- mark exists: its holder commits its result, or that its outcome is unknown. Returns whether the run has a journal.
 local function forget_waits(base, task, run, gone)
   local rk, has_journal = run_key(base, task, run), false
   for _, name in ipairs(redis.call('HKEYS', rk)) do
@@ -26,7 +28,7 @@ local function forget_waits(base, task, run, gone)
   return has_journal
 end
 
--- Keeps the journal of a child run that was open when its task ended, for the run that asked for it. Without `current`,
+-- Keeps the journal of a child run that was open when its task ended, for the run that called it. Without `current`,
 -- no commit, resume or redrive finds the run meanwhile. Returns whether there is a journal.
 local function keep_child(base, task, run, digest)
   local gone = {RUN.current, RUN.unrecorded, RUN.turn_owner, RUN.asks_in_turn, RUN.override, RUN.state_at_start}
@@ -47,7 +49,7 @@ local function drop_children(base, task)
   for _, field in ipairs(redis.call('HKEYS', base .. 'task:' .. task)) do drop_kept_child(base, task, field) end
 end
 
--- A reopened run asks again for a child run. Returns whether the child has a journal of the same request to go on from.
+-- A reopened run requests a child run again. Returns whether the child has a journal of the same request to resume.
 local function take_child(base, task, run, digest)
   local key, field = base .. 'task:' .. task, TASK.kept_child .. run
   local kept = redis.call('HGET', key, field)

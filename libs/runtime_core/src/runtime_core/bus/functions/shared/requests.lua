@@ -1,18 +1,18 @@
 -- Requests to instances in other partitions. The state-manager's relay carries them.
 
--- Asks an instance that lives in another partition: the leader of this one starts a task there, in order, whose id
--- makes a repeat start nothing; its end comes back as the step's result. `place` is `@<partition>:<task>`.
+-- Calls an instance in another partition: the leader of this one starts a task there, in order, whose id makes a repeat
+-- start nothing; its end comes back as the step's result. `place` is `@<partition>:<task>`.
 local function ask_elsewhere(base, place, agent, key, data, context, back)
   return redis.call('XADD', base .. 'asks', '*', 'place', place, 'agent', agent, 'key', key, ENTRY.data, data, ENTRY.context, context,
     'back', back)
 end
 
 -- Open requests to other partitions, which that partition, or this one, may forget when it loses its tail:
---   requests   by when to look next (ms): `task|run|step`, or `@<partition>:<task>|<asker>` for a task to cancel
---   r:<step>   in the asking run's hash, so that it goes with the run: what was asked, packed (see `open_request`)
+--   requests   by their next check (ms): `task|run|step`, or `@<partition>:<task>|<asker>` for a task to cancel
+--   r:<step>   in the calling run's hash, so that it ends with the run: the packed request (see `open_request`)
 local REQUEST = {look_ms = 10000, look_max_ms = 60000, timeout_ms = '3600000'}
 
--- Stores a request until its step has a result. `limit`: its own time limit in ms, or '' for that of the namespace.
+-- Stores a request until its step has a result. `limit`: its own time limit in ms, or '' for the namespace's.
 local function open_request(base, task, run, step, place, agent, key, data, context, limit)
   local back, now = task .. '|' .. run .. '|' .. step, now_ms(base)
   if limit == '' then limit = redis.call('HGET', base .. 'meta', 'request_timeout_ms') or REQUEST.timeout_ms end
@@ -35,7 +35,7 @@ local function close_request(base, task, run, step)
   redis.call('HDEL', run_key(base, task, run), RUN.request .. step)
 end
 
--- Cancels a task in another partition, and looks again later whether it has ended.
+-- Cancels a task in another partition, and checks later whether it has ended.
 local function cancel_elsewhere(base, place, task)
   redis.call('XADD', base .. 'asks', '*', 'place', place, 'cancel', task)
   redis.call('ZADD', base .. 'requests', text(now_ms(base) + REQUEST.look_ms), place .. '|' .. task)

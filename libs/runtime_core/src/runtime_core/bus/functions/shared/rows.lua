@@ -1,4 +1,4 @@
--- Rows for the trajectory: what a task did, appended to the record stream.
+-- Rows for the trajectory: the steps of a task, appended to the record stream.
 
 local function record_rows(base, task, flags, rows)
   redis.call('XADD', base .. 'record', '*', RECORD.task, task, RECORD.rows, rows)
@@ -6,8 +6,9 @@ local function record_rows(base, task, flags, rows)
 end
 
 -- Rows of the steps that a run has finished in mid-turn and that no commit will write: `w` is the run's field. They
--- say what was done and when. Values stay out, since secrets are removed from rows in the process that commits them.
--- Returns the rows without brackets, and how many there are.
+-- have
+-- kind, name and time. Values stay out, since the process that commits them would redact their secrets.
+-- Returns the rows without brackets, and their number.
 local function unwritten_rows(base, task, run, w)
   local rows = {}
   for line in string.gmatch(w or '', '[^\n]+') do
@@ -55,7 +56,7 @@ local function record_answer(base, task, run, step, asked, ended, status, payloa
   record_rows(base, task, redis.call('HGET', base .. 'task:' .. task, TASK.flags), row)
 end
 
--- Writes the rows of what a child run has finished in mid-turn, where whoever ends it does not know of them.
+-- Writes the rows of steps that a child run has finished in mid-turn, if the process that ends it does not know them.
 local function record_unwritten(base, task, run, flags)
   local rows, count = unwritten_rows(base, task, run, redis.call('HGET', run_key(base, task, run), RUN.unrecorded))
   if count == 0 then return end
@@ -63,7 +64,7 @@ local function record_unwritten(base, task, run, flags)
   record_rows(base, task, flags, '[' .. rows .. ']')
 end
 
--- The record's row of a call that nobody takes: no handler sees it, so nobody else would write it.
+-- The record's row of a call that nobody takes: no handler sees it, so no handler would write it.
 local CALL_KINDS = {a = 'agent', t = 'tool', r = 'ray', s = 'spark'}
 
 local function record_refused(base, task, flags, child, target, name, call_key, data, ms, error)

@@ -10,7 +10,7 @@ end
 -- Whether the stream's deliveries are turns of agents, and not calls.
 local function is_agent_stream(stream) return string.sub(stream, 1, 5) == 'agent' end
 
--- Acknowledges and deletes: a work stream holds only work that is not done.
+-- Acknowledges and deletes: a work stream holds only unfinished work.
 local function settle(base, stream, entry)
   local key = base .. stream
   local acked = redis.call('XACK', key, group_of(stream), entry)

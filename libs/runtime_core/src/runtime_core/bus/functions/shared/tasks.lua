@@ -7,7 +7,7 @@ local function flag(flags, letter)
   return flags .. letter
 end
 
--- A task whose context names a trace is flagged: that of others is looked at never again.
+-- A task whose context names a trace is flagged: the context of others is never read again.
 local function traced_flag(flags, context)
   if context and string.find(context, '"traceparent":"', 1, true) then return flag(flags, FLAG.traced) end
   return flags
@@ -21,14 +21,15 @@ local function trace_of(base, task, flags)
   return type(trace) == 'string' and trace ~= '' and trace or nil
 end
 
--- What metrics count: tasks that have not ended, and how many runs wait in each mailbox. pcall: where another program
--- has put something else in these places, the figures are lost and nothing else.
+-- Counts for metrics: open tasks, and the number of runs in each mailbox. pcall: if another program has put something
+-- else in these places, only the figures are lost.
 local function count_start(base, task, created)
   redis.pcall('ZADD', base .. 'open', created, task)
   redis.pcall('HINCRBY', base .. 'meta', 'started', 1)
 end
 
--- Stores a task that nobody has submitted; `entry` is that of its start event, or the word for where it waits.
+-- Stores a task that nobody has submitted; `entry` is that of its start event, or the word for the place where it
+-- waits.
 local function store_task(base, task, stream, agent, key, data, context, from, entry)
   local created = in_flight(entry) and ms_of(entry) or text(now_ms(base))
   redis.call('ZADD', base .. 'index', created, task)
