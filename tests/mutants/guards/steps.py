@@ -374,7 +374,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "runs/local_steps.py",
         "confirms",
-        "await run.port.confirm(run.journal.values)",
+        "await run.of_port(run.port.confirm(run.journal.values))",
         "pass",
         "a step looks at the journal before it begins",
         "contracts:finished_steps",
