@@ -145,7 +145,7 @@ class Actors:
 class ActorRun(Run):
     """One message in the hands of one agent object: a run whose code is the object's handler.
 
-    It asks and publishes in mid-turn, by steps that are named after what they say.
+    Its steps are requests and messages that leave in mid-turn. A step's id comes from what it says, not from its place.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class ActorRun(Run):
         self.actor = definition
         self.actors = definition.actors
         self.handling = False
-        """Whether what its handler sends is part of this run: until the handler has ended, or was given up."""
+        """Whether the handler is running. What it sends after that is no part of this run."""
         self._token: Any = self.actors.tokens.get(self._place) or self.actors.vocabulary.cancellation_token()
         self._instance: Instance | None = None
         self._asked: Counter[str] = Counter()
@@ -187,7 +187,7 @@ class ActorRun(Run):
         return self._handle()
 
     def take_id(self, branch: Branch, kind: str = "", digest: str = "") -> str:
-        """The n-th of equal requests has the same id in every execution, whichever comes first."""
+        """Return an id from what the step says and how many equal steps came before it."""
         self.steps_taken += 1
         name = ("c" if kind == "agent" else "p") + digest
         self._asked[name] += 1
@@ -269,7 +269,7 @@ class ActorRun(Run):
         self._send_out(SendStep(self, self.branch, name, key, data, digest), envelope)
 
     def _name_message(self, step: Step[Any], envelope: MessageEnvelope) -> None:
-        """Give a message without an id one that is the same in every execution."""
+        """Give a message without an id one that every execution repeats."""
         if not envelope.message_id:
             envelope.message_id = fingerprint(self.task_id, self.run_id, step.id)
             step.data = encode_envelope(envelope)
@@ -331,7 +331,7 @@ class ActorRun(Run):
         return f"{self.task_id}|{self.run_id}"
 
     async def _handle(self) -> bytes:
-        """The response (JSON). What fails ends the run as a message does."""
+        """Call the handler and return its response (JSON). An error ends the run."""
         _current.set(self)
         instances = self.actors.instances
         try:

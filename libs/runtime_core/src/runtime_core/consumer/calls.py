@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from functools import partial
 
@@ -12,8 +11,8 @@ import msgspec
 
 from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.consumer.attempt import NOTHING_USED, give_up, log_retry
-from runtime_core.consumer.decision import RetryAt, decide, reason_of
+from runtime_core.consumer.attempt import NOTHING_USED, give_up, hand_back, hand_on, schedule_retry
+from runtime_core.consumer.decision import reason_of
 from runtime_core.consumer.effects import Failed
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.record.step import ENCODER, Step, StepError
@@ -22,10 +21,6 @@ from runtime_core.telemetry.attributes import DUPLICATE
 from runtime_core.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
-
-# How long a call whose name this app lacks waits for a handler that has it (a rolling deploy, a wrong pool).
-LACKING_SECONDS = 1.0
-
 
 PIECE_BYTES = 1024
 """What a report costs besides its data: a task, its command and its reply."""
@@ -78,12 +73,8 @@ class Calls:
         now = time.time() * 1000
         error = StepError(failed.type, failed.message, failed.traceback, now)
         delivery.span.failed(failed.type, failed.message)
-        decision = decide(delivery.attempt, retry, failed, random.random)
-        if isinstance(decision, RetryAt):
-            self._metrics.retries.inc()
-            log_retry(delivery, error, decision.delay_seconds)
-            delay_ms = int(decision.delay_seconds * 1000)
-            await self._bus.retry(delivery, delay_ms, ENCODER.encode(error), usage=_json(used))
+        decision = await schedule_retry(self._bus, self._metrics, delivery, retry, failed, error, used)
+        if decision is None:
             return True
         if failed.rejected:
             await self.end(delivery, error, started, used)
@@ -102,17 +93,13 @@ class Calls:
 
     async def wait(self, delivery: Delivery, seconds: float) -> None:
         """Hand the delivery back for so long, without counting."""
-        await self._bus.retry(delivery, int(seconds * 1000), b"", counts=False)
+        await hand_back(self._bus, delivery, seconds)
 
     async def hand_on(self, delivery: Delivery, known: bool, message: str) -> None:
         """This app lacks the name: others get the call, unless no app has it."""
-        if known:
-            await self.wait(delivery, LACKING_SECONDS)
-            return
         now = time.time() * 1000
-        error = StepError("UnknownName", message, at=now)
         row = self._row(delivery, "failed", now, now, NOTHING_USED)
-        await give_up(self._bus, self._metrics, delivery, "unknown_name", error, row)
+        await hand_on(self._bus, self._metrics, delivery, known, message, row)
 
     def report(self, delivery: Delivery, value: bytes) -> None:
         """Send progress (JSON) without holding up the call; what cannot be sent is not worth failing for.

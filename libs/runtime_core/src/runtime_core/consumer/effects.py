@@ -107,9 +107,9 @@ class Spend:
 
 
 Asking = Call | Timer | Question
-"""What asks for a step that the run will wait for."""
+"""A request whose result the run waits for."""
 Effect = Asking | Send | Publish | Spend
-"""What a turn asks its commit for, each with the step that it is."""
+"""A request of a turn to its commit. Each is one step."""
 
 
 @dataclass(slots=True)

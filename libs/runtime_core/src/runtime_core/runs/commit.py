@@ -38,13 +38,13 @@ def parts_of(
 
 
 def parts(effects: Sequence[Effect], delivery: Delivery, app: DeclaredApp, partitions: int = 1) -> list[Argument]:
-    """The parts of what a turn asks for, in this order."""
+    """Return the parts for these effects, in this order."""
     turn = _Turn(delivery, app, partitions)
     return [argument for effect in effects for argument in _PARTS[type(effect)](effect, turn)]
 
 
 class _Turn(NamedTuple):
-    """Which turn asks, and what decides where its events go."""
+    """The turn that asks, and what decides where its events go."""
 
     delivery: Delivery
     app: DeclaredApp
@@ -53,11 +53,11 @@ class _Turn(NamedTuple):
 
 def _call(call: Call, turn: _Turn) -> Sequence[Argument]:
     delivery = turn.delivery
-    context = restated(delivery.context, delivery.trace)
+    context = restated(delivery.context, delivery.trace) if delivery.trace else delivery.context
     if call.snapshot:
         context = with_snapshot(context, call.snapshot)
-    elif call.kind != "agent":
-        # Only an agent gets the context of who asks it.
+    elif context and call.kind != "agent":
+        # Only an agent gets the snapshot of the asking run's context.
         context = without_snapshot(context)
     return (
         "c", _stream(call, turn.app, delivery, turn.partitions), call.step, call.name, call.key, call.digest, call.wait,
@@ -125,7 +125,7 @@ _PARTS: Mapping[type[Effect], Callable[[Any, _Turn], Sequence[Argument]]] = {  #
     Publish: _publish,
     Spend: _spend,
 }
-"""How each kind of effect is written. The first argument is its letter, which `shared/fields.lua` names."""
+"""The part of each kind of effect. It begins with a letter, which `shared/fields.lua` names."""
 _AGAIN = "a"
 
 

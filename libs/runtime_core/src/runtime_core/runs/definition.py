@@ -62,7 +62,7 @@ class AgentDefinition(ABC):
     """An agent by its name, with its settings: see `AgentSettings`."""
 
     run_type: ClassVar[type[Run]] = Run
-    """Makes its runs."""
+    """The class of its runs."""
     hooked: ClassVar[bool] = True
     """Whether the app's hooks run around it and its calls."""
 

@@ -62,7 +62,7 @@ class ForeignLoop(asyncio.AbstractEventLoop):
             await done
 
     async def next_notice(self, seconds: float) -> None:
-        """Wait until something becomes ready from outside, but no longer than this."""
+        """Wait until a thread or another loop makes something ready, at most this long."""
         self._noticed = self._outer.create_future()
         await asyncio.wait([self._noticed], timeout=seconds)
 

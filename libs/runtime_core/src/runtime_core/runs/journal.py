@@ -23,7 +23,7 @@ def pack(digest: str, status: bytes, epoch_ms: int, payload: bytes) -> bytes:
 
 
 def packed_now(digest: str, status: bytes = COMPLETED, payload: bytes = b"null") -> bytes:
-    """The journal value of a step that ends now; without a payload, of one whose only result is that it was done."""
+    """Pack the journal value of a step that ends now, by default of one without a result."""
     return pack(digest, status, time.time_ns() // 1_000_000, payload)
 
 

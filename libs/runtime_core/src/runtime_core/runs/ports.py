@@ -319,22 +319,22 @@ class Meta(TypedDict, total=False):
 
 @dataclass(slots=True)
 class Attempt:
-    """Which run this is, of which task, and who makes which attempt at it."""
+    """One attempt at a run of a task, and the owner that makes it."""
 
     task_id: str
     run_id: str
     key: str = ""
-    """Of the agent's instance."""
+    """The key of the agent's instance."""
     number: int = 1
     owner: str = ""
 
 
 @dataclass(slots=True)
 class Workplace:
-    """What a process has for the runs in it."""
+    """The functions and resources that a process offers to its runs."""
 
     functions: Functions
     compute: Compute | None = None
     """Runs the functions of `ctx.engine("local")`; None: threads do."""
     results: Results = field(default_factory=Results)
-    """Where large results of that engine lie."""
+    """Where that engine stores large results."""

@@ -17,7 +17,7 @@ steps return at once what they gave (replay).
                                         what a turn gives
     7. foreign.py, foreign_loop.py      code with asyncio tasks of its own, and the loop that it runs on
 
-A run of an actor's handler (`actors/actor.py`) differs in how it names its steps, and in how it fails.
+A run of an actor's handler (`actors/actor.py`) names its steps and its failures in its own way.
 """
 
 from __future__ import annotations
@@ -58,9 +58,8 @@ _T = TypeVar("_T")
 class Run:
     """One execution of an agent. Belongs to one event loop; not thread-safe.
 
-    `stored` is what the broker holds of it: steps with a result there are not done again, those that are pending not
-    asked for again, and the rows of unrecorded ones are written by this run's commit. `meta` is what the task says of
-    itself.
+    `stored` is the run as the broker has it. A step with a result there does not run again, a pending step is not
+    asked for again, and the next commit writes the rows of unrecorded steps. `meta` describes the task.
     """
 
     def __init__(
@@ -197,7 +196,7 @@ class Run:
             self._root = self.flow.start(coroutine, self.branch)
 
     def code(self) -> Coroutine[Any, Any, object]:  # Any: asyncio's protocol
-        """One execution from the top, not begun yet. Raises what ends the run before it begins."""
+        """Return the coroutine of one execution from the top. Raises the error that ends the run before it begins."""
         if len(self.journal.values) > MAX_STEPS:
             raise _too_many()
         if self.journal.size > MAX_JOURNAL_BYTES:
@@ -210,7 +209,7 @@ class Run:
         self.flow.end(self.timed_out(self.definition.timeout_seconds), "time limit")
 
     def timed_out(self, seconds: float) -> Failed:
-        """How the run ends whose turn took longer than its agent may."""
+        """Return how the run ends when its turn exceeds the agent's time limit."""
         return Failed(
             "TimeLimit",
             f"a turn of agent {self.definition.name!r} ran for more than {seconds:g} s; "
@@ -295,7 +294,7 @@ class Run:
     # ---- the journal, as steps see it ----------------------------------------------------------------------
 
     def take_id(self, branch: Branch, kind: str = "", digest: str = "") -> str:
-        """The id of what a branch does next: its place. A run that names steps by what they ask for takes the digest.
+        """Return the id of the branch's next step: its place. A subclass may use kind and digest instead.
 
         Raises CancelledError over the limit of steps, which ends the run.
         """
@@ -339,7 +338,7 @@ class Run:
         self.journal.add(step.id, packed_now(step.digest))
 
     async def of_port(self, doing: Awaitable[_T]) -> _T:
-        """What the port gives. What it raises ends the run, and is never seen by its code."""
+        """Await a call of the port. An error of the port ends the run, and the agent's code never sees it."""
         try:
             return await doing
         except asyncio.CancelledError:
@@ -350,7 +349,7 @@ class Run:
             raise self.flow.abandon(error) from error
 
     async def record(self, step: Step[Any], status: bytes, payload: bytes) -> bytes:  # Any: steps of all result types
-        """Journal the result of a step that was done here; the journal value that is stored now, maybe another's."""
+        """Journal the result of a step that ran here. Returns the stored journal value, maybe of another process."""
         return await self.of_port(self.port.record(step.id, step.digest, status, payload, step.kind, step.name))
 
     def diverged(self, step: Step[Any]) -> asyncio.CancelledError:  # Any: steps of all result types

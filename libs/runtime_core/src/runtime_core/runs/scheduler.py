@@ -70,14 +70,14 @@ class Wait:
 
 
 class NextEnd(Wait):
-    """Over when one more of its helpers has ended, for a branch that takes their results one at a time."""
+    """A wait that is over when one more helper has ended, for a branch that takes their results one at a time."""
 
     __slots__ = ("running",)
 
     def __init__(self) -> None:
         super().__init__()
         self.running = 0
-        """How many helpers there were when the branch began to wait."""
+        """The number of helpers when the branch began to wait."""
 
     def over(self) -> bool:
         return self.helpers < self.running
@@ -192,13 +192,13 @@ class Flow:
 
     @types.coroutine
     def next_end(self, wait: NextEnd) -> Generator[Any, None, None]:  # Any: as `wait`
-        """Block the running branch until one more of the helpers has ended, or somebody rouses it."""
+        """Block the running branch until one more helper has ended, or `rouse` wakes it."""
         wait.running = wait.helpers
         yield from self.wait(wait)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """The turn goes on, though all branches may wait: something is at work beside them."""
+        """Keep the turn open while something other than a branch is at work, such as a thread."""
         self.active += 1
         try:
             yield

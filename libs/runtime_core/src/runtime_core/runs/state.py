@@ -47,7 +47,7 @@ class State:
             value.update(decoded)
 
     def put(self, state: bytes) -> None:
-        """Let the commit that ends the run write this (JSON), whatever the state was."""
+        """Write this state (JSON) with the commit that ends the run."""
         self._put = state
 
     def changed(self) -> bytes | None:

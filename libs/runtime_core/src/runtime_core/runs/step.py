@@ -90,7 +90,7 @@ class Step(Generic[T]):
     __slots__ = ("data", "digest", "id", "key", "kind", "name", "order", "run")
 
     def __init__(self, run: Run, branch: Branch, kind: str, name: str, key: str, data: bytes, digest: str = "") -> None:
-        """`digest` says what it asks for, where that is not all of kind, name, key and data."""
+        """`digest` replaces the digest of kind, name, key and data."""
         self.run = run
         self.kind = kind
         self.name = name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections import OrderedDict
 from itertools import product
@@ -17,8 +16,8 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Replies
 from runtime_core.bus.spans import delivery_span
 from runtime_core.bus.values import RunFields
-from runtime_core.consumer.attempt import give_up, log_retry
-from runtime_core.consumer.decision import RetryAt, decide, reason_of
+from runtime_core.consumer.attempt import give_up, hand_back, hand_on, schedule_retry
+from runtime_core.consumer.decision import reason_of
 from runtime_core.consumer.effects import Completed, Failed, Suspended, TurnResult
 from runtime_core.engines.results import Results
 from runtime_core.errors import InvalidInput, JournalMoved, LimitExceeded, TurnTaken
@@ -40,8 +39,6 @@ from runtime_core.telemetry.trace_context import Ids
 
 logger = logging.getLogger(__name__)
 
-# How long an event for an agent that this app lacks waits for a handler that has it.
-LACKING_SECONDS = 1.0
 # Runs that wait are kept warm up to this many; one that was dropped is replayed.
 WARM_RUNS = 20_000
 
@@ -127,7 +124,7 @@ class TurnHandler:
         if tracing():
             return await self._traced(delivery, definition, warm)
         # A library in here may have an SDK of its own, that of nobody else: its spans are under who has asked.
-        with within(trace_context.stated(delivery.context)[0]):
+        with within(trace_context.stated(delivery.context)[0] if delivery.context else ""):
             return await self._go_on(delivery, definition, warm)
 
     async def _go_on(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm) -> str:
@@ -165,7 +162,8 @@ class TurnHandler:
         try:
             result = await (self._advance_traced(delivery, warm) if delivery.span.recording else warm.run.advance())
             # Counted here: the calls were made, whatever becomes of this turn.
-            count_model_calls(self._metrics, result.steps)
+            if result.steps:
+                count_model_calls(self._metrics, result.steps)
             try:
                 await warm.port.flush()
             except LimitExceeded as error:
@@ -311,14 +309,9 @@ class TurnHandler:
 
     async def _hand_on(self, delivery: Delivery) -> None:
         """A handler that lacks a name hands the event back without counting, unless no app has it."""
-        if await self._bus.knows_agent(delivery.name):
-            await self._bus.retry(delivery, int(LACKING_SECONDS * 1000), b"", counts=False)
-            return
         now = time.time() * 1000
-        error = StepError("UnknownName", f"no agent is named {delivery.name}", at=now)
-        await give_up(
-            self._bus, self._metrics, delivery, "unknown_name", error, row_of_run(delivery, "failed", now, now, "")
-        )
+        known, row = await self._bus.knows_agent(delivery.name), row_of_run(delivery, "failed", now, now, "")
+        await hand_on(self._bus, self._metrics, delivery, known, f"no agent is named {delivery.name}", row)
 
     # -- ends of a turn ----------------------------------------------------------------------------------------
 
@@ -379,15 +372,12 @@ class TurnHandler:
     async def _fail(self, delivery: Delivery, definition: AgentDefinition, failed: Failed, warm: _Warm) -> str:
         if not failed.counts:
             logger.info("%r waits: %s", delivery, failed.message)
-            await self._bus.retry(delivery, int(LACKING_SECONDS * 1000), b"", counts=False)
+            await hand_back(self._bus, delivery)
             return "waits"
         now = _now()
         error = StepError(failed.type, failed.message, failed.traceback, now)
-        decision = decide(delivery.attempt, definition.retry, failed, random.random)
-        if isinstance(decision, RetryAt):
-            self._metrics.retries.inc()
-            log_retry(delivery, error, decision.delay_seconds)
-            await self._bus.retry(delivery, int(decision.delay_seconds * 1000), ENCODER.encode(error))
+        decision = await schedule_retry(self._bus, self._metrics, delivery, definition.retry, failed, error)
+        if decision is None:
             return "retried"
         row = row_of_run(delivery, "failed", warm.started_ms, now, self._bus.owner)
         row.input = msgspec.Raw(warm.input)
