@@ -7,15 +7,11 @@ import logging
 import os
 from pathlib import Path
 
-from runtime_core.llm.agent import ModelSettings
-from runtime_core.llm.model_call import ask_model
-from runtime_core.llm.window import said
 from runtime_core.runs.agent import Agent, handles
 from runtime_core.tools.call import ToolContext
-from weft import AgentContext, App, HookEvent, RetryPolicy
+from weft import AgentContext, App, HookEvent, LLMAgent, RetryPolicy
 
 app = App("traces")
-CHAT = ModelSettings("openai-chat:gpt-test")
 logger = logging.getLogger("traces_app")
 
 
@@ -30,9 +26,7 @@ def count(text: str) -> int:
     return len(text)
 
 
-@app.agent("asker")
-async def asker(ctx: AgentContext, prompt: str) -> str:
-    return (await ask_model(ctx, CHAT, [said(prompt)], number=1)).text
+app.add_agent("asker", LLMAgent("openai-chat:gpt-test"))
 
 
 @app.agent("desk")

@@ -27,7 +27,7 @@ PLACES = {
     "mcp": r"runtime_core\.tools\.mcp(\..+)?",
     "mcp_types": r"runtime_core\.tools\.mcp(\..+)?",
     "pyarrow": r"runtime_core\.(trajectory|blobs|clusters\.spark)(\..+)?",
-    "pydantic_ai": r"runtime_core\.(llm\.client|llm\.pydantic_ai(\..+)?)",
+    "pydantic_ai": r"runtime_core\.llm\.(client|conversation|model_call|pydantic_ai(\..+)?)",
     "pyspark": r"runtime_core\.clusters\.spark(\..+)?",
     "ray": r"runtime_core\.(clusters|aworld)\.ray(\..+)?",
     "redis": r"runtime_core\.bus\.(address|connection|connector|private_server)",

@@ -10,10 +10,8 @@ from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.engines.context import EngineContext
 from runtime_core.errors import EngineError, Reject
 from runtime_core.hooks.verdicts import HookEvent
-from runtime_core.llm.agent import ModelSettings
+from runtime_core.llm.agent import LLMAgent
 from runtime_core.llm.budget import Price
-from runtime_core.llm.model_call import ask_model
-from runtime_core.llm.window import said
 from runtime_core.runs.agent import Agent, handles
 from runtime_core.runs.context import AgentContext
 from runtime_core.tools.call import ToolContext
@@ -22,7 +20,6 @@ from tests.mcp_servers.ledger import VARIABLE
 app = App("busy")
 
 QUICK = RetryPolicy(attempts=2, base_seconds=0.05, factor=1.0, max_seconds=0.1)
-CHAT = ModelSettings("openai-chat:gpt-test", retry=QUICK, prices={"gpt-test": Price(1.0, 4.0)})
 
 app.add_mcp(
     "desk",
@@ -80,9 +77,7 @@ async def idle(ctx: AgentContext, text: str) -> str:
     return text
 
 
-@app.agent("asks")
-async def asks(ctx: AgentContext, prompt: str) -> str:
-    return (await ask_model(ctx, CHAT, [said(prompt)], number=1)).text
+app.add_agent("asks", LLMAgent("openai-chat:gpt-test", retry=QUICK, prices={"gpt-test": Price(1.0, 4.0)}))
 
 
 @app.agent("badly")

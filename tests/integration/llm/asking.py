@@ -5,52 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 from runtime_core.declare.retry_policy import RetryPolicy
-from runtime_core.llm.agent import ModelSettings, OutputSpec, ToolSpec
-from runtime_core.llm.model_call import Answer, ask_model
-from runtime_core.llm.window import said
 from tests.openai_server.driver import OpenAIServer
-from weft import AgentContext, App, Client, StreamEvent
+from weft import App, Client, LLMAgent, StreamEvent
 
 QUICK = RetryPolicy(attempts=4, base_seconds=0.01, max_seconds=0.05, jitter=0.5)
 WAIT = 120.0
 
 
-def settings(server: OpenAIServer, model: object = "openai-chat:gpt-test", **more: Any) -> ModelSettings:
-    given: dict[str, Any] = {"base_url": server.url, "api_key": server.key, "retry": QUICK, **more}
-    return ModelSettings(model=model, **given)
+def asker(server: OpenAIServer, model: object = "openai-chat:gpt-test", **more: Any) -> LLMAgent:
+    """An agent that asks the test server."""
+    return LLMAgent(model, **{"base_url": server.url, "api_key": server.key, "retry": QUICK, **more})
 
 
-def app_of(
-    agent: ModelSettings, *, tools: tuple[ToolSpec, ...] = (), output: OutputSpec | None = None, **more: Any
-) -> App:
-    """Its agent `asker` takes a text, or messages, and gives what the model has answered."""
+def app_of(agent: LLMAgent) -> App:
     app = App("asking")
-
-    @app.agent("asker")
-    async def asker(ctx: AgentContext, prompt: str | list[dict[str, Any]]) -> dict[str, Any]:
-        messages = [said(prompt)] if isinstance(prompt, str) else prompt
-        return told(await ask_model(ctx, agent, messages, tools=tools, output=output, number=1, **more))
-
+    app.add_agent("asker", agent)
     return app
 
 
-def told(answer: Answer) -> dict[str, Any]:
-    return {
-        "text": answer.text,
-        "calls": [[call.name, call.arguments] for call in answer.tool_calls],
-        "finish": answer.finish_reason,
-        "usage": answer.usage,
-        "model": answer.model,
-        "provider": answer.provider,
-        "decided": answer.decided,
-    }
-
-
 async def asked(client: Client, prompt: object = "Say something", **more: Any) -> dict[str, Any]:
-    """The answer of `asker`."""
+    """What `asker` has answered, and what it has used."""
     task = await client.submit("asker", prompt, **more)
-    output: dict[str, Any] = (await task.result(timeout=WAIT)).value()
-    return output
+    response = await task.result(timeout=WAIT)
+    return {"text": response.value(), "usage": response.usage, "model": next(iter(response.models), "")}
 
 
 async def failure(client: Client, prompt: object = "Say something", **more: Any) -> tuple[str, str]:

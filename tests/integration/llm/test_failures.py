@@ -15,7 +15,7 @@ from runtime_core.llm.window import said
 from runtime_core.record.step import Step
 from runtime_core.runs import turn as turn_handler
 from runtime_core.telemetry.attributes import REQUEST_MODEL
-from tests.integration.llm.asking import QUICK, WAIT, app_of, asked, failure, settings, shown
+from tests.integration.llm.asking import QUICK, WAIT, app_of, asked, asker, failure, shown
 from tests.openai_server.driver import OpenAIServer, Rule, answer, broken, cut, failing, gated, rate_limited
 from weft import AgentContext, App, Client
 from weft.testing import LocalApp
@@ -42,7 +42,7 @@ TRANSIENT = {
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("api", APIS)
 async def test_what_may_pass_is_asked_again(openai_server: OpenAIServer, api: str, stream: bool) -> None:
-    async with LocalApp(app_of(settings(openai_server, api, stream=stream))) as client:
+    async with LocalApp(app_of(asker(openai_server, api, stream=stream))) as client:
         for name, rule in TRANSIENT.items():
             openai_server.play(rule, answer("Right."))
             before = len(openai_server.ledger())
@@ -62,7 +62,7 @@ async def test_what_may_pass_is_asked_again(openai_server: OpenAIServer, api: st
 )
 async def test_the_provider_says_how_long_to_wait(openai_server: OpenAIServer, rule: Rule, seconds: float) -> None:
     openai_server.play(rule, answer("Right."))
-    async with LocalApp(app_of(settings(openai_server))) as client:
+    async with LocalApp(app_of(asker(openai_server))) as client:
         await asked(client)
     first, second = openai_server.ledger()
     assert first.ended is not None
@@ -73,13 +73,15 @@ async def test_the_provider_says_how_long_to_wait(openai_server: OpenAIServer, r
 async def test_a_waiting_call_holds_no_process(openai_server: OpenAIServer) -> None:
     """The run waits for a timer of the broker, as after `ctx.sleep`: the handler has nothing in hand."""
     openai_server.play(rate_limited(after=600))
-    async with (local := LocalApp(app_of(settings(openai_server)))) as client:
+    async with (local := LocalApp(app_of(asker(openai_server)))) as client:
         task = await client.submit("asker", "Say something")
         async with asyncio.timeout(WAIT):
             while (await task.show())["status"] != "waiting":
                 await asyncio.sleep(0.01)
-        assert local._host is not None
-        assert all(consumer.held == 0 for consumer in local._host.consumers)
+            assert local._host is not None
+            # The task is seen to wait a moment before its turn has left the hands of its consumer.
+            while any(consumer.held for consumer in local._host.consumers):
+                await asyncio.sleep(0.01)
         await task.cancel()
         assert (await task.result(timeout=WAIT)).status == "cancelled"
     assert len(openai_server.ledger()) == 1
@@ -97,7 +99,7 @@ FINAL = [
 
 @pytest.mark.parametrize("api", APIS)
 async def test_what_will_not_pass_ends_at_once_with_one_line(openai_server: OpenAIServer, api: str) -> None:
-    async with LocalApp(app_of(settings(openai_server, api))) as client:
+    async with LocalApp(app_of(asker(openai_server, api))) as client:
         for asked_so_far, (rule, wanted, detail, remedy) in enumerate(FINAL, 1):
             openai_server.play(rule)
             kind, message = await failure(client)
@@ -111,7 +113,7 @@ async def test_what_will_not_pass_ends_at_once_with_one_line(openai_server: Open
 
 async def test_a_wrong_key_is_not_shown(openai_server: OpenAIServer) -> None:
     openai_server.play(answer("Never."))
-    async with LocalApp(app_of(settings(openai_server, api_key="sk-wrong-0123456789abcdef"))) as client:
+    async with LocalApp(app_of(asker(openai_server, api_key="sk-wrong-0123456789abcdef"))) as client:
         kind, message = await failure(client)
     assert kind == "WrongKey"
     assert "0123456789" not in message
@@ -119,7 +121,7 @@ async def test_a_wrong_key_is_not_shown(openai_server: OpenAIServer) -> None:
 
 async def test_an_outage_ends_after_the_attempts(openai_server: OpenAIServer) -> None:
     openai_server.play(failing(503, "down for the night"))
-    async with LocalApp(app_of(settings(openai_server))) as client:
+    async with LocalApp(app_of(asker(openai_server))) as client:
         kind, message = await failure(client)
     assert kind == "ModelOutage"
     assert "down for the night; tried 4 times" in message
@@ -131,7 +133,7 @@ async def test_a_url_that_nobody_answers_at_ends_after_the_attempts(openai_serve
         taken.bind(("127.0.0.1", 0))
         # Bound and not listening: nobody else takes the port, and every connection is refused.
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-        async with LocalApp(app_of(settings(openai_server, base_url=url))) as client:
+        async with LocalApp(app_of(asker(openai_server, base_url=url))) as client:
             kind, message = await failure(client)
     assert kind == "ModelUnreachable"
     for part in (url, "tried 4 times", "OPENAI_BASE_URL"):
@@ -149,12 +151,13 @@ class Hurried(AgentContext):
 @pytest.mark.parametrize("hurried", [False, True])
 async def test_a_rate_limit_longer_than_anyone_waits_ends_at_once(openai_server: OpenAIServer, hurried: bool) -> None:
     openai_server.play(rate_limited(after=3000))
-    agent = settings(openai_server) if hurried else settings(openai_server, rate_limit_patience_seconds=60)
+    agent = asker(openai_server) if hurried else asker(openai_server, rate_limit_patience_seconds=60)
     app = App("asking")
 
     @app.agent("asker")
-    async def asker(ctx: AgentContext, prompt: str) -> str:
-        return (await ask_model(Hurried(ctx._run) if hurried else ctx, agent, [said(prompt)], number=1)).text
+    async def asks(ctx: AgentContext, prompt: str) -> str:
+        context = Hurried(ctx._run) if hurried else ctx
+        return (await ask_model(context, agent.model, [said(prompt)], name="asks")).text or ""
 
     async with LocalApp(app) as client:
         kind, message = await failure(client)
@@ -166,10 +169,10 @@ async def test_a_rate_limit_longer_than_anyone_waits_ends_at_once(openai_server:
 @pytest.mark.parametrize("api", APIS)
 async def test_what_a_broken_stream_has_shown_is_replaced(openai_server: OpenAIServer, api: str) -> None:
     openai_server.play(cut(answer("Wrong words. " * 60), after=40, times=2), answer("Right."))
-    async with LocalApp(app_of(settings(openai_server, api))) as client:
+    async with LocalApp(app_of(asker(openai_server, api))) as client:
         task = await client.submit("asker", "Say something")
         events = [event async for event in task.stream()]
-        assert (await task.result(timeout=WAIT)).value()["text"] == "Right."
+        assert (await task.result(timeout=WAIT)).value() == "Right."
     assert any("Wrong" in event.text for event in events), "or this test says nothing"
     assert shown(events) == "Right."
 
@@ -178,18 +181,18 @@ async def test_what_a_broken_stream_has_shown_is_replaced(openai_server: OpenAIS
 async def test_a_stream_that_falls_silent_is_no_answer(openai_server: OpenAIServer, api: str) -> None:
     openai_server.play(gated(answer("Wrong words. " * 60), "for ever", after=6).but(times=1), answer("Right."))
     # Longer than a busy machine is silent by itself; where it is not, the call is only made once more.
-    agent = settings(openai_server, api, silence_seconds=1.0, retry=RetryPolicy(attempts=50, base_seconds=0.01))
+    agent = asker(openai_server, api, silence_seconds=1.0, retry=RetryPolicy(attempts=50, base_seconds=0.01))
     async with LocalApp(app_of(agent)) as client:
         task = await client.submit("asker", "Say something")
         events = [event async for event in task.stream()]
-        assert (await task.result(timeout=WAIT)).value()["text"] == "Right."
+        assert (await task.result(timeout=WAIT)).value() == "Right."
     assert shown(events) == "Right."
     assert openai_server.ledger()[0].left
 
 
 async def test_a_call_that_takes_too_long_is_made_again(openai_server: OpenAIServer) -> None:
     openai_server.play(gated(answer("Late."), "for ever", headers=False).but(times=1), answer("Right."))
-    agent = settings(openai_server, stream=False, call_seconds=1.0, retry=RetryPolicy(attempts=50, base_seconds=0.01))
+    agent = asker(openai_server, stream=False, call_seconds=1.0, retry=RetryPolicy(attempts=50, base_seconds=0.01))
     async with LocalApp(app_of(agent)) as client:
         assert (await asked(client))["text"] == "Right."
     assert openai_server.ledger()[0].left
@@ -202,14 +205,14 @@ async def test_after_a_rate_limit_the_others_ask_nothing_until_then(
     rows: list[Step] = []
     monkeypatch.setattr(turn_handler, "count_model_calls", lambda _, found: rows.extend(found))
     openai_server.play(rate_limited(after=3, in_all=1), answer("Right."))
-    async with LocalApp(app_of(settings(openai_server))) as client:
+    async with LocalApp(app_of(asker(openai_server))) as client:
         first = await client.submit("asker", "[c-0] Say something")
         await openai_server.until(lambda entries: any(entry.status == 429 for entry in entries), "one is refused")
         async with asyncio.timeout(WAIT):
             while (await first.show())["status"] != "waiting":
                 await asyncio.sleep(0.01)
         answers = await asyncio.gather(*(asked(client, f"[c-{number}] Say something") for number in range(1, 20)))
-        assert (await first.result(timeout=WAIT)).value()["text"] == "Right."
+        assert (await first.result(timeout=WAIT)).value() == "Right."
     assert {one["text"] for one in answers} == {"Right."}
     refused, *answered = openai_server.ledger()
     assert [entry.status for entry in answered] == [200] * 20
@@ -235,7 +238,7 @@ async def test_settings_that_cannot_work_are_named(
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    async with LocalApp(app_of(settings(openai_server, model, **more))) as client:
+    async with LocalApp(app_of(asker(openai_server, model, **more))) as client:
         kind, message = await failure(client)
     assert kind == "WrongModelSettings"
     assert told in message
@@ -248,22 +251,22 @@ async def test_the_environment_says_where_the_model_is(
     for name, value in openai_server.environ.items():
         monkeypatch.setenv(name, value)
     openai_server.play(answer("Right."))
-    app = app_of(settings(openai_server, base_url=None, api_key=None))
+    app = app_of(asker(openai_server, base_url=None, api_key=None))
     async with LocalApp(app) as client:
         assert (await asked(client))["text"] == "Right."
 
 
 async def test_connections_are_shared_and_closed_at_the_end(openai_server: OpenAIServer) -> None:
     openai_server.play(answer("Right."))
-    app = app_of(settings(openai_server))
+    app = app_of(asker(openai_server))
 
     async def several(client: Client) -> None:
         await asyncio.gather(*(asked(client, f"[c-{number}] Hello") for number in range(5)))
 
     async with LocalApp(app) as client:
         await several(client)
-        model = await app.functions.models.open(settings(openai_server))
-        assert await app.functions.models.open(settings(openai_server)) is model
+        model = await app.functions.models.open(asker(openai_server).model)
+        assert await app.functions.models.open(asker(openai_server).model) is model
         assert model._http is not None
         assert not model._http.is_closed
     assert model._http.is_closed
@@ -288,9 +291,9 @@ async def test_a_stream_that_ends_well_but_too_early_is_no_answer(
     events = whole.text.split("\n\n")
     # The opening and some text.
     openai_server.play(broken("\n\n".join([*events[:kept], ""]), times=2), answer("Right."))
-    async with LocalApp(app_of(settings(openai_server, api))) as client:
+    async with LocalApp(app_of(asker(openai_server, api))) as client:
         task = await client.submit("asker", "Say something")
         shown_events = [event async for event in task.stream()]
-        assert (await task.result(timeout=WAIT)).value()["text"] == "Right."
+        assert (await task.result(timeout=WAIT)).value() == "Right."
     assert any("Wrong" in event.text for event in shown_events), "or this test says nothing"
     assert shown(shown_events) == "Right."

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from runtime_core.consumer.effects import Completed
-from runtime_core.llm.model_call import ask_model
+from runtime_core.llm.model_call import ask_model, messages_json
 from runtime_core.llm.window import said
-from tests.integration.llm.asking import settings
+from tests.integration.llm.asking import asker
 from tests.openai_server.driver import OpenAIServer, Usage, answer, calls, failing, turns
 from tests.unit.runs.run_world import Program, World
 from weft import AgentContext, App
@@ -22,20 +22,20 @@ async def test_a_crash_at_any_write_changes_nothing_of_the_answer(openai_server:
         failing(503, times=1), turns(calls(("look", {"at": "it"}), usage=used), answer("Right.", usage=used))
     )
     functions = App("crashes").functions
-    agent = settings(openai_server)
+    model = asker(openai_server).model
 
     async def code(ctx: AgentContext, prompt: str) -> list[str]:
-        first = await ask_model(ctx, agent, [said(prompt)], number=1)
+        first = await ask_model(ctx, model, [said(prompt)], name="first")
         result = {
             "part_kind": "tool-return",
             "tool_name": "look",
             "content": "seen",
-            "tool_call_id": first.tool_calls[0].id,
+            "tool_call_id": first.tool_calls[0].tool_call_id,
             "timestamp": ctx.now().isoformat(),
         }
-        messages = [said(prompt), first.message, {"kind": "request", "parts": [result]}]
-        second = await ask_model(ctx, agent, messages, number=2)
-        return [first.tool_calls[0].name, second.text]
+        messages = [said(prompt), messages_json([first])[0], {"kind": "request", "parts": [result]}]
+        second = await ask_model(ctx, model, messages, name="second")
+        return [first.tool_calls[0].tool_name, second.text or ""]
 
     async def played(prompt: str, **crash: Any) -> tuple[World, int]:
         world = World(functions=functions, cold=True, **crash)

@@ -53,7 +53,8 @@ async def test_a_kill_in_the_middle_of_an_answer_costs_that_answer_alone(
     assert response.usage["requests"] == 1
     first, second = openai_server.ledger()
     assert (first.complete, second.complete) == (False, True)
-    assert first.idempotency_key == second.idempotency_key == "k-1/r/2", "so that a provider may know it again"
+    assert first.idempotency_key == second.idempotency_key, "so that a provider may know it again"
+    assert str(first.idempotency_key).startswith("k-1/r/")
 
 
 @pytest.mark.slow
@@ -88,7 +89,7 @@ def test_nothing_of_the_client_is_loaded_before_the_first_call() -> None:
     """A service that asks no model starts without it, and one that does starts as fast."""
     heavy = ("pydantic_ai", "openai", "httpx2", "mcp", "opentelemetry")
     code = (
-        "import sys, runtime_core.host.agent_handler, runtime_core.llm.model_call, tests.apps.llm_app\n"
+        "import sys, runtime_core.host.agent_handler, runtime_core.llm.definition, tests.apps.llm_app\n"
         f"print([name for name in {heavy!r} if name in sys.modules])"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from runtime_core.llm.budget import Price, estimate_tokens
 from runtime_core.llm.model_call import ask_model
 from runtime_core.llm.window import KeepRecent, Message, Summarise, said
-from tests.integration.llm.asking import WAIT, app_of, asked, failure, settings, told
+from tests.integration.llm.asking import WAIT, app_of, asked, asker, failure
 from tests.openai_server.driver import OpenAIServer, Usage, When, answer, failing, gated
 from weft import AgentContext, App, SubmitOptions
 from weft.testing import LocalApp
@@ -19,9 +17,9 @@ INPUT = estimate_tokens([said("Say something")])
 
 async def test_a_limit_shortens_the_answer_and_ends_the_task_at_last(openai_server: OpenAIServer) -> None:
     openai_server.play(answer("Cut off", finish_reason="length", usage=Usage(input=10, output=50)))
-    async with LocalApp(app_of(settings(openai_server))) as client:
+    async with LocalApp(app_of(asker(openai_server))) as client:
         answered = await asked(client, options=SubmitOptions(max_tokens=INPUT + 50))
-        assert answered["finish"] == "length"
+        assert answered["text"] == "Cut off"
         assert openai_server.request(1)["max_completion_tokens"] == 50
         kind, message = await failure(client, options=SubmitOptions(max_tokens=INPUT + 15))
         assert kind == "LimitExceeded"
@@ -35,7 +33,7 @@ async def test_a_limit_shortens_the_answer_and_ends_the_task_at_last(openai_serv
 async def test_a_cost_limit_shortens_the_answer_too(openai_server: OpenAIServer) -> None:
     openai_server.play(answer("Short"))
     price = Price(input=1.0, output=1_000.0)
-    async with LocalApp(app_of(settings(openai_server, prices={"gpt-test": price}))) as client:
+    async with LocalApp(app_of(asker(openai_server, prices={"gpt-test": price}))) as client:
         await asked(client, options=SubmitOptions(max_cost=price.cost(INPUT, 100)))
         kind, _ = await failure(client, options=SubmitOptions(max_cost=price.cost(INPUT, 10)))
     assert openai_server.request(1)["max_completion_tokens"] == pytest.approx(100, abs=1)
@@ -47,14 +45,14 @@ async def test_calls_that_do_not_fit_beside_each_other_wait_for_each_other(opena
     first = answer("One", when=When(user="first"), usage=Usage(input=5, output=5))
     openai_server.play(gated(first, "one", headers=False), answer("Two"))
     app = App("asking")
-    agent = settings(openai_server, settings={"max_tokens": 100})
+    agent = asker(openai_server, settings={"max_tokens": 100})
 
     @app.agent("asker")
-    async def asker(ctx: AgentContext) -> list[str]:
-        async def ask(prompt: str, number: int) -> str:
-            return (await ask_model(ctx, agent, [said(prompt)], number=number)).text
+    async def asks(ctx: AgentContext) -> list[str]:
+        async def ask(prompt: str) -> str:
+            return (await ask_model(ctx, agent.model, [said(prompt)], name=prompt)).text or ""
 
-        return list(await ctx.gather(ask("first", 1), ask("second", 2)))
+        return list(await ctx.gather(ask("first"), ask("second")))
 
     async with LocalApp(app) as client:
         task = await client.submit("asker", None, options=SubmitOptions(max_tokens=INPUT + 105))
@@ -70,12 +68,12 @@ async def test_what_is_too_long_for_the_model_is_sent_shorter_once(openai_server
     long = failing(400, code="context_length_exceeded", when=When(user_messages=6))
     openai_server.play(long, answer("Right."))
     conversation = _conversation(6)
-    agent = settings(openai_server, window=KeepRecent(max_tokens=100_000, keep_first=0))
+    agent = asker(openai_server, window=KeepRecent(max_tokens=100_000, keep_first=0))
     async with LocalApp(app_of(agent)) as client:
-        answered = await asked(client, conversation)
+        answered = await asked(client, {"history": conversation})
         assert answered["text"] == "Right."
         openai_server.play(failing(400, code="context_length_exceeded"))
-        kind, _ = await failure(client, conversation)
+        kind, _ = await failure(client, {"history": conversation})
     assert kind == "ContextTooLong"
     first, second, *rest = openai_server.ledger()
     assert second.messages < first.messages
@@ -91,15 +89,16 @@ async def test_a_summary_is_made_once_and_kept_for_later_tasks(openai_server: Op
     app = App("asking")
 
     @app.agent("asker")
-    async def asker(ctx: AgentContext, turns: int) -> list[dict[str, Any]]:
-        agent = settings(openai_server, window=window)
-        return [told(await ask_model(ctx, agent, _conversation(count), number=count)) for count in (turns, turns + 1)]
+    async def asks(ctx: AgentContext, turns: int) -> list[str | None]:
+        model = asker(openai_server, window=window).model
+        counts = (turns, turns + 1)
+        return [(await ask_model(ctx, model, _conversation(count), name=f"{count}")).text for count in counts]
 
     async with LocalApp(app) as client:
         for turns in (8, 9):
             task = await client.submit("asker", turns, key="one")
             answers = (await task.result(timeout=WAIT)).value()
-            assert [each["text"] for each in answers] == ["As you said."] * 2
+            assert answers == ["As you said."] * 2
     asked_for = [openai_server.request(entry.number)["messages"] for entry in openai_server.ledger()]
     summaries = [messages for messages in asked_for if "Summarise" in messages[-1]["content"]]
     assert len(summaries) == 1

@@ -86,15 +86,17 @@ def test_an_agent_of_pydantic_ai_has_spans_of_its_requests_to_the_model_and_of_i
     }
     chat = next(span for span in spans if span["name"] == "chat gpt-x")
     told = {name: value for name, value in chat["attributes"].items() if not name.startswith("gen_ai.usage.")}
+    assert told.pop("gen_ai.response.time_to_first_chunk") > 0
     assert told == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "function",
         "gen_ai.request.model": "gpt-x",
+        "gen_ai.request.stream": True,
         "gen_ai.agent.name": "researcher",
         "gen_ai.conversation.id": "s-1",
         "gen_ai.output.type": "text",
         "gen_ai.response.model": "gpt-x",
-        "gen_ai.response.finish_reasons": ["stop"],
+        "gen_ai.response.finish_reasons": ["tool_call"],
     }
     assert chat["attributes"]["gen_ai.usage.output_tokens"] > 0
 

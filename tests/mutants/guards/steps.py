@@ -443,4 +443,28 @@ MUTANTS: tuple[Mutant, ...] = (
         "a dead letter waits for a broker that cannot write",
         "contracts:finished_steps",
     ),
+    python(
+        "llm/conversation.py",
+        "bounded",
+        "for each in found[:MAX_PROBLEMS]:",
+        "for each in found:",
+        "what a model has written comes back to it within bounds",
+        "unit/llm:conversation",
+    ),
+    python(
+        "llm/conversation.py",
+        "decided_once",
+        '        self._decided = result.get("decided")\n',
+        "        self._decided = None\n",
+        "what a call means stays as it was decided, whatever tools a later deploy offers",
+        "unit/llm:conversation",
+    ),
+    python(
+        "llm/pydantic_ai/durability.py",
+        "counted_once",
+        "        if call.tool_call_id not in self._notes:",
+        "        if True:",
+        "a call that a human has approved counts once among repeated calls",
+        "unit/llm:conversation",
+    ),
 )

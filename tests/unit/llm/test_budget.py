@@ -8,7 +8,7 @@ from runtime_core.llm.budget import ENDED_AT, TOLD_AT, ConversationFailed, Guard
 
 
 def guards() -> Guards:
-    return Guards("agent 'a'", tool_retries=3, output_retries=3)
+    return Guards("agent 'a'")
 
 
 def test_the_same_call_again_and_again_is_told_and_then_ended() -> None:
@@ -26,31 +26,3 @@ def test_another_call_between_them_begins_the_count_anew() -> None:
         assert counted.called("search", {"query": "a"}) == ""
         assert counted.called("search", {"query": "a"}) == ""
         assert counted.called("search", {"query": "b"}) == ""
-
-
-def test_a_tool_may_be_called_wrongly_three_times_more() -> None:
-    counted = guards()
-    for _ in range(3):
-        counted.wrong("search", "no query")
-        counted.wrong("pay", "no amount")
-    with pytest.raises(
-        ConversationFailed, match=r"called search wrongly 4 times \(tool_retries=3\).*no query"
-    ) as ended:
-        counted.wrong("search", "no query")
-    assert ended.value.type == "ToolCallsInvalid"
-
-
-def test_a_right_call_begins_the_count_of_wrong_ones_anew() -> None:
-    counted = guards()
-    for query in "abcdef":
-        counted.wrong("search", "no query")
-        counted.called("search", {"query": query})
-
-
-def test_an_answer_may_be_wrong_three_times_more() -> None:
-    counted = guards()
-    for _ in range(3):
-        counted.wrong_output("output.year: is missing")
-    with pytest.raises(ConversationFailed, match=r"after 4 tries \(output_retries=3\): output\.year") as ended:
-        counted.wrong_output("output.year: is missing")
-    assert ended.value.type == "OutputInvalid"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from runtime_core.llm.messages import BATCH_CHARACTERS, Pieces
+from runtime_core.llm.model_call import BATCH_CHARACTERS, Pieces
 from runtime_core.runs.model_step import ModelCall
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from runtime_core.declare.manifest import AgentEntry, Manifest, ToolEntry
 from runtime_core.errors import InvalidInput
-from runtime_core.llm.agent import OutputSpec
-from runtime_core.llm.toolset import Toolset, ToolsMissing, edge_names, toolset_of
+from runtime_core.llm.toolset import FINAL, Toolset, ToolsMissing, edge_names, toolset_of
 from weft import AgentContext, App, LLMAgent
 
 EDGE = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -47,7 +46,7 @@ def toolset(
     manifests: Sequence[Manifest] | None = (),
     agents: Sequence[str] = (),
     targets: Sequence[str] = (),
-    output: OutputSpec | None = None,
+    output: str = "",
 ) -> Toolset:
     return toolset_of("agent 'a'", named, agents, targets, output, app.functions, manifests)
 
@@ -158,17 +157,17 @@ def test_an_agent_that_no_app_has_is_named() -> None:
         toolset(desk(), targets=["editor"])
 
 
-def test_the_final_answer_is_found_by_its_name_and_is_not_among_the_tools() -> None:
+def test_the_final_answer_keeps_its_name_and_is_not_among_the_tools() -> None:
     app = desk()
 
     @app.tool
     def final_result(answer: str) -> None:
         """A tool with the very name."""
 
-    spec = OutputSpec("final_result", OBJECT)
-    found = toolset(app, final_result, output=spec)
-    assert names(found) == ["final_result"]
-    assert found.output_name() not in ("", "final_result")
-    offered = found.find(found.output_name())
+    found = toolset(app, final_result, output=FINAL)
+    [name] = names(found)
+    assert name.startswith("final_result_")
+    assert found.find(FINAL) is None
+    offered = found.find(name)
     assert offered is not None
-    assert offered.kind == "output"
+    assert offered.name == "final_result"

@@ -251,7 +251,7 @@ def test_a_model_s_tools_wait_for_a_server_that_was_never_listed_and_for_nothing
     app.add_mcp("docs", command=["serve"], when_down="fail")
 
     def toolset(*named: str, published: Sequence[Manifest] = ()) -> object:
-        return toolset_of("agent 'a'", named, (), (), None, app.functions, published)
+        return toolset_of("agent 'a'", named, (), (), "", app.functions, published)
 
     with pytest.raises(NotReady, match="agent 'a' waits for MCP server 'files' to be connected"):
         toolset("files.*", "files.read")

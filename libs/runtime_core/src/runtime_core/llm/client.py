@@ -1,63 +1,36 @@
-"""The client of the providers: pydantic-ai's model layer, and the only file that asks a model.
+"""The models of the providers, as pydantic-ai has them, and one for an agent that opens its own when it is asked.
 
-It takes seconds to load, so whoever needs it imports it in a thread, at the first call. See
-docs/decisions/0015-pydantic-ai-as-the-model-client.md.
+It takes seconds to load, so whoever needs it imports it in a thread, at the first call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
-from urllib.parse import quote
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx2
-import msgspec
-from pydantic_ai import ModelMessagesTypeAdapter
-from pydantic_ai.direct import model_request, model_request_stream
-from pydantic_ai.exceptions import UserError
-from pydantic_ai.messages import (
-    ModelMessage,
-    ModelResponse,
-    ModelResponseStreamEvent,
-    PartDeltaEvent,
-    PartStartEvent,
-    TextPart,
-    TextPartDelta,
+from pydantic_ai import RunContext
+from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.models import (
+    Model,
+    ModelRequestParameters,
+    StreamedResponse,
+    create_async_httpx2_client,
+    infer_model,
+    parse_model_id,
 )
-from pydantic_ai.models import Model, ModelRequestParameters, create_async_httpx2_client, infer_model, parse_model_id
-from pydantic_ai.output import OutputObjectDefinition
 from pydantic_ai.profiles.openai import OpenAIModelProfile
 from pydantic_ai.providers import Provider, infer_provider, infer_provider_class
 from pydantic_ai.settings import ModelSettings as ClientSettings
-from pydantic_ai.tools import ToolDefinition
 
 from runtime_core.llm.agent import ModelSettings
-from runtime_core.llm.failures import Broken, Place
+from runtime_core.llm.failures import Place
 
-OnText = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """A complete answer of a model."""
-
-    message: dict[str, Any]  # Any: the JSON of a ModelResponse
-    finish_reason: str
-    usage: dict[str, float]
-    """input_tokens, output_tokens, tokens, and cached and reasoning tokens where there are any."""
-    provider: str
-    model: str
-    """As the response names it, often with a date."""
-    response_id: str
-    seconds: float
-    first_seconds: float | None
-    """To the first piece; None: it was not streamed."""
-    cost: float | None
-    """As the provider says; mostly it does not."""
+if TYPE_CHECKING:
+    from runtime_core.llm.models import OpenModels
 
 
 class OpenModel:
@@ -83,81 +56,58 @@ class OpenModel:
         if self._http is not None:
             await self._http.aclose()
 
-    async def ask(
-        self,
-        request: Mapping[str, Any],
-        limits: ModelSettings,
-        max_tokens: int | None,
-        on_text: OnText | None,
-        *,
-        idempotency_key: str,
-    ) -> Response:
-        """Send a request (as call.py records it) and return when the answer is complete.
 
-        `max_tokens` is the most that the answer may have; None: as the settings say. `on_text` is told pieces of text;
-        None: the answer is not streamed. `idempotency_key` is the same in every attempt of a call: where a process died
-        between an answer and its keeping, a provider or gateway that knows the header need not do the work again.
-        Raises the client's errors and Broken.
-        """
-        began = time.monotonic()
-        messages = ModelMessagesTypeAdapter.validate_json(msgspec.json.encode(request["messages"]))
-        settings = _settings(request["settings"], limits, max_tokens)
-        if "extra_headers" not in getattr(self.model, "unsupported_settings", ()):
-            headers = {IDEMPOTENCY_KEY: quote(idempotency_key), **settings.get("extra_headers", {})}
-            settings["extra_headers"] = headers
-        parameters = _parameters(request.get("tools", ()), request.get("output"))
-        first: float | None = None
-        if on_text is None:
-            answer = await model_request(
-                self.model, messages, model_settings=settings, model_request_parameters=parameters
-            )
-        else:
+class LazyModel(Model[Any]):
+    """The model of an agent's settings, which is opened in the process that asks it, when it asks."""
 
-            def note_first() -> None:
-                nonlocal first
-                first = time.monotonic() - began
+    def __init__(self, models: OpenModels, settings: ModelSettings, named: str | None = None) -> None:
+        super().__init__()
+        self._open_models = models
+        self._calling = settings
+        self._chosen = named
 
-            answer = await self._streamed(messages, settings, parameters, limits.silence_seconds, on_text, note_first)
-        if answer.state == "suspended":
-            raise UserError("the model paused its turn, as in background mode: switch that off in settings=")
-        return _response(answer, self.model, time.monotonic() - began, first)
+    @property
+    def model_name(self) -> str:
+        return self._chosen or str(getattr(self._calling.model, "model_name", self._calling.model))
 
-    async def _streamed(
+    @property
+    def system(self) -> str:
+        return "weft"
+
+    def named(self, name: str) -> LazyModel:
+        """Another model, with the same settings."""
+        return LazyModel(self._open_models, self._calling, name)
+
+    async def __aenter__(self) -> Self:
+        """The process's open models outlive a request."""
+        return self
+
+    async def __aexit__(self, *args: object) -> None:
+        """See above."""
+
+    async def request(
         self,
         messages: list[ModelMessage],
-        settings: ClientSettings,
-        parameters: ModelRequestParameters,
-        silence_seconds: float,
-        on_text: OnText,
-        note_first: Callable[[], None],
+        model_settings: ClientSettings | None,
+        model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        async with model_request_stream(
-            self.model, messages, model_settings=settings, model_request_parameters=parameters
+        opened = await self._open_models.open(self._calling, self._chosen)
+        return await opened.model.request(messages, model_settings, model_request_parameters)
+
+    @asynccontextmanager
+    async def request_stream(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ClientSettings | None,
+        model_request_parameters: ModelRequestParameters,
+        run_context: RunContext[Any] | None = None,
+    ) -> AsyncGenerator[StreamedResponse]:
+        opened = await self._open_models.open(self._calling, self._chosen)
+        async with opened.model.request_stream(
+            messages, model_settings, model_request_parameters, run_context
         ) as stream:
-            # Until the first piece a model may think for long: there only the limit of the whole call holds.
-            limit: float | None = None
-            events = aiter(stream)
-            while True:
-                try:
-                    async with asyncio.timeout(limit):
-                        event = await anext(events, None)
-                except TimeoutError:
-                    raise Broken(f"the stream said nothing for {silence_seconds:g} s") from None
-                if event is None:
-                    break
-                if limit is None:
-                    note_first()
-                    limit = silence_seconds
-                if text := _text(event):
-                    on_text(text)
-            answer = stream.get()
-        if answer.state in ("incomplete", "interrupted"):
-            raise Broken("the stream ended before the answer was complete")
-        return answer
+            yield stream
 
-
-IDEMPOTENCY_KEY = "Idempotency-Key"
-"""The header, as OpenAI's and other clients name it."""
 
 _TAKE_CLIENT = frozenset({"openai", "openai-chat", "openai-responses", "anthropic"})
 """Providers that get connections of ours, with the agent's limits; others make their own."""
@@ -211,79 +161,6 @@ def _named(name: str, settings: ModelSettings) -> OpenModel:
 
 def _http(settings: ModelSettings) -> httpx2.AsyncClient:
     return create_async_httpx2_client(timeout=httpx2.Timeout(settings.call_seconds, connect=settings.connect_seconds))
-
-
-def _settings(given: Mapping[str, Any], limits: ModelSettings, max_tokens: int | None) -> ClientSettings:
-    settings: dict[str, Any] = {"request_timeout": limits.call_seconds, "timeout": limits.call_seconds, **given}
-    if max_tokens is not None:
-        settings["max_tokens"] = max_tokens
-    # Retries are the run's: they wait on the broker, and each is in the record.
-    settings["max_retries"] = 0
-    return cast(ClientSettings, settings)
-
-
-def _parameters(tools: Sequence[Mapping[str, Any]], output: Mapping[str, Any] | None) -> ModelRequestParameters:
-    definitions = [
-        ToolDefinition(name=tool["name"], description=tool.get("description"), parameters_json_schema=tool["arguments"])
-        for tool in tools
-    ]
-    if output is None or output["mode"] == "text":
-        return ModelRequestParameters(function_tools=definitions)
-    if output["mode"] == "native":
-        wanted = OutputObjectDefinition(
-            json_schema=output["schema"], name=output["name"], description=output.get("description") or None
-        )
-        return ModelRequestParameters(function_tools=definitions, output_mode="native", output_object=wanted)
-    by_tool = ToolDefinition(
-        name=output["name"],
-        description=output.get("description") or None,
-        parameters_json_schema=output["schema"],
-        kind="output",
-    )
-    return ModelRequestParameters(
-        function_tools=definitions, output_mode="tool", output_tools=[by_tool], allow_text_output=False
-    )
-
-
-def _text(event: ModelResponseStreamEvent) -> str:
-    match event:
-        case PartStartEvent(part=TextPart(content=text)):
-            return text
-        case PartDeltaEvent(delta=TextPartDelta(content_delta=text)):
-            return text
-    return ""
-
-
-def _response(answer: ModelResponse, model: Model, seconds: float, first: float | None) -> Response:
-    usage: dict[str, float] = {
-        "input_tokens": answer.usage.input_tokens,
-        "output_tokens": answer.usage.output_tokens,
-        "tokens": answer.usage.input_tokens + answer.usage.output_tokens,
-        "requests": 1,
-    }
-    details = {
-        "cached_tokens": answer.usage.cache_read_tokens,
-        "cache_write_tokens": answer.usage.cache_write_tokens,
-        "reasoning_tokens": answer.usage.output_reasoning_tokens or answer.usage.details.get("reasoning_tokens", 0),
-    }
-    usage |= {name: amount for name, amount in details.items() if amount}
-    message: dict[str, Any] = ModelMessagesTypeAdapter.dump_python([answer], mode="json")[0]
-    cost = answer.usage.cost
-    calls = any(part.part_kind == "tool-call" for part in answer.parts)
-    return Response(
-        message=message,
-        # One of the two APIs says `stop` for tool calls.
-        finish_reason="tool_call"
-        if calls and answer.finish_reason in (None, "stop")
-        else answer.finish_reason or "stop",
-        usage=usage,
-        provider=answer.provider_name or model.system,
-        model=answer.model_name or model.model_name,
-        response_id=answer.provider_response_id or "",
-        seconds=seconds,
-        first_seconds=first,
-        cost=None if cost is None else float(cost),
-    )
 
 
 def _shown_url(url: str | None) -> str:

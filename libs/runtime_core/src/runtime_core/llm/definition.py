@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from runtime_core.declare.declaration import Place, shown
+from pydantic import PydanticUserError, TypeAdapter
+
+from runtime_core.declare.declaration import Place, one_line, shown
 from runtime_core.declare.schema import Schema
 from runtime_core.errors import ConfigurationError, InvalidInput, WeftError
+from runtime_core.lazy import needs_extra
 from runtime_core.llm.agent import LLMAgent
 from runtime_core.llm.input import SCHEMA, Asked, read
-from runtime_core.llm.loop import Conversation
-from runtime_core.llm.output import Output
-from runtime_core.llm.toolset import Toolset, toolset_of
+from runtime_core.llm.toolset import FINAL, Toolset, toolset_of
 from runtime_core.runs.definition import AgentDefinition, AgentSettings, Coro
 from runtime_core.runs.step import from_json
 
@@ -40,7 +43,20 @@ class ModelAgent(AgentDefinition):
         super().__init__(name, agent, place, **settings, description=agent.description)
         self.agent = agent
         self._tools = [*agent.tools, *more]
-        self.output = None if agent.output is None else Output(self.what, agent.output, agent.output_mode, place)
+        # Any: the user's type, known at run time only
+        self._output: TypeAdapter[Any] = TypeAdapter(str)
+        self._output_schema: Schema = {"type": "string"}
+        if agent.output is not None:
+            try:
+                self._output = TypeAdapter(agent.output)  # type: ignore[arg-type]  # any type of the user's
+                self._output.json_schema()
+                self._output_schema = self._output.json_schema(mode="serialization")
+            except (PydanticUserError, TypeError, NameError) as error:
+                raise ConfigurationError(
+                    f"{self.what} ({place}) has output={agent.output!r}, of which no JSON schema can be made, "
+                    f"{one_line(error, 160)}: give a pydantic model, dataclass, TypedDict or plain type"
+                ) from error
+        self._built: tuple[object, Any] | None = None  # Any: pydantic-ai's Agent, which is loaded later
         self._toolset: tuple[object, Toolset] | None = None
 
     def decode_input(self, data: bytes) -> Asked:
@@ -52,7 +68,18 @@ class ModelAgent(AgentDefinition):
 
     def start(self, ctx: AgentContext, value: object) -> Coro:
         assert isinstance(value, Asked)  # what decode_input gave
-        return Conversation(ctx, self, value).run()
+        return self._run(ctx, value)
+
+    async def _run(self, ctx: AgentContext, asked: Asked) -> object:
+        try:
+            # In a thread: it loads for seconds, and the loop has heartbeats to send.
+            loaded = await asyncio.to_thread(importlib.import_module, "runtime_core.llm.conversation")
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(str(needs_extra(self.what, "llm", error))) from error
+        models = ctx.functions.models
+        if self._built is None or self._built[0] is not models:
+            self._built = (models, loaded.agent_of(self, models))
+        return await loaded.Conversation(ctx, self, asked).run(self._built[1])
 
     def input_schema(self) -> Schema:
         return SCHEMA
@@ -60,7 +87,11 @@ class ModelAgent(AgentDefinition):
     def output_schema(self) -> Schema | None:
         if self.agent.handoffs:
             return None  # another agent may answer
-        return {"type": "string"} if self.output is None else self.output.result_schema
+        return self._output_schema
+
+    def dump(self, output: object) -> object:
+        """A final answer as JSON."""
+        return cast(object, self._output.dump_python(output, mode="json"))
 
     def toolset(self, functions: Functions, manifests: Sequence[Manifest] | None, asked: Asked) -> Toolset:
         """What the model may call in a run that was asked so. Raises ToolsMissing, ConfigurationError."""
@@ -74,7 +105,7 @@ class ModelAgent(AgentDefinition):
                 self._tools,
                 members,
                 targets,
-                None if self.output is None else self.output.spec,
+                FINAL if self.agent.output is not None and self.agent.output_mode == "tool" else "",
                 functions,
                 manifests,
             )

@@ -11,7 +11,7 @@ import msgspec
 from runtime_core import codec
 from runtime_core.declare.manifest import Schema
 from runtime_core.errors import InvalidInput
-from runtime_core.llm.messages import Message, checked_content, checked_history, is_content
+from runtime_core.llm.window import Message
 from runtime_core.runs.observation import Observation
 
 SCHEMA: Schema = {
@@ -20,6 +20,8 @@ SCHEMA: Schema = {
 }
 """Of the input. By the members of an object a manifest shows that an agent can go on with a conversation."""
 _MEMBERS = {"prompt", "history", "handed"}
+FILE_KINDS = ("image-url", "audio-url", "video-url", "document-url", "binary")
+"""Parts of a prompt that are no text; the first four have a `url`, the last `data` (base64) and `media_type`."""
 
 
 class Asked(msgspec.Struct):
@@ -98,3 +100,60 @@ def _filled(content: str | list[Any], field: str) -> str | list[Any]:  # Any: JS
     if not content or (isinstance(content, str) and not content.strip()):
         raise InvalidInput(field, "is empty: give text")
     return content
+
+
+def checked_content(given: object, field: str) -> str | list[Any]:  # Any: JSON
+    """The content of a prompt: text, or a list of texts and files. Raises InvalidInput."""
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        raise InvalidInput(field, f"{codec.quoted(given)} is neither text nor a list of content parts")
+    return [_content_part(part, f"{field}.{place}") for place, part in enumerate(given)]
+
+
+def is_content(given: object) -> bool:
+    """Whether a list holds parts of a prompt, and not data of another kind."""
+    return isinstance(given, list) and bool(given) and all(isinstance(p, str) or _is_part(p) for p in given)
+
+
+def checked_history(given: object, field: str) -> list[Message]:
+    """Messages as pydantic-ai writes them, or `{"role", "content"}` of user or assistant. Raises InvalidInput."""
+    if not isinstance(given, list):
+        raise InvalidInput(field, f"{codec.quoted(given)} is not a list of messages")
+    return [_message(message, f"{field}.{place}") for place, message in enumerate(given)]
+
+
+def _is_part(part: object) -> bool:
+    return isinstance(part, Mapping) and (part.get("type") in ("text", "image") or part.get("kind") in FILE_KINDS)
+
+
+def _content_part(part: object, field: str) -> object:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping):
+        if part.get("type") == "text" and isinstance(part.get("text"), str):
+            return part["text"]
+        if part.get("type") == "image" and isinstance(part.get("url"), str):
+            return {"kind": "image-url", "url": part["url"]}
+        if part.get("kind") in FILE_KINDS:
+            needed = ("data", "media_type") if part["kind"] == "binary" else ("url",)
+            missing = [name for name in needed if not isinstance(part.get(name), str)]
+            if missing:
+                raise InvalidInput(f"{field}.{missing[0]}", "is missing, or is not text")
+            return dict(part)
+    kinds = ", ".join(FILE_KINDS)
+    raise InvalidInput(field, f'{codec.quoted(part)} is no content: give text, or {{"kind": …}} with one of {kinds}')
+
+
+def _message(given: object, field: str) -> Message:
+    if isinstance(given, Mapping):
+        if given.get("kind") in ("request", "response") and isinstance(given.get("parts"), list):
+            return dict(given)
+        if given.get("role") == "user" and given.keys() == {"role", "content"}:
+            content = checked_content(given["content"], f"{field}.content")
+            return {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": content}]}
+        if given.get("role") == "assistant" and isinstance(given.get("content"), str):
+            return {"kind": "response", "parts": [{"part_kind": "text", "content": given["content"]}]}
+    raise InvalidInput(
+        field, f'{codec.quoted(given)} is no message: give {{"role": "user" or "assistant", "content": text}}'
+    )

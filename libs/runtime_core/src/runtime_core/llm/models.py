@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
-from runtime_core.errors import ConfigurationError
 from runtime_core.llm.agent import ModelSettings
 from runtime_core.llm.budget import Measured
+from runtime_core.llm.failures import Place, wrong_settings
 
 if TYPE_CHECKING:
     from runtime_core.llm.client import OpenModel
@@ -97,7 +97,7 @@ class OpenModels:
     async def open(self, settings: ModelSettings, named: str | None = None) -> OpenModel:
         """The model of these settings, made where there is none; `named`: another model, by name, with their keys.
 
-        Raises ConfigurationError without the extra, and what the client raises for settings that it cannot use.
+        Raises what the client raises for settings that it cannot use.
         """
         loop = asyncio.get_running_loop()
         making = self._of(loop).making
@@ -112,6 +112,16 @@ class OpenModels:
             if task.done() and (task.cancelled() or task.exception() is not None):
                 making.pop(key, None)
             raise
+
+    async def open_or_fail(self, settings: ModelSettings, named: str | None) -> OpenModel:
+        """As `open`. Raises ModelProblem (WrongModelSettings) for settings that the client cannot use."""
+        try:
+            return await self.open(settings, named)
+        except Exception as error:
+            if type(error).__module__.startswith("runtime_core."):
+                raise
+            place = Place("", str(named or settings.model), settings.base_url or "")
+            raise wrong_settings(f"{type(error).__name__}: {error}", place) from error
 
     def pacing(self) -> Pacing:
         return self._of(asyncio.get_running_loop()).pacing
@@ -157,11 +167,6 @@ class _Same:
 
 
 async def _make(settings: ModelSettings, named: str | None) -> OpenModel:
-    try:
-        # In a thread: it loads for seconds, and the loop has heartbeats to send.
-        client = await asyncio.to_thread(importlib.import_module, "runtime_core.llm.client")
-    except ImportError as error:
-        raise ConfigurationError(
-            f"the client of language models cannot be loaded ({error}): pip install 'weft[llm]'"
-        ) from error
+    # In a thread: it loads for seconds, and the loop has heartbeats to send.
+    client = await asyncio.to_thread(importlib.import_module, "runtime_core.llm.client")
     return cast("OpenModel", await client.OpenModel.make(settings, named))

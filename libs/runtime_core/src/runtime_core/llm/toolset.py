@@ -12,17 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from runtime_core import codec
 from runtime_core.declare.manifest import AgentEntry, Manifest, Schema, SchemaCheck
 from runtime_core.errors import NotReady, WeftError
-from runtime_core.llm.agent import OutputSpec, ToolSpec
-from runtime_core.llm.budget import MAX_HANDED, ConversationFailed
 from runtime_core.llm.input import is_conversation
-from runtime_core.llm.messages import Message, without_instructions
-from runtime_core.runs.step import Elsewhere
 from runtime_core.tools.tool import StepTool
 
 if TYPE_CHECKING:
-    from runtime_core.llm.loop import DecidedCall
-    from runtime_core.runs.calls import Asked as AskedStep
-    from runtime_core.runs.context import AgentContext
     from runtime_core.runs.ports import Functions
     from runtime_core.tools.mcp.server import MCPServer
 
@@ -35,12 +28,25 @@ EDGE_LENGTH = 64
 CONTENT = "content"
 """The argument that an agent is asked with, where its input is no object of named members."""
 MESSAGE = "message"
+FINAL = "final_result"
+"""What the tool, or the format, of the final answer is called."""
 _UNFIT = re.compile(r"[^a-zA-Z0-9_-]")
 _ANY_OBJECT: Schema = {"type": "object", "properties": {}}
 
 
 class ToolsMissing(WeftError):
     """An agent names tools or agents that no app offers (any more, or yet): the attempt is made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool as the model is told of it."""
+
+    name: str
+    """At the model's edge: letters, digits, _ and -, at most 64."""
+    description: str
+    arguments: Schema
+    """JSON schema of the arguments, an object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,34 +72,28 @@ class Offered:
 
 
 class Toolset:
-    """All that a model may call, by its name at the model's edge."""
+    """All that a model may call, by its name at the model's edge. `output` is the name of the final answer's tool."""
 
-    def __init__(self, offered: Sequence[Offered]) -> None:
-        names = edge_names([(each.kind, each.wanted) for each in offered])
+    def __init__(self, offered: Sequence[Offered], output: str = "") -> None:
+        self.output = output
+        wanted = [(each.kind, each.wanted) for each in offered]
+        names = edge_names([*wanted, ("output", output)] if output else wanted)
         self._by_edge = {names[each.kind, each.wanted]: each for each in offered}
-        self.specs = [
-            ToolSpec(edge, each.description, each.arguments)
-            for edge, each in self._by_edge.items()
-            if each.kind != "output"
-        ]
+        self.specs = [ToolSpec(edge, each.description, each.arguments) for edge, each in self._by_edge.items()]
 
     def find(self, edge: str) -> Offered | None:
         """What the model has called by this name."""
         return self._by_edge.get(edge)
-
-    def output_name(self) -> str:
-        """What the tool of the final answer is called here; empty: there is none."""
-        return next((edge for edge, each in self._by_edge.items() if each.kind == "output"), "")
 
 
 def edge_names(wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
     """A name that models accept for each `(kind, name)`: letters, digits, _ and -, at most 64; no two are equal.
 
     A name keeps what it can. Where several would be the same, the one that needed no change has it, the first of them
-    by kind (`tool` before others); the others get a digest of their own behind it. So a name depends on those that it
-    would be the same as, and on no order.
+    by kind (`output`, `tool`, then others); the others get a digest of their own behind it. So a name depends on those
+    that it would be the same as, and on no order.
     """
-    order = ("tool", "agent", "transfer", "output")
+    order = ("output", "tool", "agent", "transfer")
     groups: dict[str, list[tuple[str, str]]] = {}
     for each in wanted:
         groups.setdefault(_UNFIT.sub("_", each[1])[:EDGE_LENGTH], []).append(each)
@@ -119,12 +119,13 @@ def toolset_of(
     named: Sequence[object],
     agents: Sequence[str],
     targets: Sequence[str],
-    output: OutputSpec | None,
+    output: str,
     functions: Functions,
     manifests: Sequence[Manifest] | None,
 ) -> Toolset:
     """What an agent may call: `named` tools (functions, names, patterns), `agents` to ask, `targets` to hand over to.
 
+    `output` is the name of the final answer's tool, which no other has; empty: there is none.
     `manifests` are all apps' on the broker; None: they cannot be asked, and what is missing is left out. Raises
     ToolsMissing that names what no app offers, NotReady where all that is missing belongs to an MCP server of this app
     that was never connected.
@@ -148,9 +149,7 @@ def toolset_of(
             f"{what} names {', '.join(missing)}, which no app offers: start the service that has it, or correct the "
             "name"
         )
-    if output is not None and output.mode == "tool":
-        found.append(Offered("output", output.name, output.description, output.schema, _accepts_all))
-    return Toolset(found)
+    return Toolset(found, output)
 
 
 class _Tools:
@@ -278,44 +277,6 @@ class _Lazy:
         self._check.value(dict(arguments), "arguments")
 
 
-def _accepts_all(arguments: Mapping[str, Any]) -> None:  # Any: JSON
-    """Output has a reader of its own."""
-
-
 def refusal(error: Exception) -> str:
     """What the model is told of arguments that do not fit."""
     return f"the call was not made: {error}; correct the arguments and call again"
-
-
-def hand_over(
-    ctx: AgentContext,
-    call: DecidedCall,
-    arguments: dict[str, Any],  # Any: JSON
-    messages: Sequence[Message],
-    prompt: object,
-    handed: Sequence[str],
-) -> AskedStep[Any]:  # Any: the other agent's own JSON
-    """A step: the answer of the agent that takes over. `handed` are those that have handed it over before.
-
-    An agent that goes on with a conversation gets `messages`, which end with a request; any other the model's message,
-    or else the prompt. Raises ConversationFailed where the conversation has gone round too often.
-    """
-    chain = [*handed, ctx.agent_name]
-    if len(chain) > MAX_HANDED:
-        way = " → ".join([*chain, call.name])
-        raise ConversationFailed(
-            "HandoffLimit",
-            f"the conversation was handed over {MAX_HANDED} times without an answer, {way}: say in the agents' "
-            "instructions who answers what",
-        )
-    given: object = arguments.get(MESSAGE) or prompt
-    if call.goes_on:
-        given = {"history": without_instructions(messages), "handed": chain}
-    return ctx.agent(Elsewhere(call.name, call.pool), given)
-
-
-def told(call: DecidedCall, arguments: dict[str, Any]) -> str:  # Any: JSON
-    """What the conversation says of it, for the agent that goes on."""
-    message = arguments.get(MESSAGE)
-    said = f"The conversation is handed over to {call.name}, which answers now."
-    return f"{said} {message}" if message else said

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from runtime_core.consumer.effects import COMPLETED
+from runtime_core.declare.encoding import encode
 from runtime_core.errors import Divergence, Outcome
 from runtime_core.ids import fingerprint
 from runtime_core.runs.branches import Gather, as_coroutine
@@ -33,6 +34,7 @@ from runtime_core.runs.sharing import join
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext
+    from runtime_core.runs.step import Elsewhere
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +129,19 @@ class Foreign:
             if run.hooks is not None and (guarded := run.hooks.tool(branch, tool, data, pool)) is not None:
                 return guarded
             return call(run, branch, "tool", tool, data=data, pool=pool)
+
+        return await self.perform(name, work, key=key, group=group, order=order)
+
+    async def agent(
+        self, name: str, agent: Elsewhere, input: object, *, key: str = "", group: str = "", order: int = 0
+    ) -> Any:  # Any: the agent's own JSON
+        """An operation that asks an agent. Raises as `ctx.agent`."""
+        run = self._run
+        known = run.functions.agent(agent.name)
+        data = encode(input, "input") if known is None else known.encode_input(input)
+
+        def work(branch: Branch) -> Awaitable[Any]:  # Any: as above
+            return call(run, branch, "agent", agent.name, data=data, pool=agent.pool)
 
         return await self.perform(name, work, key=key, group=group, order=order)
 

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 from pydantic import TypeAdapter, ValidationError
 from pydantic_ai import ModelMessagesTypeAdapter
 from pydantic_ai.agent import AbstractAgent
-from pydantic_ai.durable_exec import DurableOperation, ToolsetCallToolId, replay_scope
+from pydantic_ai.durable_exec import DurableOperation, ToolsetCallToolId
 from pydantic_ai.exceptions import AgentRunError, UsageLimitExceeded, UserError
 from pydantic_ai.messages import UserContent
 from pydantic_ai.toolsets import AbstractToolset
@@ -24,12 +24,11 @@ from runtime_core.declare.declaration import Place
 from runtime_core.declare.encoding import encode
 from runtime_core.declare.schema import Schema
 from runtime_core.errors import AgentError, ConfigurationError, InvalidInput
-from runtime_core.llm.pydantic_ai.durability import StepBackend, WeftDurability
-from runtime_core.llm.pydantic_ai.model_calls import Prices
+from runtime_core.llm.agent import ModelSettings
+from runtime_core.llm.pydantic_ai.durability import Calls, Guarding, StepBackend, WeftDurability, run_agent
 from runtime_core.llm.pydantic_ai.tool_calls import PydanticTool, tools_of
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.definition import AgentDefinition, AgentSettings, Coro
-from runtime_core.runs.foreign import Foreign, host
 
 
 class Dependencies:
@@ -120,7 +119,7 @@ class PydanticAgent(AgentDefinition):
         *,
         deps: Callable[..., object] | None = None,
         stream: bool = True,
-        prices: Prices = MappingProxyType({}),
+        prices: Mapping[str, Any] = MappingProxyType({}),  # Any: names to Price
         **settings: Unpack[AgentSettings],
     ) -> None:
         """Raises ConfigurationError for an agent that cannot run durably."""
@@ -129,8 +128,7 @@ class PydanticAgent(AgentDefinition):
             raise ConfigurationError(f"{self.what} ({place}): {agent!r} is not an agent of pydantic-ai")
         self.agent: AbstractAgent[Any, Any] = agent
         self.dependencies = Dependencies(self.what, agent, deps, place)
-        self._stream = stream
-        self._prices = prices
+        self._calls = Calls(ModelSettings(None, stream=stream, prices=prices))
         bound = self._durability(None)
         try:
             self._backend = _backend(bound.for_agent(agent))
@@ -163,7 +161,7 @@ class PydanticAgent(AgentDefinition):
         return ThreadPoolExecutor(THREADS, thread_name_prefix=f"code of {self.name}")
 
     def _durability(self, deps: object) -> WeftDurability:
-        return WeftDurability(name=self.name, carried_deps=deps, stream=self._stream, prices=self._prices)
+        return WeftDurability(name=self.name, calls=self._calls, carried_deps=deps)
 
     # ---- declared ------------------------------------------------------------------------------------------
 
@@ -228,24 +226,15 @@ class PydanticAgent(AgentDefinition):
     async def _run(self, ctx: AgentContext, question: Question) -> object:
         deps = await self.dependencies.make(question.deps)
         history = ModelMessagesTypeAdapter.validate_python(ctx.state.get(HISTORY, [])) if ctx.key else []
-
-        async def converse(foreign: Foreign) -> object:
-            # Where the agent is instrumented: its spans of what was done by an earlier process are not made again.
-            with (
-                self.agent.using_thread_executor(self._threads),
-                replay_scope(is_replaying=lambda: foreign.replaying),
-            ):
-                return await self._converse(ctx, question, deps, history)
-
-        return await host(ctx, converse)
-
-    async def _converse(self, ctx: AgentContext, question: Question, deps: object, history: list[Any]) -> object:
         try:
-            result = await self.agent.run(
+            result = await run_agent(
+                ctx,
+                self.agent,
                 question.prompt,
                 deps=deps,
-                message_history=history or None,
-                capabilities=[self._durability(question.deps)],
+                history=history,
+                threads=self._threads,
+                capabilities=[self._durability(question.deps), Guarding(self.what)],
                 metadata=dict(ctx.metadata) or None,
             )
         except (AgentRunError, UsageLimitExceeded, UserError) as error:

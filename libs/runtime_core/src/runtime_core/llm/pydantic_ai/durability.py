@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
+from opentelemetry.trace import NoOpTracer
 from pydantic_ai import RunContext
-from pydantic_ai.agent import EventStreamHandler
+from pydantic_ai.agent import AbstractAgent, EventStreamHandler
+from pydantic_ai.capabilities import AbstractCapability, WrapToolExecuteHandler
 from pydantic_ai.durable_exec import (
     JSON_CODEC,
     BaseDurabilityCapability,
@@ -30,17 +34,37 @@ from pydantic_ai.durable_exec import (
     ToolsetCallToolId,
     ToolsetCallToolParams,
     conversation_id_from_run_id,
+    replay_scope,
 )
 from pydantic_ai.exceptions import ToolFailed
-from pydantic_ai.messages import AgentStreamEvent, ToolCallPart
-from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDenied
+from pydantic_ai.messages import AgentStreamEvent, ModelMessage, ModelResponse, ToolCallPart, ToolReturn
+from pydantic_ai.models import Model, ModelResolutionContext
+from pydantic_ai.run import AgentRunResult
+from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDefinition, ToolDenied
 
-from runtime_core.errors import Denied, ToolError
-from runtime_core.llm.pydantic_ai.model_calls import Prices, ask, show
+from runtime_core import codec
+from runtime_core.errors import Denied, InvalidInput, ToolError
+from runtime_core.llm.agent import ModelSettings
+from runtime_core.llm.budget import Guards
+from runtime_core.llm.client import LazyModel
+from runtime_core.llm.failures import Place
+from runtime_core.llm.model_call import (
+    LIVE,
+    Decide,
+    Live,
+    ModelRequest,
+    label_of,
+    messages_of,
+    request_json,
+    show,
+    with_key,
+    with_tools,
+)
 from runtime_core.llm.pydantic_ai.tool_calls import SETTINGS, Revalidating, event_data, tool_name
 from runtime_core.runs.calls import Approval
 from runtime_core.runs.context import AgentContext
-from runtime_core.runs.foreign import Foreign, foreign_here
+from runtime_core.runs.foreign import Foreign, foreign_here, host
+from runtime_core.telemetry.spans import within
 
 ENGINE = DurabilityEngineSpec(
     engine_name="Weft",
@@ -155,15 +179,23 @@ class StepBackend(JournalCallableOperationBackend[dict[str, Any]]):
         foreign = self._foreign()
         if foreign is None:
             return operation.result_codec.load(operation.result_codec.dump(await operation.handler(params)))
-        inside = contextvars.copy_context()
-        payload = await foreign.perform(
+        ctx, calls, inside = foreign.ctx, self.owner.calls, contextvars.copy_context()
+
+        async def work() -> Mapping[str, Any]:
+            prepared = await calls.prepared(params)
+            sender = _OperationSender(ctx, calls.settings, operation, prepared, inside)
+            asking = ModelRequest(ctx, calls.settings, sender.request, sender, name=name, decide=calls.decide)
+            return await asking.answer()
+
+        result = await foreign.perform(
             name,
-            lambda branch: ask(foreign.ctx, name, operation, params, inside, self.owner.prices),
+            lambda branch: work(),
             # Without the task's id: a fork finds the answers again.
             key=str(params.run_context.run_id).removeprefix(_run_prefix(foreign)),
             order=2 * params.run_context.run_step,
         )
-        return operation.result_codec.load(payload)
+        calls.answered(result)
+        return operation.result_codec.load(result["message"])
 
     @staticmethod
     def _foreign() -> Foreign | None:
@@ -185,22 +217,156 @@ class _Bound:
         return await self._perform(params)
 
 
+class _OperationSender:
+    """Sends a request of an agent by the operation that pydantic-ai has for it, in the context of the asking code."""
+
+    def __init__(
+        self,
+        ctx: AgentContext,
+        settings: ModelSettings,
+        operation: DurableOperation[ModelRequestParams, Any, Any],  # Any: as journaled
+        params: ModelRequestParams,
+        context: contextvars.Context,
+    ) -> None:
+        self._models = ctx.functions.models
+        self._settings = settings
+        self._operation = operation
+        self._params = params
+        self._context = context
+        self._model = cast("Any", params.run_context.model)  # a Model: a realtime session has no runs
+        label = str(self._model.model_name) if settings.model is None else label_of(settings.model)
+        self.request = request_json(params.messages, label, params.model_settings, params.model_request_parameters)
+        self.traced = not isinstance(params.run_context.tracer, NoOpTracer)
+
+    async def place(self, named: str | None) -> Place:
+        if self._settings.model is None:
+            return Place(self._model.system, named or self._model.model_name, str(self._model.base_url or ""))
+        opened = await self._models.open_or_fail(self._settings, named)
+        self._model = opened.model
+        return cast(Place, opened.place)
+
+    async def send(
+        self, request: Mapping[str, Any], settings: Mapping[str, Any], live: Live
+    ) -> tuple[ModelResponse, object]:
+        params = replace(self._params, model_settings=with_key(settings, self._model, live))
+        # By a window, or by a hook.
+        if request["messages"] != self.request["messages"]:
+            params = replace(params, messages=messages_of(request["messages"]))
+        if request.get("tools") != self.request.get("tools"):
+            parameters = with_tools(params.model_request_parameters, request.get("tools", ()))
+            params = replace(params, model_request_parameters=parameters)
+        if live.named is not None:
+            params = replace(params, model_id=live.named)
+        inside = self._context.copy()
+        inside.run(LIVE.set, live)
+
+        async def body() -> tuple[ModelResponse, object]:
+            with within(live.traceparent):
+                response = await self._operation.handler(params)
+                return response, self._operation.result_codec.dump(response)
+
+        return await asyncio.get_running_loop().create_task(body(), context=inside)
+
+
+class Calls:
+    """How an agent's requests to its model are made. An LLMAgent's conversation says more of each."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        self.settings = settings
+        self.decide: Decide | None = None
+
+    async def prepared(self, params: ModelRequestParams) -> ModelRequestParams:
+        """The request that is made. On the run's own loop; takes no steps."""
+        return params
+
+    def answered(self, result: Mapping[str, Any]) -> None:
+        """Take note of what was journaled."""
+
+
+class Guarding(AbstractCapability[Any]):
+    """Ends a conversation that makes the same call again and again, and tells the model of it before. Of one run."""
+
+    def __init__(self, what: str) -> None:
+        self._guards = Guards(what)
+        self._notes: dict[str, list[str]] = {}
+        """What the model is told beside a result, by the call's id."""
+
+    def note(self, call: str, text: str) -> None:
+        self._notes.setdefault(call, []).append(text)
+
+    async def wrap_tool_execute(
+        self,
+        ctx: RunContext[Any],
+        *,
+        call: ToolCallPart,
+        tool_def: ToolDefinition,
+        args: dict[str, Any],
+        handler: WrapToolExecuteHandler,
+    ) -> Any:
+        if call.tool_call_id not in self._notes:  # an approved call comes a second time
+            told = self._guards.called(call.tool_name, arguments_of(call))
+            self._notes[call.tool_call_id] = [told] if told else []
+        try:
+            result = await handler(args)
+        except ToolFailed as error:
+            if notes := self._notes[call.tool_call_id]:
+                raise ToolFailed(" ".join([*notes, error.message])) from error
+            raise
+        notes = self._notes[call.tool_call_id]
+        if not notes or isinstance(result, ToolReturn | ToolDenied):
+            return result
+        return {"note": " ".join(notes), "result": result}
+
+
+def arguments_of(part: ToolCallPart) -> dict[str, Any] | str:
+    """The arguments of a call; text where what the model wrote is no JSON object."""
+    given = part.args
+    if isinstance(given, dict):
+        return given
+    if given is None or not given.strip():
+        return {}
+    try:
+        read = codec.decode(given.encode())
+    except (InvalidInput, UnicodeEncodeError):
+        return given
+    return read if isinstance(read, dict) else given
+
+
+async def run_agent(
+    ctx: AgentContext,
+    agent: AbstractAgent[Any, Any],
+    prompt: Any,
+    *,
+    history: Sequence[ModelMessage],
+    threads: Executor | None = None,
+    **more: Any,  # Any: arguments of pydantic-ai's `run`
+) -> AgentRunResult[Any]:
+    """Run an agent of pydantic-ai in the run. `threads` are for plain functions between the steps."""
+
+    async def converse(foreign: Foreign) -> AgentRunResult[Any]:
+        # Where the agent is instrumented: its spans of what was done by an earlier process are not made again.
+        with (
+            agent.using_thread_executor(threads) if threads is not None else nullcontext(),
+            replay_scope(is_replaying=lambda: foreign.replaying),
+        ):
+            return await agent.run(prompt, message_history=history or None, **more)
+
+    return cast("AgentRunResult[Any]", await host(ctx, converse))
+
+
 class WeftDurability(BaseDurabilityCapability[Any]):
     """Performs an agent's requests as steps of the durable run that it runs in.
 
-    `carried_deps` is JSON from which other processes make the agent's deps. With `stream` the model's text is shown to
-    the task's client while it comes.
+    `carried_deps` is JSON from which other processes make the agent's deps.
     """
 
     engine_spec: ClassVar[DurabilityEngineSpec] = ENGINE
 
-    def __init__(
-        self, *, name: str, carried_deps: object = None, stream: bool = True, prices: Prices = MappingProxyType({})
-    ) -> None:
+    def __init__(self, *, name: str, calls: Calls, carried_deps: object = None) -> None:
         super().__init__(name=name)
-        self.prices = prices
+        self.calls = calls
         self.carried_deps = carried_deps
-        self._stream = stream
+        self._stream = calls.settings.stream
         self._backend: StepBackend | None = None
         self._runs = 0
 
@@ -234,13 +400,19 @@ class WeftDurability(BaseDurabilityCapability[Any]):
             return handler
 
         async def handle(context: RunContext[Any], stream: AsyncIterable[AgentStreamEvent]) -> None:
-            shown = show(context, stream)
+            shown = show(stream)
             if handler is not None:
                 await handler(context, shown)
             async for _ in shown:
                 pass
 
         return handle
+
+    async def resolve_model_id(self, ctx: ModelResolutionContext[Any], *, model_id: str) -> Model | None:
+        known = await super().resolve_model_id(ctx, model_id=model_id)
+        if known is None and isinstance(ctx.agent.model, LazyModel):
+            return ctx.agent.model.named(model_id)
+        return known
 
     async def handle_deferred_tool_calls(
         self, ctx: RunContext[Any], *, requests: DeferredToolRequests

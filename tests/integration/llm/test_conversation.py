@@ -212,7 +212,7 @@ async def test_text_in_place_of_the_output_tool_is_told(desk: Desk) -> None:
     desk.server.play(turns(answer("One and two."), output({"response": [1, 2]})))
     async with LocalApp(desk.app) as client:
         assert await ask(client) == [1, 2]
-    assert "give it by calling final_result" in desk.said()[-1]["content"]
+    assert "include your response in a tool call" in desk.said()[-1]["content"]
 
 
 async def test_calls_beside_a_final_answer_are_made_and_must_succeed(desk: Desk) -> None:
@@ -227,7 +227,7 @@ async def test_calls_beside_a_final_answer_are_made_and_must_succeed(desk: Desk)
     async with LocalApp(desk.app) as client:
         assert await ask(client) == {"city": "Bern", "year": 2024}
     assert [name for name, _ in desk.called].count("pay") == 2
-    assert "not taken" in desk.results()[0]
+    assert "not used as the final result" in desk.results()[0]
     assert desk.server.counts().complete == 2
 
 
