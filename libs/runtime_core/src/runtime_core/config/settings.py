@@ -1,4 +1,4 @@
-"""The settings of a Weft process: read from the environment once, checked, named when wrong."""
+"""The settings of a Weft process: read from the environment once, validated, and named in errors."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ LOG_FORMATS = ("text", "json")
 
 @dataclass(frozen=True)
 class Settings:
-    """What a process was told. The variable of a field is `WEFT_` and the field's name in capitals.
+    """The settings of a process. The variable of a field is `WEFT_` and the field's name in capitals.
 
-    A variable that is set to nothing counts as not set.
+    An empty variable counts as unset.
     """
 
     data_dir: Path
@@ -47,36 +47,36 @@ class Settings:
     trajectory_url: str
     """`sqlite:///path` or `postgresql://…`. Default: a SQLite file in `data_dir`."""
     redis_url: str | None = None
-    """None: no broker was named (`weft up` starts one of its own)."""
+    """None: no broker was named (`weft up` starts a private one)."""
     operator_redis_url: str | None = None
-    """The broker with the user of `weft` commands, where that of the service beside them may do less."""
+    """The broker with the user of `weft` commands, if the service's own user has fewer rights."""
     namespace: str = "weft"
     partitions: int = 1
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
-    """None: no metrics and health over HTTP. 0: a free port, told in the log."""
+    """None: no metrics and health over HTTP. 0: a free port, which is logged."""
     lease_seconds: float = 3.0
-    """How long an owner may be silent before others adopt what it holds."""
+    """How long an owner may be silent before others adopt its deliveries."""
     retention_seconds: float = 3600.0
     """How long a finished task stays on the broker."""
     dedupe_max: int = 1_000_000
-    """How many submits are remembered to recognise a repeated one."""
+    """How many submits are remembered to recognize a repeated one."""
     mailbox_max: int = 10_000
     """How many events may wait for one agent instance."""
     stream_max: int = 100_000
     """How much open work a work stream may hold before submits are answered with `overloaded`."""
     output_max_bytes: int = 16_777_216
-    """How much one task may write to its output: deltas, pieces of answers and progress."""
+    """How much one task may write to its output: deltas, chunks of answers and progress."""
     ready_max: int = 128
     """How many unread entries a work stream may hold before new tasks wait for their tenants' turns."""
     record_max: int = 200_000
-    """How many entries of the record may wait for the recorder before submits are answered so."""
+    """How many entries of the record may wait for the recorder before submits are answered with `overloaded`."""
     dead_max_bytes: int = 67_108_864
     """How many bytes the dead letters of a partition may have before the oldest of the largest share are trimmed."""
     dead_retention_seconds: float = 2_592_000.0
     """How long a dead letter is kept."""
     request_timeout_seconds: float = 3600.0
-    """How long a request to an agent in another partition may take, unless it has a limit of its own."""
+    """How long a request to an agent in another partition may take, unless it has its own limit."""
     pools: tuple[str, ...] = ()
     """Named pools that this process serves, in the order given."""
     durability: str = "fast"
@@ -84,42 +84,42 @@ class Settings:
     app: str | None = None
     """`package.module:app`."""
     instance: str | None = None
-    """How this process is called in logs, where several of one service run side by side."""
+    """The name of this process in logs, if several processes of one service run side by side."""
     log_level: str = "info"
     log_format: str = "text"
     engine_processes: int = 0
     """How many worker processes run `ctx.engine("local")`; 0: threads of the agent-handler do."""
     engine_in_flight: int = 0
-    """How many steps a gateway runs on its engine at once; 0: as many as suit the engine."""
+    """How many steps a gateway runs on its engine concurrently; 0: a default for the engine."""
     ray_address: str | None = None
     """`auto` or `host:port` of a Ray cluster. None: the ray-gateway starts a local Ray."""
     ray_local_cpus: int | None = None
-    """The processors that a local Ray gives out. None: all of the machine."""
+    """The processors that a local Ray offers. None: all of the machine."""
     ray_local_store_bytes: int = 536_870_912
     """The object store of a local Ray."""
     ray_dashboard: bool = False
     """Whether a local Ray has a dashboard, which batch jobs need."""
     ray_jobs_url: str | None = None
-    """Of Ray's Jobs API. None: the cluster's dashboard."""
+    """The URL of Ray's Jobs API. None: the cluster's dashboard."""
     spark_remote: str | None = None
     """`sc://…` of a Spark Connect server. None: the spark-gateway starts a local one."""
     spark_local_master: str = "local[*]"
-    """How many tasks a local Spark runs at once, as in `local[4]`."""
+    """How many tasks a local Spark runs concurrently, as in `local[4]`."""
     spark_local_memory: str = "512m"
-    """The heap of a local Spark's JVM, as the JVM writes it."""
+    """The heap of a local Spark's JVM, in the JVM's notation."""
     blob_url: str | None = None
-    """`file:///folder`, `s3://bucket/…`: where large results lie. Default: `blobs` in a `data_dir` that was named; None
-    where none was."""
+    """`file:///folder`, `s3://bucket/…`: the store for large results. Default: `blobs` in a `data_dir` that was named;
+    otherwise None."""
     blob_retention_seconds: float = 604_800.0
-    """How long a large result is kept, counted from when it was written."""
+    """How long a large result is kept after it was written."""
     result_inline_bytes: int = 262_144
-    """The largest result of an engine function that travels by value, where there is a blob store."""
+    """The largest result of an engine function that is passed by value, if there is a blob store."""
     result_max_bytes: int = 1_073_741_824
     """The largest result of an engine function."""
     shutdown_seconds: float = 20.0
-    """How long a process may take to finish what it holds after SIGTERM."""
+    """How long a process may take to finish its deliveries after SIGTERM."""
     redact: str | None = None
-    """Regular expressions, with white space between them, of what is to be kept out of the record, errors and logs."""
+    """Regular expressions, separated by white space, for text to keep out of the record, errors and logs."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
@@ -202,7 +202,7 @@ class Settings:
         )
 
     def to_environment(self) -> dict[str, str]:
-        """The variables that give a child process these same settings; what is None is left out."""
+        """The variables that give a child process these same settings, without those that are None."""
         variables = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -215,10 +215,10 @@ class Settings:
         return variables
 
     def make_data_dir(self) -> Path:
-        """Makes the data folder where it is missing, and returns it.
+        """Create the data folder if it is missing, and return it.
 
-        Only who keeps data calls this: a handler must start where nothing can be written.
-        Raises ConfigurationError where it is not a folder that this user can write.
+        Only processes that store data call this: a handler must start even if nothing can be written. Raises
+        ConfigurationError if it is not a folder that this user can write.
         """
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""One variable of the environment at a time: its text checked by its kind. A misspelt name is refused."""
+"""Reads one variable of the environment at a time and checks its text by kind. Misspelt names are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SettingValues:
         self._environ = environ
 
     def text(self, variable: str) -> str | None:
-        """The value without white space around it. Refuses one in quotes: they would belong to it."""
+        """The value without surrounding white space. Refuses one in quotes: they would belong to it."""
         text = self._environ.get(variable, "").strip()
         if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" and text[0] not in text[1:-1]:
             # As `docker run --env-file` passes them on. A value that is shown may be a secret.
@@ -59,7 +59,7 @@ class SettingValues:
         return values
 
     def patterns(self, variable: str) -> str | None:
-        """Regular expressions with white space between them."""
+        """Regular expressions separated by white space."""
         text = self.text(variable)
         patterns_of(text or "")
         return text
@@ -85,7 +85,7 @@ class SettingValues:
         return self.whole(variable, 0, 1, 0) == 1
 
     def heap(self, variable: str, least_bytes: int, default: str) -> str:
-        """Memory as a JVM is told of it: `512m`, `2g`."""
+        """Memory in the JVM's notation: `512m`, `2g`."""
         text = self.text(variable)
         if text is None:
             return default
@@ -116,7 +116,7 @@ class SettingValues:
         return text.lower()
 
     def matching(self, variable: str, pattern: re.Pattern[str], allowed: str) -> str | None:
-        """A URL, or whatever else has one shape; no password in it is shown."""
+        """A URL, or another value with a fixed shape; no password in it is shown."""
         text = self.text(variable)
         if text is not None and not pattern.fullmatch(text):
             raise wrong(variable, without_password(text).partition(";")[0], allowed)  # a token may follow
@@ -136,15 +136,15 @@ def wrong(variable: str, value: str, allowed: str) -> ConfigurationError:
 
 PREFIX = "WEFT_"
 OTHERS = ("WEFT_APP_", "WEFT_TEST_", "WEFT_CHAOS_")
-"""What Weft never reads: `WEFT_APP_…` is for the user's app, the rest for the tests of this repository."""
+"""Variables that Weft never reads: `WEFT_APP_…` is for the user's app, the rest for the tests of this repository."""
 RESERVED = ("WEFT_HTTP_PORT",)
-"""Of an HTTP gateway, which is no part of this release: an environment that all services share may name it."""
+"""Reserved for an HTTP gateway, which is not part of this release: a shared environment may set it."""
 OF_A_SERVICE = re.compile(r"WEFT(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
-"""What Kubernetes puts into a container for a Service that is called `weft` or `weft-…`."""
+"""Variables that Kubernetes puts into a container for a Service called `weft` or `weft-…`."""
 
 
 def refuse_unknown(environ: Mapping[str, str], fields: Collection[str]) -> None:
-    """Raises ConfigurationError for a variable that begins with `WEFT_`, is set to something and belongs to nobody.
+    """Raises ConfigurationError for a non-empty variable that begins with `WEFT_` and is not known.
 
     `fields` are the names of the settings, as `lease_seconds` for `WEFT_LEASE_SECONDS`.
     """

@@ -95,7 +95,7 @@ async def give_up(
     used: Usage = NOTHING_USED,
     inner: Sequence[Step] = (),
 ) -> None:
-    """Keep the delivery as a dead letter and answer who waits for it with its last error.
+    """Keep the delivery as a dead letter and answer its waiting caller with its last error.
 
     `inner` are the rows of steps inside a run that no commit has written.
     """

@@ -1,4 +1,4 @@
-"""What handlers of calls share, of tools and of engine steps: how an attempt is settled, and its row in the record."""
+"""What handlers of tool calls and of engine steps share: settling an attempt, and its row in the record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from runtime_core.telemetry.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 1024
-"""What a report costs besides its data: a task, its command and its reply."""
+"""The overhead of a report besides its data: a task, its command and its reply."""
 REPORTED_BYTES = 256 * 1024
 """How much progress of one call may be on its way to the broker."""
 
@@ -39,7 +39,7 @@ class _Reports:
         self.sending: set[asyncio.Task[bool]] = set()
         self.bytes = 0
         self.latest: bytes | None = None
-        """What is sent once there is room."""
+        """The report to send once there is room."""
 
 
 class Calls:
@@ -52,7 +52,7 @@ class Calls:
         self._reports: dict[Place, _Reports] = {}
 
     async def complete(self, delivery: Delivery, output: bytes, started: float, used: Usage = NOTHING_USED) -> bool:
-        """Commit a result (JSON); False where the call has been answered already, or its task is over."""
+        """Commit a result (JSON). Return False if the call already has an answer, or its task is over."""
         ended = time.time() * 1000
         row = self._row(delivery, "completed", started, ended, used)
         row.output = msgspec.Raw(output)
@@ -69,7 +69,7 @@ class Calls:
     async def fail(
         self, delivery: Delivery, retry: RetryPolicy, failed: Failed, started: float, used: Usage = NOTHING_USED
     ) -> bool:
-        """Do what follows from a failed attempt; True where another one is made."""
+        """Apply the decision about a failed attempt. Return True if the call is retried."""
         now = time.time() * 1000
         error = StepError(failed.type, failed.message, failed.traceback, now)
         delivery.span.failed(failed.type, failed.message)
@@ -84,7 +84,7 @@ class Calls:
         return False
 
     async def end(self, delivery: Delivery, error: StepError, started: float, used: Usage = NOTHING_USED) -> None:
-        """Answer the waiting run with an error that is no defect: nothing is kept as a dead letter."""
+        """Answer the waiting run with an expected error: no dead letter is kept."""
         now = time.time() * 1000
         row = self._row(delivery, "failed", started, now, used)
         row.error = error
@@ -102,9 +102,9 @@ class Calls:
         await hand_on(self._bus, self._metrics, delivery, known, message, row)
 
     def report(self, delivery: Delivery, value: bytes) -> None:
-        """Send progress (JSON) without holding up the call; what cannot be sent is not worth failing for.
+        """Send progress (JSON) without delaying the call; a failure to send does not fail the call.
 
-        Where the call reports faster than the broker takes it, only its latest report is sent.
+        If the call reports faster than the broker accepts, only its latest report is sent.
         """
         reports = self._reports.setdefault((delivery.stream, delivery.entry), _Reports())
         if reports.bytes > REPORTED_BYTES:

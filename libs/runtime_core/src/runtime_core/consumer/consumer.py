@@ -1,4 +1,4 @@
-"""Takes deliveries and gives each to its handler; keeps what it holds; takes over what the dead have held."""
+"""Takes deliveries, passes each to its handler, tracks those it holds, and reclaims those of dead owners."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ logger = logging.getLogger(__name__)
 BLOCK_MS = 500
 PROMOTE_SECONDS = 0.1
 READ_AT_ONCE = 48
-"""Larger batches go around in lockstep: while one service works, those behind it wait."""
+"""Larger batches run in lockstep: while one service works, those behind it wait."""
 HEAD_START_SECONDS = 0.02
-"""How long an adopted delivery runs before the next one is taken over, unless it ends sooner."""
+"""How long an adopted delivery runs before the next one is adopted, unless it ends sooner."""
 DEFECT_ATTEMPTS = 20
 STOPPED = "the task is over"
-"""What a handler's CancelledError says where its task has ended; without it, others take the delivery."""
+"""The message of a handler's CancelledError if its task has ended; without it, others take the delivery."""
 WITHDRAWN = "withdrawn:"
-"""Before a task that heartbeats tell of: nobody wants its answer, but it goes on (`withdraw.lua`)."""
+"""The prefix of a task in heartbeats if nobody wants its answer, but it continues (`withdraw.lua`)."""
 RECALL_AT_ONCE = 1000
 DRAIN_PART = 0.25
-"""Of the time to finish at a stop, in which no further step begins: a step that is cut has to run again."""
+"""The share of the stop time in which no further step begins: an interrupted step has to run again."""
 Place = tuple[str, bytes]
 """A stream and the id of one of its entries."""
 
@@ -50,15 +50,15 @@ class Handler(Protocol):
         ...
 
     def forget(self) -> None:
-        """Drop what is kept between deliveries: this owner was declared dead."""
+        """Drop everything kept between deliveries: this owner was declared dead."""
         ...
 
     def drain(self) -> None:
-        """Begin no further step by itself: this process stops, and another one continues from the journal."""
+        """Begin no further step here: this process stops, and another one continues from the journal."""
         ...
 
     def stop_task(self, task: str) -> None:
-        """This task ended early, or nobody wants its answer: what runs for it is told."""
+        """This task ended early, or nobody wants its answer: inform its running work."""
         ...
 
 
@@ -83,12 +83,13 @@ class Consumer:
         let_go_seconds: float | None = None,
         stall_seconds: float | None = None,
     ) -> None:
-        """`finish_seconds`: how long a stop waits for what runs before it is handed back; None: until it has ended.
+        """`finish_seconds`: how long a stop waits for running deliveries before it hands them back; None: until they
+        have ended.
 
-        `let_go_seconds`: how long what is cancelled then may take to end; None: as long as it takes.
+        `let_go_seconds`: how long cancelled deliveries may then take to end; None: as long as they need.
 
-        `stall_seconds`: how long nothing may end of what is held before that counts as no progress; None: 30 seconds,
-        or ten leases.
+        `stall_seconds`: how long the held deliveries may make no progress before the consumer counts as stalled; None:
+        30 seconds, or ten leases.
         """
         self._bus = bus
         self._streams = list(streams)
@@ -108,10 +109,10 @@ class Consumer:
         self._full = False
         self._stop = asyncio.Event()
         self._alone: str | None = None
-        """The stream of which one entry shall run alone, or does."""
+        """The stream of the entry that should run alone, or does."""
         self._in_read = False
         self._reconciled: set[Place] = set()
-        """Entries that reconciling took since the current read began: a late reply must not hand them out again."""
+        """Entries that reconciling took since the current read began: a late reply must not deliver them again."""
         self._reading: asyncio.Task[None] | None = None
         self._loops: list[asyncio.Task[None]] = []
         self._burying: set[asyncio.Task[None]] = set()
@@ -121,7 +122,7 @@ class Consumer:
         self._failure: ConfigurationError | None = None
 
     async def start(self) -> None:
-        """Make groups, become known, and take what earlier owners left."""
+        """Create groups, register, and take the deliveries that earlier owners left."""
         await self._bus.make_groups(self._streams)
         await self._owner.enter()
         await self._recall_ended()
@@ -157,9 +158,9 @@ class Consumer:
             self._reading = asyncio.get_running_loop().create_task(self._read(), name="read")
 
     async def stop(self) -> None:
-        """Stop taking, finish what runs (for `finish_seconds`), hand back the rest, leave.
+        """Stop taking, finish running deliveries (for `finish_seconds`), hand back the rest, leave.
 
-        The heartbeat goes on until the last settle, so that nobody adopts what is still being finished.
+        The heartbeat continues until the last settle, so that nobody adopts unfinished deliveries.
         """
         self._stop.set()
         if self._reading is not None:
@@ -187,7 +188,7 @@ class Consumer:
                 await self._bus.leave(unknown)
 
     async def _finish(self) -> None:
-        """Let running deliveries end; in the last part of the time they may only finish the step that they are in."""
+        """Let running deliveries end; in the last part of the time they may only finish their current step."""
         seconds = self._finish_seconds
         part = None if seconds is None else seconds * (1 - DRAIN_PART)
         _, left = await asyncio.wait(list(self._running.values()), timeout=part)
@@ -196,9 +197,9 @@ class Consumer:
             await asyncio.wait(left, timeout=seconds * DRAIN_PART)
 
     async def _hand_back(self) -> None:
-        """What runs still is handed back; the heartbeat goes on, so that nobody adopts it before.
+        """Hand back deliveries that still run; the heartbeat continues, so that nobody adopts them before.
 
-        Code that does not end when it is cancelled is left: once this owner has gone, nothing that it writes counts.
+        Code that does not end when it is cancelled is abandoned: once this owner has left, its writes do not count.
         """
         left = list(self._running.values())
         if left:
@@ -211,17 +212,17 @@ class Consumer:
 
     @property
     def held(self) -> int:
-        """How many deliveries are in hand and not settled."""
+        """The number of held deliveries that are not settled."""
         return len(self._held)
 
     @property
     def silent_seconds(self) -> float:
-        """How long ago the broker last confirmed the heartbeat."""
+        """Seconds since the broker last confirmed the heartbeat."""
         return self._owner.silent_seconds
 
     @property
     def stalled_seconds(self) -> float:
-        """How long what it holds has waited while nothing has ended."""
+        """How long the held deliveries have waited without progress."""
         return self._watch.stalled_seconds
 
     def ready(self) -> bool:
@@ -268,7 +269,7 @@ class Consumer:
                 self._take_read(taken, malformed)
 
     def _take_read(self, taken: Sequence[Delivery], malformed: Sequence[tuple[str, bytes, str]]) -> None:
-        """Take what a read brought, without entries that reconciling took while the reply was on its way."""
+        """Take the entries of a read, without those that reconciling took while the reply was on its way."""
         fresh = [delivery for delivery in taken if (delivery.stream, delivery.entry) not in self._reconciled]
         self._metrics.duplicates_suppressed.inc(len(taken) - len(fresh))
         self._take(fresh, [each for each in malformed if each[:2] not in self._reconciled])
@@ -345,12 +346,12 @@ class Consumer:
         self._watch.progressed()
 
     def _may_be_over(self, delivery: Delivery) -> bool:
-        """Whether its task has ended early, as far as this process knows, or may have before it knew."""
+        """Whether its task has ended early, as far as this process knows, or may have ended before it could know."""
         entry_ms = int(delivery.entry.partition(b"-")[0])
         return delivery.task in self._ended or entry_ms <= self._ended.since_ms
 
     async def _settle_if_over(self, delivery: Delivery) -> bool:
-        """Settle a delivery whose task has ended, without running it. False: its task goes on, run it."""
+        """Settle a delivery whose task has ended, without running it. False: its task continues, so run it."""
         if delivery.task not in self._ended and await self._bus.is_live(delivery.task):
             return False
         await self._settle(delivery)
@@ -363,7 +364,7 @@ class Consumer:
             self._ended.forget(delivery.task)
 
     async def _after_defect(self, delivery: Delivery) -> None:
-        """An error of Weft's own code, or of the server: tried again now and then, but not for ever."""
+        """An error of Weft's own code, or of the server: retried occasionally, but not forever."""
         if delivery.attempt < DEFECT_ATTEMPTS:
             await self._bus.retry(delivery, 1000, b"")
         else:
@@ -395,7 +396,7 @@ class Consumer:
     # -- keeping -----------------------------------------------------------------------------------------------
 
     async def _beating(self) -> None:
-        """The heartbeat; what it hears of stopped tasks reaches the work that runs for them."""
+        """Send the heartbeat, and pass the stopped tasks that it reports to their running work."""
         interval = self._lease / 6
         while True:
             try:
@@ -439,7 +440,7 @@ class Consumer:
                     self._running[place].cancel(STOPPED)
 
     def _on_fenced(self, owner: str) -> None:
-        """Others have declared this owner dead and own what it held: drop it all and come back under a new name."""
+        """Others have declared this owner dead and own its deliveries: drop them all and come back under a new name."""
         if owner != self._bus.owner or any(task.get_name() == "come back" for task in self._loops if not task.done()):
             return
         logger.warning("declared dead after a silence; dropping %d deliveries and taking a new name", len(self._held))
@@ -464,7 +465,8 @@ class Consumer:
         self._loops = [task for task in self._loops if not task.done() and task is not asyncio.current_task()]
 
     async def _tending(self) -> None:
-        """Adopt from the dead; once per lease and after each reconnect, look for entries held without knowing."""
+        """Adopt from dead owners. Once per lease and after each reconnect, look for entries that are held without being
+        known."""
         loop = asyncio.get_running_loop()
         reconnects, reconciled_at = self._bus.transport.reconnects, 0.0
         while True:
@@ -541,7 +543,7 @@ class Consumer:
             logger.info("adopted %d deliveries of %s from dead owners", count, stream)
 
     async def _take_adopted(self, adopted: Adopted) -> int:
-        """Take what was adopted, and give it its head start. Returns how many entries there were."""
+        """Take the adopted entries, and give each a head start. Return how many there were."""
         count = len(adopted.deliveries) + len(adopted.condemned) + len(adopted.malformed)
         self._metrics.adopted_deliveries.inc(count)
         for delivery in adopted.condemned:

@@ -1,4 +1,4 @@
-"""What follows from a failed attempt. Pure: no clock, no broker; chance is an argument."""
+"""Decides what follows a failed attempt. Pure: no clock, no broker; randomness is an argument."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from runtime_core.declare.retry_policy import MAX_DELAY_SECONDS, RetryPolicy
 
 @dataclass(frozen=True, slots=True)
 class RetryAt:
-    """Try again: the broker's timer appends the event when `delay_seconds` have passed."""
+    """Retry: the broker's timer appends the event when `delay_seconds` have passed."""
 
     delay_seconds: float
     attempt: int
-    """The number of the attempt to come."""
+    """The number of the next attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Neither tried again nor failed: kept as a dead letter, the run stays suspended for a rollback or a fix."""
+    """Neither retried nor failed: kept as a dead letter, the run stays suspended for a rollback or a fix."""
 
 
 Decision = RetryAt | GiveUp | Park
@@ -42,11 +42,11 @@ USED_UP = "attempts used up"
 
 
 def decide(attempt: int, policy: RetryPolicy, failed: Failed, random: Callable[[], float]) -> Decision:
-    """Say what happens after `attempt` (from 1) ended as `failed`; `random` gives numbers in [0, 1).
+    """Return what happens after `attempt` (from 1) ended as `failed`; `random` returns numbers in [0, 1).
 
-    The first rule that fits wins: parked, rejected, not retryable, attempts used up, retry. A retry that the
-    code asked for counts as an attempt like any other, so that code which always asks does end; only its delay
-    is the one asked for.
+    The first rule that fits wins: parked, rejected, not retryable, attempts used up, retry. A retry that the code
+    requests counts as an attempt like any other, so code that always requests one does end; only the delay is the
+    requested one.
     """
     if failed.parked:
         return Park()
@@ -69,5 +69,5 @@ def reason_of(decision: GiveUp | Park) -> str:
 
 
 def _usable(seconds: float) -> float:
-    """A delay that user code asked for may be negative, infinite or NaN; a timer's score may not."""
+    """A delay that user code requests may be negative, infinite or NaN; a timer's score may not."""
     return 0.0 if math.isnan(seconds) else min(max(seconds, 0.0), MAX_DELAY_SECONDS)

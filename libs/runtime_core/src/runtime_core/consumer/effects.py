@@ -1,4 +1,4 @@
-"""What a turn or a call asks for, as values. Nothing here touches the broker."""
+"""The effects that a turn or a call requests, as values. Nothing here touches the broker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMPLETED = b"K"
 FAILED = b"E"
 
 WAKE = "!"
-"""The run goes on when this one step has its result."""
+"""The run continues when this one step has its result."""
 NO_WAKE = "0"
 """The run waits for this step, but another step's result wakes it first."""
 
@@ -30,21 +30,21 @@ class Call:
     data: bytes
     """JSON: the arguments of a tool or engine function (an object), or the input of an agent."""
     digest: str
-    """Eight hexadecimal digits over kind, name, key and data: what a replay is compared with."""
+    """Eight hexadecimal digits over kind, name, key and data: a replay compares them."""
     wait: str = WAKE
     """`!` to wake at its result, `0` not to wake, `g<n>` to wake when all steps of group n have results."""
     key: str = ""
-    """The instance key of an agent; empty: an instance of its own run."""
+    """The instance key of an agent; empty for a separate instance per run."""
     pool: str = ""
     snapshot: bytes = b""
-    """Of the asking branch's context (JSON), where it was used."""
+    """The calling branch's context (JSON), if it was used."""
     timeout_ms: int = 0
     """Time limit of a request that goes to another partition; 0: the namespace's."""
 
 
 @dataclass(slots=True)
 class Timer:
-    """A step that the broker answers by itself when it is due (a sleep, or a human's deadline)."""
+    """A step that the broker itself answers when it is due (a sleep, or a human's deadline)."""
 
     step: str
     digest: str
@@ -69,37 +69,37 @@ class Question:
     default: bytes | None = None
     """JSON used as the answer at the deadline; without it the deadline is an error."""
     expects: str = ""
-    """`verdict`: the broker takes no other answer. Empty: any JSON will do."""
+    """`verdict`: the broker accepts no other answer. Empty: any JSON will do."""
 
 
 @dataclass(slots=True)
 class Send:
-    """A message to an agent that nobody waits for: a task of its own, started by the commit."""
+    """A message to an agent that nobody waits for: a separate task, started by the commit."""
 
     step: str
     agent: str
     key: str
     data: bytes
     digest: str = ""
-    """As a Call's: the commit journals the step with it, so that a replay does not send again."""
+    """As in a Call: the commit journals the step with it, so that a replay does not send again."""
 
 
 @dataclass(slots=True)
 class Publish:
-    """A message to every agent that has subscribed to a topic: a task of its own for each."""
+    """A message to every agent that subscribes to a topic: a separate task for each."""
 
     step: str
     topic: str
     key: str
-    """The topic's source: the instance of each agent that gets it. Empty: one of its own."""
+    """The topic's source: the instance of each agent that gets it. Empty for a new one."""
     data: bytes
     digest: str = ""
-    """As a Send's."""
+    """As in a Send."""
 
 
 @dataclass(slots=True)
 class Spend:
-    """What a step has used; the commit adds it to the task's usage and journals the step, so that it counts once."""
+    """A step's usage; the commit adds it to the task's usage and journals the step, so that it counts once."""
 
     step: str
     digest: str
@@ -114,7 +114,7 @@ Effect = Asking | Send | Publish | Spend
 
 @dataclass(slots=True)
 class Suspended:
-    """The turn waits: these are asked for now, those again."""
+    """The turn waits: `calls` start now, and earlier steps are awaited again."""
 
     asked: list[Asking] = field(default_factory=list)
     """In the order of the program."""
@@ -134,7 +134,7 @@ class Completed:
     output: bytes
     """JSON."""
     answer: bytes | None = None
-    """What the asking run's step gets, where that is more than the output."""
+    """The result of the calling run's step, if that is more than the output."""
     sends: list[Send | Publish] = field(default_factory=list)
     spends: list[Spend] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
@@ -144,24 +144,24 @@ class Completed:
 
 @dataclass(slots=True)
 class Failed:
-    """The attempt is over with an error; whether it is tried again is the policy's decision."""
+    """The attempt ended with an error; the policy decides whether it is retried."""
 
     type: str
     message: str
     traceback: str = ""
     retryable: bool = True
     retry_after_seconds: float | None = None
-    """Set where the code asked for a retry at a given time."""
+    """Set if the code requested a retry at a given time."""
     counts: bool = True
-    """False: nothing was tried, since what it needs was not there."""
+    """False: nothing was tried, since a requirement was missing."""
     parked: bool = False
     """The journal and the code disagree: the run waits for a rollback or a fix."""
     rejected: bool = False
-    """The code said that this will not work: fail without a dead letter."""
+    """The code declared that this will not work: fail without a dead letter."""
     cancelled: bool = False
     """The code has chosen this end: the task whose first run this is ends as cancelled."""
     ends_task: bool = False
-    """Over a limit of the task: all of it ends, whichever of its runs this is."""
+    """Over a limit of the task: the whole task ends, whichever of its runs this is."""
     spends: list[Spend] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""The tasks that ended early, as far as one consumer has heard of them."""
+"""The tasks that ended early, as far as one consumer knows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 MOST_TASKS = 10_000
 KEEP_MS = 600_000
-"""The broker remembers a stopped task for as long (`stop_running` in shared/ends.lua)."""
+"""The broker remembers a stopped task for this long (`stop_running` in shared/ends.lua)."""
 
 
 class EndedTasks:
@@ -20,13 +20,13 @@ class EndedTasks:
         self._most = most
         self._ended: OrderedDict[str, int] = OrderedDict()
         self.since_ms = 0
-        """Nothing is known of tasks that ended up to this time: an entry as old may belong to one of them."""
+        """Nothing is known about tasks that ended before this time: an entry as old may belong to one of them."""
 
     def __contains__(self, task: str) -> bool:
         return task in self._ended
 
     def heard(self, tasks: Iterable[str], now_ms: int, asked_from_ms: int) -> None:
-        """Add the tasks that a heartbeat told of: those that ended since `asked_from_ms`."""
+        """Add the tasks that a heartbeat reported: those that ended since `asked_from_ms`."""
         if now_ms - asked_from_ms > KEEP_MS:
             self.since_ms = max(self.since_ms, now_ms - KEEP_MS)  # the broker has forgotten some of them
         for task in tasks:
@@ -35,7 +35,7 @@ class EndedTasks:
             self._drop_oldest()
 
     def recalled(self, found: Iterable[tuple[str, int]], now_ms: int) -> None:
-        """Add all that the broker remembers: tasks and when they ended, oldest first."""
+        """Add all tasks that the broker remembers, with their end times, oldest first."""
         self.since_ms = max(self.since_ms, now_ms - KEEP_MS)
         for task, ended_ms in found:
             self._add(task, ended_ms)

@@ -1,4 +1,4 @@
-"""Leading a role: one owner at a time, under an epoch that fences the one before."""
+"""Leading a role: one owner at a time, under an epoch that fences the previous one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime_core.telemetry.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 TELL_AGAIN_SECONDS = 60.0
-"""When the same reason for work that cannot go on is told once more."""
+"""How often the same reason for a stopped work is logged again."""
 
 
 class Leader:
@@ -36,7 +36,7 @@ class Leader:
         work: Callable[[int], Awaitable[None]],
         watch: ProgressWatch | None = None,
     ) -> None:
-        """`watch` is told while the broker owes the heartbeat an answer."""
+        """`watch` is informed while the broker owes the heartbeat an answer."""
         self._bus = bus
         self._watch = watch or ProgressWatch(math.inf)
         self._role = role
@@ -66,7 +66,7 @@ class Leader:
         self._keeping = asyncio.create_task(self._keep(), name=f"lead {self._role}")
 
     async def stop(self) -> None:
-        """Give up the lead at once, so that another need not wait for the lease."""
+        """Give up the lead immediately, so that another process need not wait for the lease."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.wait((self._keeping,))
@@ -117,7 +117,7 @@ class Leader:
             self._working = asyncio.create_task(self._run(epoch), name=self._role)
 
     def _tell(self, reason: str) -> None:
-        """Several times a second nothing new would be said, for as long as a disk is full."""
+        """Logging it several times a second would say nothing new for as long as a disk is full."""
         now = time.monotonic()
         if reason != self._told or now - self._told_at > TELL_AGAIN_SECONDS:
             self._told, self._told_at = reason, now
@@ -139,7 +139,7 @@ class Leaders(ABC):
     def __init__(
         self, buses: Sequence[EventBus], roles: Sequence[str], service: str, lease_seconds: float, metrics: Metrics
     ) -> None:
-        """`roles` names what is led on each of the buses."""
+        """`roles` has the role to lead on each of the buses."""
         self._buses = buses
         self._lease = lease_seconds
         self._metrics = metrics

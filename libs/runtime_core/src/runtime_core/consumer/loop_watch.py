@@ -1,9 +1,9 @@
-"""Finds code that holds the event loop, says where it is, and ends it there.
+"""Finds code that blocks the event loop, logs where it is, and interrupts it.
 
-A loop that is held beats no heart: others declare the process dead, adopt all that it holds, and in the end convict
-whoever happened to be in hand. So a thread looks whether the loop still turns. Where it does not, it logs the loop's
-stack and signals the loop's thread; the handler of the signal runs there, between two instructions of the code that
-holds the loop, or inside its `time.sleep`, and raises `LoopInterrupt`.
+A blocked loop sends no heartbeat: others declare the process dead, adopt all of its deliveries, and in the end blame
+whichever was held. So a thread checks whether the loop still turns. If it does not, the thread logs the loop's stack
+and signals the loop's thread. The signal handler runs there, between two instructions of the code that blocks the loop,
+or inside its `time.sleep`, and raises `LoopInterrupt`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 SIGNAL = getattr(signal, "SIGURG", None)
 """Ignored by default, and used by nothing else here: a stray one does no harm. None on Windows."""
 LOOKS = 20
-"""How often the thread looks before the limit has passed."""
+"""How often the thread checks before the limit has passed."""
 LEASE_PART = 0.75
-"""Of a lease: the last heartbeat may be a sixth of a lease older than the last turn of the loop."""
+"""A share of the lease: the last heartbeat may be a sixth of a lease older than the last turn of the loop."""
 STACK_FRAMES = 20
 
 _OURS = frozenset({"runtime_core", "weft", "asyncio", "uvloop"})
@@ -41,7 +41,8 @@ class LoopWatch:
         self._look_seconds = limit_seconds / LOOKS
         self._turns = 0
         self._held_seconds = 0.0
-        """How long the loop has been held; 0: it turns. The thread writes it, and the handler once it has raised."""
+        """How long the loop has been blocked; 0 if it turns. The thread writes it, and the handler once it has
+        raised."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="loop watch", daemon=True)
         self._timer: asyncio.TimerHandle | None = None
@@ -109,10 +110,10 @@ class LoopWatch:
 
 
 def interruptible(frame: FrameType | None) -> bool:
-    """Whether an exception may be raised in this frame: in the user's code, or a library that it has called.
+    """Whether an exception may be raised in this frame: in the user's code, or in a library that it has called.
 
-    Not in Weft or asyncio, which might be left half changed, and not in an import. The code goes on, and the next
-    signal may find it elsewhere.
+    Not in Weft or asyncio, which might be left half changed, and not in an import. The code then continues, and the
+    next signal may find it elsewhere.
     """
     users = False
     while frame is not None:
@@ -128,7 +129,7 @@ def interruptible(frame: FrameType | None) -> bool:
 
 
 def _users(frame: FrameType) -> FrameType:
-    """The innermost frame that is not of the standard library."""
+    """The innermost frame outside the standard library."""
     at: FrameType | None = frame
     while at is not None:
         if str(at.f_globals.get("__name__", "")).partition(".")[0] not in sys.stdlib_module_names:
@@ -138,7 +139,7 @@ def _users(frame: FrameType) -> FrameType:
 
 
 def _idle(frame: FrameType) -> bool:
-    """Whether the loop waits for something to do: it is late only since the machine is busy."""
+    """Whether the loop waits for something to do: it is late only because the machine is busy."""
     return str(frame.f_globals.get("__name__", "")) in ("asyncio.runners", "selectors")
 
 

@@ -12,7 +12,7 @@ from runtime_core.errors import Fenced
 
 
 def incarnation(service: str) -> str:
-    """A name that never comes back: service, host, process, boot time and chance."""
+    """A name that is never reused: service, host, process, boot time and a random part."""
     return f"{service}@{socket.gethostname()}.{os.getpid()}.{time.time_ns() // 1_000_000:x}.{secrets.token_hex(4)}"
 
 
@@ -45,10 +45,10 @@ class Owner:
         self._heard = time.monotonic()
 
     async def beat(self) -> list[str]:
-        """Say that this owner lives. Returns the tasks that ended early since the last beat.
+        """Report that this owner lives. Return the tasks that ended early since the last beat.
 
-        Raises Fenced where it was declared dead, also by itself: an owner that was silent for a lease may have
-        been adopted from, and must not write under its old name.
+        Raises Fenced if it was declared dead, also by itself: others may have adopted from an owner that was silent for
+        a lease, so it must not write under its old name.
         """
         try:
             self._since, stopped, _ = await self._bus.beat(self._lease_ms, False, self._since)

@@ -1,4 +1,4 @@
-"""Whether a process gets anywhere: work that waits while nothing moves is not healthy."""
+"""Whether a process makes progress: waiting work without progress is unhealthy."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ class ProgressWatch:
         self._asked_at = 0.0
 
     def waiting(self, waits: bool) -> None:
-        """Says whether there is work for this process now. Saying the same again changes nothing."""
+        """Report whether there is work for this process now. Reporting the same again changes nothing."""
         if waits and not self._waiting:
             self._since = self._monotonic()
         self._waiting = waits
 
     def progressed(self) -> None:
-        """Says that a piece of work was taken, or has ended."""
+        """Report that a piece of work was taken, or has ended."""
         self._since = self._monotonic()
 
     def asks_broker(self, broker: Hashable) -> None:
-        """Says that this broker, one of several, is asked something. Asking again before its answer changes nothing."""
+        """Report that this broker, one of several, got a request. Another one before its answer changes nothing."""
         if not self._asked:
             self._asked_at = self._monotonic()
         self._asked.add(broker)
 
     def broker_answered(self, broker: Hashable) -> None:
-        """Says that this broker serves: the clock goes on once all that were asked have answered."""
+        """Report that this broker answers: the clock continues once all brokers with requests have answered."""
         if broker in self._asked:
             self._asked.remove(broker)
             if not self._asked:
@@ -59,7 +59,7 @@ class ProgressWatch:
 
     @property
     def stalled_seconds(self) -> float:
-        """How long work has waited while nothing has progressed and the brokers served; 0 where none waits."""
+        """How long work has waited without progress while the brokers answered; 0 if none waits."""
         now = self._asked_at if self._asked else self._monotonic()
         return max(0.0, now - self._since) if self._waiting else 0.0
 

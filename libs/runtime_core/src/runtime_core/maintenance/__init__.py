@@ -1,1 +1,2 @@
-"""Periodic work on a partition, done by its leader: sweeps, measures, dead letters, the server's clock and memory."""
+"""Periodic work on a partition, done by its leader: sweeps, measurements, dead letters, the server's clock and
+memory."""

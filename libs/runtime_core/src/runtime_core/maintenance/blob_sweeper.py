@@ -15,14 +15,14 @@ INTERVAL_SECONDS = 600.0
 
 
 class BlobSweeper:
-    """The blob store's only chore; run by the leader of the first partition."""
+    """The blob store's only housekeeping; the leader of the first partition runs it."""
 
     def __init__(self, settings: Settings, interval_seconds: float = INTERVAL_SECONDS) -> None:
         self._settings = settings
         self._interval_seconds = interval_seconds
 
     async def run(self) -> None:
-        """Sweep until cancelled; a store that cannot be reached is told in the log and tried again."""
+        """Sweep until cancelled; an unreachable store is logged and retried."""
         if self._settings.blob_url is None:
             return
         while True:
@@ -37,7 +37,7 @@ class BlobSweeper:
             await asyncio.sleep(self._interval_seconds)
 
     def sweep(self) -> int:
-        """Erase what is too old; how many blobs that were."""
+        """Erase old blobs and return their number."""
         assert self._settings.blob_url is not None  # `run` has looked
         before = time.time() - self._settings.blob_retention_seconds
         return open_blobs(self._settings.blob_url).sweep(self._settings.namespace, before)

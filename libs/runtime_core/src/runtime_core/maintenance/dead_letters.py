@@ -1,4 +1,4 @@
-"""Dead letters: what will not be tried again; listed, grouped, driven again, dropped."""
+"""Dead letters: deliveries that will not be retried; listed, grouped, redriven, dropped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EVENT = "event:"
 
 By = Literal["error", "name", "reason", "stream"]
 OVERHEAD_BYTES = 256
-"""What a letter costs the server besides its fields, as `letters.lua` counts it."""
+"""A dead letter's cost on the server besides its fields, as `letters.lua` counts it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class DeadLetter:
     """One dead letter."""
 
     letter_id: str
-    """The entry id; where the namespace has several partitions, `partition/entry id`."""
+    """The entry id; with several partitions, `partition/entry id`."""
     partition: int
     entry: str
     fields: dict[str, bytes]
-    """As they are on the stream."""
+    """The fields as they are on the stream."""
 
     def without_secrets(self) -> DeadLetter:
-        """The letter as it may be shown; what is redriven is what is kept."""
+        """The dead letter in displayable form; a redrive uses the stored one."""
         secrets = redactor()
         shown = {
             name: secrets.data(value)
@@ -60,7 +60,7 @@ class DeadLetter:
 
     @property
     def stream(self) -> str:
-        """The stream that the delivery was on, without its base: `agent`, `tool:gpu`, `tasks`."""
+        """The stream of the delivery, without its base: `agent`, `tool:gpu`, `tasks`."""
         return self._text("stream")
 
     @property
@@ -69,7 +69,7 @@ class DeadLetter:
 
     @property
     def delivery(self) -> str:
-        """The entry id that the delivery had."""
+        """The entry id of the delivery."""
         return self._text("entry")
 
     @property
@@ -82,7 +82,7 @@ class DeadLetter:
 
     @property
     def name(self) -> str:
-        """The agent, tool or engine function that failed; for a rejected submit the field that is wrong."""
+        """The agent, tool or engine function that failed; for a rejected submit the wrong field."""
         return self._text("name") or self._text("field")
 
     @property
@@ -105,7 +105,7 @@ class DeadLetter:
 
     @property
     def error(self) -> dict[str, Any]:  # Any: JSON
-        """`type`, `message`, and where there is one `traceback`."""
+        """`type`, `message`, and `traceback` if there is one."""
         found = readable(self.fields.get("error", b""))
         return found if isinstance(found, dict) else {"type": "", "message": str(found or "")}
 
@@ -126,26 +126,26 @@ class DeadLetter:
 
     @property
     def size(self) -> int:
-        """The bytes that it counts for on the broker."""
+        """Its size in bytes, as the broker counts it."""
         return OVERHEAD_BYTES + sum(len(name.encode()) + len(value) for name, value in self.fields.items())
 
     @property
     def cut(self) -> dict[str, Any]:  # Any: JSON
-        """What was too large to keep; empty for a letter that is whole.
+        """The fields that were too large to keep; empty for a complete dead letter.
 
-        `bytes` of all fields as they came; `fields` of which only a head is kept, each with its `bytes` and `sha256`
-        (or `sha1`); `left_out`: how many fields were dropped.
+        `bytes` of all fields as they came; `fields` that are truncated, each with its `bytes` and `sha256` (or `sha1`);
+        `left_out`: how many fields were dropped.
         """
         found = readable(self.fields.get("cut", b""))
         return found if isinstance(found, dict) else {}
 
     @property
     def data(self) -> object:
-        """What the delivery carried: an input, arguments, or the data of a rejected event."""
+        """The data of the delivery: an input, arguments, or the data of a rejected event."""
         return readable(self.fields.get(_EVENT + "data", self.fields.get("d", b"")))
 
     def group_key(self, by: By) -> str:
-        """What letters are counted by."""
+        """The properties by which dead letters are grouped."""
         if by == "error":
             message = str(self.error.get("message", "")).partition("\n")[0]
             return ": ".join(part for part in (str(self.error.get("type", "")), message) if part)
@@ -167,7 +167,7 @@ class DeadLetter:
         }
 
     def details(self) -> dict[str, Any]:  # Any: JSON
-        """Everything that is kept."""
+        """Everything that is stored."""
         return {
             **self.summary(),
             "group": self.group,
@@ -184,7 +184,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which letters are meant; what is empty chooses all."""
+    """A filter for dead letters; empty fields select all."""
 
     reason: str = ""
     name: str = ""
@@ -200,7 +200,7 @@ EVERY = Selection()
 
 @dataclass(frozen=True, slots=True)
 class LetterGroup:
-    """Letters that have something in common."""
+    """Dead letters that have something in common."""
 
     key: str
     count: int
@@ -211,12 +211,12 @@ class LetterGroup:
 
 @dataclass(frozen=True, slots=True)
 class LetterSizes:
-    """How many bytes dead letters take."""
+    """The size of the dead letters."""
 
     shares: dict[str, int]
     """By share, the largest first: a stream, `replyto` for answers, `parked` for runs that wait for their letter."""
     bound: int
-    """What all shares but `parked` may have together; 0 where no state-manager has said so yet."""
+    """The limit for all shares but `parked` together; 0 if no state-manager has set it yet."""
     trimmed: int
     """How many letters were trimmed so far."""
 
@@ -232,11 +232,11 @@ class DeadLetters:
         self._buses = buses
 
     async def count(self) -> int:
-        """How many there are."""
+        """The number of dead letters."""
         return sum([cast(int, await bus.transport.call("XLEN", bus.keys.dead)) for bus in self._buses])
 
     async def sizes(self) -> LetterSizes:
-        """How many bytes letters take, by share and over all partitions."""
+        """The bytes of dead letters, by share and over all partitions."""
         shares: Counter[str] = Counter()
         bound = trimmed = 0
         for bus in self._buses:
@@ -248,7 +248,7 @@ class DeadLetters:
         return LetterSizes(dict(shares.most_common()), bound, trimmed)
 
     async def newest(self, limit: int, selection: Selection = EVERY) -> list[DeadLetter]:
-        """Up to `limit` letters, the newest first."""
+        """Return up to `limit` dead letters, the newest first."""
         found: list[DeadLetter] = []
         for bus in self._buses:
             of_partition: list[DeadLetter] = []
@@ -261,7 +261,7 @@ class DeadLetters:
         return sorted(found, key=lambda letter: position(letter.entry), reverse=True)[:limit]
 
     async def counted(self, by: By, selection: Selection = EVERY) -> list[LetterGroup]:
-        """Letters counted by what they have in common, the most frequent first."""
+        """Return dead letters counted by a common property, the most frequent first."""
         counts: Counter[str] = Counter()
         sizes: Counter[str] = Counter()
         newest: dict[str, DeadLetter] = {}
@@ -274,14 +274,14 @@ class DeadLetters:
         return [LetterGroup(key, count, sizes[key], newest[key]) for key, count in counts.most_common()]
 
     async def all(self, selection: Selection = EVERY) -> AsyncIterator[DeadLetter]:
-        """Every letter that is there now, the oldest of each partition first; what comes in meanwhile is left out."""
+        """Yield every current dead letter, the oldest of each partition first; newer ones are left out."""
         for bus in self._buses:
             async for letter in self._walk(bus, newest_first=False):
                 if letter in selection:
                     yield letter
 
     async def get(self, letter_id: str) -> DeadLetter:
-        """Raises InvalidInput (`letter_id`) where there is none."""
+        """Raises InvalidInput (`letter_id`) if there is none."""
         bus, entry = self._place(letter_id)
         found = pairs(await bus.transport.call("XRANGE", bus.keys.dead, entry, entry))
         if not found:
@@ -289,11 +289,11 @@ class DeadLetters:
         return self._letter(bus, *found[0])
 
     async def redrive(self, letter_id: str, *, reopen: bool = False, data: bytes = b"") -> str:
-        """Give a letter's delivery to the consumer that failed, with its attempts counted again; returns its task.
+        """Return a dead letter's delivery to the consumer that failed, with a new count of attempts; return its task.
 
-        `reopen` lets an ended task go on; `data` (JSON) replaces what was sent. A rejected entry goes to the ingress
-        again under the id it had, so that doing this twice starts one task; its task may not be known yet (``).
-        Raises InvalidInput where there is no such letter, or nothing that waits for it.
+        `reopen` lets an ended task continue; `data` (JSON) replaces the old data. A rejected entry goes to the ingress
+        again under its old id, so repeating this starts one task; its task may not be known yet (``). Raises
+        InvalidInput if there is no such dead letter, or nothing waits for it.
         """
         letter = await self.get(letter_id)
         bus, entry = self._place(letter_id)
@@ -325,7 +325,7 @@ class DeadLetters:
         )
 
     async def drop(self, letter_id: str) -> None:
-        """Forget a letter. Raises InvalidInput where there is none."""
+        """Drop a dead letter. Raises InvalidInput if there is none."""
         bus, entry = self._place(letter_id)
         if not await bus.drop_letter(entry):
             raise _missing(letter_id)
@@ -425,7 +425,7 @@ def _missing(letter_id: str) -> InvalidInput:
 
 
 def _with_data(event: bytes, data: bytes) -> bytes:
-    """A structured event with other data. Raises InvalidInput where the event cannot be read."""
+    """A structured event with other data. Raises InvalidInput if the event cannot be read."""
     try:
         members = msgspec.json.decode(event, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, RecursionError) as error:

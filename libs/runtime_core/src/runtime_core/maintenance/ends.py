@@ -1,4 +1,4 @@
-"""Follows a partition's record: counts and tells the tasks that ended, and lets the record be trimmed."""
+"""Follows a partition's record: counts and reports ended tasks, and lets the record be trimmed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from runtime_core.telemetry.spans import tracing
 LINES_AT_ONCE = 20
 READ_AT_ONCE = 5000
 AGENTS_SECONDS = 5.0
-"""How long the agents that were read are taken for all."""
+"""How long the last list of agents is used."""
 OTHER = "other"
 """Tasks of agents that no app has declared, such as those that run hooks of a task's end."""
 
@@ -50,7 +50,7 @@ class Ends:
             metrics.tasks_ended[OTHER, status]
 
     async def follow(self) -> None:
-        """Count the tasks that ended, and publish how far this group has come: trimming follows the slower one."""
+        """Count the ended tasks, and publish this group's position: trimming follows the slower one."""
         call, keys = self._bus.transport.call, self._bus.keys
         if not self._cursor:
             self._cursor = await self._published_cursor()
@@ -78,7 +78,7 @@ class Ends:
             await self._bus.publish_cursor(STATE_MANAGER, self._cursor)
 
     async def _read_agents(self) -> None:
-        """Agents that apps have declared: they have series of their own, from the start."""
+        """Agents that apps have declared: each has its own series from the start."""
         self._agents_read = time.monotonic()
         known = cast(list[bytes], await self._bus.transport.call("HKEYS", self._bus.keys.agents))
         for agent in {name.decode() for name in known} - self._agents:
@@ -116,7 +116,7 @@ class Ends:
 
 @dataclass(slots=True)
 class _End:
-    """What the record says of a task that has ended."""
+    """The record's data about an ended task."""
 
     task: str
     status: str
@@ -125,11 +125,11 @@ class _End:
     created_ms: float
     ended_ms: float
     error: str
-    """The type of the error of one that has failed."""
+    """The type of the error of a failed task."""
     trace: str
     """The traceparent in its context, or empty."""
     again: bool
-    """Whether it had ended before, and was opened again."""
+    """Whether it had ended before, and was reopened."""
 
     @property
     def seconds(self) -> float:
@@ -147,7 +147,7 @@ def _task_end(fields: list[bytes]) -> _End | None:
 
 
 def _tell(ends: list[_End]) -> None:
-    """A line for each task, or one for many: a person reads these."""
+    """Log a line for each task, or one for many: people read these."""
     if len(ends) > LINES_AT_ONCE:
         counts = Counter(end.status for end in ends)
         logger.info("%d tasks ended: %s", len(ends), ", ".join(f"{count} {status}" for status, count in counts.items()))

@@ -1,4 +1,4 @@
-"""Watches steps of engines that no gateway serves: they wait as long as their tasks say, and then they end."""
+"""Watches engine steps without a gateway: they wait as long as their tasks allow, and then end."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from runtime_core.wire.results import ENDED
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""Between two looks, where no other chores say how often."""
+"""The time between two checks, unless other housekeeping sets it."""
 WARN_SECONDS = 60.0
 PAGE = 500
-"""How many steps of a stream one look reads; the next one goes on behind them."""
+"""How many steps of a stream one check reads; the next one continues behind them."""
 
 
 class EngineWatch:
-    """One partition's, run by who leads it. Steps of a stream that is served are its gateways' to end."""
+    """The watch of one partition, run by its leader. The gateways of a served stream end its steps."""
 
     def __init__(self, bus: EventBus, *, anyone_may_come: bool = True) -> None:
-        """Where nobody may come, since there is one process and no gateway in it, no step waits."""
+        """In a single process without a gateway, none can come, so no step waits."""
         self._bus = bus
         self._anyone_may_come = anyone_may_come
         self._warned: dict[str, float] = {}
         self._read: dict[str, str] = {}
-        """The last entry that was read of a stream, where there were more."""
+        """The last entry that was read of a stream, if there were more."""
 
     async def look(self) -> None:
-        """Look at all streams; most namespaces have none."""
+        """Check all streams; most namespaces have none."""
         now = time.monotonic()
         for stream in cast(list[bytes], await self._bus.transport.call("HKEYS", self._bus.keys.engines)):
             await self._look_at(stream.decode(), now)

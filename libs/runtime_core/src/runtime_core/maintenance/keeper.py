@@ -1,4 +1,4 @@
-"""Keeps a partition tidy: its chores one after the other, while this process leads."""
+"""Keeps a partition tidy: runs its housekeeping, one job after the other, while this process leads."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Chore = Callable[[], Awaitable[object]]
 
 INTERVAL_SECONDS = 0.5
 REFILL = 32
-"""Up to how many unread entries of a work stream tasks are moved that wait for their tenants' turns."""
+"""Waiting tasks move onto a work stream up to this many unread entries."""
 RETENTION_SECONDS = 3600
-"""Of tasks that have ended, where neither the settings nor the namespace say."""
+"""The retention of ended tasks, if neither the settings nor the namespace set it."""
 
 
 class Keeper:
-    """One partition's chores; run by the leader only."""
+    """One partition's housekeeping; only the leader runs it."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Keeper:
         )
 
     async def run(self) -> None:
-        """Do the chores until cancelled; wait for a broker that is away."""
+        """Run the housekeeping until cancelled; wait for an unavailable broker."""
         while True:
             try:
                 await self.tidy()
@@ -69,7 +69,7 @@ class Keeper:
             await asyncio.sleep(INTERVAL_SECONDS)
 
     async def tidy(self) -> None:
-        """Do each chore once. At `maxmemory` the server refuses some, and the others make room."""
+        """Run each job once. At `maxmemory` the server refuses some, and the others free memory."""
         for chore in self._chores:
             try:
                 await chore()

@@ -1,4 +1,4 @@
-"""Watches the server's clock, by which timers run, and its memory, before it is full."""
+"""Watches the server's clock, which timers use, and its memory, before it is full."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ logger = logging.getLogger(__name__)
 
 
 class ClockWatch:
-    """Compares the server's clock with this process's monotonic one, from look to look."""
+    """Compares the server's clock with this process's monotonic one, at each check."""
 
     def __init__(self, bus: EventBus) -> None:
         self._bus = bus
         self._clock: tuple[float, float] | None = None
 
     async def look(self) -> None:
-        """Undo a step of the server's clock by an offset that the timers are read with.
+        """Undo a step of the server's clock with an offset that is applied when timers are read.
 
-        A step forward would fire every retry and deadline at once, one back would stop them.
+        A step forward would fire every retry and deadline immediately, and a step back would stop them.
         """
         call, keys = self._bus.transport.call, self._bus.keys
         before = time.monotonic()
@@ -40,11 +40,11 @@ class ClockWatch:
 
 
 MEMORY_LIMIT = 0.8
-"""Of `maxmemory`: above it submits are answered with `overloaded`, while commits go on."""
+"""A share of `maxmemory`: above it submits get the answer `overloaded`, while commits continue."""
 
 
 async def watch_memory(bus: EventBus) -> None:
-    """Say in the partition's `meta` that the broker is over its limit, or that it is no more."""
+    """Store in the partition's `meta` whether the broker is over its limit."""
     memory = await server_memory(bus.transport)
     limit, used = int(memory.get("maxmemory", 0)), int(memory.get("used_memory", 0))
     over = limit > 0 and used > limit * MEMORY_LIMIT

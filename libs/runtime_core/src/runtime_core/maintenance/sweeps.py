@@ -1,4 +1,4 @@
-"""Forgets what is past its time, and keeps dead letters within their bounds."""
+"""Deletes expired data, and keeps dead letters within their bounds."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 2.0
 RECOUNT_SECONDS = 60.0
-"""The shortest time between two counts of all letters."""
+"""The shortest time between two counts of all dead letters."""
 MEMORY_SHARE = 10
 """Dead letters of all partitions take no more than this part (one tenth) of the server's `maxmemory`."""
 
 
 class LetterKeeper:
-    """One partition's; run by its leader. Functions of the bus keep to the bound that it stores."""
+    """The sweeps of one partition; run by its leader. Functions of the bus enforce the bound that it stores."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class LetterKeeper:
         self._seen: dict[tuple[str, str], int] | None = None
 
     async def look(self) -> None:
-        """Trim what is too old or too much, unless that was done a moment ago."""
+        """Trim old or excess dead letters, unless that was done a moment ago."""
         if time.monotonic() - self._looked < INTERVAL_SECONDS:
             return
         self._looked = time.monotonic()
         await self.trim()
 
     async def trim(self) -> None:
-        """Trim until the bounds hold, and log what went since the last time, by whomever."""
+        """Trim until the bounds hold, and log everything trimmed since the last time, by any process."""
         if self._seen is None:
             self._seen = await trimmed_letters(self._bus)
         bound = await self._bound()
@@ -69,7 +69,7 @@ class LetterKeeper:
         self._seen = now
 
     async def _bound(self) -> int:
-        """The setting; less on a small server, which letters must not fill."""
+        """The setting; less on a small server, which dead letters must not fill."""
         memory = await server_memory(self._bus.transport)
         limit = int(memory.get("maxmemory", 0))
         if not limit:
@@ -83,7 +83,7 @@ DEDUPE_MS = 24 * 3600 * 1000
 
 
 async def sweep_index(bus: EventBus, retention_ms: int) -> None:
-    """Forget tasks whose hash has expired; those that still run are looked at again a retention later."""
+    """Forget tasks whose hash has expired; running ones are checked again a retention later."""
     call, keys = bus.transport.call, bus.keys
     before = time.time_ns() // 1_000_000 - retention_ms
     # All that is due, however much: a fixed share per interval would fall behind a high rate of tasks for good.
@@ -112,7 +112,8 @@ async def forget_old_submits(bus: EventBus) -> None:
 
 
 async def sweep_quarantine(bus: EventBus) -> None:
-    """Forget deaths of entries that are no more: whoever ended them may not have known of their quarantine."""
+    """Forget deaths of entries that no longer exist: the process that ended them may not have known of their
+    quarantine."""
     call, keys = bus.transport.call, bus.keys
     for field in cast(list[bytes], await call("HKEYS", keys.quarantine)):
         stream, _, entry = field.decode().rpartition("|")
