@@ -1,2 +1,1 @@
-"""Periodic work on a partition, done by its leader: sweeps, measurements, dead letters, the server's clock and
-memory."""
+"""Periodic work on a partition by its leader: sweeps, measurements, dead letters, the clock and memory of the server."""
