@@ -1,0 +1,176 @@
+"""A run of an agent object's handler: its steps, and its ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import pytest
+
+from runtime_core.actors.actor import ActorDefinition, ActorRun, Actors, current_run
+from runtime_core.actors.identity import AgentId, TopicId
+from runtime_core.actors.instances import Instances
+from runtime_core.actors.message import MessageEnvelope, content_of, encode_envelope
+from runtime_core.actors.serialization import SerializationRegistry
+from runtime_core.actors.vocabulary import native
+from runtime_core.bus.replies import Answer
+from runtime_core.bus.values import RunFields
+from runtime_core.consumer.effects import COMPLETED, Call, Completed, Failed, Publish, Send
+from runtime_core.declare.declaration import Place
+from runtime_core.errors import BusError
+from runtime_core.ids import step_digest
+from runtime_core.runs.journal import packed_now
+from runtime_core.runs.ports import Attempt, Meta, Workplace
+from tests.unit.run_world import World
+
+Handle = Callable[[ActorRun], Awaitable[None]]
+
+TOPIC = TopicId("news", "all")
+ECHO = AgentId("echo", "one")
+
+
+class Broker(World):
+    """Answers what is asked in mid-turn with null, or fails."""
+
+    def __init__(self, fault: BusError | None = None) -> None:
+        super().__init__()
+        self.fault = fault
+        self.left: list[str] = []
+        """Steps that have left in mid-turn, in order."""
+
+    async def ask(
+        self, calls: Sequence[Call], sends: Sequence[Send | Publish] = (), state: bytes = b""
+    ) -> dict[str, asyncio.Future[Answer]]:
+        if self.fault is not None:
+            raise self.fault
+        self.left += [each.step for each in (*sends, *calls)]
+        answers = {call.step: asyncio.get_running_loop().create_future() for call in calls}
+        for call in calls:
+            answers[call.step].set_result(Answer(packed_now(call.digest, COMPLETED)))
+        return answers
+
+
+def run_of(
+    handle: Handle, broker: Broker, *, seconds: float = 30.0, journal: Mapping[str, bytes] | None = None
+) -> ActorRun:
+    """A run whose handler calls `handle` with it."""
+    registry = SerializationRegistry()
+
+    class Handler:
+        async def on_message(self, message: object, ctx: object) -> None:
+            run = current_run(actors)
+            assert run is not None
+            await handle(run)
+
+        async def close(self) -> None:
+            """Nothing to close."""
+
+    async def build(type: str, key: str) -> Handler:
+        return Handler()
+
+    actors = Actors(native(), registry, Instances(build, native().keeps_state, 10), lambda error: None)
+    definition = ActorDefinition("handler", actors, Place(__file__, 1), timeout_seconds=seconds)
+    data = encode_envelope(MessageEnvelope(content_of("go", registry), message_id="m"))
+    stored = RunFields(data=data, started_ms=1, journal=dict(journal or {}))
+    return ActorRun(definition, Attempt("t-1", "r", key="one"), stored, broker, Workplace(broker.functions), Meta())
+
+
+async def test_steps_are_named_after_what_they_say() -> None:
+    """Processes of other releases find these ids in the journal: they may not change."""
+    told, asked = MessageEnvelope(message_id="told"), MessageEnvelope(message_id="asked")
+
+    async def handle(run: ActorRun) -> None:
+        for _ in range(2):
+            run.publish(TOPIC, told)
+            await run.request(ECHO, asked, None)
+
+    broker = Broker()
+    assert isinstance(await run_of(handle, broker).advance(), Completed)
+    published = step_digest("publish", "news", "all", encode_envelope(told))
+    requested = step_digest("agent", "echo", "one", encode_envelope(asked))
+    assert broker.left == [f"p{published}.0", f"c{requested}.0", f"p{published}.1", f"c{requested}.1"]
+
+
+async def test_what_left_in_an_earlier_attempt_leaves_once_and_is_recorded() -> None:
+    async def handle(run: ActorRun) -> None:
+        run.publish(TOPIC, MessageEnvelope())
+        await run.request(ECHO, MessageEnvelope(), None)
+
+    first = Broker()
+    await run_of(handle, first).advance()
+    journal = {step: packed_now(step[1:9]) for step in first.left}
+    again = Broker()
+    result = await run_of(handle, again, journal=journal).advance()
+    assert isinstance(result, Completed)
+    assert (again.left, result.sends) == ([], [])
+    assert [(row.kind, row.step) for row in result.steps] == [("publish", first.left[0])]
+    [message] = [json.loads(bytes(row.input)) for row in result.steps]
+    assert message["message_id"], "a message without an id gets one that each attempt repeats"
+
+
+async def test_a_handler_that_takes_too_long_fails_for_good() -> None:
+    async def handle(run: ActorRun) -> None:
+        await asyncio.Event().wait()
+
+    result = await run_of(handle, Broker(), seconds=0.05).advance()
+    assert isinstance(result, Failed)
+    assert (result.type, result.retryable) == ("TimeLimit", False)
+    assert "a handler of agent 'handler' ran for more than 0.05 s" in result.message
+
+
+async def test_an_error_of_the_broker_ends_the_run_whatever_the_handler_makes_of_it() -> None:
+    async def handle(run: ActorRun) -> None:
+        try:
+            await run.request(ECHO, MessageEnvelope(), None)
+        except BaseException:
+            return
+
+    with pytest.raises(BusError, match="gone"):
+        await run_of(handle, Broker(BusError("gone"))).advance()
+
+
+async def test_what_a_handler_published_before_it_failed_for_good_leaves() -> None:
+    async def handle(run: ActorRun) -> None:
+        run.publish(TOPIC, MessageEnvelope())
+        raise ValueError("no")
+
+    broker = Broker()
+    result = await run_of(handle, broker).advance()
+    assert isinstance(result, Failed)
+    assert len(broker.left) == 1
+    assert [row.kind for row in result.steps] == ["publish"]
+
+
+async def test_what_a_task_of_the_handler_sends_after_its_end_is_no_part_of_the_run() -> None:
+    late: list[ActorRun | None] = []
+    ended = asyncio.Event()
+    tasks = []
+
+    async def handle(run: ActorRun) -> None:
+        async def later() -> None:
+            await ended.wait()
+            late.append(current_run(run.actors))
+
+        tasks.append(asyncio.create_task(later()))
+
+    assert isinstance(await run_of(handle, Broker()).advance(), Completed)
+    ended.set()
+    await asyncio.gather(*tasks)
+    assert late == [None]
+
+
+async def test_a_cancel_fires_the_token_and_the_handler_decides() -> None:
+    entered = asyncio.Event()
+
+    async def handle(run: ActorRun) -> None:
+        cancelled = asyncio.Event()
+        run._token.add_callback(cancelled.set)
+        entered.set()
+        await cancelled.wait()
+
+    run = run_of(handle, Broker())
+    turn = asyncio.create_task(run.advance())
+    await entered.wait()
+    run.cancel("nobody wants it")
+    assert isinstance(await turn, Completed)
