@@ -45,7 +45,8 @@ async def submit_once(buses: Sequence[EventBus], target: int, id_home: int, new:
     `id_home` is the partition of source and id. Raises as `EventBus.submit`.
     """
     for _ in range(ATTEMPTS):
-        attempt = _Attempt(buses, target, id_home, replace(new))
+        replyto = buses[target].keys.reply(new.client) if new.client else new.replyto
+        attempt = _Attempt(buses, target, id_home, replace(new, replyto=replyto))
         try:
             return await attempt.run()
         except Misplaced as found:

@@ -31,9 +31,8 @@ class TaskVerbs(DurabilityVerbs):
         function, more = ("submit", []) if new.begun is None else ("fork", _fork_arguments(new.begun))
         reply = await self.call(
             function, new.task_id, new.source, new.event_id, new.digest, new.agent, new.key, new.input_json,
-            self.keys.reply(new.client) if new.client else new.replyto, new.carried(), new.session_id, new.max_steps,
-            new.time_limit_ms(), new.epoch, int(new.streamed), new.limits, new.claims,
-            f"{new.priority}|{new.tenant}" if new.in_turn else "", *more,
+            new.replyto, new.carried(), new.session_id, new.max_steps, new.time_limit_ms(), new.epoch,
+            int(new.streamed), new.limits, new.claims, f"{new.priority}|{new.tenant}" if new.in_turn else "", *more,
         )  # fmt: skip
         answer = texts(reply)
         match answer[0]:

@@ -190,7 +190,7 @@ class Client(ScheduleVerbs):
         """
         check_options(options)
         new = new_submission(
-            agent_name(agent, "data.agent"),
+            agent if isinstance(agent, str) else agent_name(agent, "data.agent"),
             input,
             source=self._source or ("anonymous" if task_id or options.event_id else f"client/{self._name}"),
             event_id=options.event_id or task_id or secrets.token_hex(8),
@@ -211,8 +211,8 @@ class Client(ScheduleVerbs):
 
     async def _start(self, new: Submission, timeout: float | None) -> TaskHandle:
         admission = self._ready()
-        new.client = self._name
         replies = self._partitions[admission.partition_for(new)]
+        new.client, new.replyto = self._name, replies.stream
         expected = replies.expect(new.task_id)  # before the submit, so that no answer is missed
         try:
             submitted = await self._admit(admission, new, timeout)

@@ -199,7 +199,7 @@ class Submission(msgspec.Struct):
     replyto: str = ""
     """The stream that gets the answer."""
     client: str = ""
-    """In place of `replyto`: the client whose reply stream in the task's partition gets the answer."""
+    """The client whose reply stream `replyto` is: a task that starts in another partition is answered there."""
     tenant: str = ""
     priority: int = DEFAULT_PRIORITY
     max_steps: int = 0
