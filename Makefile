@@ -41,6 +41,9 @@ export RUN_DOCS := $(value DOCS)
 export RUN_TOPIC := $(value TOPIC)
 unexport DOCS TOPIC
 
+# Tests start hundreds of processes, and each would compile every module again if the environment kept Python from caching.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-run lock format check test test-unit test-main test-simulation test-autogen test-engines test-matrix run bench ledger chaos simulate model mutants audit ci clean
 
