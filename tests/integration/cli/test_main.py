@@ -321,6 +321,7 @@ def test_help_imports_nothing_that_takes_time() -> None:
         (["submit", "a", "--max-steps", "0"], "weft submit: "),
         (["submit", "a", "--stream", "--no-wait"], "weft submit: "),
         (["nothing"], "weft: No such command 'nothing'"),
+        (["tsk"], "weft: No such command 'tsk'. Did you mean 'task'?"),
         (["task", "list", "--status", "odd"], "weft task list: "),
         (["schedule", "set", "s", "echo"], "weft schedule set: Invalid value: say when: give one of --every"),
         (["dead", "redrive"], "weft dead redrive: Invalid value: give the ids of letters, or --all"),

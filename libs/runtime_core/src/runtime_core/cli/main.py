@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from runtime_core.errors import WeftError
@@ -55,10 +55,7 @@ runs. WEFT_NAMESPACE chooses among namespaces on one broker. With --json they pr
 class Weft(TyperGroup):
     """The commands. Each is imported when it is named: `weft --help` imports none of them."""
 
-    def list_commands(self, ctx: Any) -> list[str]:  # Any, here and below: the framework's own
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # Any, here and below: the framework's own
         if cmd_name not in COMMANDS:
             return None
         return get_command(import_module(f"runtime_core.cli.{cmd_name}").app)
@@ -73,6 +70,7 @@ def build() -> Weft:
     return Weft(
         name="weft",
         help=HELP,
+        commands=[TyperCommand(name) for name in COMMANDS],  # for their names
         no_args_is_help=True,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
