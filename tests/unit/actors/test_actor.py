@@ -22,7 +22,7 @@ from runtime_core.errors import BusError
 from runtime_core.ids import step_digest
 from runtime_core.runs.journal import packed_now
 from runtime_core.runs.ports import Attempt, Meta, Workplace
-from tests.unit.run_world import World
+from tests.unit.runs.run_world import World
 
 Handle = Callable[[ActorRun], Awaitable[None]]
 
