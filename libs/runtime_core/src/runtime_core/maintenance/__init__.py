@@ -1,1 +1,1 @@
-"""Periodic work on a partition by its leader: sweeps, measurements, dead letters, the clock and memory of the server."""
+"""Periodic work of a partition's leader: sweeps, measurements, dead letters, the clock and memory of the server."""
