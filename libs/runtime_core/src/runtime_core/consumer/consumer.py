@@ -151,7 +151,7 @@ class Consumer:
         await self._bus.make_groups(new)
         self._streams += new
         if self._reading is not None and not self._stop.is_set():
-            # The read that waits knows nothing of them. What its reply may have brought is found by reconciling.
+            # The waiting read does not include them. Reconciling finds the entries that its reply may have brought.
             self._reading.cancel()
             await asyncio.wait((self._reading,))
             self._unreconciled = True
@@ -237,8 +237,8 @@ class Consumer:
         backoff = 0.05
         while True:
             await self._room.wait()
-            # Reads have a connection of their own: one that came before the first beat would be under a name that
-            # counts as dead, and others would adopt what it took.
+            # Reads have a separate connection: one that came before the first beat would be under a name that
+            # counts as dead, and others would adopt its entries.
             await self._known.wait()
             self._in_read = True
             self._reconciled.clear()
@@ -246,11 +246,11 @@ class Consumer:
             count = min(READ_AT_ONCE, self._limit - len(self._held))
             try:
                 if self._bus.queued and group_of(self._streams[0]) == GROUPS["agent"]:
-                    # Timers are promoted ten times a second, and tell whether new tasks wait for their turns.
+                    # Promote timers ten times a second; the reply also says whether new tasks wait for their turns.
                     await self._bus.refill(count, self._streams)
                 taken, malformed = await self._bus.read(self._streams, count, BLOCK_MS)
             except BusUnavailable:
-                # The reply may have been lost with the connection: what it held is found by reconciling.
+                # The reply may have been lost with the connection: reconciling finds its entries.
                 self._unreconciled = True
                 self._connected = False
                 await asyncio.sleep(backoff)
@@ -276,7 +276,7 @@ class Consumer:
 
     def _take(self, deliveries: Sequence[Delivery], malformed: Sequence[tuple[str, bytes, str]] = ()) -> None:
         loop = asyncio.get_running_loop()
-        # What comes to hand while this one stops is not begun: it is handed back as it is.
+        # Deliveries that arrive during a stop do not start: they are handed back unchanged.
         for delivery in () if self._stop.is_set() else deliveries:
             place = (delivery.stream, delivery.entry)
             if place in self._held:
@@ -308,7 +308,7 @@ class Consumer:
     async def _handle(self, place: Place, delivery: Delivery) -> None:
         started = time.perf_counter()
         outcome = "handled"
-        HANDLED.set(delivery)  # this task's own: nothing has to be put back
+        HANDLED.set(delivery)  # this task's own: nothing has to be restored
         try:
             if self._may_be_over(delivery) and await self._settle_if_over(delivery):
                 outcome = "stopped"
@@ -413,7 +413,7 @@ class Consumer:
             except Fenced:
                 self._on_fenced(self._bus.owner)
             except BusError as error:
-                # A broker that refuses heartbeats, as on a full disk, is waited for like one that is away.
+                # Wait for a broker that refuses heartbeats, as on a full disk, like for an unreachable one.
                 logger.warning("heartbeat: %s", error)
             await asyncio.sleep(interval)
 
@@ -435,7 +435,7 @@ class Consumer:
         if places:
             self._stopped_tasks.add(task)
             for place in places:
-                # Two beats tell of what was stopped in the millisecond between them; its clean-up is not disturbed.
+                # Two beats report tasks stopped in the millisecond between them; do not disturb their clean-up.
                 if not self._running[place].cancelling():
                     self._running[place].cancel(STOPPED)
 
@@ -489,7 +489,7 @@ class Consumer:
 
     async def _reconcile(self) -> None:
         for stream in self._streams:
-            await self._bus.join(stream)  # again, where the group was lost meanwhile
+            await self._bus.join(stream)  # again, if the group was lost meanwhile
             before = set(self._held)
             pending = await self._bus.own_pending(stream)
             # Held before or now: settled or taken while the reply was on its way.
@@ -500,7 +500,7 @@ class Consumer:
             }
             if not unknown:
                 continue
-            # A read whose reply is on its way looks the same: only what stays unknown is taken.
+            # A read whose reply is on its way looks the same: take only entries that stay unknown.
             await asyncio.sleep(BLOCK_MS / 1000 / 2)
             still = await self._bus.own_pending(stream)
             lost = {
@@ -508,16 +508,16 @@ class Consumer:
             }
             if lost:
                 logger.info("%d deliveries of %s came with a reply that was lost; taking them", len(lost), stream)
-                # First: a read whose reply is only late may bring them while they are looked up, or after that.
+                # First: a late reply of a read may bring them during the look-up, or after it.
                 self._reconciled.update((stream, entry) for entry in lost)
                 self._take(*await self._bus.reopen(stream, lost))
 
     async def _adopt(self, stream: str) -> None:
         if self._alone is not None:
             if stream != self._alone:
-                return  # that this one has nothing for empty hands must not fill them
-            # Nothing may run beside a quarantined entry: neither what is held still, nor what a read may hand out. What
-            # waits for others does not run, and may wait for what only this process would take.
+                return  # do not adopt: this consumer is about to run a quarantined entry alone
+            # Nothing may run next to a quarantined entry: no held delivery, and none that a read returns. A turn that
+            # waits for others does not run, and may wait for an entry that only this process would take.
             if self._in_read or not all(delivery.waits for delivery in self._held.values()):
                 return
             adopted = await self._bus.adopt(stream, 1, empty_handed=True)
@@ -526,8 +526,8 @@ class Consumer:
                 self._room.set()
             await self._take_adopted(adopted)
             return
-        # One after the other, each with a head start: whatever killed its process at once does so again before its
-        # neighbours are in hand, and they need not wait for another lease.
+        # One after the other, each with a head start: an entry that kills its process immediately does so before its
+        # neighbours are held, and they need not wait for another lease.
         count = 0
         while len(self._held) < self._limit and self._alone is None and not self._stop.is_set():
             adopted = await self._bus.adopt(stream, 1, empty_handed=False)

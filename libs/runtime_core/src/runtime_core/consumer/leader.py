@@ -103,7 +103,7 @@ class Leader:
         if self._working is not None and self._working.done() and not self._working.cancelled():
             error = self._working.exception()
             if isinstance(error, BaseExceptionGroup):
-                error = error.exceptions[0]  # what ended the others is the reason
+                error = error.exceptions[0]  # the error that ended the others is the reason
             if isinstance(error, WeftError):
                 self._tell(f"{self._role}: {error}; starting again")
             elif error is not None:

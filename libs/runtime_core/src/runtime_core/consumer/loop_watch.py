@@ -75,7 +75,7 @@ class LoopWatch:
         seen, looked_at, told = -1, time.monotonic(), -1
         while not self._over.wait(self._look_seconds):
             now = time.monotonic()
-            # A process that was paused has held nothing: a long gap between two looks counts as one.
+            # A paused process has blocked nothing: a long gap between two checks counts as one.
             gap, looked_at = min(now - looked_at, 2 * self._look_seconds), now
             if self._turns != seen:
                 seen, self._held_seconds = self._turns, 0.0
@@ -97,7 +97,7 @@ class LoopWatch:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         held = self._held_seconds
-        # A debugger may hold the loop for as long as it likes.
+        # A debugger may block the loop for any time.
         if held < self._limit_seconds or frame is None or sys.gettrace() is not None or not interruptible(frame):
             return
         self._held_seconds = 0.0

@@ -56,6 +56,6 @@ class Owner:
             self._heard = time.monotonic()
             raise
         self._heard = time.monotonic()
-        # The broker says some of them twice.
+        # The broker reports some of them twice.
         told, self._told = self._told, frozenset(stopped)
         return [task for task in stopped if task not in told]
