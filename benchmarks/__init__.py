@@ -1,13 +1,13 @@
-"""What Weft can do on this machine, measured: `python -m benchmarks --help`, or `make bench`.
+"""Benchmarks of Weft on this machine: `python -m benchmarks --help`, or `make bench`.
 
 Read in this order:
 
-    arguments.py         what can be measured, and how much of it
-    question.py          what is asked, and the only right answer
-    app.py               the agents and tools that are measured
-    stack.py             broker and services, each a process of its own, on a fresh folder
+    arguments.py         the benchmarks and their sizes
+    question.py          the question, and the only right answer
+    app.py               the benchmarked agents and tools
+    stack.py             broker and services, each a separate process, on a fresh folder
     child.py             one such process: started, asked, its CPU time read, ended
-    driver.py            asks questions, so many at a time, and takes the times
+    driver.py            asks questions, a given number concurrently, and takes the times
     client_process.py    the driver on Weft's client
     autogen_process.py   the driver on AutoGen's runtime in memory (its environment: autogen_environment.py)
     ledger.py            what must hold afterwards: no work left, every trajectory complete

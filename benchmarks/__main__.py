@@ -1,4 +1,4 @@
-"""`python -m benchmarks [command]`: measures, prints tables, keeps the figures in a file."""
+"""`python -m benchmarks [command]`: measures, prints tables, and writes the figures to a file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def run(given: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit status: 1 where a measurement says nothing, since the work was not done."""
+    """Return the exit status: 1 if a measurement says nothing, because the work was not done."""
     given = parse(arguments)
     check()
     try:

@@ -1,4 +1,4 @@
-"""The app that is measured."""
+"""The benchmarked app."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime_core.app.app import App
 from runtime_core.runs.context import AgentContext
 
 RELEASE = "release"
-"""The file that lets go of everything that is held."""
+"""The file that releases all held deliveries."""
 POLL_SECONDS = 0.02
 
 app = App("benchmarks")
@@ -24,7 +24,7 @@ async def look_up(text: str) -> str:
 
 @app.agent("asker")
 async def asker(ctx: AgentContext, text: str) -> str:
-    """The measured task: ask an agent, it calls a tool, the tool answers, the agent answers."""
+    """The benchmarked task: a caller asks an agent, it calls a tool, the tool answers, the agent answers."""
     return str(await ctx.tool(look_up, text=text))
 
 
@@ -41,9 +41,9 @@ async def doubter(ctx: AgentContext, text: str) -> str:
 
 @app.tool
 async def hold(folder: str, name: str) -> bool:
-    """Hold the delivery until the release file is there; True at once for whoever comes second.
+    """Hold the delivery until the release file exists; return True immediately for the second attempt.
 
-    The first one leaves a file `<name>.<process id>`, which tells who held the delivery.
+    The first one leaves a file `<name>.<process id>`, which names the process that held the delivery.
     """
     place = Path(folder)
     if any(place.glob(f"{name}.*")):

@@ -1,4 +1,4 @@
-"""What can be measured, and how much of it."""
+"""The benchmarks and their sizes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from benchmarks.results import FOLDER
 from benchmarks.stack import SERVICES
 
 ALL = "all"
-"""What is measured where nothing is named: everything but growth, in less than six minutes."""
+"""The default benchmarks: everything but growth, in less than six minutes."""
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """`command` and its numbers. Ends the process with status 2 for what cannot be done."""
+    """`command` and its numbers. Ends the process with status 2 for invalid arguments."""
     parser = argparse.ArgumentParser("python -m benchmarks", description="Measures Weft on this machine.")
     parser.add_argument("--results", type=Path, default=FOLDER, help="folder for the figures (default: %(default)s)")
     parser.set_defaults(command=ALL)
@@ -52,7 +52,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def defaults(command: str) -> argparse.Namespace:
-    """The numbers of a command where none are given."""
+    """The default numbers of a command."""
     return parse([command])
 
 

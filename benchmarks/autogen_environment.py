@@ -1,4 +1,4 @@
-"""AutoGen's environment, apart from ours, since the two pin different versions of the same packages."""
+"""AutoGen's environment, separate from ours, since the two pin different versions of the same packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOCK = ROOT / "benchmarks" / "requirements.txt"
 
 
 def autogen_python() -> Path:
-    """Its Python; made on first use and when the lock has changed. Raises SystemExit where pip cannot install it."""
+    """Its Python; created on first use and when the lock has changed. Raises SystemExit if pip cannot install it."""
     python, stamp = FOLDER / "bin" / "python", FOLDER / "installed.txt"
     if python.exists() and stamp.exists() and stamp.read_bytes() == LOCK.read_bytes():
         return python

@@ -22,7 +22,7 @@ class Text:
 
 # AutoGen is not installed where types are checked, so that its base class and decorator are of unknown type there.
 class LookUp(RoutedAgent):  # type: ignore[misc]
-    """The tool, as an agent of its own: the way in which AutoGen Core lets an agent call a tool."""
+    """The tool, as a separate agent: AutoGen Core's way to let an agent call a tool."""
 
     @message_handler  # type: ignore[untyped-decorator]
     async def on_text(self, message: Text, ctx: MessageContext) -> Text:

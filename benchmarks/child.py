@@ -1,4 +1,4 @@
-"""One process that is measured: started, asked, its CPU time read, ended."""
+"""One measured process: started, asked, its CPU time read, ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TASK_SECONDS = 0.05
 
 
 class Child:
-    """A process of this one, which ends with it. Its standard error is kept in a log."""
+    """A child of this process, which ends with it. Its standard error goes to a log."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
         self.name = name
@@ -50,22 +50,22 @@ class Child:
         return self._process.pid
 
     def cpu_seconds(self) -> float:
-        """What all its threads have used so far."""
+        """The CPU time of all its threads so far."""
         return cpu_seconds(self.pid)
 
     async def ready(self) -> None:
-        """Wait until a driver says that it can be given orders. Raises RuntimeError with the end of its log."""
+        """Wait until a driver reports that it is ready for orders. Raises RuntimeError with the end of its log."""
         await self._line(READY_SECONDS, "did not get ready")
 
     async def order(self, order: Order) -> Drive:
-        """Have a driver carry out an order. Raises RuntimeError with the end of its log where it fails."""
+        """Have a driver carry out an order. Raises RuntimeError with the end of its log if it fails."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
         line = await self._line(READY_SECONDS + order.tasks * TASK_SECONDS, f"did not carry out {order}")
         return Drive(**json.loads(line))
 
     async def stop(self) -> None:
-        """End it in order; kill it where that takes too long. Raises RuntimeError where it did not end well."""
+        """Stop it gracefully; kill it if that takes too long. Raises RuntimeError if it did not end well."""
         if self._process.returncode is None:
             assert self._process.stdin is not None
             # A driver ends with its input, a service by the signal.
@@ -82,7 +82,7 @@ class Child:
             raise RuntimeError(f"{self.name} ended with status {status}: {self.said()}")
 
     async def kill(self) -> None:
-        """SIGKILL, as a crash. Returns when it is gone."""
+        """SIGKILL, as in a crash. Returns when it is gone."""
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
@@ -107,7 +107,7 @@ class Child:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process and its threads, living and ended, in user and system mode."""
+    """CPU time of a process and its threads, running and ended, in user and system mode."""
     # The second field is the program's name in brackets, and may hold blanks and brackets itself.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

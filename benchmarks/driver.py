@@ -1,8 +1,8 @@
-"""Asks questions, so many at a time, checks the answers and takes the times.
+"""Asks questions, a given number concurrently, checks the answers and takes the times.
 
-It runs in a process of its own beside the system that it asks, and needs nothing but the standard library, since
-each system has an environment of its own. Orders come as lines of JSON on standard input, and each is answered by
-one line on standard output.
+It runs in a separate process next to the system that it asks, and needs only the standard library, since each system
+has its own environment. Orders come as lines of JSON on standard input, and each is answered by one line on standard
+output.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Drive:
-    """How an order went. Times of single tasks in milliseconds."""
+    """The result of an order. Times of single tasks in milliseconds."""
 
     tasks: int
     seconds: float
     cpu_seconds: float
-    """Of the asking process."""
+    """CPU time of the asking process."""
     p50_ms: float
     p99_ms: float
 
@@ -76,7 +76,7 @@ async def drive(ask: Ask, order: Order) -> Drive:
 
 
 async def serve(ask: Ask) -> None:
-    """Carry out orders until standard input ends. Ends the process with one line where an order fails."""
+    """Carry out orders until standard input ends. Ends the process with one line if an order fails."""
     print(json.dumps("ready"), flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         order = Order(**json.loads(line))

@@ -1,4 +1,4 @@
-"""Medians, percentiles and tables. The standard library is enough for all of it."""
+"""Medians, percentiles and tables, with the standard library only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The value that `percent` of the values do not pass. `ordered` ascends and is not empty."""
+    """The value that `percent` of the values do not exceed. `ordered` ascends and is not empty."""
     place = -(-len(ordered) * percent // 100) - 1
     return ordered[max(0, min(len(ordered) - 1, int(place)))]
 
@@ -27,7 +27,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def shown(value: object) -> str:
-    """A number as a person reads it: 3 digits that matter, thousands apart; anything else as text."""
+    """A number for people: 3 significant digits, with thousands separators; anything else as text."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if isinstance(value, int) or abs(value) >= 100:

@@ -1,4 +1,4 @@
-"""Whether throughput and the broker's memory stay as they are while tasks go through without end."""
+"""Whether throughput and the broker's memory stay constant while tasks run without end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEAD = (
 
 
 async def growth(tasks: int, block: int, in_flight: int) -> dict[str, object]:
-    """Measure and print, block by block. Finished tasks leave the broker soon, so its memory has to level out."""
+    """Measure and print, block by block. Finished tasks leave the broker soon, so its memory must level out."""
     settings = {"WEFT_RETENTION_SECONDS": str(RETENTION_SECONDS), "WEFT_DEDUPE_MAX": str(DEDUPE_MAX)}
     rows: list[tuple[float, ...]] = []
     async with started(settings) as stack, ledger_of(stack) as ledger:

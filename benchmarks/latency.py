@@ -1,4 +1,4 @@
-"""How long one task takes while no other is under way."""
+"""How long one task takes while no other is in flight."""
 
 from __future__ import annotations
 

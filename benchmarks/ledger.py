@@ -22,11 +22,11 @@ STEPS = 2
 
 
 class Broken(Exception):
-    """A measurement that says nothing, since not all of the work was done."""
+    """A measurement that says nothing, because not all of the work was done."""
 
 
 class Ledger:
-    """Looks at the broker and at the trajectories of a stack."""
+    """Checks the broker and the trajectories of a stack."""
 
     def __init__(self, stack: Stack, transport: Transport) -> None:
         self._stack = stack
@@ -38,7 +38,7 @@ class Ledger:
         return dict(line.split(":", 1) for line in lines if ":" in line)
 
     async def used_memory(self) -> int:
-        """Bytes that the data takes, without the buffers of connections and of the append-only file."""
+        """The size of the data in bytes, without the buffers of connections and of the append-only file."""
         told = await self.info("memory")
         return int(told["used_memory"]) - int(told["mem_clients_normal"]) - int(told["mem_aof_buffer"])
 
@@ -46,7 +46,7 @@ class Ledger:
         return cast(int, await self._call("XLEN", self.keys.record))
 
     async def size_of(self, key: str) -> int:
-        """Bytes of one key; 0 where it is not there."""
+        """Bytes of one key; 0 if it does not exist."""
         return cast(int, await self._call("MEMORY", "USAGE", key, "SAMPLES", 0) or 0)
 
     async def until_recorded(self, tasks: int) -> None:
@@ -74,7 +74,7 @@ class Ledger:
             await asyncio.sleep(POLL_SECONDS)
 
     async def check(self, tasks: int) -> None:
-        """Raises Broken unless exactly these tasks ended well, and nothing is left of their work."""
+        """Raises Broken unless exactly these tasks ended well, and none of their work is left."""
         if left := await self._work_left():
             raise Broken(f"work was left: {left}")
         dead = cast(int, await self._call("XLEN", self.keys.dead))
@@ -83,7 +83,7 @@ class Ledger:
         _check_trajectories(self._stack.trajectories, tasks)
 
     async def _work_left(self) -> dict[str, int]:
-        """What is on streams and in pending lists, by stream."""
+        """The entries on streams and in pending lists, by stream."""
         left = {}
         for stream in ("agent", "tool"):
             key = self.keys.stream(stream)
@@ -107,7 +107,7 @@ async def ledger_of(stack: Stack) -> AsyncIterator[Ledger]:
 
 
 def _count(store: Path) -> int:
-    """Tasks whose end is in the store; none while the recorder has not made its file or its tables."""
+    """Tasks whose end is in the store; none while the recorder has not created its file or its tables."""
     try:
         with contextlib.closing(_open(store)) as database:
             return int(database.execute("SELECT count(*) FROM weft_tasks").fetchone()[0])

@@ -1,4 +1,4 @@
-"""Where and on what it was measured."""
+"""The machine of the measurement."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def commit() -> str:
-    """The commit that is checked out, with `-dirty` where files differ from it; empty outside of a repository."""
+    """The checked-out commit, with `-dirty` if files differ from it; empty outside a repository."""
     return _said("git", "-C", str(ROOT), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
 
 
 def machine() -> dict[str, object]:
-    """Processor, cores, memory and versions; nothing that says whose machine it is."""
+    """Processor, cores, memory and versions; nothing that identifies the owner."""
     model = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     version = re.search(r"v=(\S+)", _said(str(find_binary()), "--version"))
     return {
@@ -36,19 +36,19 @@ def machine() -> dict[str, object]:
 
 
 def check() -> None:
-    """Raises SystemExit where CPU times cannot be read."""
+    """Raises SystemExit if CPU times cannot be read."""
     if not sys.platform.startswith("linux"):
         raise SystemExit("the benchmarks read CPU times from /proc: run them on Linux")
 
 
 class Neighbours:
-    """What other programs use of the machine, from the making of this object on: they make figures smaller."""
+    """The CPU use of other programs since this object was created: it makes figures smaller."""
 
     def __init__(self) -> None:
         self._began, self._used = time.perf_counter(), _used_seconds()
 
     def cores(self, own_seconds: float) -> float:
-        """Cores that they kept busy, where `own_seconds` of CPU time were for what is measured."""
+        """The number of cores that they kept busy, if the measured processes used `own_seconds` of CPU time."""
         others = _used_seconds() - self._used - own_seconds
         return max(0.0, others / (time.perf_counter() - self._began))
 

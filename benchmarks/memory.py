@@ -20,7 +20,7 @@ LIMIT_SECONDS = 60.0
 
 
 async def memory(tasks: int) -> dict[str, object]:
-    """Measure and print. A finished task counts with its share of everything that is kept for it."""
+    """Measure and print. A finished task counts with its share of everything that is stored for it."""
     figures: dict[str, object] = {"tasks": tasks, "goal_bytes": GOAL_BYTES}
     async with started() as stack, ledger_of(stack) as ledger:
         per_finished, parts = await _finished(stack, ledger, tasks)
@@ -48,7 +48,7 @@ async def _finished(stack: Stack, ledger: Ledger, tasks: int) -> tuple[float, di
 
 
 async def _work(stack: Stack, order: Order) -> None:
-    """By a client that leaves, since its reply stream goes with it."""
+    """Submit through a client that leaves, since its reply stream goes with it."""
     client = await stack.start_client()
     try:
         await client.order(order)

@@ -14,7 +14,7 @@ from benchmarks.stack import started, where
 
 CLIENT = "client"
 FOLDERS = re.compile(r"/\S*/(src|site-packages|lib/python3\.\d+)/")
-"""What stands in front of a module's own path; `strip_dirs` would leave no more than the file's name."""
+"""The prefix of a module's own path; `strip_dirs` would leave only the file's name."""
 
 
 async def profile(process: str, tasks: int, in_flight: int, lines: int, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is asked, and the only right answer: both of about 300 bytes, and no two alike."""
+"""The question, and the only right answer: both of about 300 bytes, and no two alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def question(number: int) -> str:
 
 
 def found(text: str) -> str:
-    """What the tool answers, in every system that is measured."""
+    """The tool's answer, in every benchmarked system."""
     return FOUND + text
 
 

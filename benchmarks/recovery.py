@@ -1,4 +1,4 @@
-"""How long until another goes on with what a handler held when it was killed."""
+"""How long until another process continues the deliveries that a killed handler held."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ GOAL_SECONDS = LEASE_SECONDS + 1
 LIMIT_SECONDS = 60.0
 POLL_SECONDS = 0.01
 KINDS = {"agent_handler": "agent_holder", "tool_handler": "tool_holder"}
-"""Service → the agent whose tasks are held in it."""
+"""Service → the agent whose tasks it holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """One kill. Seconds from the kill to the answers of the first and the last task that was held."""
+    """One kill. Seconds from the kill to the answers of the first and the last held task."""
 
     held: int
     first_seconds: float
