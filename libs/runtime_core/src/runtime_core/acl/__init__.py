@@ -1,7 +1,6 @@
 """The broker's users: one per service with least rights, and those of publishers, autoscalers and people.
 
-1. function_rights.py  which commands and keys each function of the bus may use, read from its source
-2. users.py            the table: who calls which functions, and which commands and keys besides
-3. lines.py            the table as ACL rules for one server
-4. passwords.py        a file of passwords, of which only digests are printed
+1. function_rights.py  the commands and keys that each function of the bus may use, read from its source
+2. users.py            the table of users: their functions, and further commands and keys
+3. rules.py            the table as ACL rules for one server, with digests of a file of passwords
 """

@@ -38,14 +38,14 @@ _UNNAMED = {
     "start_first": ("mail:", "nest:"),
     "stream_by_manifest": ("agents", "tools"),
 }
-"""Keys that a function or helper makes from variables."""
+"""Keys that a function or helper builds from variables."""
 OWN_STREAMS = ("adopt", "leave", "mark_started")
 """Functions whose only keys of that kind are the streams that their caller serves."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionRights:
-    """The least that a caller needs; keys are named by what follows the partition's base, as in `task:`."""
+    """The least rights that a caller needs; keys are named by the part after the partition's base, as in `task:`."""
 
     commands: frozenset[str]
     """In the words of ACL rules, as in `hget` and `xgroup|create`."""
@@ -56,7 +56,7 @@ class FunctionRights:
 
 
 def key_family(name: str) -> str:
-    """What the rights call a key, by what follows the partition's base: `letters:` for `letters:bytes`."""
+    """The name of a key in the rights, by the part after the partition's base: `letters:` for `letters:bytes`."""
     head, colon, _ = name.partition(":")
     if head in STREAMS:
         return head
@@ -65,7 +65,7 @@ def key_family(name: str) -> str:
 
 @cache
 def function_rights(name: str) -> FunctionRights:
-    """What `name` needs, itself and through its helpers."""
+    """The rights that `name` needs, itself and through its helpers."""
     reached = _within_reach(name)
     text = "\n".join(reached.values())
     commands = frozenset(
@@ -85,7 +85,7 @@ def function_rights(name: str) -> FunctionRights:
 
 
 def _within_reach(name: str) -> dict[str, str]:
-    """The source of a function's file and of every helper that it names, and so on, by name."""
+    """The source of a function's file and of every helper that it uses, transitively, by name."""
     helpers = _helpers()
     found: dict[str, str] = {}
     waiting = [name]
@@ -103,7 +103,7 @@ def _within_reach(name: str) -> dict[str, str]:
 
 @cache
 def _helpers() -> dict[str, str]:
-    """What all functions share, by name. Helpers with a block of their own share what that needs."""
+    """The declarations that all functions share, by name. Helpers with their own block share its needs."""
     found = {match[1]: match[0] for shared in SHARED for match in _FUNCTION.finditer(_source(shared))}
     for shared in SHARED:
         for block in _BLOCK.findall(_source(shared)):

@@ -17,9 +17,9 @@ _LINE = re.compile(r"(?:([A-Z0-9_]+)_PASSWORD=(\S+)|[A-Z0-9_]+=.*)")
 
 
 def digests(files: Sequence[Path], users: Iterable[str]) -> dict[str, list[str]]:
-    """SHA-256 of each user's password in every file; the first file is given a new one where it has none.
+    """SHA-256 of each user's password in every file; a missing password is added to the first file.
 
-    Two files let two passwords in, while one takes the place of the other. Raises ConfigurationError.
+    Two files let two passwords in, while one replaces the other. Raises ConfigurationError.
     """
     if not files:
         return {}
@@ -74,7 +74,7 @@ SERVERS = {
     "valkey-9": 9.0,
 }
 DEFAULT_OFF = "user default off resetpass sanitize-payload ~* &* +@all"
-"""Servers read their append-only file as this user and drop what it may not do, so it is off but keeps its rights."""
+"""Servers read their append-only file as this user and drop forbidden commands, so it is off but keeps its rights."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _WORDS = re.compile(r"\([^)]*\)|\S+")
@@ -83,7 +83,7 @@ _GLOB = re.compile(r"([*?\[\]\\])")
 
 @dataclass(frozen=True)
 class Target:
-    """What the rules are for."""
+    """The server and namespace for the rules."""
 
     namespace: str = "weft"
     partitions: int = 1
@@ -100,7 +100,7 @@ def lacking(server: str) -> frozenset[str]:
 
 
 def find_users(names: Iterable[str], publishers: Iterable[str]) -> list[User]:
-    """Users by name, and publishers with a stream of their own. Raises ConfigurationError."""
+    """Users by name, and publishers with their own stream. Raises ConfigurationError."""
     found = []
     for name in names:
         if name not in USERS:
@@ -180,7 +180,7 @@ def _patterns(key: str) -> tuple[str, ...]:
 
 
 def _bases(target: Target) -> list[str]:
-    """What keys of partitions begin with; a digit each, since `*` would cost the server more for every key."""
+    """The prefix of keys of partitions; one digit each, since `*` would cost the server more for every key."""
     digits = len(str(target.partitions - 1))
     return [f"{_literal(target.namespace)}:{{{'?' * count}}}:" for count in range(1, digits + 1)]
 

@@ -1,6 +1,6 @@
-"""The broker's users: one table, from which `weft acl`, the cluster's Secret and the documents are made.
+"""The broker's users: one table, the source of `weft acl`, the cluster's Secret and the documents.
 
-Keys are named by what follows `<namespace>:{<partition>}:`. A name that ends with `:` has ids behind it, and a work
+Keys are named by the part after `<namespace>:{<partition>}:`. A name that ends with `:` is followed by ids, and a work
 stream stands for its pools too.
 """
 
@@ -13,18 +13,18 @@ from runtime_core.bus.library import FUNCTIONS
 
 CONNECTION = ("ping", "client|id", "client|setname", "client|setinfo", "cluster|slots")
 ROUTING = ("command", "cluster|shards", "cluster|slots")
-"""What client libraries of a Cluster ask before they send anything: static tables, and where slots are."""
+"""Requests that client libraries of a Cluster send first: static tables, and the location of slots."""
 
 _OWN_STREAM = (
     "xack", "xclaim", "xdel", "xgroup|create", "xgroup|createconsumer", "xgroup|delconsumer", "xinfo|consumers",
     "xinfo|groups", "xpending", "xrange", "xreadgroup",
 )  # fmt: skip
-"""What a consumer may do with the streams that it serves, and with no other."""
+"""The commands that a consumer may use on the streams that it serves, and on no others."""
 
 
 @dataclass(frozen=True)
 class Grant:
-    """Commands, with the keys outside of partitions or in them that they may be used on.
+    """Commands, with the keys outside or inside partitions on which they may be used.
 
     Keys are written as in ACL rules, with `{namespace}` and `{base}` (a partition's) in them.
     """
@@ -35,35 +35,35 @@ class Grant:
 
 @dataclass(frozen=True)
 class User:
-    """One line of the table."""
+    """One user in the table."""
 
     name: str
     can: str
-    """What it is for, in one sentence."""
+    """Its purpose, in one sentence."""
     cannot: str
-    """What somebody who has its password still cannot do."""
+    """Actions that are impossible even with its password."""
     functions: tuple[str, ...] = ()
     across_partitions: tuple[str, ...] = ()
-    """Functions that it calls where a namespace has several partitions."""
+    """Functions that it calls if a namespace has several partitions."""
     commands: tuple[str, ...] = ()
     """Commands that it sends itself."""
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     never: tuple[str, ...] = ()
-    """Commands that its functions run only with arguments that it does not give."""
+    """Commands that its functions run only with arguments that it never passes."""
     serves: tuple[str, ...] = ()
-    """Work streams whose entries it takes. Other streams it may append to, where its functions do."""
+    """Work streams whose entries it takes. It may append to other streams if its functions do."""
     leads: tuple[str, ...] = ()
     grants: tuple[Grant, ...] = ()
     loads_functions: bool = False
-    """Whether it may load functions, which others then run with rights of their own."""
+    """Whether it may load functions, which others then run with their own rights."""
     waits_for_durability: bool = False
     connection: tuple[str, ...] = CONNECTION
     """Commands about its own connection."""
     everything: bool = False
-    """Every right there is."""
+    """Whether it has every right."""
     public_password: str = ""
-    """A password that is no secret."""
+    """A password that is not secret."""
 
     def called(self, partitions: int) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.functions + (self.across_partitions if partitions > 1 else ())))
@@ -83,7 +83,7 @@ class User:
         return sorted(found | set(self.connection))
 
     def keys(self, partitions: int) -> tuple[list[str], list[str]]:
-        """Keys of a partition that it reads only, and those that it writes too: the most used first."""
+        """Keys of a partition that it only reads, and those that it also writes: the most used first."""
         reads, writes = set(self.reads), set(self.writes)
         for name in self.called(partitions):
             rights = function_rights(name)
@@ -125,7 +125,7 @@ _USED_OFTEN = ("task:", "alive", "agent", "tool", "meta", "run:", "record", "out
 
 
 def _often_used(key: str) -> tuple[int, str]:
-    """A server compares a key with one pattern after the other: what is used most stands first."""
+    """A server compares a key with one pattern after the other, so the most used one comes first."""
     return (_USED_OFTEN.index(key) if key in _USED_OFTEN else len(_USED_OFTEN), key)
 
 
@@ -316,7 +316,7 @@ PROBE = User(
 ADMIN = User("admin", "is for people and for Redis Cluster's own joins", "", everything=True)
 
 USERS = {user.name: user for user in (*SERVICES, OPERATOR, CLIENT, RUNTIME, PUBLISHER, SCALER, METRICS, PROBE, ADMIN)}
-"""All users by name, except `default`: see lines.py."""
+"""All users by name, except `default`: see rules.py."""
 
 
 def own_publisher(name: str) -> User:

@@ -1,1 +1,1 @@
-"""What a commit says about its steps."""
+"""The rows of steps that commits write."""

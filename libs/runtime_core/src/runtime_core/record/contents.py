@@ -1,9 +1,9 @@
-"""Values that steps repeat are stored once, under a digest of what they hold.
+"""Stores values that steps repeat once, under a digest of their content.
 
 A conversation passes all its messages to each of its model calls. So a member `messages` of a step's input or output is
-stored as a chain: each node is one message and the node before it, and its digest stands for the whole list up to it.
-A list that goes on where another ended adds only its new messages; 1,000 turns take 1,000 turns' room and not their
-square. Other large members, and large values as a whole, are stored once by what they hold.
+stored as a chain: each node is one message and the previous node, and its digest stands for the whole list up to it. A
+list that continues another one adds only its new messages; 1,000 turns take the space of 1,000 turns and not of their
+square. Other large members, and large values as a whole, are stored once by their content.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from runtime_core.record.step import ENCODER
 
 DIGEST_BYTES = 20
 LARGE_BYTES = 4_096
-"""A value of at least this size is stored beside its step: below it, the digest and its row would cost more."""
+"""A value of at least this size is stored apart from its step: below it, the digest and its row would cost more."""
 
 MESSAGES = "messages"
 """The name of a member whose value, a list, is stored as a chain of messages."""
@@ -35,10 +35,10 @@ _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class Reference(msgspec.Struct, array_like=True, frozen=True):
-    """Where a stored value was taken out of a step's input or output."""
+    """The place of a stored value that was taken out of a step's input or output."""
 
     member: str | None
-    """The name of the member; None: the whole."""
+    """The name of the member; None for the whole value."""
     kind: str
     """`l` for a list of messages, `v` for a value."""
     digest: str
@@ -60,7 +60,7 @@ class Node:
 
 @dataclass(slots=True)
 class Contents:
-    """What the steps of a batch, or of a page, refer to."""
+    """The values that the steps of a batch, or of a page, refer to."""
 
     values: dict[bytes, str] = field(default_factory=dict)
     """JSON by digest."""
@@ -68,10 +68,11 @@ class Contents:
     """By digest, each after its parent."""
 
     def take_out(self, text: str, data: bytes, after: bytes | None = None) -> tuple[str | None, list[Reference]]:
-        """Move what is worth it from a step's JSON in here: what is left of `text`, and references to the rest.
+        """Move large values and messages out of a step's JSON: return the rest of `text`, and references to the moved
+        values.
 
-        `data` is the same JSON in bytes; its messages come after the list `after`, if any. What is left is None where
-        the whole was moved. JSON that cannot be read stays as it is.
+        `data` is the same JSON in bytes; its messages come after the list `after`, if any. The rest is None if the
+        whole value was moved. JSON that cannot be read stays as it is.
         """
         if len(data) < LARGE_BYTES and _MESSAGES_IN not in data:
             return text, []
@@ -127,7 +128,7 @@ class Contents:
         return ENCODER.encode(members)
 
     def lacks(self, references: Iterable[Reference]) -> bool:
-        """Whether the beginning of a list is not there: it was erased, or never came."""
+        """Whether the beginning of a list is missing: it was erased, or never came."""
         for reference in references:
             if reference.kind == _LIST:
                 at: bytes | None = bytes.fromhex(reference.digest)
@@ -154,8 +155,8 @@ class Contents:
 def missing(heads: Iterable[bytes], nodes: Mapping[bytes, Node]) -> Generator[list[bytes], set[bytes], list[bytes]]:
     """Find the nodes that the store lacks, in an order in which each comes after its parent.
 
-    Yields digests to look up and is sent those that the store has. A node that is stored has all that come before it,
-    so the search goes from the end of each list to its beginning, in growing strides: it costs what is new.
+    Yields digests to look up and is sent those that the store has. A stored node has all its predecessors, so the
+    search goes from the end of each list to its beginning, in growing strides: its cost depends on the new nodes.
     """
     lacking: dict[bytes, None] = {}
     frontier = list(dict.fromkeys(heads))
@@ -185,17 +186,17 @@ def missing(heads: Iterable[bytes], nodes: Mapping[bytes, Node]) -> Generator[li
 
 
 def message_digest(data: bytes) -> bytes:
-    """What stands for a message, or any value, given as JSON."""
+    """The digest of a message, or any value, given as JSON."""
     return _digest(b"v" + data)
 
 
 def following(head: bytes | None, message: bytes) -> bytes:
-    """What stands for the list `head` (None: empty) with one message more."""
+    """The digest of the list `head` (None: empty) with one more message."""
     return _digest(b"l" + (head or _ROOT) + message)
 
 
 def readable(data: bytes) -> str:
-    """JSON as text that both databases can hold: Raw JSON is skipped over, not checked, when it is read."""
+    """JSON as text that both databases can hold: reading skips over Raw JSON without checking it."""
     text = str(data, "utf-8", "replace")
     return text.replace(_NUL, _NUL_SHOWN) if _NUL in text else text
 

@@ -1,12 +1,12 @@
-"""Rows of model calls on the record stream: messages that an earlier row has told are not told again.
+"""Shortens rows of model calls on the record stream: messages that an earlier row contains are not sent again.
 
-A conversation passes all its messages to each model call, so that its rows would grow with the square of its turns: at
-2 KB a turn, 1,000 turns put 1.2 GB through the broker. Here a row whose messages begin with a list that this process
-has told before names that list by its digest (`Step.input_after`, a digest as in `contents.py`) and has the rest. The
+A conversation passes all its messages to each model call, so its rows would grow with the square of its turns: at 2 KB
+a turn, 1,000 turns put 1.2 GB through the broker. Here a row whose messages begin with a list that this process has
+sent before names that list by its digest (`Step.input_after`, a digest as in `contents.py`) and contains the rest. The
 recorder knows the list by then, since rows of a partition are in order.
 
-Each list is told whole again when it has grown to twice the length at which it last was. That keeps the sum linear, and
-heals what a lost or erased beginning would leave.
+Each list is sent in full again when it has grown to twice the length of its last full row. That keeps the sum linear,
+and limits the effect of a lost or erased beginning.
 """
 
 from __future__ import annotations
@@ -37,25 +37,26 @@ class _Told:
     """A list that is on the record."""
 
     digest: bytes
-    """As the recorder makes it, of the messages without their secrets."""
+    """The digest that the recorder computes, of the messages without their secrets."""
     whole: int
-    """How many messages it had when it was last told whole."""
+    """The number of messages in its last full row."""
 
 
 Told = dict[bytes, _Told]
-"""By the digest of the messages as they were given."""
+"""By the digest of the original messages."""
 
 
 class ToldLists:
-    """What one process has told on the record stream of one partition."""
+    """The lists that one process has sent on the record stream of one partition."""
 
     def __init__(self) -> None:
         self._told: OrderedDict[bytes, _Told] = OrderedDict()
 
     def shortened(self, record: bytes, redact: Callable[[bytes], bytes]) -> tuple[bytes, Told]:
-        """Rows (a JSON array) as they go on the record, without secrets; and what is told by them once they are on it.
+        """Return rows (a JSON array) for the record, without secrets, and the lists that they contain once they are on
+        it.
 
-        Rows that cannot be read go as they are.
+        Unreadable rows stay as they are.
         """
         if len(record) < SHORT_BYTES or _MESSAGES_IN not in record:
             return redact(record), {}
@@ -75,7 +76,7 @@ class ToldLists:
             self._told.popitem(last=False)
 
     def forget(self) -> None:
-        """The record may have lost what was told: a broker that was away may have lost its last writes."""
+        """The record may have lost rows: an unreachable broker may have lost its last writes."""
         self._told.clear()
 
     def _row(self, step: Step, redact: Callable[[bytes], bytes], new: Told) -> bytes:
@@ -107,7 +108,7 @@ class ToldLists:
         return row
 
     def _longest(self, given: list[bytes], new: Told) -> tuple[int, _Told | None]:
-        """The longest beginning of a list that was told: its length, and what was told."""
+        """The longest beginning of a list that was sent: its length, and the entry."""
         for length in range(len(given), 0, -1):
             told = new.get(given[length - 1]) or self._told.get(given[length - 1])
             if told is not None:
