@@ -34,4 +34,4 @@ async def test_a_server_that_hung_up_before_is_noticed() -> None:
             while not reader.at_eof():
                 await asyncio.sleep(0)
         with pytest.raises(ConnectionResetError):
-            _Connection(made)
+            _Connection(made).abort()
