@@ -11,7 +11,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if reader.at_eof() or self.transport.is_closing():\n",
         "        if False:\n",
         "a server that hangs up while its connection is handed over is noticed",
-        "unit:bus_connection",
+        "unit/bus:connection",
     ),
     python(
         "bus/connector.py",
@@ -35,7 +35,7 @@ MUTANTS: tuple[Mutant, ...] = (
         '    if path and ("db" not in options or "/" in path):\n',
         "    if False:\n",
         "a mistyped database is refused, and not taken for the first one",
-        "unit:address",
+        "unit/bus:address",
     ),
     python(
         "bus/address.py",
@@ -43,7 +43,7 @@ MUTANTS: tuple[Mutant, ...] = (
         '    if options.keys() & {"username", "password"}:\n',
         "    if False:\n",
         "a password beside a credential provider is refused",
-        "unit:address",
+        "unit/bus:address",
     ),
     python(
         "consumer/consumer.py",
@@ -59,6 +59,6 @@ MUTANTS: tuple[Mutant, ...] = (
         'PASSWORD_OPTION.sub("***", PASSWORD.sub(r"\\1:***@", url))',
         'PASSWORD.sub(r"\\1:***@", url)',
         "a password among the options of a URL is not shown",
-        "unit:address",
+        "unit/bus:address",
     ),
 )

@@ -43,7 +43,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "    if not isinstance(options, SubmitOptions):\n",
         "    if False:\n",
         "options that are a dict are refused by name",
-        "unit:submit_options",
+        "unit/client:client",
     ),
     python(
         "wire/commands.py",
@@ -51,7 +51,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "    if len(data) > codec.MAX_DATA_BYTES:\n",
         "    if False:\n",
         "an input over the limit is refused before it is sent",
-        "unit:submit_options",
+        "unit/client:client",
     ),
     python(
         "wire/commands.py",
@@ -59,7 +59,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if len(new.input_json) + len(new.metadata) > codec.MAX_DATA_BYTES:\n",
         "        if False:\n",
         "input and metadata together are within the limit",
-        "unit:submit_options",
+        "unit/client:client",
     ),
     python(
         "declare/declaration.py",
@@ -67,7 +67,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "    names = _AGENT_NAMES.get(agent, ())\n    if not names:\n",
         '    names = _AGENT_NAMES.get(agent, ("?",))\n    if not names:\n',
         "a function that is no agent is refused with the remedy",
-        "unit:submit_options",
+        "unit/client:client",
     ),
     python(
         "declare/declaration.py",
@@ -75,7 +75,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "    if len(names) > 1:\n        raise InvalidInput(field,",
         "    if False:\n        raise InvalidInput(field,",
         "a function that is two agents is refused",
-        "unit:submit_options",
+        "unit/client:client",
     ),
     python(
         "client/schedules.py",
@@ -83,6 +83,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if options.event_id or options.traceparent:\n",
         "        if False:\n",
         "a schedule has no event id and no trace of its own",
-        "unit:submit_options",
+        "unit/client:client",
     ),
 )

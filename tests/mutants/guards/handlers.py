@@ -237,7 +237,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            self.rows.add(step, input=step.data)\n",
         "            pass\n",
         "a message that left in an earlier attempt of a handler is on the record",
-        "unit:actor",
+        "unit/actors:actor",
     ),
     python(
         "actors/actor.py",
@@ -245,7 +245,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            raise self.flow.abandon(error) from error\n",
         "            raise\n",
         "a handler that has lost its turn commits nothing",
-        "unit:actor",
+        "unit/actors:actor",
     ),
     python(
         "actors/actor.py",
@@ -253,7 +253,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if self._is_last(failed):\n",
         "            if False:\n",
         "messages that a handler publishes before it fails for good leave",
-        "unit:actor",
+        "unit/actors:actor",
     ),
     python(
         "actors/actor.py",
@@ -261,7 +261,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            self.handling = False\n            self._stop_flushing()\n            self.actors.end(self)\n",
         "            self._stop_flushing()\n            self.actors.end(self)\n",
         "what a task sends after its handler has ended is no part of the run",
-        "unit:actor",
+        "unit/actors:actor",
     ),
     python(
         "runs/foreign.py",
@@ -269,7 +269,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "                with flow.at_work():\n",
         "                if True:\n",
         "a turn does not end while a thread of its code is at work",
-        "unit:foreign_code",
+        "unit/runs:foreign",
     ),
     python(
         "actors/actor.py",
