@@ -251,6 +251,41 @@ async def a_turn_that_meets_a_result_it_had_not_seen(stage: Stage) -> Act:
 
 
 @case
+async def a_turn_that_only_asks_a_tool(stage: Stage) -> Act:
+    await stage.broker.submit(stage.bus, "t")
+    turn = await stage.broker.take(stage.bus)
+    return lambda: suspend(stage.bus, turn, ask("1"))
+
+
+@case
+async def a_turn_that_asks_a_tool_and_has_rows(stage: Stage) -> Act:
+    await stage.broker.submit(stage.bus, "t")
+    turn = await stage.broker.take(stage.bus)
+    return lambda: suspend(stage.bus, turn, ask("1"), record=b"[]", steps=1)
+
+
+@case
+async def a_turn_that_asks_tools_of_two_pools(stage: Stage) -> Act:
+    await stage.broker.submit(stage.bus, "t")
+    turn = await stage.broker.take(stage.bus)
+    return lambda: suspend(stage.bus, turn, ask("1", wait="g1"), ask("2", stream="tool:big", wait="g1"))
+
+
+@case
+async def a_turn_that_asks_an_agent_without_a_key(stage: Stage) -> Act:
+    await stage.broker.submit(stage.bus, "t")
+    turn = await stage.broker.take(stage.bus)
+    return lambda: suspend(stage.bus, turn, ask("1", "editor", stream="agent"))
+
+
+@case
+async def a_turn_that_does_nothing_but_end_its_task(stage: Stage) -> Act:
+    await stage.broker.submit(stage.bus, "t", reply=stage.broker.keys.reply("c"))
+    turn = await stage.broker.take(stage.bus)
+    return lambda: complete(stage.bus, turn)
+
+
+@case
 async def a_turn_that_ends_its_task(stage: Stage) -> Act:
     await busy(stage)
     turn = await stage.broker.take(stage.bus)

@@ -19,7 +19,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            place = await self._look_up()\n",
         "            pass\n",
         "a Cluster goes on without the server that the URL names",
-        "integration:connection",
+        "integration/bus:connection",
     ),
     python(
         "bus/connector.py",
@@ -27,7 +27,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "                await self._learn()\n",
         "                pass\n",
         "a Cluster goes on without the server that the URL names",
-        "integration:connection",
+        "integration/bus:connection",
     ),
     python(
         "bus/address.py",
@@ -51,7 +51,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "(*self._loops, *self._running.values(), *self._burying)",
         "(*self._loops, *self._running.values())",
         "a stop leaves no task behind that keeps a dead letter",
-        "integration:connection",
+        "integration/bus:connection",
     ),
     python(
         "config/values.py",

@@ -440,10 +440,19 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:rows_of_ends",
     ),
     lua(
+        "ends",
+        "record_first",
+        "  record_end(base, task, ending, flags, status, result, steps, ms, record)\n  if fields then free_children",
+        "  redis.pcall('ZREM', base .. 'open', task)\n"
+        "  record_end(base, task, ending, flags, status, result, steps, ms, record)\n  if fields then free_children",
+        "an end that fails writes nothing",
+        "contracts:atomicity",
+    ),
+    lua(
         "checks",
         "end_record",
-        "  check_stream(base, 'record')\n  if head.to",
-        "  if head.to",
+        "  if not first then check_stream(base, 'record') end\n",
+        "",
         "an end that fails writes nothing",
         "contracts:atomicity",
     ),
@@ -458,7 +467,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "checks",
         "end_reply",
-        "redis.call('XLEN', string.sub(head.to, 1, #base + 6) == base .. 'reply:' and head.to or base .. 'replies')",
+        "  if head.to ~= '' and not is_client(base, head.to) then check_stream(base, 'replies') end\n",
         "",
         "an end that fails writes nothing",
         "contracts:atomicity",

@@ -277,7 +277,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if isinstance(error, SystemExit):\n",
         "            if False:\n",
         "a handler that calls sys.exit fails its message and not its process",
-        "integration/runtime:one_process",
+        "integration/actors:runtime",
     ),
     python(
         TURNS,

@@ -71,7 +71,7 @@ local function commit_call(keys, args)
     return 'DONE'
   end
   local flags, steps, usage = v[7] or '', text(tonumber(v[2] or '0') + tonumber(args[10])), nil
-  check_record(base, task, flags)
+  check_shown(base, task, flags)
   if args[11] and args[11] ~= '' then
     local held = redis.call('HMGET', key, TASK.usage, TASK.limits)
     local used = usage_with(held[1], {args[11]})
@@ -85,7 +85,9 @@ local function commit_call(keys, args)
   local stream, agent, instance_key = target_of(header)
   if current == 'held' then check_target(base, stream, agent, instance_key) end
 
-  settle(base, args[2], args[3])
+  -- First: it needs no check before, since it changes nothing if it fails.
+  record_rows(base, task, flags, args[9])
+  settle_last(base, args[2], args[3])
   forget_mark(base, args)
   if usage then redis.call('HSET', key, TASK.usage, usage, TASK.flags, flags) end
   if args[12] and args[12] ~= '' then note_answer(base, task, call, args[12]) end
@@ -99,6 +101,5 @@ local function commit_call(keys, args)
   end
   write_result(key, rk, RUN.result .. step, value, steps, resumed)
   if to_process then tell_asker(base, rk, task, parent, step, wait, value, changed) end
-  record_rows(base, task, flags, args[9])
   return 'OK'
 end

@@ -80,7 +80,8 @@ local function check_end_of_run(base, args, turn, mode)
     at = at + PART_SIZE[args[at]]
   end
   if run == FIRST_RUN or mode == MODE.over_limit then
-    ending = check_end(base, task, turn.task_header, turn.flags, STATUS_OF_MODE[mode])
+    local first = not (args[FIRST_PART] or turn.unrecorded or turn.usage) and args[12] == ''
+    ending = check_end(base, task, turn.task_header, turn.flags, STATUS_OF_MODE[mode], first)
   else
     check_record(base, task, turn.flags)
     check_waiting(base, task, (parent_of(run)))
@@ -115,7 +116,6 @@ local function end_run(base, args, turn, mode)
   local task, run, instance = args[4], args[5], args[6]
   local now, rows, result = args[8], args[9], args[11]
   local ending, steps = check_end_of_run(base, args, turn, mode), text(turn.steps)
-  settle(base, args[2], args[3])
   -- The rows of this turn are in its record.
   if turn.unrecorded then redis.call('HDEL', turn.run_key, RUN.unrecorded) end
   if turn.usage then redis.call('HSET', turn.key, TASK.usage, turn.usage, TASK.flags, turn.flags) end
@@ -135,18 +135,26 @@ local function end_run(base, args, turn, mode)
     if turn.answered_by then note_answer(base, task, run, turn.answered_by) end
     end_child(base, task, run, instance, mode == MODE.completed and RESULT.ok or RESULT.error, now, result)
   end
+  settle_last(base, args[2], args[3])
+end
+
+-- Whether the turn only calls a tool: that is its first write, which changes nothing if it fails. Nobody refuses the call.
+local function only_calls_tool(args)
+  return args[13] == '1' and args[9] == '' and args[FIRST_PART] == PART.call
+    and string.sub(args[FIRST_PART + 1], 1, 1) == KIND.tool
 end
 
 -- Reads every key that the parts of a waiting turn are about to write. Returns the limit that they exceed, or nil.
 local function check_parts(base, args, turn)
   local task, run, instance, asked = args[4], args[5], args[6], 0
-  check_record(base, task, turn.flags)
+  local unchecked = only_calls_tool(args)
+  if not unchecked then check_record(base, task, turn.flags) end
   local at = FIRST_PART
   while args[at] do
     local letter = args[at]
     if letter ~= PART.again and letter ~= PART.usage then asked = asked + 1 end
     if letter == PART.call then
-      check_call(base, args, at, task, run)
+      if not unchecked then check_call(base, args, at, task, run) end
     elseif letter == PART.timer or letter == PART.question then
       check_timers(base)
       if letter == PART.question then
@@ -294,9 +302,7 @@ end
 
 -- The turn waits: the calls that it makes start, and the run continues with their results.
 local function suspend(base, args, turn, header, number)
-  local instance = args[6]
-  settle(base, args[2], args[3])
-  local at = FIRST_PART
+  local instance, at = args[6], FIRST_PART
   while args[at] do
     PUT_PART[args[at]](base, args, turn, at)
     at = at + PART_SIZE[args[at]]
@@ -304,6 +310,7 @@ local function suspend(base, args, turn, header, number)
   local current = write_run(base, args, turn, header, number)
   if turn.usage then redis.call('HSET', turn.key, TASK.usage, turn.usage) end
   if args[9] ~= '' then record_rows(base, args[4], turn.flags, args[9]) end
+  settle_last(base, args[2], args[3])
   if instance == '' then return end
   if args[11] ~= '' then redis.call('HSET', base .. 'inst:' .. instance, INSTANCE.working_state, args[11]) end
   if current == 'held' and redis.call('LLEN', base .. 'nest:' .. instance) > 0 then

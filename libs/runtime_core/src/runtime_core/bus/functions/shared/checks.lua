@@ -3,10 +3,15 @@
 
 local function check_stream(base, name) redis.call('XLEN', base .. name) end
 
+-- Rows that the task's client requested.
+local function check_shown(base, task, flags)
+  if flags and string.find(flags, FLAG.steps_shown, 1, true) then check_stream(base, 'out:' .. task) end
+end
+
 -- Rows that are recorded, and shown if the task's client requested them.
 local function check_record(base, task, flags)
   check_stream(base, 'record')
-  if flags and string.find(flags, FLAG.steps_shown, 1, true) then check_stream(base, 'out:' .. task) end
+  check_shown(base, task, flags)
 end
 
 -- An instance that is entered or released, and the runs that hold it. `stream` is where its events go.
@@ -57,16 +62,15 @@ local function check_send(base, agent, key)
   end
 end
 
--- The end of a task: `h` is its header, `flags` are its own. Returns what was read on the way, for `end_task`.
-local function check_end(base, task, h, flags, status)
+-- The end of a task: `h` is its header, `flags` are its own. Returns what was read on the way, for `end_task`. `first`:
+-- nothing is written before `end_task`, whose first write is to the record.
+local function check_end(base, task, h, flags, status, first)
   local head = header_of(h)
   local ending = {h = h, head = head}
   ending.retention = redis.call('HGET', base .. 'meta', 'retention') or '3600'
   ending.seen = redis.call('HGET', base .. 'seen', head.source .. '\n' .. head.id)
-  check_stream(base, 'record')
-  if head.to ~= '' then
-    redis.call('XLEN', string.sub(head.to, 1, #base + 6) == base .. 'reply:' and head.to or base .. 'replies')
-  end
+  if not first then check_stream(base, 'record') end
+  if head.to ~= '' and not is_client(base, head.to) then check_stream(base, 'replies') end
   if status ~= 'completed' then
     redis.call('ZCARD', base .. 'stopped')
     local own = redis.call('HMGET', base .. 'task:' .. task, RUN.context, RUN.result .. '0', RUN.unrecorded)

@@ -83,8 +83,9 @@ end
 local function reply_end(base, task, ending, status, final)
   local to = ending.head.to
   if to == '' then return end
-  if string.sub(to, 1, #base + 6) == base .. 'reply:' then
-    redis.call('XADD', to, 'NOMKSTREAM', 'MAXLEN', '~', REPLY_MAX, '*', REPLY.task, task, REPLY.data, final)
+  if is_client(base, to) then
+    -- pcall: a client whose stream another program has replaced reads no answers, and the task ends all the same.
+    redis.pcall('XADD', to, 'NOMKSTREAM', 'MAXLEN', '~', REPLY_MAX, '*', REPLY.task, task, REPLY.data, final)
     return
   end
   local fields = {'to', to, 'type', KINDS[status], REPLY.task, task, REPLY.data, final, 'id', ending.head.id}
@@ -125,6 +126,8 @@ local function end_task(base, task, ending, flags, status, result, steps, ms, re
     ',"usage":' .. usage .. ',"steps":' .. steps .. ',"trajectory":"' .. task .. '"}'
   -- The completed run of an instance is not reopened: it has written its state.
   local reopens = (keep or string.find(flags, FLAG.reopenable, 1, true)) and (status ~= 'completed' or head.key == '')
+  -- First, since `check_end` may not have looked at the record.
+  record_end(base, task, ending, flags, status, result, steps, ms, record)
   if fields then free_children(base, task, fields, reopens) end
   store_end(key, ending, keep or string.find(flags, FLAG.letters, 1, true), status, final, ms, steps)
   redis.pcall('ZREM', base .. 'open', task)
@@ -137,7 +140,6 @@ local function end_task(base, task, ending, flags, status, result, steps, ms, re
   if ending.seen then
     redis.call('HSET', base .. 'seen', head.source .. '\n' .. head.id, task .. '\n' .. head.digest .. '\n' .. status)
   end
-  record_end(base, task, ending, flags, status, result, steps, ms, record)
   if string.find(flags, FLAG.watched, 1, true) then tell_state(base, 'run/' .. task .. '/r', status) end
   if status ~= 'completed' then stop_running(base, task) end
   if head.key ~= '' and not run_in_flight then release(base, head.agent .. '/' .. head.key, task, FIRST_RUN) end

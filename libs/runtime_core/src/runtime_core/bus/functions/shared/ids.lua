@@ -28,6 +28,9 @@ local function header_of(h)
   return head
 end
 
+-- Whether a task's reply goes to a client's own stream, and not to the relay.
+local function is_client(base, to) return string.sub(to, 1, #base + 6) == base .. 'reply:' end
+
 -- The limit on the task's steps, or 0: the sixth line.
 local function max_steps_of(h)
   return tonumber(string.match(h, '^[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n(%d*)') or '0') or 0

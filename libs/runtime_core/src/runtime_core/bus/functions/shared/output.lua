@@ -41,7 +41,7 @@ end
 local function tell_question(base, task, h, data, trace)
   publish_out(base, task, 'weft.human.requested', data, nil, trace)
   local to = string.match(h, '^[^\n]*\n[^\n]*\n[^\n]*\n([^\n]*)')
-  if to ~= '' and string.sub(to, 1, 1) ~= '@' and string.sub(to, 1, #base + 6) ~= base .. 'reply:' then
+  if to ~= '' and string.sub(to, 1, 1) ~= '@' and not is_client(base, to) then
     local fields = {'to', to, 'type', 'weft.human.requested', REPLY.task, task, REPLY.data, data}
     if trace then fields[9], fields[10] = REPLY.trace, trace end
     redis.call('XADD', base .. 'replies', '*', unpack(fields))

@@ -18,6 +18,13 @@ local function settle(base, stream, entry)
   return acked
 end
 
+-- The same after other writes. pcall: if another program stores something else there, the entry is gone already.
+local function settle_last(base, stream, entry)
+  local key = base .. stream
+  redis.pcall('XACK', key, group_of(stream), entry)
+  redis.pcall('XDEL', key, entry)
+end
+
 -- `turn` is 0 for a run without a past. Another number makes its reader load the journal first.
 local function append_start(base, task, run, stream, agent, key, data, context, turn)
   local header = '1\nstart\n' .. task .. '\n' .. run .. '\n' .. agent .. '\n' .. key .. '\n1\n' .. (turn or '0')

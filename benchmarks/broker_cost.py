@@ -1,0 +1,190 @@
+"""What the broker alone spends on each function of a task: `python -m benchmarks.broker_cost [--against COMMIT]`.
+
+One process plays all roles: it submits, reads and commits with the arguments of the measured task, one kind of call at
+a time, and reads the server's CPU time between them. What it spends itself does not count. `--against` measures another
+commit in turn with this one, each round on a fresh server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+from typing import cast
+
+from benchmarks.child import ROOT
+from benchmarks.figures import table
+from benchmarks.question import answer, question
+from runtime_core.bus.connection import Argument, Transport
+from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.embedded import EmbeddedServer
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import Keys
+from runtime_core.bus.namespace import connect
+from runtime_core.consumer.owner import Owner
+from runtime_core.wire.commands import Submission
+
+READ_AT_ONCE = 48
+KINDS = ("submit", "read", "commit_turn that waits", "commit_call", "commit_turn that ends")
+ALL = "all of them"
+
+
+class Server:
+    """Calls of one kind at a time, and what the server spends on them."""
+
+    def __init__(self, transport: Transport, bus: EventBus) -> None:
+        self._transport = transport
+        self._bus = bus
+        self.spent: dict[str, float] = {}
+
+    async def run(self, kind: str, calls: Sequence[Awaitable[object]]) -> None:
+        before = await self._cpu_us()
+        await asyncio.gather(*calls)
+        self.spent[kind] = self.spent.get(kind, 0) + await self._cpu_us() - before
+
+    async def read(self, stream: str, tasks: int) -> list[Delivery]:
+        before = await self._cpu_us()
+        taken: list[Delivery] = []
+        while len(taken) < tasks:
+            found, _ = await self._bus.read([stream], READ_AT_ONCE, 500)
+            if not found:
+                raise RuntimeError(f"{len(taken)} of {tasks} entries were on the stream {stream!r}")
+            taken += found
+        self.spent["read"] = self.spent.get("read", 0) + await self._cpu_us() - before
+        return taken
+
+    async def _cpu_us(self) -> float:
+        lines = cast(bytes, await self._transport.call("INFO", "cpu")).decode().splitlines()
+        told = dict(line.split(":", 1) for line in lines if ":" in line)
+        return (float(told["used_cpu_user"]) + float(told["used_cpu_sys"])) * 1e6
+
+
+async def measure(tasks: int) -> dict[str, float]:
+    """Return microseconds of the server's CPU time per task, by kind of call."""
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
+        server = EmbeddedServer(Path(folder))
+        await server.start()
+        transport = await connect(server.url)
+        try:
+            bus = EventBus(transport, Keys("weft", 0))
+            await _prepare(bus, transport)
+            await _round(Server(transport, bus), bus, "w", tasks // 4)  # the server's allocator and caches
+            measured = Server(transport, bus)
+            await _round(measured, bus, "t", tasks)
+        finally:
+            await transport.close()
+            await server.stop()
+    spent = {kind: measured.spent[kind] / tasks for kind in KINDS}
+    return {**spent, ALL: sum(spent.values())}
+
+
+async def _prepare(bus: EventBus, transport: Transport) -> None:
+    await bus.load_library()
+    await bus.make_groups(["agent", "tool"])
+    await transport.call("HSET", bus.keys.agents, "asker", "agent")
+    await transport.call("HSET", bus.keys.tools, "look_up", "tool")
+    await transport.call("XADD", bus.keys.reply("client"), "*", "seen", "1")
+    await Owner(bus, "agent-handler", 3600).enter()
+
+
+async def _round(server: Server, bus: EventBus, prefix: str, tasks: int) -> None:
+    numbers = range(tasks)
+    asked = [json.dumps(question(number)).encode() for number in numbers]
+    found = [json.dumps(answer(number)).encode() for number in numbers]
+    new = [_new(bus, f"{prefix}{number:031x}", asked[number]) for number in numbers]
+    await server.run("submit", [bus.submit(one) for one in new])
+    place = {one.task_id: number for number, one in enumerate(new)}
+    turns = await server.read("agent", tasks)
+    now = time.time_ns() // 1_000_000
+    waits = []
+    for turn in turns:
+        data = b'{"text":' + asked[place[turn.task]] + b"}"
+        part: list[Argument] = ["c", "tool", "1", "look_up", "", "6a8af7c2", "!", data, b""]
+        waits.append(bus.commit_turn(turn, "w", now, b"", 0, b"", b"", part, 1))
+    await server.run("commit_turn that waits", waits)
+    calls = await server.read("tool", tasks)
+    rows = [_row(call, "tool", call.data, found[place[call.task]], now, bus.owner) for call in calls]
+    results = [
+        bus.commit_call(call, b"K", now, found[place[call.task]], row, 1) for call, row in zip(calls, rows, strict=True)
+    ]
+    await server.run("commit_call", results)
+    turns = await server.read("agent", tasks)
+    ends = []
+    for turn in turns:
+        output = found[place[turn.task]]
+        row = _row(turn, "agent", asked[place[turn.task]], output, now, bus.owner)
+        ends.append(bus.commit_turn(turn, "c", now, row, 1, output, b"", [], 0))
+    await server.run("commit_turn that ends", ends)
+
+
+def _new(bus: EventBus, task: str, data: bytes) -> Submission:
+    event, reply = task[:1] + task[-15:], bus.keys.reply("client")
+    return Submission(
+        task, "client/396aa868654a", event, "34104537011a779b", "asker", data, replyto=reply, in_turn=True
+    )  # fmt: skip
+
+
+def _row(delivery: Delivery, kind: str, data: bytes, output: bytes, now: int, owner: str) -> bytes:
+    return (
+        b'[{"run":"%s","kind":"%s","name":"%s","status":"completed","started":%d,"ended":%d,"input":%s,"output":%s,'
+        b'"owner":"%s"}]'
+        % (
+            delivery.run.encode(), kind.encode(), delivery.name.encode(), now, now, data, output, owner.encode(),
+        )
+    )  # fmt: skip
+
+
+def _in_turn(tasks: int, rounds: int, against: str) -> dict[str, dict[str, list[float]]]:
+    """Measure this tree, and another commit if one is named, each round in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
+        sources = {"here": ROOT / "libs/runtime_core/src"}
+        if against:
+            archive = subprocess.run(["git", "archive", against, "libs"], cwd=ROOT, capture_output=True, check=True)
+            subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+            sources = {against: Path(folder) / "libs/runtime_core/src", **sources}
+        spent: dict[str, dict[str, list[float]]] = {name: {} for name in sources}
+        for _ in range(rounds):
+            for name, source in sources.items():
+                command = [sys.executable, "-m", "benchmarks.broker_cost", "--once", "--tasks", str(tasks)]
+                environ = {**os.environ, "PYTHONPATH": str(source)}
+                done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, check=True)
+                for kind, microseconds in json.loads(done.stdout).items():
+                    spent[name].setdefault(kind, []).append(microseconds)
+    return spent
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser("python -m benchmarks.broker_cost", description="Measure the broker alone.")
+    parser.add_argument("--tasks", type=int, default=4000, help="tasks of one round (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds; medians are shown (default: %(default)s)")
+    parser.add_argument("--against", default="", metavar="COMMIT", help="measure this commit too, in turn")
+    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.once:
+        print(json.dumps(asyncio.run(measure(given.tasks))))
+        return 0
+    spent = _in_turn(given.tasks, given.rounds, given.against)
+    medians = {name: {kind: statistics.median(each) for kind, each in kinds.items()} for name, kinds in spent.items()}
+    rows = [[kind, *(medians[name][kind] for name in medians)] for kind in (*KINDS, ALL)]
+    if given.against:
+        for row in rows:
+            row.append(
+                statistics.median(
+                    new / old
+                    for old, new in zip(spent[given.against][str(row[0])], spent["here"][str(row[0])], strict=True)
+                )
+            )
+    print(table(("µs of the broker per task", *medians, *(["ratio"] if given.against else [])), rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
