@@ -12,7 +12,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime_core.bus.event_bus import EventBus
@@ -24,7 +24,15 @@ from runtime_core.telemetry import endpoint as endpoint_module
 from runtime_core.telemetry import logs, names
 from runtime_core.telemetry.attributes import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
 from runtime_core.telemetry.endpoint import Answer, Endpoint, plain
-from runtime_core.telemetry.metrics import FRESH_SECONDS, MOST_TOOLS, Measured, Metrics, Sample, count_model_calls
+from runtime_core.telemetry.metrics import (
+    FRESH_SECONDS,
+    MOST_TOOLS,
+    Measured,
+    Metrics,
+    Sample,
+    Series,
+    count_model_calls,
+)
 from runtime_core.telemetry.names import Kind
 from runtime_core.trajectory.recorder import Recorder
 from runtime_core.trajectory.store import TrajectoryStore
@@ -110,6 +118,27 @@ def test_the_first_piece_of_a_streamed_answer_is_timed() -> None:
     name = names.MODEL_FIRST_CHUNK_SECONDS.name
     assert metrics.registry.get_sample_value(f"{name}_sum", labels) == 0.25
     assert metrics.registry.get_sample_value(f"{name}_count", labels) == 1
+
+
+def test_own_series_are_shown_as_those_of_the_library() -> None:
+    Metrics(CollectorRegistry(), "any")  # turns off the library's series of when each was created
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    count, times = Series(names.EVENTS_HANDLED), Series(names.HANDLER_SECONDS)
+    for series in (count, times):
+        ours.register(series)
+    handled, seconds = names.EVENTS_HANDLED, names.HANDLER_SECONDS
+    library_count = Counter(handled.name, handled.help, handled.labels, registry=theirs)
+    library_times = Histogram(
+        seconds.name, seconds.help, seconds.labels, registry=theirs, buckets=names.SECONDS_BUCKETS
+    )
+    labels = ("tool-handler", 'a "quoted" outcome')
+    for counter in (count.count(*labels), library_count.labels(*labels)):
+        counter.inc()
+        counter.inc(2.5)
+    for histogram in (times.times("tool-handler"), library_times.labels("tool-handler")):
+        for value in (0.0, 0.0005, 0.00051, 0.3, 86_400.0, 100_000.0):
+            histogram.observe(value)
+    assert generate_latest(ours) == generate_latest(theirs)
 
 
 def test_tools_beyond_the_limit_are_counted_together() -> None:

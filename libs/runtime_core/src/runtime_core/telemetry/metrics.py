@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
@@ -13,13 +14,13 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from runtime_core.telemetry import names
 from runtime_core.telemetry.attributes import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
@@ -104,6 +105,74 @@ class Children(dict[Key, Child], Generic[Key, Child]):
         return child
 
 
+class Count:
+    """A counter of one series. For the thread of the event loop only: unlike the library's, it takes no lock."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1.0) -> None:
+        self.value += amount
+
+
+class Times:
+    """A histogram of one series, in seconds. For the thread of the event loop only, as `Count`."""
+
+    __slots__ = ("_buckets", "_sum")
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._buckets = [0] * (len(names.SECONDS_BUCKETS) + 1)
+
+    def observe(self, seconds: float) -> None:
+        self._sum += seconds
+        self._buckets[bisect_left(names.SECONDS_BUCKETS, seconds)] += 1
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        """Add this series to what a scrape shows."""
+        total, buckets = 0, []
+        for bound, count in zip(_BOUNDS, self._buckets, strict=True):
+            total += count
+            buckets.append((bound, float(total)))
+        family.add_metric(labels, buckets, self._sum)
+
+
+_BOUNDS: list[str] = [
+    floatToGoString(bound)  # type: ignore[no-untyped-call]  # the library gives it no types
+    for bound in (*names.SECONDS_BUCKETS, float("inf"))
+]
+
+
+class Series(Collector):
+    """The series of one counter or histogram. A call of the library's own objects makes up to nine further ones."""
+
+    def __init__(self, metric: MetricName) -> None:
+        self._metric = metric
+        self._counts: dict[tuple[str, ...], Count] = {}
+        self._times: dict[tuple[str, ...], Times] = {}
+
+    def count(self, *labels: object) -> Count:
+        return self._counts.setdefault(tuple(map(str, labels)), Count())
+
+    def times(self, *labels: object) -> Times:
+        return self._times.setdefault(tuple(map(str, labels)), Times())
+
+    def collect(self) -> Iterable[Metric]:
+        """For the registry, at each scrape."""
+        metric = self._metric
+        if metric.kind is Kind.COUNTER:
+            counter = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+            for labels, count in list(self._counts.items()):
+                counter.add_metric(labels, count.value)
+            return [counter]
+        histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for labels, times in list(self._times.items()):
+            times.add_to(histogram, labels)
+        return [histogram]
+
+
 class Leading(Protocol):
     """Who may lead a role."""
 
@@ -123,85 +192,86 @@ class Metrics:
         self.registry = registry
         self.service = service
 
-        def counter(name: MetricName) -> Counter:
-            return Counter(name.name, name.help, name.labels, registry=registry)
+        def series(name: MetricName) -> Series:
+            made = Series(name)
+            registry.register(made)
+            return made
 
         def gauge(name: MetricName) -> Gauge:
             return Gauge(name.name, name.help, name.labels, registry=registry)
 
-        def histogram(name: MetricName) -> Histogram:
-            return Histogram(name.name, name.help, name.labels, registry=registry, buckets=names.SECONDS_BUCKETS)
-
-        handled, dead = counter(names.EVENTS_HANDLED), counter(names.DEAD_LETTERS)
-        self.events_handled: Children[str, Counter] = Children(lambda outcome: handled.labels(service, outcome))
-        self.dead_letters: Children[str, Counter] = Children(lambda reason: dead.labels(service, reason))
-        hooks = counter(names.HOOK_FAILURES)
-        self.hook_failures: Children[str, Counter] = Children(lambda point: hooks.labels(service, point))
-        self.handler_seconds = histogram(names.HANDLER_SECONDS).labels(service)
-        self.commit_seconds = histogram(names.COMMIT_SECONDS).labels(service)
-        self.retries = counter(names.RETRIES).labels(service)
-        self.fenced_commits = counter(names.FENCED_COMMITS).labels(service)
-        self.duplicates_suppressed = counter(names.DUPLICATES_SUPPRESSED).labels(service)
-        self.adopted_deliveries = counter(names.ADOPTED_DELIVERIES).labels(service)
+        handled, dead = series(names.EVENTS_HANDLED), series(names.DEAD_LETTERS)
+        self.events_handled: Children[str, Count] = Children(lambda outcome: handled.count(service, outcome))
+        self.dead_letters: Children[str, Count] = Children(lambda reason: dead.count(service, reason))
+        hooks = series(names.HOOK_FAILURES)
+        self.hook_failures: Children[str, Count] = Children(lambda point: hooks.count(service, point))
+        self.handler_seconds = series(names.HANDLER_SECONDS).times(service)
+        self.commit_seconds = series(names.COMMIT_SECONDS).times(service)
+        self.retries = series(names.RETRIES).count(service)
+        self.fenced_commits = series(names.FENCED_COMMITS).count(service)
+        self.duplicates_suppressed = series(names.DUPLICATES_SUPPRESSED).count(service)
+        self.adopted_deliveries = series(names.ADOPTED_DELIVERIES).count(service)
         self.in_flight = gauge(names.IN_FLIGHT).labels(service)
         self.heartbeat_age = gauge(names.HEARTBEAT_AGE).labels(service)
         self.broker_connected = gauge(names.BROKER_CONNECTED).labels(service)
         self.stalled = gauge(names.STALLED).labels(service)
         self.loop_lag = gauge(names.LOOP_LAG).labels(service)
-        self.spans_dropped = counter(names.SPANS_DROPPED).labels(service)
+        dropped = names.SPANS_DROPPED
+        self.spans_dropped = Counter(dropped.name, dropped.help, dropped.labels, registry=registry).labels(service)
+        """The library's own: the exporter of spans counts in a thread."""
         lead = gauge(names.LEAD)
         self.lead: Children[str, Gauge] = Children(lambda partition: lead.labels(service, partition))
 
-        turns, turn_seconds = counter(names.AGENT_TURNS), histogram(names.AGENT_TURN_SECONDS)
-        self.agent_turns: Children[tuple[str, str], Counter] = Children(lambda key: turns.labels(*key))
+        turns, turn_seconds = series(names.AGENT_TURNS), series(names.AGENT_TURN_SECONDS)
+        self.agent_turns: Children[tuple[str, str], Count] = Children(lambda key: turns.count(*key))
         """By (agent, outcome)."""
-        self.agent_turn_seconds: Children[str, Histogram] = Children(lambda agent: turn_seconds.labels(agent))
-        tool_calls, tool_seconds = counter(names.TOOL_CALLS), histogram(names.TOOL_CALL_SECONDS)
-        self.tool_calls: Children[tuple[str, str], Counter] = Children(lambda key: tool_calls.labels(*key))
+        self.agent_turn_seconds: Children[str, Times] = Children(lambda agent: turn_seconds.times(agent))
+        tool_calls, tool_seconds = series(names.TOOL_CALLS), series(names.TOOL_CALL_SECONDS)
+        self.tool_calls: Children[tuple[str, str], Count] = Children(lambda key: tool_calls.count(*key))
         """By (tool, outcome)."""
-        self.tool_call_seconds: Children[str, Histogram] = Children(lambda tool: tool_seconds.labels(tool))
+        self.tool_call_seconds: Children[str, Times] = Children(lambda tool: tool_seconds.times(tool))
 
         self._tools: set[str] = set()
         self.measured = Measured()
         """What this process has measured of the partitions that it leads."""
         registry.register(self.measured)
-        ended, task_seconds = counter(names.TASKS_ENDED), histogram(names.TASK_SECONDS)
-        self.tasks_ended: Children[tuple[str, str], Counter] = Children(lambda key: ended.labels(*key))
+        ended, task_seconds = series(names.TASKS_ENDED), series(names.TASK_SECONDS)
+        self.tasks_ended: Children[tuple[str, str], Count] = Children(lambda key: ended.count(*key))
         """By (agent, status)."""
-        self.task_seconds: Children[str, Histogram] = Children(lambda status: task_seconds.labels(status))
-        refused, recorded = counter(names.TASKS_REFUSED), counter(names.RECORDED_ENTRIES)
-        self.tasks_refused: Children[tuple[str, str], Counter] = Children(lambda key: refused.labels(*key))
+        self.task_seconds: Children[str, Times] = Children(lambda status: task_seconds.times(status))
+        refused, recorded = series(names.TASKS_REFUSED), series(names.RECORDED_ENTRIES)
+        self.tasks_refused: Children[tuple[str, str], Count] = Children(lambda key: refused.count(*key))
         """By (partition, reason)."""
-        self.recorded_entries: Children[str, Counter] = Children(lambda partition: recorded.labels(partition))
-        commits = histogram(names.RECORDER_COMMIT_SECONDS)
-        self.recorder_commit_seconds: Children[str, Histogram] = Children(lambda partition: commits.labels(partition))
+        self.recorded_entries: Children[str, Count] = Children(lambda partition: recorded.count(partition))
+        commits = series(names.RECORDER_COMMIT_SECONDS)
+        self.recorder_commit_seconds: Children[str, Times] = Children(lambda partition: commits.times(partition))
 
-        up, lost, calls = gauge(names.MCP_SERVER_UP), counter(names.MCP_RESTARTS), counter(names.MCP_CALLS)
+        up, lost, calls = gauge(names.MCP_SERVER_UP), series(names.MCP_RESTARTS), series(names.MCP_CALLS)
         self.mcp_server_up: Children[str, Gauge] = Children(lambda server: up.labels(server))
-        self.mcp_restarts: Children[str, Counter] = Children(lambda server: lost.labels(server))
-        self.mcp_calls: Children[tuple[str, str], Counter] = Children(lambda key: calls.labels(*key))
+        self.mcp_restarts: Children[str, Count] = Children(lambda server: lost.count(server))
+        self.mcp_calls: Children[tuple[str, str], Count] = Children(lambda key: calls.count(*key))
         """By (server, outcome)."""
-        model_calls, call_seconds = counter(names.MODEL_CALLS), histogram(names.MODEL_CALL_SECONDS)
-        self.model_calls: Children[tuple[str, str, str], Counter] = Children(lambda key: model_calls.labels(*key))
+        model_calls, call_seconds = series(names.MODEL_CALLS), series(names.MODEL_CALL_SECONDS)
+        self.model_calls: Children[tuple[str, str, str], Count] = Children(lambda key: model_calls.count(*key))
         """By (provider, model, outcome)."""
-        self.model_call_seconds: Children[tuple[str, str], Histogram] = Children(lambda key: call_seconds.labels(*key))
+        self.model_call_seconds: Children[tuple[str, str], Times] = Children(lambda key: call_seconds.times(*key))
         """By (provider, model), as is the next one."""
-        first = histogram(names.MODEL_FIRST_CHUNK_SECONDS)
-        self.model_first_chunk_seconds: Children[tuple[str, str], Histogram] = Children(lambda key: first.labels(*key))
-        tokens, cost = counter(names.MODEL_TOKENS), counter(names.MODEL_COST)
-        self.model_tokens: Children[tuple[str, str], Counter] = Children(lambda key: tokens.labels(*key))
+        first = series(names.MODEL_FIRST_CHUNK_SECONDS)
+        self.model_first_chunk_seconds: Children[tuple[str, str], Times] = Children(lambda key: first.times(*key))
+        tokens, cost = series(names.MODEL_TOKENS), series(names.MODEL_COST)
+        self.model_tokens: Children[tuple[str, str], Count] = Children(lambda key: tokens.count(*key))
         """By (model, `input`, `output`, `cached` or `reasoning`)."""
-        self.model_cost: Children[str, Counter] = Children(lambda model: cost.labels(model))
+        self.model_cost: Children[str, Count] = Children(lambda model: cost.count(model))
 
-        steps, step_seconds = counter(names.ENGINE_STEPS), histogram(names.ENGINE_STEP_SECONDS)
-        self.engine_steps: Children[tuple[str, str], Counter] = Children(lambda key: steps.labels(*key))
+        steps, step_seconds = series(names.ENGINE_STEPS), series(names.ENGINE_STEP_SECONDS)
+        self.engine_steps: Children[tuple[str, str], Count] = Children(lambda key: steps.count(*key))
         """By (engine, end)."""
-        self.engine_step_seconds: Children[str, Histogram] = Children(lambda engine: step_seconds.labels(engine))
+        self.engine_step_seconds: Children[str, Times] = Children(lambda engine: step_seconds.times(engine))
         running, connected = gauge(names.ENGINE_RUNNING), gauge(names.ENGINE_CONNECTED)
         self.engine_running: Children[str, Gauge] = Children(lambda engine: running.labels(engine))
         self.engine_connected: Children[str, Gauge] = Children(lambda engine: connected.labels(engine))
-        starts, memory = counter(names.ENGINE_DRIVER_STARTS), gauge(names.ENGINE_DRIVER_MEMORY)
-        self.engine_driver_starts: Children[str, Counter] = Children(lambda engine: starts.labels(engine))
+        starts, memory = series(names.ENGINE_DRIVER_STARTS), gauge(names.ENGINE_DRIVER_MEMORY)
+        self.engine_driver_starts: Children[str, Count] = Children(lambda engine: starts.count(engine))
         self.engine_driver_memory: Children[str, Gauge] = Children(lambda engine: memory.labels(engine))
 
         for outcome in names.OUTCOMES.get(service, ()):
