@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Callable
@@ -141,7 +142,7 @@ async def test_a_call_that_is_wrong_twice_is_told_with_what_there_is() -> None:
 async def test_what_was_decided_of_a_call_stays_with_its_answer() -> None:
     """Another deploy offers nothing; the journaled answer calls a tool that there was, and its result is used."""
     answers: list[list[TextPart | ToolCallPart]] = [[ToolCallPart("look", {"at": "it"}, "1")], [TextPart("Done.")]]
-    worlds = World(cold=True)
+    world = World(cold=True)
     for tools in (["look"], []):
         app = App("unit")
 
@@ -154,16 +155,16 @@ async def test_what_was_decided_of_a_call_stays_with_its_answer() -> None:
 
         app.add_agent("one", LLMAgent(FunctionModel(model), stream=False, tools=tools))
         definition = app.agents["one"]
-        worlds.functions = app.functions
+        world.functions = app.functions
         run = Program(partial(_start, definition))
         if tools:
-            assert isinstance(await worlds.turn(run), Suspended), "it waits for the tool"
-            assert worlds.run is not None
-            await worlds.run.aclose()
-            worlds.run = None
-    assert [name for _, _, name, _ in worlds.asked] == ["look"]
-    worlds.answer_one()
-    result = await worlds.play(run)
+            assert isinstance(await world.turn(run), Suspended), "it waits for the tool"
+            assert world.run is not None
+            await world.run.aclose()
+            world.run = None
+    assert [name for _, _, name, _ in world.asked] == ["look"]
+    world.answer_one()
+    result = await world.play(run)
     assert isinstance(result, Completed), result
     assert result.output == b'"Done."'
 
@@ -190,6 +191,19 @@ async def test_a_call_that_is_approved_counts_once_among_repeated_ones() -> None
         assert (result == "done") == (number < TOLD_AT)
     with pytest.raises(ConversationFailed, match="6 times in a row"):
         await wrap(ENDED_AT, ask)
+
+
+async def test_without_the_extra_the_run_ends_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(module: str) -> None:
+        raise ModuleNotFoundError("No module named 'pydantic_ai'", name="pydantic_ai")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    result, _, _ = await conversation(lambda number: [TextPart("Never.")])
+    assert isinstance(result, Failed), result
+    assert (result.type, result.message) == (
+        "ConfigurationError",
+        "agent 'one' needs pydantic_ai, which is not installed: pip install 'weft[llm]'",
+    )
 
 
 def test_a_type_without_a_schema_is_refused_where_it_is_declared() -> None:

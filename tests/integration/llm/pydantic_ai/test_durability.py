@@ -15,6 +15,7 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from pydantic_ai.toolsets import AbstractToolset
 
 from runtime_core.host.local import LocalApp
+from runtime_core.llm.window import said
 from weft import App, Change, Deny, HookEvent
 
 asked: list[int] = []
@@ -146,3 +147,39 @@ async def test_a_fork_takes_over_what_the_model_has_said_until_there() -> None:
     assert response.status == "completed", response
     assert json.loads(response.value()) == FOUND
     assert asked == [3], "the first request is not made again"
+
+
+async def test_a_hook_may_change_what_the_model_is_asked() -> None:
+    async def echo(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+        yield str(messages[-1].parts[-1].content)  # type: ignore[union-attr]  # a prompt
+
+    app = App("hooked")
+    app.add_pydantic_agent("echo", Agent(FunctionModel(stream_function=echo), name="echo"))
+
+    @app.hook("before_llm_call", always=True)
+    def change(event: HookEvent) -> Change:
+        return Change({**event.payload, "messages": [said("something else")]})
+
+    async with LocalApp(app) as client:
+        task = await client.submit("echo", "this")
+        assert (await task.result(timeout=60)).value() == "something else"
+
+
+async def test_the_same_call_again_and_again_ends_the_run() -> None:
+    async def stubborn(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        asked.append(len(messages))
+        yield {0: DeltaToolCall(name="look", json_args='{"place": 1}', tool_call_id=f"look-{len(messages)}")}
+
+    agent = Agent(FunctionModel(stream_function=stubborn), name="stubborn")
+
+    @agent.tool_plain
+    async def look(place: int) -> str:
+        return "nothing"
+
+    app = App("stubborn")
+    app.add_pydantic_agent("stubborn", agent)
+    async with LocalApp(app) as client:
+        response = await (await client.submit("stubborn", "Look.")).result(timeout=60)
+    assert response.error is not None
+    assert response.error["type"] == "RepeatedCall"
+    assert len(asked) == 6

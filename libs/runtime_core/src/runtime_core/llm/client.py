@@ -38,7 +38,7 @@ class OpenModel:
 
     def __init__(self, model: Model, http: httpx2.AsyncClient | None) -> None:
         self.model = model
-        self.place = Place(model.system, model.model_name, _shown_url(model.base_url))
+        self.place = Place(model.system, model.model_name, shown_url(model.base_url))
         self._http = http
 
     @classmethod
@@ -163,7 +163,7 @@ def _http(settings: ModelSettings) -> httpx2.AsyncClient:
     return create_async_httpx2_client(timeout=httpx2.Timeout(settings.call_seconds, connect=settings.connect_seconds))
 
 
-def _shown_url(url: str | None) -> str:
+def shown_url(url: str | None) -> str:
     """The URL without a password: it is shown in errors."""
     if not url:
         return ""

@@ -165,22 +165,26 @@ class Conversation(Calls):
         # steps, while conversations are in flight.
         [instructions] = await ctx.gather(self._instructed())
         before = asked.history if asked.history is not None else ctx.state.get(MESSAGES, ()) if ctx.key else ()
+        prompt: Any = asked.prompt
         try:
-            prompt = asked.prompt
+            history = messages_of(_kept(before))
+            if isinstance(prompt, list):
+                prompt = _contents.validate_json(codec.encode(prompt))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise InvalidInput("input", f"is no conversation: {first['msg']}") from None
+        try:
             result = await run_agent(
                 ctx,
                 agent,
-                prompt if prompt is None or isinstance(prompt, str) else _contents.validate_json(codec.encode(prompt)),
+                prompt,
                 deps=self,
-                history=messages_of(_kept(before)),
+                history=history,
                 capabilities=[WeftDurability(name=self._definition.name, calls=self), self._guarding, _Deciding()],
                 instructions=instructions or None,
                 # Counted here, since a conversation that was handed over has ended before the next request.
                 usage_limits=UsageLimits(request_limit=None),
             )
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            raise InvalidInput("input", f"is no conversation: {first['msg']}") from None
         except _HandedOver as over:
             return await self._hand_over(over)
         except (AgentRunError, UserError) as error:

@@ -56,7 +56,8 @@ class ModelAgent(AgentDefinition):
                     f"{self.what} ({place}) has output={agent.output!r}, of which no JSON schema can be made, "
                     f"{one_line(error, 160)}: give a pydantic model, dataclass, TypedDict or plain type"
                 ) from error
-        self._built: tuple[object, Any] | None = None  # Any: pydantic-ai's Agent, which is loaded later
+        # Any: Conversation and pydantic-ai's Agent, which are loaded later.
+        self._built: tuple[object, Any, Any] | None = None
         self._toolset: tuple[object, Toolset] | None = None
 
     def decode_input(self, data: bytes) -> Asked:
@@ -71,15 +72,16 @@ class ModelAgent(AgentDefinition):
         return self._run(ctx, value)
 
     async def _run(self, ctx: AgentContext, asked: Asked) -> object:
-        try:
-            # In a thread: it loads for seconds, and the loop has heartbeats to send.
-            loaded = await asyncio.to_thread(importlib.import_module, "runtime_core.llm.conversation")
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(str(needs_extra(self.what, "llm", error))) from error
         models = ctx.functions.models
         if self._built is None or self._built[0] is not models:
-            self._built = (models, loaded.agent_of(self, models))
-        return await loaded.Conversation(ctx, self, asked).run(self._built[1])
+            try:
+                # In a thread: it loads for seconds, and the loop has heartbeats to send.
+                loaded = await asyncio.to_thread(importlib.import_module, "runtime_core.llm.conversation")
+            except ModuleNotFoundError as error:
+                raise ConfigurationError(str(needs_extra(self.what, "llm", error))) from error
+            self._built = (models, loaded.Conversation, loaded.agent_of(self, models))
+        _, conversation, agent = self._built
+        return cast(object, await conversation(ctx, self, asked).run(agent))
 
     def input_schema(self) -> Schema:
         return SCHEMA

@@ -46,7 +46,7 @@ from runtime_core import codec
 from runtime_core.errors import Denied, InvalidInput, ToolError
 from runtime_core.llm.agent import ModelSettings
 from runtime_core.llm.budget import Guards
-from runtime_core.llm.client import LazyModel
+from runtime_core.llm.client import LazyModel, shown_url
 from runtime_core.llm.failures import Place
 from runtime_core.llm.model_call import (
     LIVE,
@@ -240,7 +240,7 @@ class _OperationSender:
 
     async def place(self, named: str | None) -> Place:
         if self._settings.model is None:
-            return Place(self._model.system, named or self._model.model_name, str(self._model.base_url or ""))
+            return Place(self._model.system, named or self._model.model_name, shown_url(self._model.base_url))
         opened = await self._models.open_or_fail(self._settings, named)
         self._model = opened.model
         return cast(Place, opened.place)
