@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from runtime_core.app.app import App
-from runtime_core.declare.manifest import AgentEntry, InputCheck, Manifest, check_input
+from runtime_core.declare.manifest import AgentEntry, InputCheck, Manifest
 from runtime_core.errors import ConfigurationError, InvalidInput
 
 if TYPE_CHECKING:
@@ -97,10 +97,10 @@ def test_inputs_are_checked_by_their_schema(schema: dict[str, object] | None, va
     entry = AgentEntry(input=schema)
 
     if refusal is None:
-        check_input("it", entry, value)
+        InputCheck("it", entry).value(value)
     else:
         with pytest.raises(InvalidInput) as refused:
-            check_input("it", entry, value)
+            InputCheck("it", entry).value(value)
         assert str(refused.value) == refusal
 
 
@@ -133,7 +133,7 @@ def test_an_input_of_some_depth_is_refused_at_its_place(value: object, refusal: 
 
 def test_a_huge_wrong_value_is_quoted_shortly() -> None:
     with pytest.raises(InvalidInput) as refused:
-        check_input("it", entry_of(Question), {"topic": ["x" * 100_000]})
+        InputCheck("it", entry_of(Question)).value({"topic": ["x" * 100_000]})
 
     assert len(str(refused.value)) < 300
 

@@ -134,11 +134,6 @@ class InputCheck(SchemaCheck):
         super().__init__(f"input of agent {name!r}", agent.input)
 
 
-def check_input(name: str, agent: AgentEntry, value: object) -> None:
-    """Check one input of the agent called `name`; who checks many keeps an InputCheck."""
-    InputCheck(name, agent).value(value)
-
-
 _KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "boolean": (bool,),
