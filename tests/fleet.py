@@ -23,6 +23,8 @@ from typing import Any, Self, TypeAlias
 
 from redis.asyncio import Redis
 
+from tests.service_forks import Fork, can_fork, forks
+
 ROOT = Path(__file__).resolve().parent.parent
 TIED = Path(__file__).parent / "servers" / "tied.py"
 SERVICES = ("agent-handler", "tool-handler", "state-manager", "trajectory-recorder")
@@ -54,7 +56,7 @@ class Member:
     """As in `agent-handler-1`: the service and a number from 1."""
     service: str
     log: Path
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | Fork | None = None
     paused: bool = False
     killed: bool = False
     """Whether the test has killed it, so that its end is no surprise."""
@@ -339,15 +341,19 @@ class Fleet:
     def _start(self, member: Member) -> None:
         member.starts += 1
         command = self._commands.get(member.service) or (f"services.{member.service.replace('-', '_')}",)
+        environ = {
+            **self.environ,
+            "WEFT_INSTANCE": member.name,
+            "WEFT_REDIS_URL": self._urls.get(member.service, self.url),
+        }
+        if can_fork(command, environ):
+            member.process = forks().start(command, environ, member.log)
+            return
         with member.log.open("ab") as log:
             member.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(TIED), str(os.getpid()), sys.executable, "-m", *command],
                 cwd=ROOT,
-                env={
-                    **self.environ,
-                    "WEFT_INSTANCE": member.name,
-                    "WEFT_REDIS_URL": self._urls.get(member.service, self.url),
-                },
+                env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -31,8 +31,8 @@ LEASE_SECONDS = 3.0 if FULL else 1.5
 SPREAD_SECONDS = COUNT * 0.25
 ENDED_SECONDS = 1800.0 if FULL else 60.0
 """How long the last task may take once all are submitted."""
-PAUSE_SECONDS = 0.3
-"""Between two harms."""
+PAUSE_SECONDS = 2.0
+"""Between two harms of a service. A process must often live for longer than a step takes, or no task would ever end."""
 LEAST_HARM = 3
 HANDLERS = ("agent-handler", "tool-handler")
 REPLICAS = {"agent-handler": 2, "tool-handler": 2, "state-manager": 1, "trajectory-recorder": 1}

@@ -1,0 +1,194 @@
+"""Start services by forking a process that has imported them, since an import takes longer than most tests wait.
+
+A fork has what `python -m services.<name>` has: its environment, a session and a log of its own, and the module as its
+`__main__`. The app is imported in the fork. All forks end with the process that starts them, as other children do.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runtime_core.bus.library import library
+from tests.servers.tied import end_with_parent
+
+ROOT = Path(__file__).resolve().parent.parent
+TIED = Path(__file__).parent / "servers" / "tied.py"
+IMPORTED = (
+    "runtime_core.aworld.runner",
+    "runtime_core.host.agent_handler",
+    "runtime_core.host.recorder",
+    "runtime_core.host.services",
+    "runtime_core.host.state_manager",
+    "runtime_core.host.tool_handler",
+    "sqlalchemy.dialects.sqlite.aiosqlite",
+    "uvloop",
+)
+LARGEST = 1 << 17
+"""Bytes of a request: the environment is most of it."""
+
+
+class Fork:
+    """A process that was forked, as `subprocess.Popen` shows one."""
+
+    def __init__(self, forks: Forks, pid: int) -> None:
+        self.pid = pid
+        self.returncode: Any = None  # as Popen's type has it
+        self._forks = forks
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self._forks.look(0)
+        return None if self.returncode is None else int(self.returncode)
+
+    def wait(self) -> int:
+        while self.poll() is None:
+            self._forks.look(None)
+        return int(self.returncode)
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Forks:
+    """The process that forks, as the process of the tests sees it."""
+
+    def __init__(self) -> None:
+        self._forks: dict[int, Fork] = {}
+        self._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            launcher = [sys.executable, "-I", "-S", str(TIED), str(os.getpid())]
+            self._process = subprocess.Popen(
+                [*launcher, sys.executable, "-m", "tests.service_forks", str(theirs.fileno())],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def start(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> Fork:
+        """Run a module with its arguments in a new process that appends what it prints to `log`."""
+        self._end.send(json.dumps({"command": command, "environ": dict(environ), "log": str(log)}).encode())
+        while (pid := self._receive()) is None:
+            pass
+        fork = self._forks[pid] = Fork(self, pid)
+        return fork
+
+    def look(self, seconds: float | None) -> None:
+        """Note each process that has ended; wait so long for one, with None until there is one."""
+        while select.select([self._end], [], [], seconds)[0]:
+            self._receive()
+            seconds = 0
+
+    def close(self) -> None:
+        self._end.close()
+        self._process.wait()
+
+    def _receive(self) -> int | None:
+        """Return the id of a process that was started, or note the status of one that has ended."""
+        message = self._end.recv(LARGEST)
+        if not message:
+            raise RuntimeError(f"the process that forks services ended with {self._process.wait()}")
+        pid, *ended = json.loads(message)
+        if not ended:
+            return int(pid)
+        if fork := self._forks.pop(pid, None):
+            [fork.returncode] = ended
+        return None
+
+
+def forks() -> Forks:
+    """Return those of this process."""
+    return _forks_of(os.getpid())
+
+
+@functools.cache
+def _forks_of(process: int) -> Forks:
+    made = Forks()
+    atexit.register(made.close)
+    return made
+
+
+def can_fork(command: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Return whether a fork does the same: a service itself, and no variable that Python reads only at its start."""
+    special = {name: value for name, value in environ.items() if name.startswith("PYTHON") and name != "PYTHONPATH"}
+    return (
+        sys.platform == "linux"
+        and command[0].startswith("services.")
+        and environ.get("PYTHONPATH") == str(ROOT)
+        and all(os.environ.get(name) == value for name, value in special.items())
+    )
+
+
+def serve(end: socket.socket) -> list[str]:
+    """Fork for each request until the other end is closed. Return the command in each fork."""
+    for module in IMPORTED:
+        importlib.import_module(module)
+    library()
+    assert threading.active_count() == 1, "a process with threads must not fork"
+    gc.freeze()
+    me = os.getpid()
+    children: dict[int, int] = {}
+    waiting = select.poll()
+    waiting.register(end, select.POLLIN)
+    while True:
+        for ready, _ in waiting.poll():
+            if child := children.pop(ready, 0):
+                waiting.unregister(ready)
+                os.close(ready)
+                end.send(json.dumps([child, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]).encode())
+                continue
+            message = end.recv(LARGEST)
+            if not message:
+                sys.exit()
+            child = os.fork()
+            if child == 0:
+                end_with_parent(me)
+                for descriptor in children:
+                    os.close(descriptor)
+                return _become(json.loads(message))
+            descriptor = os.pidfd_open(child)
+            children[descriptor] = child
+            waiting.register(descriptor, select.POLLIN)
+            end.send(json.dumps([child]).encode())
+
+
+def _become(request: dict[str, Any]) -> list[str]:
+    """Take what a new process would be given. Return the command."""
+    os.setsid()
+    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    return list(request["command"])
+
+
+def main(descriptor: int) -> None:
+    with socket.socket(fileno=descriptor) as end:
+        module, *sys.argv[1:] = serve(end)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

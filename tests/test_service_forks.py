@@ -1,0 +1,47 @@
+"""A service that is forked is given what a new process is given, and its end is seen as that of a child."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from tests.fleet import Fleet, until
+from tests.servers.process import Server
+from tests.service_forks import ROOT, can_fork, forks
+
+SERVICE = ("services.agent_handler",)
+
+
+def test_its_status_and_what_it_prints_are_those_of_its_own_environment(tmp_path: Path) -> None:
+    environ = {"PYTHONPATH": str(ROOT), "WEFT_REDIS_URL": "nonsense://", "WEFT_INSTANCE": "here"}
+    first, second = (forks().start(SERVICE, environ, tmp_path / name) for name in ("first", "second"))
+    assert (first.wait(), second.wait()) == (1, 1)
+    assert first.poll() == 1
+    for name in ("first", "second"):
+        told = (tmp_path / name).read_text()
+        assert "WEFT_REDIS_URL" in told
+        assert len(told.splitlines()) == 1
+
+
+async def test_a_killed_one_is_started_again(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    async with Fleet(valkey.url, namespace, tmp_path, replicas={"tool-handler": 1}) as fleet:
+        [member] = fleet.members.values()
+        process = member.process
+        assert process is not None
+        assert os.getsid(process.pid) == process.pid
+
+        async def is_another() -> bool:
+            return member.process is not process and member.ready()
+
+        fleet.kill("tool-handler-1")
+        assert process.wait() == -signal.SIGKILL
+        await until(is_another, 60, "another process is ready in its place")
+
+
+def test_what_a_fork_would_not_have_is_a_process_of_its_own() -> None:
+    environ = {"PYTHONPATH": str(ROOT)}
+    assert can_fork(SERVICE, environ)
+    assert not can_fork(("tests.chaos.next_release", "agent-handler", "1"), environ)
+    assert not can_fork(SERVICE, {**environ, "PYTHONPROFILEIMPORTTIME": "1"})
+    assert not can_fork(SERVICE, {"PYTHONPATH": "/elsewhere"})
