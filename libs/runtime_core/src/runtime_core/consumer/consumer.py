@@ -270,6 +270,9 @@ class Consumer:
 
     def _take_read(self, taken: Sequence[Delivery], malformed: Sequence[tuple[str, bytes, str]]) -> None:
         """Take the entries of a read, without those that reconciling took while the reply was on its way."""
+        if not self._reconciled:
+            self._take(taken, malformed)
+            return
         fresh = [delivery for delivery in taken if (delivery.stream, delivery.entry) not in self._reconciled]
         self._metrics.duplicates_suppressed.inc(len(taken) - len(fresh))
         self._take(fresh, [each for each in malformed if each[:2] not in self._reconciled])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -234,9 +234,16 @@ def model_span(model: str, attributes: Mapping[str, Attribute], *, traceparent: 
         yield span
 
 
-@contextmanager
-def tool_span(tool: str, *, call: str = "", traceparent: str = "") -> Iterator[Span]:
+def tool_span(tool: str, *, call: str = "", traceparent: str = "") -> AbstractContextManager[Span]:
     """Around one call of a tool: `execute_tool <tool>`; `call` is the id of the call."""
+    return _tool_span(tool, call, traceparent) if spans.keeps(traceparent) else _NO_SPAN
+
+
+_NO_SPAN = nullcontext(Span())
+
+
+@contextmanager
+def _tool_span(tool: str, call: str, traceparent: str) -> Iterator[Span]:
     attributes: dict[str, Attribute] = {OPERATION: EXECUTE_TOOL, TOOL_NAME: tool, TOOL_TYPE: "function"}
     if call:
         attributes[TOOL_CALL_ID] = call
