@@ -24,11 +24,11 @@ from benchmarks.child import ROOT
 from benchmarks.figures import table
 from benchmarks.question import answer, question
 from runtime_core.bus.connection import Argument, Transport
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.embedded import EmbeddedServer
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect
+from runtime_core.bus.values import Delivery
 from runtime_core.consumer.owner import Owner
 from runtime_core.wire.commands import Submission
 

@@ -33,7 +33,7 @@ IMPORTED = (
     "runtime_core.host.agent_handler",
     "runtime_core.host.recorder",
     "runtime_core.host.services",
-    "runtime_core.host.state_manager",
+    "runtime_core.host.manager",
     "runtime_core.host.tool_handler",
     "sqlalchemy.dialects.sqlite.aiosqlite",
     "uvloop",

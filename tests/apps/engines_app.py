@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from runtime_core.app.app import App
 from runtime_core.declare.retry_policy import RetryPolicy
-from runtime_core.engines.context import EngineContext
+from runtime_core.engines.function import EngineContext
 from runtime_core.errors import EngineError, Reject, Retry
 from runtime_core.runs.context import AgentContext
 from tests.apps.fleet_app import note

@@ -12,7 +12,7 @@ from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.errors import ToolError
 from runtime_core.runs.agent import Agent, handles
 from runtime_core.runs.context import AgentContext
-from runtime_core.tools.call import ToolContext
+from runtime_core.tools.tool import ToolContext
 
 app = App("fleet")
 

@@ -9,8 +9,8 @@ from runtime_core.app.app import App
 from runtime_core.aworld.runner import Runner, TaskRunner
 from runtime_core.aworld.swarm import Loopable, Swarm
 from runtime_core.runs.context import AgentContext
-from runtime_core.runs.observation import ActionModel, Observation
-from runtime_core.tools.call import ToolContext
+from runtime_core.runs.policy import ActionModel, Observation
+from runtime_core.tools.tool import ToolContext
 from runtime_core.wire.results import TaskResponse
 from tests.apps.fleet_app import note
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from runtime_core.runs.agent import Agent, handles
-from runtime_core.tools.call import ToolContext
+from runtime_core.tools.tool import ToolContext
 from weft import AgentContext, App, HookEvent, LLMAgent, RetryPolicy
 
 app = App("traces")

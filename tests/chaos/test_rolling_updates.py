@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runtime_core.client.client import Client, TaskResponse
-from runtime_core.wire.streaming import StreamingMode
+from runtime_core.wire.results import StreamingMode
 from tests.chaos.harm import FULL, RESULT_SECONDS
 from tests.chaos.invariants import check_broker, check_effects, check_trajectories, held_of
 from tests.conftest import OwnServer

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from runtime_core.bus.connection import Argument, Reply, Transport
-from runtime_core.bus.delivery import Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
-from runtime_core.bus.values import Submitted
+from runtime_core.bus.values import Delivery, Submitted, pairs
 from runtime_core.consumer.owner import Owner
 from runtime_core.wire.commands import Submission
 

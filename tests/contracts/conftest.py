@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from runtime_core.bus.address import parse_address
 from runtime_core.bus.connection import RespTransport, Transport
+from runtime_core.bus.connector import parse_address
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from tests.contracts.broker import Broker, Connect

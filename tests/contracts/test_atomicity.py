@@ -13,9 +13,8 @@ from itertools import count
 import pytest
 
 from runtime_core.bus.connection import Argument
-from runtime_core.bus.delivery import Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import OpenRequest, TopicSubscription
+from runtime_core.bus.values import Delivery, OpenRequest, TopicSubscription, pairs
 from runtime_core.errors import ServerError
 from runtime_core.wire.commands import Begun, Submission
 from tests.contracts.broker import (

@@ -9,12 +9,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from runtime_core.app.app import App
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import Delivery
 from runtime_core.errors import NotReady
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.tools.call import AbandonedThreads, ToolContext
 from runtime_core.tools.handler import CallHandler
+from runtime_core.tools.tool import AbandonedThreads, ToolContext
 from tests.contracts.broker import Broker, answer, ask, bury, fail, now, suspend
 
 app = App("calls")

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import Delivery
 from runtime_core.consumer.consumer import WITHDRAWN
 from runtime_core.errors import Rejected
 from tests.contracts.broker import LEASE_MS, Broker, answer, ask, bury, complete, fail, nap, send, suspend

@@ -9,10 +9,9 @@ from contextlib import asynccontextmanager
 from prometheus_client import CollectorRegistry
 
 from runtime_core.bus.connection import Transport
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
-from runtime_core.bus.values import Adopted
+from runtime_core.bus.values import Adopted, Delivery
 from runtime_core.consumer.consumer import Consumer
 from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import Broker, complete

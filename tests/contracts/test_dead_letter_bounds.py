@@ -9,8 +9,7 @@ from typing import cast
 
 import pytest
 
-from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.failures import (
+from runtime_core.bus.commits import (
     HEAD_BYTES,
     MAX_FIELDS,
     MAX_LETTER_BYTES,
@@ -19,6 +18,7 @@ from runtime_core.bus.failures import (
     MAX_VALUE_BYTES,
     bounded,
 )
+from runtime_core.bus.event_bus import EventBus
 from runtime_core.codec import MAX_DATA_BYTES
 from runtime_core.errors import InvalidInput
 from runtime_core.maintenance.dead_letters import OVERHEAD_BYTES, DeadLetters, letter_bytes, trimmed_letters

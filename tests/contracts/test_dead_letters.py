@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import namespace_settings
+from runtime_core.bus.values import Delivery
 from tests.contracts.broker import Broker, answer, ask, bury, complete, fail, suspend
 
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from runtime_core.bus.connection import Argument
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import Delivery
 from runtime_core.maintenance.stuck import find_circles
 from tests.contracts.broker import Broker, answer, ask, complete, now, suspend
 

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from runtime_core.bus.address import parse_address
 from runtime_core.bus.connection import RespTransport
+from runtime_core.bus.connector import parse_address
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.values import NotDurable
 from runtime_core.client.client import Client

@@ -8,10 +8,10 @@ from typing import cast
 import msgspec
 import pytest
 
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.library import library
-from runtime_core.engines.waiting import ENGINE_WAIT_SECONDS
+from runtime_core.bus.values import Delivery
+from runtime_core.engines.runtime_engine import ENGINE_WAIT_SECONDS
 from runtime_core.errors import Fenced
 from runtime_core.maintenance.engines import EngineWatch
 from runtime_core.maintenance.keeper import Keeper

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Submitted
+from runtime_core.bus.values import Delivery, Submitted
 from runtime_core.errors import Rejected
 from runtime_core.wire.commands import Begun
 from tests.contracts.broker import Broker, answer, ask, bury, complete, send, suspend

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import Delivery
 from runtime_core.errors import Fenced
 from tests.contracts.broker import DIGEST, Broker, ask, complete, now, question, suspend
 

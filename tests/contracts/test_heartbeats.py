@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 from prometheus_client import CollectorRegistry
 
-from runtime_core.bus.address import parse_address
 from runtime_core.bus.connection import RespTransport
-from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.connector import parse_address
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
+from runtime_core.bus.values import Delivery
 from runtime_core.consumer.consumer import Consumer
 from runtime_core.consumer.owner import Owner
 from runtime_core.errors import Fenced

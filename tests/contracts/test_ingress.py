@@ -13,17 +13,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from runtime_core.bus.connection import Argument, Reply, Transport
-from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, ingress
 from runtime_core.bus.partition import make_group
 from runtime_core.bus.topics import Topics
-from runtime_core.bus.values import Submitted
+from runtime_core.bus.values import Submitted, pairs
 from runtime_core.config.settings import Settings
 from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, ServerError
-from runtime_core.host.state_manager import build
-from runtime_core.ingress import admitter, answers, relay
+from runtime_core.host.manager import build
+from runtime_core.ingress import admitter, relay
+from runtime_core.ingress import relay as answers
 from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.admitter import Admitter
 from runtime_core.ingress.relay import Relay

@@ -8,8 +8,8 @@ import math
 import pytest
 from prometheus_client import CollectorRegistry
 
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import Delivery
 from runtime_core.errors import JournalMoved, ServerError
 from runtime_core.runs.turn import TurnHandler
 from runtime_core.runs.turn_port import TurnPort

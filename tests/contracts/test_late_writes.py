@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import Delivery
 from tests.contracts.broker import DIGEST, Broker, Snapshot, answer, ask, bury, complete, fail, nap, question, suspend
 
 VALUE = f"{DIGEST}K1700000000000true".encode()

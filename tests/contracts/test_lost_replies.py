@@ -9,9 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from runtime_core.bus.connection import Transport
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
+from runtime_core.bus.values import Delivery
 from runtime_core.consumer.consumer import Consumer
 from runtime_core.consumer.owner import incarnation
 from runtime_core.errors import Rejected

@@ -7,9 +7,8 @@ import json
 import pytest
 
 from runtime_core.bus.connection import Argument
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import TopicSubscription
+from runtime_core.bus.values import Delivery, TopicSubscription
 from runtime_core.errors import Fenced, LimitExceeded
 from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, fail, now, send
 

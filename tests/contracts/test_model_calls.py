@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import CallBegun
+from runtime_core.bus.values import CallBegun, Delivery
 from runtime_core.errors import Fenced, LimitExceeded, Reserved
 from tests.contracts.broker import DIGEST, Broker, ask, bury, complete, fail, now, suspend
 

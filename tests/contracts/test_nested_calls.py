@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import Delivery
 from tests.contracts.broker import Broker, again, answer, ask, bury, complete, suspend
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from runtime_core.bus.delivery import Delivery
-from runtime_core.bus.values import Submitted
+from runtime_core.bus.values import Delivery, Submitted
 from runtime_core.errors import ServerError
 from runtime_core.ingress import relay
 from runtime_core.wire.commands import Submission

@@ -10,17 +10,16 @@ from typing import cast
 
 import pytest
 
-from runtime_core.bus.delivery import pairs
+from runtime_core.bus.admin import MAX_ENTRY_BYTES, IngressEntry, IngressStream
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.ingress_stream import MAX_ENTRY_BYTES, IngressEntry, IngressStream
 from runtime_core.bus.keys import ingress
 from runtime_core.bus.topics import Topics
-from runtime_core.bus.values import Submitted, TopicSubscription
+from runtime_core.bus.values import Submitted, TopicSubscription, pairs
 from runtime_core.declare.announcement import announce
 from runtime_core.declare.manifest import AgentEntry, Manifest
 from runtime_core.errors import InvalidInput, ServerError
 from runtime_core.ids import task_id_of
-from runtime_core.ingress import publisher_streams
+from runtime_core.ingress import publishers as publisher_streams
 from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.publishers import Publisher, Publishers
 from runtime_core.ingress.scheduler import Scheduler

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import Delivery
 from runtime_core.consumer import consumer as consumers
 from runtime_core.consumer.consumer import Consumer
 from runtime_core.telemetry.metrics import Metrics

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import RunFields
+from runtime_core.bus.values import Delivery, RunFields
 from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, fail, nap, now, suspend
 
 RUN = "run:t/r/1"

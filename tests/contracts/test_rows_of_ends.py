@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import Delivery
 from tests.contracts.broker import Broker, ask, bury, complete, now, suspend
 
 VALUE = b"d1a2b3c4K1700000000000" + json.dumps("a secret").encode()

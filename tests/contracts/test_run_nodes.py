@@ -8,10 +8,16 @@ from typing import cast
 
 import pytest
 
-from runtime_core.aworld.nodes.node import NEXT, HandleResult, RunNodeBusiType, RunNodeStatus, TransitionRefused
-from runtime_core.aworld.nodes.state_manager import StateManager
-from runtime_core.aworld.nodes.stored import MEMBERS_MAX, OPEN_SECONDS
-from runtime_core.aworld.nodes.waits import StateWaits
+from runtime_core.aworld.nodes.state_manager import StateManager, StateWaits
+from runtime_core.aworld.nodes.stored import (
+    MEMBERS_MAX,
+    NEXT,
+    OPEN_SECONDS,
+    HandleResult,
+    RunNodeBusiType,
+    RunNodeStatus,
+    TransitionRefused,
+)
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 from runtime_core.bus.connection import Reply
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import Delivery
 from tests.contracts.broker import Broker, complete, group
 
 EVENTS = 300

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from runtime_core.bus.connection import Argument
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import Delivery
 from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, suspend
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from runtime_core.bus.address import parse_address
 from runtime_core.bus.connection import RespTransport
+from runtime_core.bus.connector import parse_address
 from tests.fleet import until
 from tests.servers.process import HOST, Server
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from runtime_core.bus.address import parse_address
 from runtime_core.bus.connection import RespTransport
+from runtime_core.bus.connector import parse_address
 from tests.architecture.tree import ROOT
 from tests.servers import containers
 from tests.servers.containers import CONTAINERS, IMAGES, OWNER, Containers, variable_of

@@ -26,7 +26,7 @@ from runtime_core.bus.values import NotDurable
 from runtime_core.client.fork import plan_fork
 from runtime_core.errors import BusError, InvalidInput, Rejected, ServerError
 from runtime_core.ingress.admission import Admission
-from runtime_core.maintenance.server import ClockWatch
+from runtime_core.maintenance.keeper import ClockWatch
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.wire.commands import CANCEL, SIGNAL, SUBMIT, Submission, digest
 from runtime_core.wire.envelope import Envelope, to_fields

@@ -15,8 +15,8 @@ from runtime_core.errors import BusError
 from runtime_core.ingress.relay import Relay
 from runtime_core.runs.turn import TurnHandler
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.tools.call import AbandonedThreads
 from runtime_core.tools.handler import CallHandler
+from runtime_core.tools.tool import AbandonedThreads
 from tests.simulation.loop import PROCESS
 from tests.simulation.transport import SimTransport
 

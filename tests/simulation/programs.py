@@ -15,7 +15,7 @@ from typing import Any
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.errors import StepError
 from runtime_core.runs.context import AgentContext
-from runtime_core.tools.call import ToolContext
+from runtime_core.tools.tool import ToolContext
 from tests.simulation.chooser import Chooser, pick, weighted
 from tests.simulation.ledger import Ledger
 from weft import App

@@ -16,12 +16,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis.credentials import CredentialProvider
 
-from runtime_core.bus.address import parse_address
 from runtime_core.bus.connection import Reply, RespTransport
-from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.connector import parse_address
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect, open_namespace
+from runtime_core.bus.values import Delivery
 from runtime_core.consumer.consumer import Consumer
 from runtime_core.consumer.owner import Owner
 from runtime_core.errors import BusUnavailable, ConfigurationError, Fenced, ServerError

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.bus.address import parse_address
 from runtime_core.bus.connection import RespTransport
+from runtime_core.bus.connector import parse_address
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.client.client import Client
 from runtime_core.ids import instance_address, partition_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime_core.bus.delivery import pairs
+from runtime_core.bus.values import pairs
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.hooks.verdicts import Change, Deny, HookEvent
 from runtime_core.host.local import LocalApp

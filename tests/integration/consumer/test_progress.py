@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from runtime_core.bus.address import parse_address
 from runtime_core.bus.connection import RespTransport
-from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.connector import parse_address
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect, open_namespace
+from runtime_core.bus.values import Delivery
 from runtime_core.config.settings import Settings
 from runtime_core.consumer.consumer import Consumer
 from runtime_core.consumer.progress import ProgressWatch

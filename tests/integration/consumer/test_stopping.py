@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtime_core.client.client import Client
-from runtime_core.wire.streaming import StreamingMode
+from runtime_core.wire.results import StreamingMode
 from tests.chaos.invariants import check_broker
 from tests.fleet import Fleet, plain_redis, until
 from tests.servers.process import Server

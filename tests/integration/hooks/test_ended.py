@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.bus.delivery import pairs
+from runtime_core.bus.values import pairs
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.errors import Reject
 from runtime_core.hooks.verdicts import Deny

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from runtime_core.client.client import Client
-from runtime_core.wire.streaming import StreamingMode
+from runtime_core.wire.results import StreamingMode
 from tests.fleet import Fleet, PlainRedis, plain_redis, until
 from tests.servers.matrix import repeat_on
 from tests.servers.process import Server

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.bus.address import parse_address
 from runtime_core.bus.connection import RespTransport
+from runtime_core.bus.connector import parse_address
 from runtime_core.client.client import Client
 from tests.fleet import Fleet, until
 from tests.servers.process import Server

@@ -13,7 +13,7 @@ from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.replay.replay import replay
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.model_step import ModelCall
-from runtime_core.tools.call import ToolContext
+from runtime_core.tools.tool import ToolContext
 from weft.testing import LocalApp
 
 pytestmark = [pytest.mark.timeout(120)]

@@ -30,20 +30,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration/bus:connection",
     ),
     python(
-        "bus/address.py",
+        "bus/connector.py",
         "database",
         '    if path and ("db" not in options or "/" in path):\n',
         "    if False:\n",
         "a mistyped database is refused, and not taken for the first one",
-        "unit/bus:address",
+        "unit/bus:connector",
     ),
     python(
-        "bus/address.py",
+        "bus/connector.py",
         "both_credentials",
         '    if options.keys() & {"username", "password"}:\n',
         "    if False:\n",
         "a password beside a credential provider is refused",
-        "unit/bus:address",
+        "unit/bus:connector",
     ),
     python(
         "consumer/consumer.py",
@@ -59,6 +59,6 @@ MUTANTS: tuple[Mutant, ...] = (
         'PASSWORD_OPTION.sub("***", PASSWORD.sub(r"\\1:***@", url))',
         'PASSWORD.sub(r"\\1:***@", url)',
         "a password among the options of a URL is not shown",
-        "unit/bus:address",
+        "unit/bus:connector",
     ),
 )

@@ -267,7 +267,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:dead_letter_bounds",
     ),
     python(
-        "bus/failures.py",
+        "bus/commits.py",
         "oversized",
         "if len(value) > (data_limit if name == _EVENT_DATA else MAX_VALUE_BYTES):",
         "if False:",
@@ -276,7 +276,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:ingress",
     ),
     python(
-        "bus/failures.py",
+        "bus/commits.py",
         "fields_sent",
         "if len(name) > MAX_NAME_BYTES or len(kept) >= MAX_FIELDS:",
         "if False:",
@@ -284,7 +284,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:dead_letter_bounds",
     ),
     python(
-        "bus/failures.py",
+        "bus/commits.py",
         "all_sent",
         "while sum(len(name) + len(value) for name, value in kept) > MAX_LETTER_BYTES:",
         "while False:",

@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant, lua, python
 
 PUBLISHERS = "ingress/publishers.py"
 ADMITTER = "ingress/admitter.py"
-STREAMS = "ingress/publisher_streams.py"
+STREAMS = "ingress/publishers.py"
 TESTS = "contracts:publishers"
 
 MUTANTS: tuple[Mutant, ...] = (

@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant, python
 
 ADMITTER = "ingress/admitter.py"
 RELAY = "ingress/relay.py"
-ANSWERS = "ingress/answers.py"
+ANSWERS = "ingress/relay.py"
 HOST = "host/host.py"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -338,11 +338,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/host:host",
     ),
     python(
-        "host/small_services.py",
+        "host/manager.py",
         "enters",
         "            await owner.enter()\n",
         "            pass\n",
         "a step of an engine that no gateway serves ends in one process too",
-        "unit/engines:waiting_conf",
+        "unit/engines:runtime_engine_waiting_conf",
     ),
 )

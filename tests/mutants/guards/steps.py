@@ -251,7 +251,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if self._failed is not None:",
         "if False:",
         "a delta that was refused ends the turn",
-        "unit/runs:outgoing",
+        "unit/runs:calls",
         "contracts:kept_turns",
         "contracts:finished_steps",
         "unit/runs:commit",
@@ -262,7 +262,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "raise failed\n        if self._over is not None:",
         "raise failed\n        if False:",
         "a run whose output is over its limit does not commit",
-        "unit/runs:outgoing",
+        "unit/runs:calls",
     ),
     python(
         "runs/turn_port.py",
@@ -270,7 +270,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if self._over is None and not self._outflow.full and not self._process.full:",
         "if True:",
         "an emit waits while much is on its way",
-        "unit/runs:outgoing",
+        "unit/runs:calls",
     ),
     python(
         "runs/turn_port.py",
@@ -278,7 +278,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if self._outflow.bytes > RUN_MAX_BYTES:",
         "if False:",
         "pieces of an answer on their way are bounded",
-        "unit/runs:outgoing",
+        "unit/runs:calls",
     ),
     python(
         "runs/turn_port.py",
@@ -286,10 +286,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "if not self._outflow.full:  # else dropped: a later one says more",
         "if True:",
         "progress on its way is bounded",
-        "unit/runs:outgoing",
+        "unit/runs:calls",
     ),
     python(
-        "runs/outgoing.py",
+        "runs/calls.py",
         "emit_waits",
         "        yield from room(self.run)\n",
         "        yield from ()\n",
@@ -302,7 +302,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if reports.bytes > REPORTED_BYTES:",
         "if False:",
         "progress of a call on its way is bounded",
-        "unit/runs:outgoing",
+        "unit/runs:calls",
     ),
     lua(
         "emit",
@@ -428,7 +428,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:finished_steps",
     ),
     python(
-        "bus/failures.py",
+        "bus/commits.py",
         "insists_retry",
         'self.insist(\n            "retry"',
         'self.call(\n            "retry"',
@@ -436,7 +436,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:finished_steps",
     ),
     python(
-        "bus/failures.py",
+        "bus/commits.py",
         "insists_letter",
         'self.insist(\n            "dead_letter"',
         'self.call(\n            "dead_letter"',

@@ -16,7 +16,7 @@ from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.runs.agent import Agent, handles
 from runtime_core.runs.definition import AgentDefinition
-from runtime_core.tools.call import ToolContext
+from runtime_core.tools.tool import ToolContext
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext

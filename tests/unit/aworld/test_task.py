@@ -12,8 +12,7 @@ from runtime_core.aworld.described import describe, read_description, task_of
 from runtime_core.aworld.task import Task, TaskConfig
 from runtime_core.declare.declaration import label
 from runtime_core.errors import InvalidInput
-from runtime_core.wire.results import TaskResponse
-from runtime_core.wire.streaming import StreamingMode
+from runtime_core.wire.results import StreamingMode, TaskResponse
 
 
 def test_a_config_reads_like_a_dict() -> None:

@@ -20,7 +20,7 @@ from runtime_core.blobs.store import BlobStore, FileBlobs, open_blobs
 from runtime_core.blobs.urls import blob_url, folder_of
 from runtime_core.config.settings import Settings
 from runtime_core.engines.results import Results
-from runtime_core.maintenance.blob_sweeper import BlobSweeper
+from runtime_core.maintenance.sweeps import BlobSweeper
 from weft.engines import Reference
 from weft.errors import ConfigurationError, InvalidInput
 

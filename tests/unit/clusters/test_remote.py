@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from runtime_core.clusters.remote import run_items, run_registered
 from runtime_core.engines.protocol import Error, Outcome, Registered, Step, Value
-from runtime_core.engines.reference import Reference
-from runtime_core.engines.results import Results, items_of, map_outcome, with_errors
+from runtime_core.engines.results import Reference, Results, items_of, map_outcome, with_errors
 from runtime_core.errors import EngineError
 
 ROOT = Path(__file__).parents[3]

@@ -16,8 +16,7 @@ from runtime_core.declare.hook_points import HookPoint
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.errors import Denied
 from runtime_core.hooks.around import RunHooks
-from runtime_core.hooks.declared import CallbackResult, CallbackResultType, ToolResult
-from runtime_core.hooks.selection import Selection, select
+from runtime_core.hooks.declared import CallbackResult, CallbackResultType, Selection, ToolResult, select
 from runtime_core.hooks.verdicts import Ask, Change, HookEvent
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.run import Run

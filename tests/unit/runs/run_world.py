@@ -55,7 +55,7 @@ class Program:
         return json.loads(data)
 
     def encode_output(self, value: object, /) -> bytes:
-        from runtime_core.declare.encoding import encode
+        from runtime_core.declare.schema import encode
 
         return encode(value, "output")
 

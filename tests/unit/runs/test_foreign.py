@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime_core.consumer.effects import Completed, Failed, Suspended
-from runtime_core.declare.encoding import encode
+from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput, LocalStepError, Retry, ToolError
 from runtime_core.runs.calls import call
 from runtime_core.runs.context import AgentContext

@@ -9,8 +9,7 @@ import pytest
 
 from runtime_core.errors import InvalidInput
 from runtime_core.sharing.context import Context
-from runtime_core.sharing.merging import Conflict
-from runtime_core.sharing.values import MISSING
+from runtime_core.sharing.values import MISSING, Conflict
 
 
 def session(**values: object) -> Context:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.values import Delivery
 from runtime_core.engines.protocol import Step
 from runtime_core.errors import ConfigurationError
 from runtime_core.telemetry import logs, tracing
@@ -248,6 +248,6 @@ def test_a_line_of_text_ends_with_its_task() -> None:
 
 
 def test_an_engine_function_is_told_the_span_of_its_step() -> None:
-    from runtime_core.engines.context import EngineContext
+    from runtime_core.engines.function import EngineContext
 
     assert EngineContext.of(Step(task="t", run="r/1", traceparent=TRACEPARENT)).traceparent == TRACEPARENT

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime_core.client.recorded_runs import runs_of
+from runtime_core.client.fork import runs_of
 from runtime_core.consumer.effects import Completed
 from runtime_core.record.step import NOTHING, Step, StepError, TaskEnd
 from runtime_core.runs.context import AgentContext

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from runtime_core.errors import Reject, Retry
     from runtime_core.runs.agent import Agent, handles
     from runtime_core.runs.context import AgentContext
-    from runtime_core.tools.call import ToolContext
+    from runtime_core.tools.tool import ToolContext
 
 __all__ = ["Agent", "AgentContext", "App", "Client", "Reject", "Retry", "ToolContext", "handles"]
 
@@ -26,7 +26,7 @@ _PLACES = {
     "Client": "runtime_core.client.client",
     "Reject": "runtime_core.errors",
     "Retry": "runtime_core.errors",
-    "ToolContext": "runtime_core.tools.call",
+    "ToolContext": "runtime_core.tools.tool",
     "handles": "runtime_core.runs.agent",
 }
 

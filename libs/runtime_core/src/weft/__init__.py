@@ -27,18 +27,17 @@ if TYPE_CHECKING:
     from runtime_core.client.client import Client
     from runtime_core.client.task import TaskHandle
     from runtime_core.declare.retry_policy import RetryPolicy
-    from runtime_core.engines.context import EngineContext
+    from runtime_core.engines.function import EngineContext
     from runtime_core.engines.protocol import Resources
     from runtime_core.errors import Reject, Rejected, Retry, WeftError
     from runtime_core.hooks.verdicts import Allow, Ask, Change, Deny, HookEvent
     from runtime_core.ingress.schedules import Schedule
-    from runtime_core.llm.agent import LLMAgent
-    from runtime_core.llm.approval import Approve
+    from runtime_core.llm.agent import Approve, LLMAgent
     from runtime_core.runs.agent import Agent, handles
     from runtime_core.runs.calls import Approval
     from runtime_core.runs.context import AgentContext
     from runtime_core.sharing.context import Context
-    from runtime_core.tools.call import ToolContext
+    from runtime_core.tools.tool import ToolContext
     from runtime_core.wire.commands import SubmitOptions
     from runtime_core.wire.results import StreamEvent, TaskFailed, TaskResponse
 
@@ -79,13 +78,13 @@ _PLACES = {
     "Allow": "runtime_core.hooks.verdicts",
     "App": "runtime_core.app.app",
     "Approval": "runtime_core.runs.calls",
-    "Approve": "runtime_core.llm.approval",
+    "Approve": "runtime_core.llm.agent",
     "Ask": "runtime_core.hooks.verdicts",
     "Change": "runtime_core.hooks.verdicts",
     "Client": "runtime_core.client.client",
     "Context": "runtime_core.sharing.context",
     "Deny": "runtime_core.hooks.verdicts",
-    "EngineContext": "runtime_core.engines.context",
+    "EngineContext": "runtime_core.engines.function",
     "HookEvent": "runtime_core.hooks.verdicts",
     "LLMAgent": "runtime_core.llm.agent",
     "Reject": "runtime_core.errors",
@@ -99,7 +98,7 @@ _PLACES = {
     "TaskFailed": "runtime_core.wire.results",
     "TaskHandle": "runtime_core.client.task",
     "TaskResponse": "runtime_core.wire.results",
-    "ToolContext": "runtime_core.tools.call",
+    "ToolContext": "runtime_core.tools.tool",
     "WeftError": "runtime_core.errors",
     "handles": "runtime_core.runs.agent",
 }

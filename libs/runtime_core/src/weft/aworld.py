@@ -19,9 +19,7 @@ if TYPE_CHECKING:
         DefaultToolHandler,
         ToolCallbackHandler,
     )
-    from runtime_core.aworld.events.history import Recorded
-    from runtime_core.aworld.events.loop import EventLoop, run_events
-    from runtime_core.aworld.events.manager import EventManager, Handler, HandlerTable
+    from runtime_core.aworld.events.manager import EventLoop, EventManager, Handler, HandlerTable, run_events
     from runtime_core.aworld.events.message import (
         AgentMessage,
         BackgroundTaskMessage,
@@ -36,12 +34,14 @@ if TYPE_CHECKING:
         MemoryEventMessage,
         Message,
         Priority,
+        Recorded,
         TaskMessage,
         ToolMessage,
         TopicType,
         UnknownReceiver,
     )
-    from runtime_core.aworld.nodes.node import (
+    from runtime_core.aworld.nodes.state_manager import StateManager
+    from runtime_core.aworld.nodes.stored import (
         HandleResult,
         NodeGroup,
         RunNode,
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
         RunNodeTree,
         TransitionRefused,
     )
-    from runtime_core.aworld.nodes.state_manager import StateManager
     from runtime_core.aworld.runner import Runner, TaskRunner
     from runtime_core.aworld.runners import Runners
     from runtime_core.aworld.swarm import (
@@ -65,8 +64,7 @@ if TYPE_CHECKING:
     from runtime_core.aworld.task import Task, TaskConfig, TaskStatus
     from runtime_core.declare.hook_points import HookPoint
     from runtime_core.hooks.declared import CallbackResult, CallbackResultType, ToolResult
-    from runtime_core.runs.observation import ActionModel, ActionResult, Handoff, Observation
-    from runtime_core.runs.policy import PolicyDefinition
+    from runtime_core.runs.policy import ActionModel, ActionResult, Handoff, Observation, PolicyDefinition
     from runtime_core.trajectory.items import (
         DefaultTrajectoryStrategy,
         FilteredTrajectoryStrategy,
@@ -74,7 +72,7 @@ if TYPE_CHECKING:
         TrajectoryItem,
         TrajectoryStrategy,
     )
-    from runtime_core.wire.streaming import StreamingMode
+    from runtime_core.wire.results import StreamingMode
 
 __all__ = [
     "ActionModel",
@@ -149,8 +147,8 @@ __all__ = [
 ]
 
 _PLACES = {
-    "ActionModel": "runtime_core.runs.observation",
-    "ActionResult": "runtime_core.runs.observation",
+    "ActionModel": "runtime_core.runs.policy",
+    "ActionResult": "runtime_core.runs.policy",
     "AgentMessage": "runtime_core.aworld.events.message",
     "BackgroundTaskMessage": "runtime_core.aworld.events.message",
     "CallbackResult": "runtime_core.hooks.declared",
@@ -169,17 +167,17 @@ _PLACES = {
     "DefaultTaskHandler": "runtime_core.aworld.events.handlers",
     "DefaultToolHandler": "runtime_core.aworld.events.handlers",
     "DefaultTrajectoryStrategy": "runtime_core.trajectory.items",
-    "EventLoop": "runtime_core.aworld.events.loop",
+    "EventLoop": "runtime_core.aworld.events.manager",
     "EventManager": "runtime_core.aworld.events.manager",
     "EventOutcome": "runtime_core.aworld.events.message",
     "FilteredTrajectoryStrategy": "runtime_core.trajectory.items",
     "GraphBuildType": "runtime_core.aworld.swarm",
     "GroupMessage": "runtime_core.aworld.events.message",
-    "HandleResult": "runtime_core.aworld.nodes.node",
+    "HandleResult": "runtime_core.aworld.nodes.stored",
     "Handler": "runtime_core.aworld.events.manager",
     "HandlerError": "runtime_core.aworld.events.message",
     "HandlerTable": "runtime_core.aworld.events.manager",
-    "Handoff": "runtime_core.runs.observation",
+    "Handoff": "runtime_core.runs.policy",
     "HandoffSwarm": "runtime_core.aworld.swarm",
     "HookPoint": "runtime_core.declare.hook_points",
     "HumanMessage": "runtime_core.aworld.events.message",
@@ -188,19 +186,19 @@ _PLACES = {
     "MemoryEventMessage": "runtime_core.aworld.events.message",
     "MemoryTrajectoryStrategy": "runtime_core.trajectory.items",
     "Message": "runtime_core.aworld.events.message",
-    "NodeGroup": "runtime_core.aworld.nodes.node",
-    "Observation": "runtime_core.runs.observation",
+    "NodeGroup": "runtime_core.aworld.nodes.stored",
+    "Observation": "runtime_core.runs.policy",
     "PolicyDefinition": "runtime_core.runs.policy",
     "Priority": "runtime_core.aworld.events.message",
-    "Recorded": "runtime_core.aworld.events.history",
-    "RunNode": "runtime_core.aworld.nodes.node",
-    "RunNodeBusiType": "runtime_core.aworld.nodes.node",
-    "RunNodeStatus": "runtime_core.aworld.nodes.node",
-    "RunNodeTree": "runtime_core.aworld.nodes.node",
+    "Recorded": "runtime_core.aworld.events.message",
+    "RunNode": "runtime_core.aworld.nodes.stored",
+    "RunNodeBusiType": "runtime_core.aworld.nodes.stored",
+    "RunNodeStatus": "runtime_core.aworld.nodes.stored",
+    "RunNodeTree": "runtime_core.aworld.nodes.stored",
     "Runner": "runtime_core.aworld.runner",
     "Runners": "runtime_core.aworld.runners",
     "StateManager": "runtime_core.aworld.nodes.state_manager",
-    "StreamingMode": "runtime_core.wire.streaming",
+    "StreamingMode": "runtime_core.wire.results",
     "Swarm": "runtime_core.aworld.swarm",
     "Task": "runtime_core.aworld.task",
     "TaskConfig": "runtime_core.aworld.task",
@@ -214,10 +212,10 @@ _PLACES = {
     "TopicType": "runtime_core.aworld.events.message",
     "TrajectoryItem": "runtime_core.trajectory.items",
     "TrajectoryStrategy": "runtime_core.trajectory.items",
-    "TransitionRefused": "runtime_core.aworld.nodes.node",
+    "TransitionRefused": "runtime_core.aworld.nodes.stored",
     "UnknownReceiver": "runtime_core.aworld.events.message",
     "WorkflowSwarm": "runtime_core.aworld.swarm",
-    "run_events": "runtime_core.aworld.events.loop",
+    "run_events": "runtime_core.aworld.events.manager",
 }
 
 __getattr__ = loader(__name__, _PLACES)

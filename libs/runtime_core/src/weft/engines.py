@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from runtime_core.lazy import loader
 
 if TYPE_CHECKING:
-    from runtime_core.engines.local import LocalEngine
-    from runtime_core.engines.named import engine_named
-    from runtime_core.engines.reference import Reference
+    from runtime_core.engines.local import LocalEngine, engine_named
+    from runtime_core.engines.results import Reference
     from runtime_core.engines.runtime_engine import CallFailed, EngineCall, RunConfig, RuntimeEngine
 
 __all__ = [
@@ -26,10 +25,10 @@ _PLACES = {
     "CallFailed": "runtime_core.engines.runtime_engine",
     "EngineCall": "runtime_core.engines.runtime_engine",
     "LocalEngine": "runtime_core.engines.local",
-    "Reference": "runtime_core.engines.reference",
+    "Reference": "runtime_core.engines.results",
     "RunConfig": "runtime_core.engines.runtime_engine",
     "RuntimeEngine": "runtime_core.engines.runtime_engine",
-    "engine_named": "runtime_core.engines.named",
+    "engine_named": "runtime_core.engines.local",
 }
 
 __getattr__ = loader(__name__, _PLACES)

@@ -9,7 +9,6 @@ from runtime_core.lazy import loader
 if TYPE_CHECKING:
     from runtime_core.actors.base_agent import BaseAgent
     from runtime_core.actors.closure import ClosureAgent, ClosureContext
-    from runtime_core.actors.context import AgentInstantiationContext, DefaultTopicId, MessageContext
     from runtime_core.actors.errors import (
         CancellationToken,
         CantHandleException,
@@ -21,7 +20,14 @@ if TYPE_CHECKING:
         UndeliverableException,
     )
     from runtime_core.actors.identity import AgentId, AgentType, TopicId
-    from runtime_core.actors.message import DefaultInterventionHandler, DropMessage, InterventionHandler
+    from runtime_core.actors.message import (
+        AgentInstantiationContext,
+        DefaultInterventionHandler,
+        DefaultTopicId,
+        DropMessage,
+        InterventionHandler,
+        MessageContext,
+    )
     from runtime_core.actors.protocol import AgentProxy
     from runtime_core.actors.routed import RoutedAgent, event, message_handler, rpc
     from runtime_core.actors.runtime import Runtime
@@ -74,7 +80,7 @@ __all__ = [
 
 _PLACES = {
     "AgentId": "runtime_core.actors.identity",
-    "AgentInstantiationContext": "runtime_core.actors.context",
+    "AgentInstantiationContext": "runtime_core.actors.message",
     "AgentProxy": "runtime_core.actors.protocol",
     "AgentType": "runtime_core.actors.identity",
     "BaseAgent": "runtime_core.actors.base_agent",
@@ -84,10 +90,10 @@ _PLACES = {
     "ClosureContext": "runtime_core.actors.closure",
     "DefaultInterventionHandler": "runtime_core.actors.message",
     "DefaultSubscription": "runtime_core.actors.subscription",
-    "DefaultTopicId": "runtime_core.actors.context",
+    "DefaultTopicId": "runtime_core.actors.message",
     "DropMessage": "runtime_core.actors.message",
     "InterventionHandler": "runtime_core.actors.message",
-    "MessageContext": "runtime_core.actors.context",
+    "MessageContext": "runtime_core.actors.message",
     "MessageDroppedException": "runtime_core.actors.errors",
     "MessageSerializer": "runtime_core.actors.serialization",
     "NotAccessibleError": "runtime_core.actors.errors",

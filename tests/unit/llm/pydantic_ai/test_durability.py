@@ -23,7 +23,7 @@ from runtime_core.llm.pydantic_ai.definition import PydanticAgent
 from runtime_core.llm.pydantic_ai.tool_calls import CARRIED, tool_call
 from runtime_core.record.step import Step
 from runtime_core.runs.journal import pack
-from runtime_core.tools.call import AbandonedThreads, ToolContext
+from runtime_core.tools.tool import AbandonedThreads, ToolContext
 from tests.unit.runs.run_world import World
 
 

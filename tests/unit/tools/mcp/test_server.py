@@ -13,7 +13,7 @@ from mcp_types import Tool, ToolAnnotations
 from prometheus_client import CollectorRegistry
 
 from runtime_core.app.app import App
-from runtime_core.bus.delivery import Delivery
+from runtime_core.bus.values import Delivery
 from runtime_core.consumer.effects import Call
 from runtime_core.declare.declaration import Place
 from runtime_core.declare.manifest import Manifest, ToolEntry
@@ -22,10 +22,10 @@ from runtime_core.llm.toolset import ToolsMissing, toolset_of
 from runtime_core.runs.commit import parts
 from runtime_core.runs.context import AgentContext
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.tools.call import Away
 from runtime_core.tools.mcp.listing import ArgumentsCheck, BadSchema, listing_of
 from runtime_core.tools.mcp.server import MCPServer, need_sdk
 from runtime_core.tools.mcp.servers import MCPServers
+from runtime_core.tools.tool import Away
 
 PLACE = Place("app.py", 7)
 OBJECT: dict[str, Any] = {"type": "object"}

@@ -34,15 +34,14 @@ from runtime_core.bus.replies import Answer
 from runtime_core.bus.values import RunFields
 from runtime_core.consumer.effects import FAILED, Call, Failed, TurnResult
 from runtime_core.declare.declaration import Place
-from runtime_core.declare.encoding import encode
 from runtime_core.declare.retry_policy import RetryPolicy
-from runtime_core.declare.schema import Schema
+from runtime_core.declare.schema import Schema, encode
 from runtime_core.errors import LimitExceeded, Outcome, WeftError
 from runtime_core.ids import child_run, fingerprint, step_digest
+from runtime_core.runs.calls import Outgoing, PublishStep, SendStep
 from runtime_core.runs.definition import AgentDefinition, Coro
 from runtime_core.runs.failure import failure_of, text_of
 from runtime_core.runs.journal import payload_of, status_of
-from runtime_core.runs.outgoing import Outgoing, PublishStep, SendStep
 from runtime_core.runs.ports import Attempt, Definition, Meta, RunPort, Workplace
 from runtime_core.runs.run import Run
 from runtime_core.runs.scheduler import Branch

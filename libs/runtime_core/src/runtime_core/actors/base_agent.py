@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self, final
 
-from runtime_core.actors.context import AgentInstantiationContext, MessageContext, SubscriptionInstantiationContext
 from runtime_core.actors.errors import CancellationToken
 from runtime_core.actors.identity import AgentId, AgentType, TopicId
+from runtime_core.actors.message import AgentInstantiationContext, MessageContext, SubscriptionInstantiationContext
 from runtime_core.actors.protocol import AgentMetadata, AgentRuntime
 from runtime_core.actors.serialization import MessageSerializer, try_get_known_serializers_for_type
 from runtime_core.actors.subscription import (

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, Protocol
 
 from runtime_core.actors.base_agent import BaseAgent
-from runtime_core.actors.context import (
+from runtime_core.actors.errors import CancellationToken, CantHandleException
+from runtime_core.actors.identity import AgentId, AgentType, TopicId
+from runtime_core.actors.message import (
     AgentInstantiationContext,
     MessageContext,
     SubscriptionInstantiationContext,
 )
-from runtime_core.actors.errors import CancellationToken, CantHandleException
-from runtime_core.actors.identity import AgentId, AgentType, TopicId
 from runtime_core.actors.protocol import AgentRuntime
 from runtime_core.actors.routed import class_of, types_of
 from runtime_core.actors.serialization import try_get_known_serializers_for_type

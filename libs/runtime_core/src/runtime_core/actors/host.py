@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from runtime_core.actors.actor import ActorDefinition, Actors
 from runtime_core.app.app import App
-from runtime_core.bus.address import MEMORY
 from runtime_core.bus.connection import Transport
+from runtime_core.bus.connector import MEMORY
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect
 from runtime_core.bus.private_server import drop_database, new_database

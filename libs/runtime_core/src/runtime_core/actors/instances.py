@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from runtime_core.actors.identity import Address
-from runtime_core.declare.encoding import encode
+from runtime_core.declare.schema import encode
 
 logger = logging.getLogger(__name__)
 

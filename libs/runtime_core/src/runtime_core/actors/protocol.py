@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from runtime_core.actors.context import MessageContext
 from runtime_core.actors.errors import CancellationToken
 from runtime_core.actors.identity import AgentId, AgentType, TopicId
+from runtime_core.actors.message import MessageContext
 from runtime_core.actors.serialization import MessageSerializer
 from runtime_core.actors.subscription import Subscription
 

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar, cast, overload
 
 from runtime_core.actors.base_agent import BaseAgent
-from runtime_core.actors.context import MessageContext
 from runtime_core.actors.errors import CantHandleException
+from runtime_core.actors.message import MessageContext
 from runtime_core.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)

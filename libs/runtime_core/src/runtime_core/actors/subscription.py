@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar, overload
 
-from runtime_core.actors.context import SubscriptionInstantiationContext
 from runtime_core.actors.errors import CantHandleException
 from runtime_core.actors.identity import AgentId, AgentType, TopicId
+from runtime_core.actors.message import SubscriptionInstantiationContext
 from runtime_core.ids import fingerprint
 
 UnboundSubscription = Callable[[], "list[Subscription] | Awaitable[list[Subscription]]"]

@@ -9,7 +9,6 @@ from typing import Any
 
 from runtime_core.actors.base_agent import BaseAgent
 from runtime_core.actors.closure import ClosureAgent
-from runtime_core.actors.context import AgentInstantiationContext, MessageContext, MessageHandlerContext
 from runtime_core.actors.errors import (
     CancellationToken,
     CantHandleException,
@@ -18,7 +17,7 @@ from runtime_core.actors.errors import (
     UndeliverableException,
 )
 from runtime_core.actors.identity import AgentId, AgentType, TopicId, agent_name
-from runtime_core.actors.message import DropMessage
+from runtime_core.actors.message import AgentInstantiationContext, DropMessage, MessageContext, MessageHandlerContext
 from runtime_core.actors.protocol import AgentMetadata
 from runtime_core.actors.subscription import TypePrefixSubscription, TypeSubscription
 from runtime_core.bus.values import TopicSubscription

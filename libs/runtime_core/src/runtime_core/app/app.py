@@ -324,7 +324,7 @@ class App:
 
     def add_sessions(self, *, pool: str = "") -> None:
         """Declare the agent that keeps the contexts of sessions, for `ctx.session()`: in one app of a namespace."""
-        from runtime_core.runs.session import SESSION_AGENT, keep_session
+        from runtime_core.runs.state import SESSION_AGENT, keep_session
 
         self.functions.agents.add(FunctionAgent(SESSION_AGENT, keep_session, place_of(keep_session, 2), pool=pool))
 

@@ -30,8 +30,7 @@ from runtime_core.errors import (
     WeftError,
 )
 from runtime_core.runs.definition import AgentDefinition, Coro
-from runtime_core.runs.observation import Observation
-from runtime_core.runs.policy import ObservingAgent
+from runtime_core.runs.policy import Observation, ObservingAgent
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext

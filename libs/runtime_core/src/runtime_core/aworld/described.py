@@ -13,7 +13,7 @@ import msgspec
 from runtime_core.aworld.swarm import HANDOFF, Loop, Loopable, Member, Nested, Node, Parallel, Serial, Swarm
 from runtime_core.aworld.task import Task, TaskConfig
 from runtime_core.declare.declaration import label
-from runtime_core.declare.encoding import encode
+from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput
 
 NameOf = Callable[[str, object], str]

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from runtime_core.aworld.swarm import Swarm, code_in_swarm
 from runtime_core.declare.declaration import label
-from runtime_core.runs.handoff import takes_observation, with_info
-from runtime_core.runs.observation import ActionModel, Observation
-from runtime_core.runs.policy import call_tool
+from runtime_core.runs.policy import ActionModel, Observation, call_tool, takes_observation, with_info
 
 if TYPE_CHECKING:
     from runtime_core.runs.calls import Asked

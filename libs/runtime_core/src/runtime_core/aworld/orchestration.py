@@ -19,8 +19,7 @@ from runtime_core.aworld.swarm import HANDOFF, HYBRID, WORKFLOW, Loop, Member, N
 from runtime_core.codec import canonical
 from runtime_core.declare.declaration import label
 from runtime_core.errors import AgentError, LimitExceeded
-from runtime_core.runs.observation import Observation, actions_in, handoff_in
-from runtime_core.runs.policy import act, observation_after
+from runtime_core.runs.policy import Observation, act, actions_in, handoff_in, observation_after
 
 if TYPE_CHECKING:
     from runtime_core.aworld.handles import AgentHandle

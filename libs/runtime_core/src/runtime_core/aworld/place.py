@@ -1,4 +1,4 @@
-"""Where tasks run: on the services of a broker, or in this process, in an app made of what the tasks hold."""
+"""Where tasks run: on the services of a broker, or in this process, in an app made of the tasks' parts."""
 
 from __future__ import annotations
 
@@ -7,17 +7,34 @@ from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from typing import TypeVar, cast
 
+from msgspec import Struct
+
 from runtime_core.app.app import App
 from runtime_core.aworld.described import TASK_AGENT, Description, agent_of_runner, agents_of, describe
 from runtime_core.aworld.swarm import Swarm, code_in_swarm
 from runtime_core.aworld.task import Task
+from runtime_core.aworld.task_app import SentApp
 from runtime_core.client.client import Client, TaskHandle
 from runtime_core.declare.declaration import label
-from runtime_core.engines.waiting import ENGINE_WAIT_SECONDS
+from runtime_core.engines.runtime_engine import ENGINE_WAIT_SECONDS
 from runtime_core.errors import InvalidInput, WeftError
 from runtime_core.wire.commands import SubmitOptions
-from runtime_core.wire.results import StreamEvent, TaskResponse
-from runtime_core.wire.streaming import StreamingMode
+from runtime_core.wire.results import StreamEvent, StreamingMode, TaskResponse
+
+
+class HostsWanted(Struct, frozen=True):
+    """What is asked of an engine that shall host an app's handlers."""
+
+    app: SentApp
+    environ: dict[str, str]
+    """The settings of the handlers, as variables."""
+    number: int
+    """How many processes host them; 0: as many as the engine has CPUs."""
+    at_once: int
+    """How many tasks are under way at once."""
+    here_only: bool
+    """Whether the broker answers on this machine only."""
+
 
 T = TypeVar("T")
 

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from runtime_core.aworld.described import agent_of_runner, describe
-from runtime_core.aworld.events.loop import EventLoop
-from runtime_core.aworld.events.manager import EventManager, HandlerTable
+from runtime_core.aworld.events.manager import EventLoop, EventManager, HandlerTable
 from runtime_core.aworld.events.message import AgentMessage, Constants, Message, TaskMessage, TopicType
 from runtime_core.aworld.orchestration import Ask, Done, orchestration
 from runtime_core.aworld.swarm import Swarm
 from runtime_core.aworld.task import Task
 from runtime_core.errors import AgentError, InvalidInput, WeftError
-from runtime_core.runs.observation import Observation
+from runtime_core.runs.policy import Observation
 from runtime_core.wire.results import TaskResponse
 
 if TYPE_CHECKING:

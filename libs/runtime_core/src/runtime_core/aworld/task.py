@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from runtime_core.aworld.swarm import Swarm
 from runtime_core.codec import quoted
 from runtime_core.declare.hook_points import point_named
-from runtime_core.engines.waiting import ENGINE_WAIT_SECONDS
+from runtime_core.engines.runtime_engine import ENGINE_WAIT_SECONDS
 from runtime_core.errors import InvalidInput
 from runtime_core.ids import TASK_ID_RULE, is_task_id
 from runtime_core.wire.commands import ENGINES
-from runtime_core.wire.streaming import StreamingMode, streaming_mode
+from runtime_core.wire.results import StreamingMode, streaming_mode
 
 if TYPE_CHECKING:
     from runtime_core.aworld.handles import Surroundings

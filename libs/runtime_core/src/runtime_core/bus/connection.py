@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import hiredis
 
-from runtime_core.bus.address import Address
-from runtime_core.bus.connector import CONNECT_TIMEOUT_SECONDS, Connector
+from runtime_core.bus.connector import CONNECT_TIMEOUT_SECONDS, Address, Connector
 from runtime_core.errors import BusUnavailable, ServerError
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
+
 
 Argument = bytes | str | int | float
 Reply = bytes | int | None | list["Reply"]
@@ -302,3 +302,25 @@ def _reason(error: BaseException | None) -> str:
     if error is None or (isinstance(error, TimeoutError) and not str(error)):
         return "timed out"
     return str(error) or type(error).__name__
+
+
+def text(item: Reply) -> str:
+    """A text or a number, as text."""
+    return item.decode() if isinstance(item, bytes) else str(item)
+
+
+def texts(reply: Reply) -> list[str]:
+    """Each item of a list, as `text` gives it."""
+    return [text(item) for item in cast(list[Reply], reply)]
+
+
+def fields(reply: Reply) -> dict[str, bytes]:
+    """A hash, or any list of names and values, by name."""
+    flat = cast(list[bytes], reply)
+    return {flat[at].decode(): flat[at + 1] for at in range(0, len(flat), 2)}
+
+
+def position(entry: str) -> tuple[int, int]:
+    """What ids of a stream's entries compare by: milliseconds, then sequence number (0 where it is left out)."""
+    milliseconds, _, sequence = entry.partition("-")
+    return int(milliseconds), int(sequence or 0)

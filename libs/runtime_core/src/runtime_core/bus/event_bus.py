@@ -7,10 +7,8 @@ The bus knows no agents and no tools: it moves entries, and every change is one 
 from __future__ import annotations
 
 from runtime_core.bus.admin import EngineVerbs, RecordVerbs, SurveyVerbs, TimerVerbs
-from runtime_core.bus.commits import CommitVerbs
-from runtime_core.bus.deliveries import TakingVerbs
-from runtime_core.bus.failures import FailureVerbs
-from runtime_core.bus.owners import OwnerVerbs
+from runtime_core.bus.commits import CommitVerbs, FailureVerbs
+from runtime_core.bus.deliveries import OwnerVerbs, TakingVerbs
 from runtime_core.bus.tasks import TaskVerbs, TopicVerbs
 
 

@@ -9,8 +9,8 @@ import ssl
 from collections.abc import Mapping
 from typing import cast
 
-from runtime_core.bus.address import MEMORY, Address, parse_address
 from runtime_core.bus.connection import RespTransport, Transport
+from runtime_core.bus.connector import MEMORY, Address, parse_address
 from runtime_core.bus.keys import NAMESPACE_FORMAT, Keys, namespace_settings
 from runtime_core.errors import BusUnavailable, ConfigurationError, ServerError
 

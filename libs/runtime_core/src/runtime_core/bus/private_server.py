@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
 
-from runtime_core.bus.address import MEMORY
 from runtime_core.bus.connection import Transport
+from runtime_core.bus.connector import MEMORY
 from runtime_core.bus.embedded import ended_how, find_binary, tuned
 from runtime_core.errors import ConfigurationError
 from runtime_core.lifeline import tied

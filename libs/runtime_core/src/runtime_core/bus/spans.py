@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.keys import Keys, group_of
+from runtime_core.bus.values import Delivery
 from runtime_core.telemetry import trace_context
-from runtime_core.telemetry.attributes import (
+from runtime_core.telemetry.names import (
     AGENT_NAME,
     ATTEMPT,
     BATCH_MESSAGES,

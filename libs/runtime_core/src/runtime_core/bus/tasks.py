@@ -8,9 +8,8 @@ from typing import cast
 
 import msgspec
 
-from runtime_core.bus.connection import Argument, Reply
+from runtime_core.bus.connection import Argument, Reply, text, texts
 from runtime_core.bus.durability import DurabilityVerbs
-from runtime_core.bus.reply import text, texts
 from runtime_core.bus.values import Misplaced, NotYet, OpenRequest, Submitted, TopicSubscription
 from runtime_core.errors import Fenced, Rejected
 from runtime_core.record.step import ENCODER, FORK_STEP, Fork, Step

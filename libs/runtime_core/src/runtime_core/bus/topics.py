@@ -11,10 +11,9 @@ from typing import cast
 import msgspec
 
 from runtime_core.bus.connection import Reply
-from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import group_of
-from runtime_core.bus.values import TopicSubscription
+from runtime_core.bus.values import TopicSubscription, pairs
 from runtime_core.errors import Rejected
 from runtime_core.ids import checked_topic, fingerprint, instance_address, partition_of
 from runtime_core.wire.commands import Submission

@@ -20,8 +20,8 @@ from runtime_core.acl.rules import (
     user_line,
 )
 from runtime_core.acl.users import USERS
-from runtime_core.bus.address import parse_address
 from runtime_core.bus.connection import Reply
+from runtime_core.bus.connector import parse_address
 from runtime_core.bus.namespace import connect
 from runtime_core.cli.connection import Commands, broker_url, read_settings
 from runtime_core.config.settings import Settings

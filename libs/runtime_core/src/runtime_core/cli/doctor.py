@@ -10,12 +10,11 @@ from typing import Annotated, Any, cast
 
 from typer import Exit, Option
 
-from runtime_core.bus.connection import Reply
+from runtime_core.bus.admin import AHEAD_MS, IngressStream
+from runtime_core.bus.connection import Reply, position, text
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.ingress_stream import AHEAD_MS, IngressStream
 from runtime_core.bus.keys import GROUPS, NAMESPACE_FORMAT, STATE_MANAGER, TRAJECTORY_RECORDER, namespace_settings
 from runtime_core.bus.library import library
-from runtime_core.bus.reply import position, text
 from runtime_core.cli.connection import Broker, Commands, broker, trajectories
 from runtime_core.cli.output import Json, in_bytes, print_json
 from runtime_core.config.values import without_password

@@ -7,9 +7,9 @@ from typing import Annotated, Any, cast
 
 from typer import Option
 
-from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, group_of, ingress
+from runtime_core.bus.values import pairs
 from runtime_core.cli.connection import Broker, Commands, broker
 from runtime_core.cli.output import Columns, Row, print_json, print_rows
 from runtime_core.errors import ServerError

@@ -15,11 +15,11 @@ from runtime_core import codec
 from runtime_core.blobs.store import open_blobs
 from runtime_core.blobs.urls import folder_of
 from runtime_core.bus.claims import forget_place
-from runtime_core.bus.delivery import pairs
+from runtime_core.bus.connection import position
 from runtime_core.bus.durability import repeat_after_reconnect
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import TRAJECTORY_RECORDER
-from runtime_core.bus.reply import position
+from runtime_core.bus.values import pairs
 from runtime_core.cli.connection import Broker, Commands, broker, broker_url, read_settings, trajectories
 from runtime_core.cli.output import (
     Json,

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 from msgspec.structs import replace
 
 from runtime_core import codec
-from runtime_core.bus.address import MEMORY
 from runtime_core.bus.connection import Transport
+from runtime_core.bus.connector import MEMORY
 from runtime_core.bus.durability import repeat_after_reconnect
 from runtime_core.bus.embedded import find_endpoint
 from runtime_core.bus.event_bus import EventBus
@@ -35,8 +35,7 @@ from runtime_core.errors import ConfigurationError, InvalidInput, Rejected, Weft
 from runtime_core.ingress.admission import Admission
 from runtime_core.telemetry.spans import tracing
 from runtime_core.wire.commands import NO_OPTIONS, Submission, SubmitOptions, check_options, new_submission
-from runtime_core.wire.results import StreamEvent, TaskFailed, TaskResponse
-from runtime_core.wire.streaming import StreamingMode
+from runtime_core.wire.results import StreamEvent, StreamingMode, TaskFailed, TaskResponse
 
 if TYPE_CHECKING:
     from runtime_core.runs.agent import Agent

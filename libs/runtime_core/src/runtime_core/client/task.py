@@ -15,8 +15,7 @@ from runtime_core.bus.durability import repeat_after_reconnect
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Answer, Replies
 from runtime_core.errors import BusError, InvalidInput
-from runtime_core.wire.results import ENDED, StreamEvent, TaskResponse, response_of, shown, stream_event
-from runtime_core.wire.streaming import StreamingMode
+from runtime_core.wire.results import ENDED, StreamEvent, StreamingMode, TaskResponse, response_of, shown, stream_event
 
 
 class Readers(Protocol):

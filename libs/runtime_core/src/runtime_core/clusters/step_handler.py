@@ -17,9 +17,9 @@ import time
 
 import msgspec
 
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.spans import call_span
+from runtime_core.bus.values import Delivery
 from runtime_core.clusters.gateway import Gateway
 from runtime_core.consumer.calls import Calls
 from runtime_core.consumer.consumer import STOPPED
@@ -27,7 +27,7 @@ from runtime_core.consumer.effects import Failed
 from runtime_core.engines.function import EngineFunction
 from runtime_core.engines.protocol import Error, Mapped, Outcome, Registered, Step, Value, Work
 from runtime_core.engines.results import MAP, MapRequest, map_outcome
-from runtime_core.engines.waiting import UNAVAILABLE, wait_until
+from runtime_core.engines.runtime_engine import UNAVAILABLE, wait_until
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.record.step import StepError
 from runtime_core.telemetry import gen_ai

@@ -8,8 +8,8 @@ import time
 import traceback
 from collections.abc import Sequence
 
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import Delivery
 from runtime_core.consumer.decision import GiveUp, Park, RetryAt, decide
 from runtime_core.consumer.effects import Failed
 from runtime_core.declare.retry_policy import RetryPolicy

@@ -9,16 +9,16 @@ from functools import partial
 
 import msgspec
 
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import Delivery
 from runtime_core.consumer.attempt import NOTHING_USED, give_up, hand_back, hand_on, schedule_retry
 from runtime_core.consumer.decision import reason_of
 from runtime_core.consumer.effects import Failed
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.record.step import ENCODER, Step, StepError
 from runtime_core.record.usage import Usage
-from runtime_core.telemetry.attributes import DUPLICATE
 from runtime_core.telemetry.metrics import Metrics
+from runtime_core.telemetry.names import DUPLICATE
 
 logger = logging.getLogger(__name__)
 

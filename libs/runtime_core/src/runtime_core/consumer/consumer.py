@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import GROUPS, group_of
-from runtime_core.bus.values import Adopted
+from runtime_core.bus.values import Adopted, Delivery
 from runtime_core.consumer.ended_tasks import MOST_TASKS, EndedTasks
 from runtime_core.consumer.owner import Owner
 from runtime_core.consumer.progress import Health, ProgressWatch

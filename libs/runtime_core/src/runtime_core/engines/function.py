@@ -1,4 +1,4 @@
-"""A declared engine function: what may run on the local, Ray and Spark engines; a class is made once per process."""
+"""A declared engine function, for the local, Ray and Spark engines, and the context that a call gives it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,47 @@ import math
 import re
 import threading
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 import msgspec
 
 from runtime_core.declare.declaration import Place, is_async, needed_argument, resolved, without_context
-from runtime_core.declare.encoding import encode
 from runtime_core.declare.function import DeclaredFunction, FunctionSettings
 from runtime_core.declare.manifest import EngineFunctionEntry
 from runtime_core.declare.retry_policy import RetryPolicy
-from runtime_core.engines.context import EngineContext
+from runtime_core.declare.schema import encode
 from runtime_core.engines.protocol import Registered, Resources, Step, Work
-from runtime_core.engines.reference import Reference, has_references, mentions_reference, replaced
+from runtime_core.engines.results import Reference, has_references, mentions_reference, replaced
 from runtime_core.errors import ConfigurationError, InvalidInput, InvalidResult
+
+
+@dataclass(frozen=True, slots=True)
+class EngineContext:
+    """The step that an engine function runs for: declare an argument of this type to get it, on any engine."""
+
+    task_id: str = ""
+    run_id: str = ""
+    """The id of this call's run: the same in every attempt."""
+    attempt: int = 1
+    """From 1."""
+    idempotency_key: str = ""
+    """The same in every attempt of this call: pass it to what must not happen twice."""
+    deadline: float | None = None
+    """When the task must be done, in epoch seconds; None: no limit."""
+    traceparent: str = ""
+    """The span of this attempt, for what the function calls elsewhere; empty where nothing is traced."""
+
+    @classmethod
+    def of(cls, step: Step) -> EngineContext:
+        """The same as it came with a call."""
+        return cls(
+            step.task,
+            step.run,
+            step.attempt,
+            step.key or f"{step.task}/{step.run}",
+            step.deadline or None,
+            step.traceparent,
+        )
 
 
 class MadeOnce:

@@ -1,22 +1,25 @@
-"""The engine `local`: threads or processes of this machine, or coroutines on this loop."""
+"""The engine `local`: threads or processes of this machine, or coroutines on this loop; and engines by name."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import functools
+import importlib
 import inspect
 import pickle
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from runtime_core.engines.runtime_engine import EngineCall, Failure, RunConfig, RuntimeEngine
-from runtime_core.errors import InvalidInput
+from runtime_core.errors import ConfigurationError, InvalidInput
 
 if TYPE_CHECKING:
     from runtime_core.engines.pool import WorkerPool
+
 
 Body = Callable[[], Any]
 """A call without arguments; Any: what the user's function returns."""
@@ -137,3 +140,34 @@ async def _in_thread(body: Body) -> object:
 def _call(body: Body) -> object:
     result = body()
     return asyncio.run(result) if inspect.iscoroutine(result) else result
+
+
+_CLUSTERS = {
+    "ray": "runtime_core.clusters.engines:RayEngine",
+    "spark": "runtime_core.clusters.engines:SparkEngine",
+}
+"""Loaded by their names, so that nobody pays for those that are not used."""
+
+
+def engine_named(name: str, config: RunConfig | None = None) -> RuntimeEngine:
+    """The engine `local`, `ray` or `spark`, or one of one's own as `package.module:Class`; not started.
+
+    `config` has its settings; `name` goes before the name in it. Raises ConfigurationError for what is no engine.
+    """
+    config = replace(config or RunConfig(), name=name)
+    if name == "local":
+        return LocalEngine(config)
+    name = _CLUSTERS.get(name, name)
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise ConfigurationError(
+            f"engine {name!r} is none; there are 'local', 'ray', 'spark', and engines of your own as "
+            "'package.module:Class'"
+        )
+    try:
+        found: object = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"engine {name!r} cannot be loaded: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, RuntimeEngine)):
+        raise ConfigurationError(f"engine {name!r} is {found!r}: give a subclass of RuntimeEngine")
+    return found(config)

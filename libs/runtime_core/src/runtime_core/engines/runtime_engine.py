@@ -1,4 +1,4 @@
-"""What every engine promises, and the RunConfig that names an engine and its workers."""
+"""What every engine promises, the RunConfig that names an engine and its workers, and the wait for an absent engine."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self, overload
 from weakref import WeakValueDictionary
+
+import msgspec
 
 from runtime_core.codec import quoted
 from runtime_core.errors import ConfigurationError, EngineError, InvalidInput
@@ -319,3 +321,28 @@ class RuntimeEngine(ABC):
         if self._closed:
             return CallFailed(index, call.shown, "EngineClosed", "the engine was closed")
         return CallFailed(index, call.shown, "Cancelled", "it was stopped, since another call has failed")
+
+
+ENGINE_WAIT_SECONDS = 60.0
+"""Where the task's conf says nothing else; the bus's functions have the same."""
+UNAVAILABLE = "EngineUnavailable"
+"""The type of the error with which a step ends that has waited too long."""
+
+
+class _Wait(msgspec.Struct):
+    engine_until: float | None = None
+    engine_wait_seconds: float = ENGINE_WAIT_SECONDS
+
+
+_EXACT = msgspec.json.Decoder(_Wait)
+
+
+def wait_until(context: bytes, away_since: float) -> float:
+    """Until when a step waits, in seconds since 1970; `context` is what came with its call.
+
+    It waits from when it was asked for; where the engine was lost later, from then (`away_since`) on: a step that has
+    run for an hour is not given up when its gateway is started again.
+    """
+    known = _EXACT.decode(context) if context else _Wait()
+    until = away_since + known.engine_wait_seconds
+    return until if known.engine_until is None else max(until, known.engine_until)

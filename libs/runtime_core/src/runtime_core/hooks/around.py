@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from runtime_core.consumer.decision import RetryAt, decide
-from runtime_core.declare.encoding import encode
 from runtime_core.declare.hook_points import HookPoint
 from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.schema import encode
 from runtime_core.errors import Denied, InvalidInput, ToolError
+from runtime_core.hooks.declared import settle
 from runtime_core.hooks.pipeline import Guarded, Moment, Pipeline
-from runtime_core.hooks.selection import settle
 from runtime_core.ids import ROOT_RUN
-from runtime_core.runs.calls import Approval, ApprovalQuestion, approval_of, call, question
+from runtime_core.runs.calls import Approval, ApprovalQuestion, Emit, approval_of, call, question
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.failure import failure_of
 from runtime_core.runs.model_step import MAX_REQUEST_BYTES, ModelStep, Reserve
-from runtime_core.runs.outgoing import Emit
 from runtime_core.runs.step import from_json
 
 if TYPE_CHECKING:

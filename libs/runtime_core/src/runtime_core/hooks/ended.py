@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import pairs
 from runtime_core.declare.declaration import Place
 from runtime_core.declare.hook_points import AFTER_FAILED_TASK, agent_of_ends
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.declare.schema import Schema
 from runtime_core.errors import InvalidInput, WeftError
 from runtime_core.hooks.around import RunHooks
+from runtime_core.hooks.declared import Selection
 from runtime_core.hooks.pipeline import Moment, Subject
-from runtime_core.hooks.selection import Selection
 from runtime_core.ids import ROOT_RUN
 from runtime_core.runs.definition import AgentDefinition, Coro
 

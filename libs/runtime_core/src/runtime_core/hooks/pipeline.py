@@ -9,11 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from runtime_core import codec
-from runtime_core.declare.encoding import encode
 from runtime_core.declare.hook_points import HookPoint
+from runtime_core.declare.schema import encode
 from runtime_core.errors import Denied, HumanTimeout, InvalidInput, Outcome, StepError, WeftError
 from runtime_core.hooks import declared as callbacks
-from runtime_core.hooks.selection import Chosen, Selection
+from runtime_core.hooks.declared import Chosen, Selection
 from runtime_core.hooks.verdicts import Change, HookEvent, recorded
 from runtime_core.ids import idempotency_key
 from runtime_core.runs.branches import Gather

@@ -8,8 +8,8 @@ from datetime import timedelta
 from types import EllipsisType
 from typing import Any
 
-from runtime_core.declare.encoding import encode
 from runtime_core.declare.hook_points import HookPoint
+from runtime_core.declare.schema import encode
 from runtime_core.wire.commands import MAX_SECONDS
 
 

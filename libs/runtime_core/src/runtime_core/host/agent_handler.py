@@ -11,8 +11,8 @@ from runtime_core.consumer.consumer import Handler
 from runtime_core.engines.results import Results
 from runtime_core.host.apps import app_host, streams
 from runtime_core.host.host import Host
+from runtime_core.runs.calls import PROCESS_BYTES, Outflow
 from runtime_core.runs.compute import ProcessCompute
-from runtime_core.runs.outgoing import PROCESS_BYTES, Outflow
 from runtime_core.runs.turn import TurnHandler
 from runtime_core.telemetry.metrics import Metrics
 

@@ -1,10 +1,4 @@
-"""A host: the roles that a process carries, from their start to their end.
-
-    start    parts in the order in which they were added ─> announce ─> run
-    stop     announce no more ─> parts in reverse ─> connections
-
-A part is a role, or something that a role stands on: add that first, so that it outlives the role.
-"""
+"""A host: the roles that a process carries, from their start to their end."""
 
 from __future__ import annotations
 
@@ -13,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
@@ -22,9 +17,33 @@ from runtime_core.config.settings import Settings
 from runtime_core.consumer.consumer import Consumer, Handler
 from runtime_core.consumer.progress import HEALTHY, Health
 from runtime_core.errors import ConfigurationError, ServerError
-from runtime_core.host.role import Role
 from runtime_core.periodic import Periodic
 from runtime_core.telemetry.metrics import Metrics
+
+
+class Role(Protocol):
+    """Work of a process. `stop` is called once, also after a start that failed or was interrupted."""
+
+    async def start(self) -> None:
+        """Connect, check, and return when `run` can begin. WeftError: one line, and exit status 1."""
+        ...
+
+    async def run(self) -> None:
+        """Work until `stop` is called. Returning earlier ends the process, to be started again."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop reading, finish or hand back what is in hand, settle, leave. `run` returns then."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether it is reading now; False while the broker is away, for instance."""
+        ...
+
+    def progress(self) -> Health:
+        """Whether it gets anywhere; must not wait."""
+        ...
+
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from runtime_core.errors import ConfigurationError
 from runtime_core.host.agent_handler import agent_pools, carry_agents
 from runtime_core.host.apps import announce_app, streams
 from runtime_core.host.host import Host
-from runtime_core.host.small_services import carry_small_services
+from runtime_core.host.manager import carry_small_services
 from runtime_core.host.tool_handler import carry_tools, tool_pools
 from runtime_core.runs.compute import ProcessCompute
 from runtime_core.telemetry.metrics import Metrics

@@ -16,8 +16,8 @@ from runtime_core.errors import WeftError
 from runtime_core.host.apps import app_host, streams
 from runtime_core.host.host import Host
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.tools.call import AbandonedThreads
 from runtime_core.tools.handler import CallHandler
+from runtime_core.tools.tool import AbandonedThreads
 
 if TYPE_CHECKING:
     from runtime_core.tools.mcp.servers import MCPServers

@@ -95,7 +95,7 @@ class Admission:
 
         Raises Rejected(`data.hooks.<point>`).
         """
-        from runtime_core.hooks.selection import named_in_submit  # here, since most submits name none
+        from runtime_core.hooks.declared import named_in_submit  # here, since most submits name none
 
         try:
             return named_in_submit(submission, self._apps.get(submission.agent))

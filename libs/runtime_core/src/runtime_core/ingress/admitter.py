@@ -21,22 +21,20 @@ import msgspec
 from msgspec.structs import replace
 
 from runtime_core.blobs.urls import folder_of_namespace
+from runtime_core.bus.admin import IngressEntry, IngressStream
 from runtime_core.bus.connection import Argument, Reply, Transport
-from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.ingress_stream import IngressEntry, IngressStream
 from runtime_core.bus.keys import STATE_MANAGER, ingress
 from runtime_core.bus.partition import make_group
 from runtime_core.bus.spans import command_span
 from runtime_core.bus.topics import Topics, published
-from runtime_core.bus.values import NotDurable, NotYet
+from runtime_core.bus.values import NotDurable, NotYet, pairs
 from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, Rejected, ServerError, is_temporary
 from runtime_core.ingress import schedules
 from runtime_core.ingress.admission import Admission
-from runtime_core.ingress.answers import Answers
-from runtime_core.ingress.publisher_streams import PublisherStreams
-from runtime_core.ingress.publishers import Publisher
+from runtime_core.ingress.publishers import Publisher, PublisherStreams
+from runtime_core.ingress.relay import Answers
 from runtime_core.ingress.schedules import Schedules
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import REFUSALS

@@ -35,7 +35,7 @@ from pydantic_ai.toolsets import ExternalToolset, ToolsetTool
 from pydantic_ai.usage import UsageLimits
 
 from runtime_core import codec
-from runtime_core.declare.encoding import encode
+from runtime_core.declare.schema import encode
 from runtime_core.errors import (
     AgentError,
     ConfigurationError,
@@ -46,7 +46,7 @@ from runtime_core.errors import (
     ToolError,
     WeftError,
 )
-from runtime_core.llm.approval import Approve, Asking, asked_at, asking
+from runtime_core.llm.agent import Approve, Asking, asked_at, asking
 from runtime_core.llm.budget import MAX_HANDED, ConversationFailed
 from runtime_core.llm.client import LazyModel
 from runtime_core.llm.model_call import messages_json, messages_of
@@ -54,7 +54,7 @@ from runtime_core.llm.pydantic_ai.durability import Calls, Guarding, WeftDurabil
 from runtime_core.llm.toolset import CONTENT, FINAL, MESSAGE, Kind, Toolset, refusal
 from runtime_core.llm.window import Message
 from runtime_core.runs.foreign import foreign_here
-from runtime_core.runs.handoff import ask_among_peers
+from runtime_core.runs.policy import ask_among_peers
 from runtime_core.runs.step import Elsewhere
 from runtime_core.text import shortened
 from runtime_core.tools.tool import StepTool

@@ -12,7 +12,7 @@ from runtime_core import codec
 from runtime_core.declare.manifest import Schema
 from runtime_core.errors import InvalidInput
 from runtime_core.llm.window import Message
-from runtime_core.runs.observation import Observation
+from runtime_core.runs.policy import Observation
 
 SCHEMA: Schema = {
     "type": ["string", "array", "object", "number", "boolean"],

@@ -9,11 +9,10 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from runtime_core.bus.connection import Argument, Reply
-from runtime_core.bus.delivery import pairs
+from runtime_core.bus.connection import Argument, Reply, position
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import ingress
-from runtime_core.bus.reply import position
+from runtime_core.bus.values import pairs
 from runtime_core.codec import readable
 from runtime_core.errors import InvalidInput
 from runtime_core.ingress.publishers import Publishers

@@ -9,9 +9,9 @@ from typing import cast
 
 import msgspec
 
-from runtime_core.bus.delivery import Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.engines.waiting import UNAVAILABLE, wait_until
+from runtime_core.bus.values import Delivery, pairs
+from runtime_core.engines.runtime_engine import UNAVAILABLE, wait_until
 from runtime_core.errors import InvalidInput
 from runtime_core.record.step import ENCODER, Step, StepError
 from runtime_core.wire.results import ENDED

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import cast
 
 from runtime_core.bus.admin import Survey
-from runtime_core.bus.connection import Reply, Transport
-from runtime_core.bus.delivery import pairs
+from runtime_core.bus.connection import Reply, Transport, position
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import GROUPS, STATE_MANAGER, TRAJECTORY_RECORDER, group_of, ingress
 from runtime_core.bus.namespace import server_info
-from runtime_core.bus.reply import position
+from runtime_core.bus.values import pairs
 from runtime_core.errors import ServerError
 from runtime_core.ingress.publishers import Publishers
 from runtime_core.ingress.tenants import ALL_OTHERS, waiting_tasks

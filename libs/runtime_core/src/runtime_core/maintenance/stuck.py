@@ -11,8 +11,8 @@ from typing import TypeVar, cast
 import msgspec
 
 from runtime_core.bus.connection import Reply
-from runtime_core.bus.delivery import pairs
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.values import pairs
 from runtime_core.maintenance.measures import work_streams
 from runtime_core.wire.results import ENDED
 

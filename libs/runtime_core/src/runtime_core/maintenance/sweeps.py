@@ -1,4 +1,4 @@
-"""Deletes expired data, and keeps dead letters within their bounds."""
+"""Forgets what is past its time: dead letters, dedupe entries, blobs, within their bounds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import time
 from typing import cast
 
+from runtime_core.blobs.store import open_blobs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import server_memory
 from runtime_core.config.settings import LEAST_DEAD_BYTES, Settings
@@ -119,3 +120,35 @@ async def sweep_quarantine(bus: EventBus) -> None:
         stream, _, entry = field.decode().rpartition("|")
         if stream and not await call("XRANGE", keys.stream(stream), entry, entry):
             await call("HDEL", keys.quarantine, field)
+
+
+BLOB_INTERVAL_SECONDS = 600.0
+
+
+class BlobSweeper:
+    """The blob store's only housekeeping; the leader of the first partition runs it."""
+
+    def __init__(self, settings: Settings, interval_seconds: float = BLOB_INTERVAL_SECONDS) -> None:
+        self._settings = settings
+        self._interval_seconds = interval_seconds
+
+    async def run(self) -> None:
+        """Sweep until cancelled; an unreachable store is logged and retried."""
+        if self._settings.blob_url is None:
+            return
+        while True:
+            try:
+                # In a thread: what lists files waits for a disk, or for a network.
+                erased = await asyncio.to_thread(self.sweep)
+            except Exception as error:  # whatever the place of the blobs raises
+                logger.warning("the blob store %s was not swept: %s", self._settings.blob_url, error)
+            else:
+                if erased:
+                    logger.info("%d large results were erased, since their retention has ended", erased)
+            await asyncio.sleep(self._interval_seconds)
+
+    def sweep(self) -> int:
+        """Erase old blobs and return their number."""
+        assert self._settings.blob_url is not None  # `run` has looked
+        before = time.time() - self._settings.blob_retention_seconds
+        return open_blobs(self._settings.blob_url).sweep(self._settings.namespace, before)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from runtime_core.app.app import App
 from runtime_core.aworld.events.manager import EventManager, HandlerTable
 from runtime_core.aworld.events.message import Message
-from runtime_core.client.recorded_runs import RecordedRun, runs_of
+from runtime_core.client.fork import RecordedRun, runs_of
 from runtime_core.consumer.effects import Failed
 from runtime_core.errors import WeftError
 from runtime_core.ids import ROOT_RUN

@@ -12,7 +12,7 @@ from runtime_core import codec
 from runtime_core.aworld.events.message import Message, message_id
 from runtime_core.bus.replies import Answer
 from runtime_core.bus.values import CallBegun, RunFields
-from runtime_core.client.recorded_runs import RecordedRun, RecordedStep
+from runtime_core.client.fork import RecordedRun, RecordedStep
 from runtime_core.consumer.effects import COMPLETED, Call, Failed, Publish, Send
 from runtime_core.ids import any_digest
 from runtime_core.runs.journal import pack

@@ -8,9 +8,8 @@ from collections.abc import Awaitable, Coroutine, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from runtime_core.errors import JobCancelled, Outcome
-from runtime_core.runs.calls import Asked
+from runtime_core.runs.calls import Asked, Outgoing, room
 from runtime_core.runs.local_steps import LocalStep
-from runtime_core.runs.outgoing import Outgoing, room
 from runtime_core.runs.scheduler import Branch, Wait
 from runtime_core.runs.sharing import context_of, join
 from runtime_core.runs.step import Step, result_of

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from runtime_core.bus.connection import Argument
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.topics import published, sent
+from runtime_core.bus.values import Delivery
 from runtime_core.consumer.effects import Call, Completed, Effect, Publish, Question, Send, Spend, Suspended, Timer
 from runtime_core.ids import fingerprint, instance_address, partition_of, task_of_message
 from runtime_core.record.step import Step, StepError

@@ -6,11 +6,10 @@ import asyncio
 import functools
 import sys
 
-from runtime_core.declare.encoding import encode
+from runtime_core.declare.schema import encode
 from runtime_core.engines.local import LocalEngine
 from runtime_core.engines.protocol import Step
-from runtime_core.engines.reference import has_references
-from runtime_core.engines.results import Results
+from runtime_core.engines.results import Results, has_references
 from runtime_core.engines.runtime_engine import CallFailed, EngineCall, RunConfig
 from runtime_core.errors import Outcome
 from runtime_core.runs.ports import LocalFunction

@@ -13,20 +13,32 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from runtime_core.codec import quoted
-from runtime_core.declare.encoding import encode
 from runtime_core.declare.hook_points import point_named
+from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput
 from runtime_core.ids import checked_key, checked_topic, idempotency_key
 from runtime_core.record.usage import Usage, total
 from runtime_core.runs.branches import AtEnd, Gather, Job
-from runtime_core.runs.calls import Approval, ApprovalQuestion, Asked, call, checked_default, question, sleep
+from runtime_core.runs.calls import (
+    Approval,
+    ApprovalQuestion,
+    Asked,
+    Emit,
+    Note,
+    PublishStep,
+    SendStep,
+    SpendStep,
+    call,
+    checked_default,
+    question,
+    sleep,
+)
 from runtime_core.runs.engine_calls import Engine
 from runtime_core.runs.local_steps import LocalStep, call_function
 from runtime_core.runs.model_step import ModelStep, Reserve
-from runtime_core.runs.outgoing import Emit, Note, PublishStep, SendStep, SpendStep
 from runtime_core.runs.scheduler import Branch
-from runtime_core.runs.session import Session
 from runtime_core.runs.sharing import context_of
+from runtime_core.runs.state import Session
 from runtime_core.runs.step import Ready, from_json, name_and_pool
 from runtime_core.wire.commands import ENGINES, MAX_SECONDS
 

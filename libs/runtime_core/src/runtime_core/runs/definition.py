@@ -25,10 +25,9 @@ from runtime_core.declare.declaration import (
     resolved,
     unannotated,
 )
-from runtime_core.declare.encoding import encode
 from runtime_core.declare.manifest import AgentEntry
 from runtime_core.declare.retry_policy import RetryPolicy
-from runtime_core.declare.schema import NoInput, Schema, Value, result_schema, tagged_schema
+from runtime_core.declare.schema import NoInput, Schema, Value, encode, result_schema, tagged_schema
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.ids import checked_topic
 from runtime_core.runs.agent import Agent, Handler, check_constructor, handlers_of

@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from runtime_core.declare.encoding import encode
+from runtime_core.declare.schema import encode
 from runtime_core.engines.protocol import Error, Outcome, Value
 from runtime_core.engines.protocol import Step as EngineStep
-from runtime_core.engines.reference import with_references
-from runtime_core.engines.results import MAP, MOST_IN_FLIGHT, MapRequest, items_of, map_outcome, with_errors
+from runtime_core.engines.results import (
+    MAP,
+    MOST_IN_FLIGHT,
+    MapRequest,
+    items_of,
+    map_outcome,
+    with_errors,
+    with_references,
+)
 from runtime_core.errors import EngineError, InvalidInput, Reject
 from runtime_core.runs.calls import Asked, call
 from runtime_core.runs.failure import clean

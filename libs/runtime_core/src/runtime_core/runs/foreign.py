@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from runtime_core.consumer.effects import COMPLETED
-from runtime_core.declare.encoding import encode
+from runtime_core.declare.schema import encode
 from runtime_core.errors import Divergence, Outcome
 from runtime_core.ids import fingerprint
 from runtime_core.runs.branches import Gather, as_coroutine

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from runtime_core import codec
 from runtime_core.consumer.effects import COMPLETED, FAILED
-from runtime_core.declare.encoding import encode
+from runtime_core.declare.schema import encode
 from runtime_core.errors import EngineError, InvalidInput, LoopInterrupt, Outcome
 from runtime_core.record.step import StepError as RowError
 from runtime_core.runs.failure import clean, text_of, type_of

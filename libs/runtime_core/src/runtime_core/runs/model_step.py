@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from runtime_core.codec import quoted
 from runtime_core.consumer.effects import Failed
-from runtime_core.declare.encoding import encode
+from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput, LimitExceeded, Reserved
 from runtime_core.ids import idempotency_key, step_digest
 from runtime_core.record.step import StepError as RowError

@@ -1,37 +1,18 @@
-"""A run: one execution of an agent, driven turn by turn.
-
-A turn goes on until the function has ended, or until every branch of it waits for steps that others answer.
-Then the turn is over and its effects are committed by the caller. Later, `deliver` and `advance` go on in
-place; or, in another process, a new Run with the journal runs the function again from the top, and finished
-steps return at once what they gave (replay).
-
-    1. ports.py                         what a run needs from others
-    2. context.py                       what the agent's code sees; it makes the steps
-    3. step.py                          what all kinds of steps have
-       calls.py, local_steps.py, model_step.py, outgoing.py, engine_calls.py
-                                        the kinds: asked of others, done here, sent to others
-       branches.py                      several at once, and in background
-    4. scheduler.py                     who numbers steps, which branches run and which wait, how they are stopped
-    5. run.py                           this file: the turn, and the journal as the steps see it
-    6. suspension.py, failure.py, rows.py
-                                        what a turn gives
-    7. foreign.py, foreign_loop.py      code with asyncio tasks of its own, and the loop that it runs on
-
-A run of an actor's handler (`actors/actor.py`) names its steps and its failures in its own way.
-"""
+"""A run: one execution of an agent, driven turn by turn, and the rule that wakes it again."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from runtime_core import codec
 from runtime_core.bus.values import RunFields
-from runtime_core.consumer.effects import Completed, Failed, Publish, Send, Spend, Suspended, TurnResult
+from runtime_core.consumer.effects import NO_WAKE, WAKE, Completed, Failed, Publish, Send, Spend, Suspended, TurnResult
 from runtime_core.errors import Divergence, LimitExceeded, WeftError
 from runtime_core.ids import ANY_DIGEST, any_digest
 from runtime_core.runs.context import AgentContext
@@ -39,15 +20,69 @@ from runtime_core.runs.failure import failure_of
 from runtime_core.runs.journal import MAX_JOURNAL_BYTES, MAX_STEPS, Journal, packed_now
 from runtime_core.runs.ports import Attempt, Definition, Meta, RunPort, Workplace
 from runtime_core.runs.rows import Rows
-from runtime_core.runs.scheduler import Branch, Flow
+from runtime_core.runs.scheduler import Branch, Flow, Wait
 from runtime_core.runs.sharing import answer_of
 from runtime_core.runs.state import State
 from runtime_core.runs.step import Step
-from runtime_core.runs.suspension import suspend
 
 if TYPE_CHECKING:
     from runtime_core.runs.branches import Gather, Job
+    from runtime_core.runs.calls import Asked
     from runtime_core.runs.ports import RunHooks
+
+
+_in_program_order = attrgetter("order")
+
+
+def suspend(waits: Iterable[Wait], pending: Mapping[str, str]) -> Suspended:
+    """The effects of a turn whose branches all wait.
+
+    A branch that waits for one step wakes the run with it (`!`); one that waits for several steps of a gather
+    when the last of them is there (`g<n>`). Steps of a gather that also waits for helper branches wake nobody
+    (`0`): a helper's own steps do, and the turn in which the last helper ends asks for the rest again.
+    """
+    tokens: dict[str, str] = {}
+    steps: list[Asked[Any]] = []  # Any: steps of all result types
+    groups = 0
+    for wait in waits:
+        if not wait.missing:
+            continue
+        if wait.helpers:
+            token = NO_WAKE
+        elif len(wait.missing) == 1:
+            token = WAKE
+        else:
+            token = f"g{groups}"
+            groups += 1
+        for name, step in wait.missing.items():
+            if name in tokens:
+                token_of_both = _stronger(tokens[name], token)
+            else:
+                token_of_both = token
+                steps.append(step)
+            tokens[name] = token_of_both
+    if len(steps) > 1:
+        steps.sort(key=_in_program_order)
+
+    suspended = Suspended()
+    for step in steps:
+        token = tokens[step.id]
+        if step.id in pending:
+            suspended.again.append((step.id, token))
+            continue
+        step.request.wait = token
+        suspended.asked.append(step.request)
+    return suspended
+
+
+def _stronger(one: str, other: str) -> str:
+    """The rule for a step that two branches wait for. Waking early costs a turn; not waking would hang."""
+    if one == NO_WAKE:
+        return other
+    if other == NO_WAKE:
+        return one
+    return WAKE
+
 
 log = logging.getLogger(__name__)
 

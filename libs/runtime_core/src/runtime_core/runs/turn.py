@@ -11,11 +11,10 @@ from typing import cast
 
 import msgspec
 
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Replies
 from runtime_core.bus.spans import delivery_span
-from runtime_core.bus.values import RunFields
+from runtime_core.bus.values import Delivery, RunFields
 from runtime_core.consumer.attempt import give_up, hand_back, hand_on, schedule_retry
 from runtime_core.consumer.decision import reason_of
 from runtime_core.consumer.effects import Completed, Failed, Suspended, TurnResult
@@ -23,17 +22,15 @@ from runtime_core.engines.results import Results
 from runtime_core.errors import InvalidInput, JournalMoved, LimitExceeded, TurnTaken
 from runtime_core.record.step import ENCODER, StepError
 from runtime_core.record.usage import total
+from runtime_core.runs.calls import PROCESS_BYTES, Outflow
 from runtime_core.runs.commit import answer_parts, parts, parts_of, row_of_run
 from runtime_core.runs.definition import AgentDefinition
-from runtime_core.runs.offers import Offers
-from runtime_core.runs.outgoing import PROCESS_BYTES, Outflow
 from runtime_core.runs.ports import Attempt, Compute, DeclaredApp, Meta, Workplace
 from runtime_core.runs.run import Run
-from runtime_core.runs.turn_port import HandedBack, TurnGone, TurnPort
+from runtime_core.runs.turn_port import HandedBack, Offers, TurnGone, TurnPort
 from runtime_core.telemetry import gen_ai, trace_context
-from runtime_core.telemetry.attributes import DUPLICATE
 from runtime_core.telemetry.metrics import Metrics, count_model_calls
-from runtime_core.telemetry.names import SHOWN_OUTCOMES
+from runtime_core.telemetry.names import DUPLICATE, SHOWN_OUTCOMES
 from runtime_core.telemetry.spans import Parent, task_traceparent, tracing, under, within
 from runtime_core.telemetry.trace_context import Ids
 

@@ -1,4 +1,4 @@
-"""What a running turn writes on the broker before its commit."""
+"""What a running turn reads and writes on the broker before its commit."""
 
 from __future__ import annotations
 
@@ -7,20 +7,55 @@ import logging
 import time
 from collections.abc import Awaitable, Container, Coroutine, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Answer, Replies, name_of_step
-from runtime_core.bus.values import CallBegun
+from runtime_core.bus.values import CallBegun, Delivery
 from runtime_core.consumer.effects import Call, Publish, Send
 from runtime_core.declare.manifest import Manifest
-from runtime_core.errors import BusError, Fenced, JournalMoved, LimitExceeded, WeftError
+from runtime_core.errors import BusError, Fenced, InvalidInput, JournalMoved, LimitExceeded, WeftError
+from runtime_core.runs.calls import PIECE_BYTES, PROCESS_BYTES, RUN_BYTES, RUN_MAX_BYTES, Outflow
 from runtime_core.runs.commit import parts
 from runtime_core.runs.journal import packed_now
-from runtime_core.runs.offers import Offers
-from runtime_core.runs.outgoing import PIECE_BYTES, PROCESS_BYTES, RUN_BYTES, RUN_MAX_BYTES, Outflow
 from runtime_core.runs.ports import DeclaredApp
+
+FRESH_SECONDS = 2.0
+"""How long what was read counts; who offers something new is seen that much later."""
+
+
+class Offers:
+    """The manifests of one partition's broker, read when they are asked for and kept for some seconds."""
+
+    __slots__ = ("_bus", "_manifests", "_raw", "_read_at")
+
+    def __init__(self, bus: EventBus) -> None:
+        self._bus = bus
+        self._raw: list[bytes] = []
+        self._manifests: Sequence[Manifest] = ()
+        self._read_at = -FRESH_SECONDS
+
+    async def manifests(self) -> Sequence[Manifest]:
+        """One for each app, by its name; the same object while nothing has changed. Raises BusError."""
+        if time.monotonic() - self._read_at < FRESH_SECONDS:
+            return self._manifests
+        raw = sorted(cast(list[bytes], await self._bus.transport.call("HVALS", self._bus.keys.manifests)))
+        self._read_at = time.monotonic()
+        if raw != self._raw:
+            self._raw = raw
+            self._manifests = tuple(sorted(_read(raw), key=lambda manifest: manifest.app))
+        return self._manifests
+
+
+def _read(raw: Sequence[bytes]) -> list[Manifest]:
+    found = []
+    for data in raw:
+        try:
+            found.append(Manifest.from_json(data))
+        except InvalidInput:
+            continue  # a newer release's; its own handlers read it
+    return found
+
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,8 @@ from typing import Any
 import msgspec
 
 from runtime_core.errors import InvalidInput
-from runtime_core.sharing.merging import Conflict
 from runtime_core.sharing.snapshot import Branch, Snapshot, StateSnapshot, read, read_branch, write, write_branch
-from runtime_core.sharing.state import ContextState, Ledger
-from runtime_core.sharing.values import checked_key, from_plain, plain
+from runtime_core.sharing.values import Conflict, ContextState, Ledger, checked_key, from_plain, plain
 
 
 class Context:

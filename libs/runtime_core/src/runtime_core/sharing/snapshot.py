@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from runtime_core.declare.encoding import encode
+from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput
 
 VERSION: Final = 1

@@ -11,9 +11,9 @@ from itertools import product
 
 import msgspec
 
-from runtime_core.bus.delivery import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.spans import call_span
+from runtime_core.bus.values import Delivery
 from runtime_core.consumer.attempt import failed_from
 from runtime_core.consumer.calls import Calls
 from runtime_core.errors import NotReady
@@ -22,8 +22,7 @@ from runtime_core.telemetry import gen_ai
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import SHOWN_OUTCOMES
 from runtime_core.telemetry.spans import tracing
-from runtime_core.tools.call import AbandonedThreads, Away, CallableTool, ToolContext, ToolSource
-from runtime_core.tools.tool import Tool
+from runtime_core.tools.tool import AbandonedThreads, Away, CallableTool, Tool, ToolContext, ToolSource
 
 logger = logging.getLogger(__name__)
 

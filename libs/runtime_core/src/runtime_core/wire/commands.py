@@ -24,7 +24,7 @@ from runtime_core.ids import (
     task_id_of,
 )
 from runtime_core.wire.envelope import ANONYMOUS, Envelope, epoch_ms
-from runtime_core.wire.streaming import streaming_mode
+from runtime_core.wire.results import streaming_mode
 
 
 def data_of(envelope: Envelope) -> dict[str, object]:

@@ -8,7 +8,7 @@ import msgspec
 
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.ids import event_id, fingerprint
-from runtime_core.wire import streaming
+from runtime_core.wire import results as streaming
 from runtime_core.wire.envelope import Envelope, rfc3339
 
 ACCEPTED = "weft.task.accepted"

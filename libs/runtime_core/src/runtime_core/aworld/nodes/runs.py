@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import msgspec
 
-from runtime_core.aworld.nodes.node import HandleResult, RunNode, RunNodeBusiType, RunNodeStatus
+from runtime_core.aworld.nodes.stored import HandleResult, RunNode, RunNodeBusiType, RunNodeStatus
 from runtime_core.bus.claims import find_place
 from runtime_core.bus.connection import Reply
+from runtime_core.bus.connection import fields as hash_fields
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import group_of
-from runtime_core.bus.reply import fields as hash_fields
 from runtime_core.errors import ServerError
 from runtime_core.ids import ROOT_RUN, child_run, idempotency_key
 from runtime_core.record.step import Step, TaskEnd

@@ -1,25 +1,67 @@
-"""Hosts of whole tasks on Ray: actors that run the handlers of the tasks' app, replaced when they die.
-
-Ray schedules nothing else here: which task runs where is decided by who takes it from the broker. So the death of an
-actor, a worker or a node costs no task: the other hosts adopt what it held.
-"""
+"""Hosts of whole tasks on Ray: actors that run the handlers of the tasks' app, replaced when they die."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 from typing import Any
 
 import msgspec
 import ray
+from ray import cloudpickle
 from ray.exceptions import RayError
 
-from runtime_core.aworld.hosted import HostsWanted
-from runtime_core.aworld.ray.task_host import TaskHost
+from runtime_core.aworld.place import HostsWanted
+from runtime_core.aworld.task_app import unpack
+from runtime_core.config.settings import Settings
 from runtime_core.engines.protocol import Error, Outcome, Report
+from runtime_core.errors import WeftError
+from runtime_core.host import task_host
+from runtime_core.host.host import Host
 from runtime_core.telemetry.redaction import kept
+
+_WANTED = msgspec.msgpack.Decoder(HostsWanted)
+
+logger = logging.getLogger(__name__)
+
+
+def dumps(value: object) -> bytes:
+    """Make bytes of objects for `start`: also of those that no module has, with their code."""
+    pickled: bytes = cloudpickle.dumps(value)
+    return pickled
+
+
+class TaskHost:
+    """One host. It takes tasks from the broker as a handler service does, so that others adopt them when it dies."""
+
+    def __init__(self) -> None:
+        self._host: Host | None = None
+
+    async def start(self, wanted: bytes, in_flight: int) -> str:
+        """Read from the broker; why that cannot be, in one line, else empty. `wanted` is a HostsWanted."""
+        told = _WANTED.decode(wanted)
+        try:
+            app = unpack(told.app, cloudpickle.loads)
+            self._host = await task_host.build(app, Settings.from_environment(told.environ), in_flight)
+            await self._host.start()
+        except WeftError as error:
+            return str(error) or type(error).__name__
+        logger.info("hosts tasks in process %d", os.getpid())
+        return ""
+
+    async def run(self) -> None:
+        """Work until `stop`; raises what ends a handler."""
+        assert self._host is not None
+        await self._host.run()
+
+    async def stop(self) -> None:
+        """Finish what is in hand, or hand it back."""
+        if self._host is not None:
+            await self._host.stop()
+
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 5.0
 """Between the death of a host and its successor."""
@@ -32,10 +74,6 @@ STOP_SECONDS = 4.0
 """How long hosts may finish what they have in hand at the end."""
 
 Actor = Any  # Any: Ray's handles have no types
-
-_WANTED = msgspec.msgpack.Decoder(HostsWanted)
-
-logger = logging.getLogger(__name__)
 
 
 class _Refused(Exception):

@@ -7,7 +7,7 @@ from runtime_core.engines.protocol import Outcome, Pickled, Report, Work
 
 
 class HostsBackend(RayBackend):
-    """Connects as any driver of Ray. Its work is a HostsWanted (`aworld/hosted.py`), which is kept until cancelled."""
+    """Connects as any driver of Ray. Its work is a HostsWanted (`aworld/place.py`), which is kept until cancelled."""
 
     async def run(self, work: Work, report: Report) -> Outcome:
         """Keep the hosts; reports `{"hosts": n}` whenever the number of those that read changes."""

@@ -28,12 +28,10 @@ from prometheus_client import CollectorRegistry
 
 from runtime_core.app.app import App
 from runtime_core.app.loading import load_app
-from runtime_core.aworld.hosted import HostsWanted
-from runtime_core.aworld.place import RunPlace
-from runtime_core.aworld.sent import SentApp, pack
+from runtime_core.aworld.place import HostsWanted, RunPlace
 from runtime_core.aworld.task import Task
-from runtime_core.aworld.task_app import TasksApp
-from runtime_core.bus.address import MEMORY, parse_address
+from runtime_core.aworld.task_app import SentApp, TasksApp, pack
+from runtime_core.bus.connector import MEMORY, parse_address
 from runtime_core.bus.embedded import EmbeddedServer
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
@@ -47,7 +45,7 @@ from runtime_core.host.agent_handler import agent_pools
 from runtime_core.host.apps import streams
 from runtime_core.host.host import Host
 from runtime_core.host.local import ENDS_SECONDS
-from runtime_core.host.small_services import carry_small_services
+from runtime_core.host.manager import carry_small_services
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.recorder import LocalTrajectories
 
@@ -271,7 +269,7 @@ def _packed(made: TasksApp, reference: str) -> SentApp:
         raise ConfigurationError("engine 'ray': ray is not installed: pip install 'weft[ray]'")
 
     def dumps(value: object) -> bytes:
-        from runtime_core.aworld.ray.task_host import dumps  # here: it loads Ray
+        from runtime_core.aworld.ray.hosts import dumps  # here: it loads Ray
 
         return dumps(value)
 

@@ -16,7 +16,7 @@ from runtime_core.clusters.ray.worker import Job
 from runtime_core.engines.protocol import Error, Outcome, Report, Work
 
 if TYPE_CHECKING:
-    from runtime_core.clusters.ray.execution import Execution
+    from runtime_core.clusters.ray.calls import Execution
     from runtime_core.clusters.ray.keeper import News
 
 UNAVAILABLE_TRIES = 5
@@ -45,7 +45,7 @@ class RayBackend:
             self._cluster = Cluster(self._settings)
         info = await self._cluster.open()
         # Not before: Ray reads its environment when it is imported.
-        from runtime_core.clusters.ray.execution import Execution
+        from runtime_core.clusters.ray.calls import Execution
 
         self._execution = Execution()
         return info

@@ -13,9 +13,8 @@ from typing import Any
 
 import msgspec
 
-from runtime_core.clusters.ray.execution import Execution
+from runtime_core.clusters.ray.calls import Execution, late
 from runtime_core.clusters.ray.settings import DASHBOARD, JOBS_URL
-from runtime_core.clusters.ray.tasks import late
 from runtime_core.engines.protocol import Error, Outcome, Report, Resources, Value, Work
 from runtime_core.engines.results import Results
 from runtime_core.telemetry.redaction import kept

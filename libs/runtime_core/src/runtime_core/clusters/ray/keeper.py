@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 import ray
 
+from runtime_core.clusters.ray.calls import Execution
 from runtime_core.clusters.ray.cluster import RAY_NAMESPACE
-from runtime_core.clusters.ray.execution import Execution
 from runtime_core.clusters.ray.worker import Job
 from runtime_core.engines.protocol import Error, Outcome, Value
 

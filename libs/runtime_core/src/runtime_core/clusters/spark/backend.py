@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 
-from runtime_core.clusters.spark.calls import Calls, in_thread, lost
+from runtime_core.clusters.spark.calls import Calls, in_thread, lost, run_map
 from runtime_core.clusters.spark.connect_server import ConnectServer, answers
 from runtime_core.clusters.spark.jobs import Jobs
-from runtime_core.clusters.spark.maps import run_map
 from runtime_core.clusters.spark.sessions import Sessions, address_of, is_lost
 from runtime_core.engines.protocol import Away, Error, Mapped, Outcome, Report, Work
 from runtime_core.engines.results import Results

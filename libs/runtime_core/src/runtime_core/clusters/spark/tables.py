@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from runtime_core.blobs.urls import local_path
-from runtime_core.declare.encoding import encode
-from runtime_core.engines.reference import Reference
-from runtime_core.engines.results import Results
+from runtime_core.declare.schema import encode
+from runtime_core.engines.results import Reference, Results
 from runtime_core.errors import InvalidInput
 
 if TYPE_CHECKING:

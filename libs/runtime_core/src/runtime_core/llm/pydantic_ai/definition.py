@@ -21,8 +21,7 @@ from pydantic_core import to_jsonable_python
 
 from runtime_core import codec
 from runtime_core.declare.declaration import Place
-from runtime_core.declare.encoding import encode
-from runtime_core.declare.schema import Schema
+from runtime_core.declare.schema import Schema, encode
 from runtime_core.errors import AgentError, ConfigurationError, InvalidInput
 from runtime_core.llm.agent import ModelSettings
 from runtime_core.llm.pydantic_ai.durability import Calls, Guarding, StepBackend, WeftDurability, run_agent

@@ -26,11 +26,10 @@ from pydantic_core import to_jsonable_python
 
 from runtime_core import codec
 from runtime_core.declare.declaration import NAME, Place
-from runtime_core.declare.encoding import encode
 from runtime_core.declare.manifest import ToolEntry
+from runtime_core.declare.schema import encode
 from runtime_core.errors import ConfigurationError, InvalidInput
-from runtime_core.tools.call import AbandonedThreads, ToolContext, run_limited
-from runtime_core.tools.tool import Tool, ToolSettings
+from runtime_core.tools.tool import AbandonedThreads, Tool, ToolContext, ToolSettings, run_limited
 
 if TYPE_CHECKING:
     from runtime_core.llm.pydantic_ai.definition import PydanticAgent

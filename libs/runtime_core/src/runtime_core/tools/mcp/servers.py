@@ -13,10 +13,9 @@ from runtime_core.declare.announcement import announce
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import InvalidInput
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.tools.call import Away
 from runtime_core.tools.mcp.connection import Connection
 from runtime_core.tools.mcp.server import MCPServer, need_sdk
-from runtime_core.tools.tool import Tool
+from runtime_core.tools.tool import Away, Tool
 
 if TYPE_CHECKING:
     from runtime_core.tools.mcp.tool import MCPTool

@@ -8,14 +8,14 @@ from typing import Any
 
 from mcp_types import CallToolResult, TextContent
 
-from runtime_core.declare.encoding import encode
 from runtime_core.declare.manifest import ToolEntry
+from runtime_core.declare.schema import encode
 from runtime_core.errors import NotReady, Reject
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.tools.call import AbandonedThreads, ToolContext, run_limited
 from runtime_core.tools.mcp.connection import Connection, Progress, Session
 from runtime_core.tools.mcp.failures import Lost, NotSent, Refused
 from runtime_core.tools.mcp.listing import ListedTool
+from runtime_core.tools.tool import AbandonedThreads, ToolContext, run_limited
 
 IDEMPOTENCY_KEY = "dev.weft/idempotency-key"
 TASK_ID = "dev.weft/task-id"

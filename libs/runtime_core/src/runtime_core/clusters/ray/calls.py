@@ -1,0 +1,455 @@
+"""One call on Ray: a task, a call of a long-lived actor, or a map of either, within its limit; and Ray's errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+import ray
+import ray.exceptions as errors
+
+from runtime_core.clusters.ray.worker import CHUNK_SECONDS, Answer, Begun, Items, Job, LongLived, run_job
+from runtime_core.engines.protocol import Error, Mapped, Outcome, Registered, Report, Resources, Value, Work
+from runtime_core.engines.results import Results
+from runtime_core.telemetry.redaction import kept
+
+
+def failure_of(error: BaseException, begun: Begun | None) -> Error:
+    """How a call ended that Ray has ended, by what awaiting it has raised."""
+    where = f" ({begun})" if begun is not None else ""
+    match error:
+        case errors.OutOfMemoryError():
+            return Error("worker", "WorkerDied", f"Ray ended the worker{where}, since its node was out of memory")
+        case errors.TaskCancelledError():
+            return Error("cancelled", "Cancelled", "it was stopped on the cluster")
+        case errors.ActorDiedError() | errors.ActorUnavailableError():
+            return Error("worker", "WorkerDied", f"the actor that ran it{where} has died: {_reason(error)}")
+        case errors.NodeDiedError() | errors.LocalRayletDiedError():
+            return Error("worker", "WorkerDied", f"the node that ran it{where} has died")
+        case errors.WorkerCrashedError():
+            return Error("worker", "WorkerDied", f"the worker process that ran it{where} has died")
+        case errors.TaskUnschedulableError() | errors.ActorUnschedulableError():
+            return Error("invalid", type(error).__name__, _reason(error), retryable=False)
+        case errors.RuntimeEnvSetupError():
+            return Error("worker", "RuntimeEnvSetupError", _reason(error))
+        case errors.RayTaskError() if isinstance(error.cause, ImportError):
+            # Our own code and not the function's, which is imported where errors are caught.
+            message = f"a worker of the cluster cannot import Weft ({error.cause}): install it on all nodes"
+            return Error("invalid", type(error.cause).__name__, message, retryable=False)
+        case errors.OwnerDiedError() | errors.ObjectLostError():
+            return Error("lost", "ResultLost", f"its result was lost with a node: {_reason(error)}")
+        case _:
+            return Error("worker", type(error).__name__, _reason(error))
+
+
+def _reason(error: BaseException) -> str:
+    """What Ray says, in one line without the fields that only Ray knows."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = [line for line in lines if not line.partition(":")[0].endswith(("_id", "class_name", "namespace", "pid"))]
+    return kept(" ".join(said), 500) or type(error).__name__
+
+
+SOFT_SECONDS = 0.4
+"""How long a task may take to end by itself after KeyboardInterrupt was raised in it, until its worker is killed."""
+STOPPING_SECONDS = 10.0
+"""How long a task is waited for that was told to stop."""
+
+logger = logging.getLogger(__name__)
+
+
+class Tasks:
+    """Runs jobs as tasks. Retries are the gateway's: durable and counted, so Ray makes none."""
+
+    def __init__(self) -> None:
+        self._remote = ray.remote(run_job)
+
+    async def run(self, job: bytes, work: Work, limit_seconds: float) -> Answer:
+        """Run a job to its end. A limit of 0 is none. Cancelled, it stops the task."""
+        # In a thread: Ray asks its GCS now and then, which may be away.
+        stream = await asyncio.to_thread(self._submit, job, work)
+        task = _Task(stream)
+        try:
+            await task.wait(task.began)
+            ended = await task.wait(task.ended, limit_seconds or None)
+        except asyncio.CancelledError:
+            await task.stop()
+            raise
+        if not ended:
+            await task.stop()
+            return Error("limit", "TimeoutError", late(limit_seconds))
+        return task.answer
+
+    def _submit(self, job: bytes, work: Work) -> Any:  # Any: Ray's
+        options = resource_options(work.resources)
+        return self._remote.options(num_returns="streaming", max_retries=0, name=work.name, **options).remote(job)
+
+
+class _Task:
+    """What comes back of one task."""
+
+    def __init__(self, stream: Any) -> None:  # Any: Ray's
+        self.began = asyncio.Event()
+        """Or has ended without."""
+        self.ended = asyncio.Event()
+        self.answer: Answer = Error("worker", "NoAnswer", "its worker has said nothing")
+        self._stream = stream
+        self._following = asyncio.create_task(self._follow())
+
+    async def wait(self, event: asyncio.Event, seconds: float | None = None) -> bool:
+        """Whether it happened in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                await event.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """Ask it to end, then kill its worker; returns when it has ended."""
+        patience, force = SOFT_SECONDS, False
+        until = asyncio.get_running_loop().time() + STOPPING_SECONDS
+        while not self.ended.is_set() and asyncio.get_running_loop().time() < until:
+            # Again and again: Ray forgets a cancel that meets a task between two of its states.
+            await asyncio.to_thread(_cancel, self._stream, force)
+            await self.wait(self.ended, patience)
+            force = True
+        if not self.ended.is_set():
+            logger.error("a task did not stop within %g s", STOPPING_SECONDS)
+
+    async def _follow(self) -> None:
+        begun = None
+        try:
+            async for reference in cast(AsyncIterator[Any], self._stream):
+                said = await reference
+                if isinstance(said, Begun):
+                    begun = said
+                    self.began.set()
+                else:
+                    self.answer = said
+        except Exception as error:
+            self.answer = failure_of(error, begun)
+        finally:
+            self.began.set()
+            self.ended.set()
+
+
+def resource_options(resources: Resources) -> dict[str, Any]:  # Any: what Ray takes
+    """What Ray is told of a call's needs."""
+    return {
+        "num_cpus": resources.cpus,
+        "num_gpus": resources.gpus or None,
+        "memory": resources.memory_bytes or None,
+        "resources": dict(resources.custom) or None,
+    }
+
+
+def late(seconds: float) -> str:
+    """The message of a call over its limit."""
+    return f"it was not done within {seconds:g} s; it was stopped on the cluster"
+
+
+def _cancel(stream: Any, force: bool) -> None:  # Any: Ray's
+    try:
+        ray.cancel(stream, force=force)
+    except Exception as error:
+        logger.debug("a cancel was not taken: %s", error)
+
+
+IDLE_SECONDS = 300.0
+"""How long actors rest until they are ended."""
+
+
+@dataclass(eq=False)
+class _Actor:
+    handle: Any  # Ray's
+    where: Begun
+
+
+class Actors:
+    """The actors of all functions, in pools."""
+
+    def __init__(self) -> None:
+        self._pools: dict[tuple[object, ...], Pool] = {}
+
+    async def run(self, job: bytes, work: Work, limit_seconds: float) -> Answer:
+        """Run a job on an actor of its function. A limit of 0 is none. Cancelled, it ends the actor."""
+        call = work.call.function if isinstance(work.call, Mapped) else work.call
+        assert isinstance(call, Registered)
+        need = work.resources
+        key = (call.app, call.folder, call.name, work.actors, need.cpus, need.gpus, need.memory_bytes,
+               tuple(sorted(need.custom.items())))  # fmt: skip
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = Pool(work)
+        return await pool.run(job, limit_seconds)
+
+    def sweep(self) -> None:
+        """End the actors that have rested for long."""
+        now = asyncio.get_running_loop().time()
+        for key, pool in list(self._pools.items()):
+            if pool.users == 0 and now - pool.used > IDLE_SECONDS:
+                del self._pools[key]
+                pool.close()
+
+
+class Pool:
+    """The actors of one function: started when they are needed, replaced when they die."""
+
+    def __init__(self, work: Work) -> None:
+        self.users = 0
+        """Calls under way, or waiting."""
+        self.used = asyncio.get_running_loop().time()
+        self._name = work.name
+        self._options = resource_options(work.resources)
+        self._slots = asyncio.Semaphore(work.actors)
+        self._resting: list[_Actor] = []
+        self._class = ray.remote(LongLived)
+
+    async def run(self, job: bytes, limit_seconds: float) -> Answer:
+        """As of Actors."""
+        self.users += 1
+        try:
+            async with self._slots:
+                return await self._run(job, limit_seconds)
+        finally:
+            self.users -= 1
+            self.used = asyncio.get_running_loop().time()
+
+    def close(self) -> None:
+        """End those that rest."""
+        while self._resting:
+            _end(self._resting.pop())
+
+    async def _run(self, job: bytes, limit_seconds: float) -> Answer:
+        try:
+            actor = await self._actor(job)
+        except Exception as error:
+            return failure_of(error, None)
+        kept = False
+        try:
+            running = asyncio.ensure_future(_awaited(actor.handle.run.remote(job)))
+            done, _ = await asyncio.wait((running,), timeout=limit_seconds or None)
+            if not done:
+                running.cancel()
+                return Error("limit", "TimeoutError", late(limit_seconds))
+            answer: Answer = running.result()
+            kept = True
+            return answer
+        except Exception as error:
+            return failure_of(error, actor.where)
+        finally:
+            if kept:
+                self._resting.append(actor)
+            else:
+                # An actor cannot be told to leave a call alone.
+                _end(actor)
+
+    async def _actor(self, job: bytes) -> _Actor:
+        while self._resting:
+            actor = self._resting.pop()
+            try:
+                # One that died in its rest costs nobody a call.
+                await actor.handle.ready.remote()
+            except Exception as error:
+                logger.info("an actor of %s died in its rest: %s", self._name, type(error).__name__)
+                continue
+            return actor
+        handle = await asyncio.to_thread(self._start)
+        try:
+            return _Actor(handle, await handle.ready.remote(job))
+        except BaseException:
+            ray.kill(handle)
+            raise
+
+    def _start(self) -> Any:  # Any: Ray's
+        return self._class.options(max_restarts=0, max_task_retries=0, max_concurrency=1, **self._options).remote()
+
+
+async def _awaited(reference: Any) -> Answer:  # Any: Ray's
+    answer: Answer = await reference
+    return answer
+
+
+def _end(actor: _Actor) -> None:
+    ray.kill(actor.handle, no_restart=True)
+
+
+TASK_SECONDS = 0.25
+"""What the items of one task shall take together, where one alone takes less."""
+LARGEST_CHUNK = 1000
+REPORT_SECONDS = 0.5
+"""Between two progress events."""
+LARGEST_RESULT = 128 * 1024**2
+"""Bytes of all results together: they are held where the map is run."""
+
+RunItems = Callable[[Work, float], Awaitable[Answer]]
+"""Runs some items of a map under a limit in seconds; 0: there is none."""
+
+
+async def run_map(work: Work, call: Mapped, in_flight: int, run: RunItems, report: Report) -> Outcome:
+    """Run all items; a Value with one entry for each, whatever became of it, or the Error that ends them all.
+
+    Cancelled, it stops those under way. An item whose worker dies among others is run again, alone.
+    """
+    return await _Map(work, call, in_flight, run, report).run()
+
+
+class _Map:
+    def __init__(self, work: Work, call: Mapped, in_flight: int, run: RunItems, report: Report) -> None:
+        self._work = work
+        self._call = call
+        self._in_flight = in_flight
+        self._run_items = run
+        self._report = report
+        self._items = msgspec.json.decode(call.items, type=list[msgspec.Raw])
+        self._ended: list[bytes] = [b""] * len(self._items)
+        self._fresh = deque(range(len(self._items)))
+        self._alone: deque[int] = deque()
+        self._running: dict[asyncio.Task[Answer], list[int]] = {}
+        self._done = self._failed = self._size = 0
+        self._seconds, self._timed = 0.0, 0
+        self._told: tuple[int, int] | None = None
+        self._told_at = -math.inf
+
+    async def run(self) -> Outcome:
+        """Run it."""
+        try:
+            while self._begin_more():
+                left = REPORT_SECONDS if self._told != (self._done, self._failed) else None
+                done, _ = await asyncio.wait(self._running, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    self._end(self._running.pop(task), task.result())
+                if self._size > LARGEST_RESULT:
+                    return self._too_large()
+                self._tell(REPORT_SECONDS)
+        finally:
+            for task in self._running:
+                task.cancel()
+            if self._running:
+                await asyncio.wait(self._running)
+        self._tell(0)
+        return Value(b"[" + b",".join(self._ended) + b"]")
+
+    def _begin_more(self) -> bool:
+        """Whether anything is under way."""
+        while len(self._running) < self._in_flight and (self._alone or self._fresh):
+            chunk = [self._alone.popleft()] if self._alone else self._chunk()
+            items = b"[" + b",".join(bytes(self._items[index]) for index in chunk) + b"]"
+            work = msgspec.structs.replace(self._work, call=msgspec.structs.replace(self._call, items=items))
+            limit = self._work.timeout_seconds
+            if limit and len(chunk) > 1:
+                limit += CHUNK_SECONDS
+            self._running[asyncio.create_task(self._run(work, limit))] = chunk
+        return bool(self._running)
+
+    async def _run(self, work: Work, limit: float) -> Answer:
+        return await self._run_items(work, limit)
+
+    def _chunk(self) -> list[int]:
+        """The next items: one, until it is known that they are small."""
+        size = 1
+        if self._timed:
+            small = TASK_SECONDS * self._timed / max(self._seconds, 1e-6)
+            size = max(1, min(int(small), LARGEST_CHUNK, math.ceil(len(self._fresh) / self._in_flight)))
+        return [self._fresh.popleft() for _ in range(min(size, len(self._fresh)))]
+
+    def _end(self, chunk: list[int], answer: Answer) -> None:
+        if isinstance(answer, Items):
+            self._seconds += answer.seconds
+            self._timed += len(answer.outcomes)
+            for index, outcome in zip(chunk, answer.outcomes, strict=False):
+                self._settle(index, outcome)
+            self._fresh.extendleft(reversed(chunk[len(answer.outcomes) :]))
+        elif len(chunk) > 1 and isinstance(answer, Error) and answer.cause in ("worker", "limit"):
+            self._alone.extend(chunk)
+        else:
+            for index in chunk:
+                self._settle(index, answer)
+
+    def _settle(self, index: int, outcome: Outcome) -> None:
+        if isinstance(outcome, Value):
+            entry = b'{"value":' + outcome.data + b"}"
+        else:
+            self._failed += 1
+            entry = msgspec.json.encode({"error": {"type": outcome.type, "message": outcome.message}})
+        self._done += 1
+        self._size += len(entry)
+        self._ended[index] = entry
+
+    def _tell(self, pause: float) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._told_at < pause or self._told == (self._done, self._failed):
+            return
+        self._told, self._told_at = (self._done, self._failed), now
+        self._report(msgspec.json.encode({"done": self._done, "failed": self._failed, "total": len(self._items)}))
+
+    def _too_large(self) -> Error:
+        message = f"the results of the map are over {LARGEST_RESULT:,} bytes together: return less for each item"
+        return Error("invalid", "ResultTooLarge", message, retryable=False)
+
+
+NODES_SECONDS = 5.0
+"""How long what is known of the nodes is taken for true."""
+MOST_IN_FLIGHT = 1000
+"""Tasks of one map."""
+
+
+class Execution:
+    """Runs work on the cluster that this process has joined."""
+
+    def __init__(self) -> None:
+        self.actors = Actors()
+        self._tasks = Tasks()
+        self._nodes: list[dict[str, float]] = []
+        self._nodes_at = -NODES_SECONDS
+
+    async def run(self, work: Work, results: Results, report: Report) -> Outcome:
+        """Run one call to its end. Cancelled, it stops it where it runs."""
+        nodes = await self._known_nodes()
+        if missing := lacking(work.resources, nodes):
+            logger.warning("%s waits: %s", work.name, missing)
+            report(msgspec.json.encode({"waiting": "resources", "reason": missing}))
+
+        async def run_one(part: Work, limit: float) -> Answer:
+            runner = self.actors if part.actors else self._tasks
+            return await runner.run(Job(part, results).packed(), part, limit)
+
+        if isinstance(work.call, Mapped):
+            cpus = sum(node.get("CPU", 0) for node in nodes)
+            in_flight = work.call.in_flight or max(1, int(4 * cpus))
+            return await run_map(work, work.call, min(in_flight, MOST_IN_FLIGHT), run_one, report)
+        answer = await run_one(work, work.timeout_seconds)
+        assert not isinstance(answer, Items)  # only maps have items
+        return answer
+
+    async def _known_nodes(self) -> list[dict[str, float]]:
+        now = asyncio.get_running_loop().time()
+        if now - self._nodes_at >= NODES_SECONDS:
+            self._nodes_at = now
+            self._nodes = await asyncio.to_thread(_nodes)
+        return self._nodes
+
+
+def lacking(resources: Resources, nodes: list[dict[str, float]]) -> str:
+    """What no node of the cluster has, in one line; empty where one has it all."""
+    needs = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": float(resources.memory_bytes), **resources.custom}
+    needs = {name: amount for name, amount in needs.items() if amount > 0}
+    if not nodes or any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes):
+        return ""
+    short = [
+        f"{name} {amount:g} (the most that a node has is {largest:g})"
+        for name, amount in needs.items()
+        if (largest := max(node.get(name, 0) for node in nodes)) < amount
+    ]
+    return f"no node of the cluster has {', '.join(short) or 'all of ' + ', '.join(needs) + ' together'}"
+
+
+def _nodes() -> list[dict[str, float]]:
+    alive: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # Any: Ray's
+    return [node["Resources"] for node in alive]

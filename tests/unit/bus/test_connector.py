@@ -1,0 +1,154 @@
+"""What redis-py is told of the broker that a URL names, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.sentinel import SentinelConnectionPool, SentinelManagedSSLConnection
+from redis.credentials import CredentialProvider
+
+from runtime_core.bus.connector import parse_address
+from runtime_core.config.values import without_password
+from runtime_core.errors import ConfigurationError
+
+
+class Vault(CredentialProvider):
+    """Credentials from elsewhere."""
+
+    def get_credentials(self) -> tuple[str, str]:
+        return "weft", "from the vault"
+
+
+VAULT = Vault()
+NOT_A_PROVIDER = dict
+
+
+@pytest.mark.parametrize("scheme", ["redis", "valkey"])
+async def test_a_server(scheme: str) -> None:
+    address = parse_address(f"{scheme}://shop:se%2Fcret@host:7000/3")
+    connection = address.pool().make_connection()
+    assert type(connection) is Connection
+    assert (connection.host, connection.port, connection.db) == ("host", 7000, 3)
+    assert (connection.username, connection.password) == ("shop", "se/cret")
+    assert connection.protocol == 2
+    assert str(address) == "redis://host:7000/3"
+
+
+async def test_what_is_left_out() -> None:
+    connection = parse_address("redis://").pool().make_connection()
+    assert (connection.host, connection.port, connection.db, connection.password) == ("localhost", 6379, 0, None)
+
+
+async def test_an_ipv6_address() -> None:
+    connection = parse_address("redis://[::1]:7000").pool().make_connection()
+    assert (connection.host, connection.port) == ("::1", 7000)
+
+
+@pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
+async def test_tls_is_checked_unless_it_is_said_otherwise(scheme: str) -> None:
+    connection = parse_address(f"{scheme}://host").pool().make_connection()
+    assert type(connection) is SSLConnection
+    assert connection.check_hostname
+    assert connection.cert_reqs.name == "CERT_REQUIRED"
+    unchecked = parse_address(f"{scheme}://host?ssl_cert_reqs=none").pool().make_connection()
+    assert unchecked.cert_reqs.name == "CERT_NONE"
+
+
+async def test_a_certificate_of_our_own() -> None:
+    url = "rediss://host?ssl_ca_certs=/ca.pem&ssl_certfile=/own.pem&ssl_keyfile=/own.key"
+    connection = parse_address(url).pool().make_connection()
+    assert (connection.ca_certs, connection.certfile, connection.keyfile) == ("/ca.pem", "/own.pem", "/own.key")
+
+
+async def test_a_socket() -> None:
+    address = parse_address("unix:///run/a%20folder/redis@1.sock?db=2")
+    connection = address.pool().make_connection()
+    assert type(connection) is UnixDomainSocketConnection
+    assert (connection.path, connection.db) == ("/run/a folder/redis@1.sock", 2)
+    assert address.host == ""
+
+
+async def test_sentinels() -> None:
+    address = parse_address("redis+sentinel://weft:secret@a,b:26380/Main/1")
+    pool = address.pool()
+    assert isinstance(pool, SentinelConnectionPool)
+    assert pool.service_name == "Main"
+    asked = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
+    assert [(each["host"], each["port"]) for each in asked] == [("a", 26379), ("b", 26380)]
+    assert {each["password"] for each in asked} == {None}, "the broker's password is not for Sentinels"
+    connection = pool.make_connection()
+    assert (connection.username, connection.password, connection.db) == ("weft", "secret", 1)
+    assert str(address) == "sentinel master 'Main'"
+
+
+async def test_sentinels_with_tls_and_a_password() -> None:
+    url = "rediss+sentinel://:secret@a:26379/main?sentinel_username=asks&sentinel_password=other&ssl_ca_certs=/ca.pem"
+    pool = parse_address(url).pool()
+    assert isinstance(pool, SentinelConnectionPool)
+    [sentinel] = pool.sentinel_manager.sentinels
+    asked = sentinel.connection_pool.make_connection()
+    assert type(asked) is SSLConnection
+    assert (asked.username, asked.password, asked.ca_certs) == ("asks", "other", "/ca.pem")
+    connection = pool.make_connection()
+    assert type(connection) is SentinelManagedSSLConnection
+    assert (connection.password, connection.ca_certs) == ("secret", "/ca.pem")
+
+
+@pytest.mark.parametrize(("scheme", "given", "asked"), [("rediss", "no", Connection), ("redis", "yes", SSLConnection)])
+async def test_tls_to_sentinels_may_differ(scheme: str, given: str, asked: type) -> None:
+    url = f"{scheme}+sentinel://a:26379/main?sentinel_ssl={given}&ssl_ca_certs=/ca.pem"
+    pool = parse_address(url).pool()
+    assert isinstance(pool, SentinelConnectionPool)
+    [sentinel] = pool.sentinel_manager.sentinels
+    assert type(sentinel.connection_pool.make_connection()) is asked
+    assert isinstance(pool.make_connection(), SSLConnection) is (asked is Connection)
+
+
+@pytest.mark.parametrize("name", ["VAULT", "Vault"])
+async def test_a_credential_provider(name: str) -> None:
+    address = parse_address(f"redis://host?credential_provider={__name__}:{name}")
+    provider = address.pool().make_connection().credential_provider
+    assert isinstance(provider, CredentialProvider)
+    assert provider.get_credentials() == ("weft", "from the vault")
+
+
+@pytest.mark.parametrize(
+    ("rest", "told"),
+    [
+        ("host/0?credential_provider=no_such_module:it", "write it as package.module:name"),
+        (f"host/0?credential_provider={__name__}:absent", "write it as package.module:name"),
+        (f"host/0?credential_provider={__name__}:NOT_A_PROVIDER", "is no redis.CredentialProvider"),
+        (f"u:s3cr@host?credential_provider={__name__}:VAULT", "not both"),
+        ("host?socket_timeout=1", "'socket_timeout' is not an option"),
+        ("host?protocol=3", "'protocol' is not an option"),
+        ("host?sentinel_password=s3cr", "are for Sentinels"),
+        ("host?ssl_ca_certs=/ca.pem", "write rediss://"),
+        ("host?db=one", "Invalid value for 'db'"),
+        ("u:s3cr@host/1/2", "not a number"),
+        ("u:1#s3cr@host", "write / as %2F"),
+        ("u:1?s3cr@host", "write / as %2F"),
+        ("u:1/s3cr@host", "write / as %2F"),
+    ],
+)
+def test_what_is_refused(rest: str, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"^WEFT_REDIS_URL: ") as refused:
+        parse_address(f"redis://{rest}")
+    assert told in str(refused.value)
+    assert "s3cr" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("rediss://host?ssl_ca_certs=/no/such/file", "name a file with the certificates"),
+        ("rediss://host?ssl_cert_reqs=no", "Invalid SSL Certificate Requirements Flag"),
+    ],
+)
+async def test_what_is_refused_before_a_connect(url: str, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        parse_address(url).check()
+
+
+def test_no_password_is_shown() -> None:
+    url = "rediss+sentinel://weft:s3cr@a/main?sentinel_password=s3cr&db=1&ssl_password=s3cr"
+    assert without_password(url) == "rediss+sentinel://weft:***@a/main?sentinel_password=***&db=1&ssl_password=***"

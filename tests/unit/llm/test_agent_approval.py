@@ -1,0 +1,58 @@
+"""Which calls a human is asked about."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from runtime_core.llm.agent import Asking, asked_at, asking
+from weft import Approve
+from weft.errors import ConfigurationError
+
+
+def test_a_rule_fits_by_the_name_of_the_tool() -> None:
+    rules = [Approve("delete_*"), Approve("files.write")]
+    assert asking(rules, "delete_all", {}) == [Asking()]
+    assert asking(rules, "files.write", {}) == [Asking()]
+    assert asking(rules, "search", {}) == []
+
+
+def test_a_rule_fits_by_the_arguments() -> None:
+    rules = [Approve("pay", when=lambda arguments: arguments["amount"] > 100)]
+    assert asking(rules, "pay", {"amount": 101}) == [Asking()]
+    assert asking(rules, "pay", {"amount": 100}) == []
+
+
+def test_a_look_at_the_arguments_that_fails_asks() -> None:
+    assert asking([Approve("pay", when=lambda arguments: arguments["amount"] > 100)], "pay", {}) == [Asking()]
+
+
+def test_a_rule_of_cost_waits_for_its_cost() -> None:
+    [rule] = asking([Approve(cost_over=1.0)], "anything", {})
+    assert asked_at([rule], 1.0) is None
+    assert asked_at([rule], 1.01) == rule
+
+
+def test_the_first_rule_that_asks_says_how_long() -> None:
+    rules = [Approve("a", cost_over=5, timeout=1), Approve("a", timeout=timedelta(days=2), default=False), Approve("a")]
+    found = asking(rules, "a", {})
+    assert found == [Asking(5.0, 1.0), Asking(None, 172_800.0, False)]
+    assert asked_at(found, 0.0) == found[1]
+    assert asked_at(found, 6.0) == found[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"pattern": ""}, "pattern"),
+        ({"when": "always"}, "when"),
+        ({"cost_over": -1}, "cost_over"),
+        ({"cost_over": True}, "cost_over"),
+        ({"timeout": "1 day"}, "timeout"),
+        ({"default": "maybe"}, "default"),
+    ],
+)
+def test_a_rule_that_cannot_work_names_the_argument(arguments: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        Approve(**arguments)  # type: ignore[arg-type]  # wrong on purpose
