@@ -16,7 +16,7 @@ from runtime_core.ingress import admission
 from weft import AgentContext, App
 from weft.testing import LocalApp
 
-STEPS = Path(__file__).parents[2] / "docs" / "internals" / "steps.md"
+STEPS = Path(__file__).parents[3] / "docs" / "internals" / "steps.md"
 CORE = Path(runtime_core.__file__).parent
 
 app = App("path")

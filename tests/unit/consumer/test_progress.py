@@ -51,7 +51,7 @@ async def test_code_that_holds_the_loop_is_interrupted(
     async with watched(monkeypatch):
         began = time.monotonic()
         with pytest.raises(
-            LoopBlocked, match=r"held the event loop for .* at .*test_loop_watch.py:\d+ \(spin\)"
+            LoopBlocked, match=r"held the event loop for .* at .*test_progress.py:\d+ \(spin\)"
         ) as caught:
             await run_limited("spin", 60, spin)
         assert time.monotonic() - began < 20

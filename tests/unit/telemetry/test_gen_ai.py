@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from runtime_core.telemetry import gen_ai, gen_ai_messages, trace_context
-from runtime_core.telemetry import names as attributes
+from runtime_core.telemetry import attributes, gen_ai, gen_ai_messages, trace_context
 
 PROGRAM = Path(__file__).with_name("traced_calls.py")
 TRACE, PARENT = "0x0af7651916cd43dd8448eb211c80319c", "0xb7ad6b7169203331"

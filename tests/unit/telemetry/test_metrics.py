@@ -22,6 +22,7 @@ from runtime_core.host.manager import StateManager
 from runtime_core.record.step import Step
 from runtime_core.telemetry import endpoint as endpoint_module
 from runtime_core.telemetry import logs, names
+from runtime_core.telemetry.attributes import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
 from runtime_core.telemetry.endpoint import Answer, Endpoint, plain
 from runtime_core.telemetry.metrics import (
     FRESH_SECONDS,
@@ -32,7 +33,7 @@ from runtime_core.telemetry.metrics import (
     Series,
     count_model_calls,
 )
-from runtime_core.telemetry.names import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK, Kind
+from runtime_core.telemetry.names import Kind
 from runtime_core.trajectory.recorder import Recorder
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.observability.every_metric import every_metric

@@ -509,7 +509,7 @@ def _unknown_type(thing: Nowhere) -> None: ...  # type: ignore[name-defined]  # 
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (_opaque, r"tool 'it', argument 'thing' \(.*test_call\.py:\d+\): a value of type Opaque cannot be read"),
+        (_opaque, r"tool 'it', argument 'thing' \(.*test_tool\.py:\d+\): a value of type Opaque cannot be read"),
         (_field_default, r"argument 'limit' has Field\(…\) as its default"),
         (_unknown_type, r"the type of 'thing' cannot be read, NameError: name 'Nowhere' is not defined"),
     ],

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from runtime_core.bus.keys import Keys, group_of
 from runtime_core.bus.values import Delivery
 from runtime_core.telemetry import trace_context
-from runtime_core.telemetry.names import (
+from runtime_core.telemetry.attributes import (
     AGENT_NAME,
     ATTEMPT,
     BATCH_MESSAGES,

@@ -217,7 +217,7 @@ def task_in_store(recorded: TaskTrajectory) -> Row:
 def _usage_of(recorded: TaskTrajectory) -> Row:
     """What the task has used, by its rows."""
     from runtime_core.record.usage import Usage, total
-    from runtime_core.telemetry.names import RESPONSE_MODEL
+    from runtime_core.telemetry.attributes import RESPONSE_MODEL
 
     reports = [
         Usage(step.usage, {str(step.attributes.get(RESPONSE_MODEL, step.name)): step.usage} if by_model else {})

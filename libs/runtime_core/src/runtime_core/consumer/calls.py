@@ -17,8 +17,8 @@ from runtime_core.consumer.effects import Failed
 from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.record.step import ENCODER, Step, StepError
 from runtime_core.record.usage import Usage
+from runtime_core.telemetry.attributes import DUPLICATE
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.telemetry.names import DUPLICATE
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ _BUILDERS = {
     "agent-handler": "agent_handler:build",
     "ray-gateway": "gateway:build_ray",
     "spark-gateway": "gateway:build_spark",
-    "state-manager": "state_manager:build",
+    "state-manager": "manager:build",
     "tool-handler": "tool_handler:build",
     "trajectory-recorder": "recorder:build",
 }

@@ -50,8 +50,8 @@ from runtime_core.llm.failures import (
 )
 from runtime_core.llm.window import KeepAll, Message, Window
 from runtime_core.runs.model_step import ModelCall, Reserve
+from runtime_core.telemetry.attributes import ERROR_TYPE
 from runtime_core.telemetry.gen_ai import Span, model_span, request_attributes, response_attributes
-from runtime_core.telemetry.names import ERROR_TYPE
 from runtime_core.telemetry.redaction import Attribute, redactor
 
 if TYPE_CHECKING:

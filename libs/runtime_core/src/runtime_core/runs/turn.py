@@ -29,8 +29,9 @@ from runtime_core.runs.ports import Attempt, Compute, DeclaredApp, Meta, Workpla
 from runtime_core.runs.run import Run
 from runtime_core.runs.turn_port import HandedBack, Offers, TurnGone, TurnPort
 from runtime_core.telemetry import gen_ai, trace_context
+from runtime_core.telemetry.attributes import DUPLICATE
 from runtime_core.telemetry.metrics import Metrics, count_model_calls
-from runtime_core.telemetry.names import DUPLICATE, SHOWN_OUTCOMES
+from runtime_core.telemetry.names import SHOWN_OUTCOMES
 from runtime_core.telemetry.spans import Parent, task_traceparent, tracing, under, within
 from runtime_core.telemetry.trace_context import Ids
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from runtime_core.telemetry import gen_ai_messages, spans
-from runtime_core.telemetry.names import (
+from runtime_core.telemetry.attributes import (
     AGENT_NAME,
     CACHE_CREATION_TOKENS,
     CACHE_READ_TOKENS,

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from runtime_core.telemetry import trace_context
-from runtime_core.telemetry.names import ERROR_TYPE
+from runtime_core.telemetry.attributes import ERROR_TYPE
 from runtime_core.telemetry.redaction import Attribute, redactor
 from runtime_core.telemetry.trace_context import SAMPLED, Ids
 

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from runtime_core.clusters.ray import calls as mapping
-from runtime_core.clusters.ray.calls import run_map
+from runtime_core.clusters.ray import mapping
+from runtime_core.clusters.ray.mapping import run_map
 from runtime_core.clusters.ray.worker import Answer, Items
 from runtime_core.engines.protocol import Error, Mapped, Outcome, Registered, Value, Work
 
