@@ -20,12 +20,13 @@ from runtime_core.record import step as steps
 from runtime_core.wire import commands as submission
 from runtime_core.wire import events as facts
 from runtime_core.wire.envelope import Envelope
+from runtime_core.wire.results import STEP_RECORDED
 
 PAGE = Path(__file__).with_name("events.md")
 
 _AT_MS = 1_763_690_000_000
 _TASK = "t-1"
-_ON_THE_STREAM = (facts.OUTPUT_DELTA, facts.HUMAN_REQUESTED, facts.STEP_RECORDED)
+_ON_THE_STREAM = (facts.OUTPUT_DELTA, facts.HUMAN_REQUESTED, STEP_RECORDED)
 
 
 def page() -> str:

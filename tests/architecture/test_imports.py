@@ -30,7 +30,7 @@ PLACES = {
     "pydantic_ai": r"runtime_core\.llm\.(client|conversation|model_call|pydantic_ai(\..+)?)",
     "pyspark": r"runtime_core\.clusters\.spark(\..+)?",
     "ray": r"runtime_core\.(clusters|aworld)\.ray(\..+)?",
-    "redis": r"runtime_core\.bus\.(address|connection|connector|embedded|private_server)",
+    "redis": r"runtime_core\.bus\.(connection|connector|embedded|private_server)",
     "re2": r"runtime_core\.telemetry\.(redaction|secret_patterns)",
     "sqlalchemy": r"runtime_core\.trajectory(\..+)?",
     "typer": r"runtime_core\.cli(\..+)?",

@@ -19,8 +19,8 @@ from runtime_core.declare.announcement import announce
 from runtime_core.declare.manifest import AgentEntry, Manifest
 from runtime_core.errors import InvalidInput, ServerError
 from runtime_core.ids import task_id_of
-from runtime_core.ingress import publishers as publisher_streams
 from runtime_core.ingress.admission import Admission
+from runtime_core.ingress import publishers
 from runtime_core.ingress.publishers import Publisher, Publishers
 from runtime_core.ingress.scheduler import Scheduler
 from runtime_core.ingress.schedules import Schedules
@@ -76,10 +76,10 @@ class World:
 
 @pytest.fixture
 async def world(broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(publisher_streams, "REGISTRY_SECONDS", 0.02)
-    monkeypatch.setattr(publisher_streams, "WAIT_SECONDS", 0.02)
-    monkeypatch.setattr(publisher_streams, "BACKOFF_FIRST_SECONDS", 0.02)
-    monkeypatch.setattr(publisher_streams, "BACKOFF_LAST_SECONDS", 0.02)
+    monkeypatch.setattr(publishers, "REGISTRY_SECONDS", 0.02)
+    monkeypatch.setattr(publishers, "WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(publishers, "BACKOFF_FIRST_SECONDS", 0.02)
+    monkeypatch.setattr(publishers, "BACKOFF_LAST_SECONDS", 0.02)
     world = World(broker, bus)
     await world.register("shop", "acme")
     await world.register("desk", "globex")
@@ -518,8 +518,8 @@ async def test_large_entries_are_never_read_whole(world: World) -> None:
             return entries
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(publisher_streams, "IngressStream", Counted)
-        patched.setattr(publisher_streams, "IN_HAND_BYTES", 1_500_000)
+        patched.setattr(publishers, "IngressStream", Counted)
+        patched.setattr(publishers, "IN_HAND_BYTES", 1_500_000)
         for number in range(5):
             await world.send("shop", "task.submit", submit(f"t{number}", metadata={"x": "x" * 1_000_000}))
         await world.admitted("shop")

@@ -721,3 +721,17 @@ async def test_a_connect_that_is_given_up_leaves_nothing_behind() -> None:
         assert [task for task in asyncio.all_tasks() if task.get_name().startswith("connection")] == []
         for writer in connections:
             writer.close()
+
+
+async def test_a_read_that_is_cancelled_while_it_connects_ends(valkey: Server) -> None:
+    """At each step of the event loop until the read waits: none of them may lose the cancellation."""
+    for steps in range(40):
+        transport = RespTransport(parse_address(valkey.url))
+        reading = asyncio.create_task(transport.blocking("XREAD", "BLOCK", 60_000, "STREAMS", "nothing", "$"))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        reading.cancel()
+        done, _ = await asyncio.wait((reading,), timeout=SECONDS)
+        assert done, f"cancelled after {steps} steps"
+        assert reading.cancelled()
+        await transport.close()

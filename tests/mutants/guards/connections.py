@@ -23,6 +23,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "bus/connector.py",
+        "cancelled",
+        "        if task.cancelling() > cancelled_before:\n",
+        "        if False:\n",
+        "a cancellation that arrives while a connection is made is kept",
+        "integration/bus:connection",
+    ),
+    python(
+        "bus/connector.py",
         "learns",
         "                await self._learn()\n",
         "                pass\n",

@@ -469,7 +469,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/consumer:progress",
     ),
     python(
-        "lifeline.py",
+        "forked.py",
         "comes_back",
         "sys.setprofile(_Returns(frame))",
         "pass",
@@ -477,7 +477,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/consumer:progress",
     ),
     python(
-        "lifeline.py",
+        "forked.py",
         "signals",
         "    _reset_signals()\n    frame",
         "    frame",
@@ -485,12 +485,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/consumer:progress",
     ),
     python(
-        "lifeline.py",
+        "forked.py",
         "dies_with_parent",
         "if parent and _prctl is not None and _lasting:",
         "if False:",
         "forked children die with their handler",
-        "integration:lifeline",
+        "integration:forked",
     ),
     python(
         "host/supervisor.py",

@@ -16,7 +16,7 @@ from typing import cast
 
 import pytest
 
-from runtime_core.consumer import progress as loop_watch
+from runtime_core.consumer import progress
 from runtime_core.consumer.attempt import failed_from
 from runtime_core.consumer.progress import SIGNAL, LoopWatch, interruptible
 from runtime_core.errors import LoopBlocked, LoopInterrupt
@@ -29,7 +29,7 @@ LIMIT = 0.4
 @asynccontextmanager
 async def watched(monkeypatch: pytest.MonkeyPatch, *, interrupts: bool = True) -> AsyncIterator[LoopWatch]:
     # A test runs under coverage or a debugger now and then.
-    monkeypatch.setattr(loop_watch, "sys", SimpleNamespace(**{**vars(sys), "gettrace": lambda: None}))
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(**{**vars(sys), "gettrace": lambda: None}))
     watch = LoopWatch(LIMIT, interrupts=interrupts)
     watch.start()
     try:
@@ -119,7 +119,7 @@ def test_a_blocked_loop_is_an_attempt_that_failed() -> None:
 
 FORKS = """
 import os, sys, threading
-from runtime_core.lifeline import guard_forks
+from runtime_core.forked import guard_forks
 from runtime_core.tools.tool import _guarded
 
 guard_forks()

@@ -6,15 +6,15 @@ import difflib
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
-from runtime_core.app.registry import Functions
-from runtime_core.declare.declaration import NAME, Place, note_agent, place_of, shown
+from runtime_core.app.registry import DeclaredSubscriber, Functions
+from runtime_core.declare.declaration import NAME, Place, label, note_agent, place_of, shown
 from runtime_core.declare.manifest import Manifest
 from runtime_core.engines.function import EngineFunction, EngineFunctionSettings
 from runtime_core.errors import ConfigurationError
 from runtime_core.hooks.declared import Callback, Hook, HookTable
 from runtime_core.runs.agent import Agent
 from runtime_core.runs.definition import AgentDefinition, AgentSettings, ClassAgent, FunctionAgent
-from runtime_core.tools.tool import Tool, ToolSettings
+from runtime_core.tools.tool import StepTool, Tool, ToolSettings
 
 if TYPE_CHECKING:
     from runtime_core.llm.agent import LLMAgent
@@ -248,8 +248,6 @@ class App:
         """
 
         def declare(function: Function) -> Function:
-            from runtime_core.app.registry import DeclaredSubscriber
-
             self.functions.subscribers.append(DeclaredSubscriber(event_type, topic, function, transformer, order))
             return function
 
@@ -257,9 +255,6 @@ class App:
 
     def add_tool(self, tool: object, *, name: str | None = None) -> None:
         """Declare an object with a `step(args)` method as a tool; None: under its own name."""
-        from runtime_core.declare.declaration import label
-        from runtime_core.tools.tool import StepTool
-
         if not callable(getattr(tool, "step", None)):
             raise ConfigurationError(f"{tool!r} has no method step(args): use @app.tool for a function")
         self.functions.tools.add(StepTool(tool, place_of(None, 2), name=label(tool) if name is None else name))

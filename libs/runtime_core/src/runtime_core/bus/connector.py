@@ -247,11 +247,17 @@ class Connector:
         from redis.exceptions import RedisError
 
         place, self._place = self._place, None
+        task = cast("asyncio.Task[object]", asyncio.current_task())
+        cancelled_before = task.cancelling()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
                 connection = await self._open(place)
         except (RedisError, UnicodeError) as error:
             raise _plain(error) from error
+        if task.cancelling() > cancelled_before:
+            # redis-py sends within `asyncio.wait_for`, which before Python 3.12 can lose a cancellation.
+            await connection.disconnect(nowait=True)
+            raise asyncio.CancelledError
         return connection
 
     def follow(self, moved: ServerError | None) -> None:

@@ -18,7 +18,7 @@ from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput
 from runtime_core.hooks.declared import STEP, named_before
 from runtime_core.ids import ANY_DIGEST, ROOT_RUN, any_digest, step_digest
-from runtime_core.record.step import DIGEST, Step, place
+from runtime_core.record.step import DIGEST, STEPS, Step, place
 from runtime_core.runs.journal import MAX_JOURNAL_BYTES, pack, payload_of, status_of, time_of
 from runtime_core.runs.step import canonical
 from runtime_core.telemetry.redaction import HIDDEN
@@ -209,7 +209,6 @@ async def on_broker(
 
 async def from_record(bus: EventBus, namespace: str, task: str) -> TaskTrajectory | None:
     """What the record stream of a partition still holds of a task; None: nothing. Reads the whole stream."""
-    from runtime_core.record.step import STEPS
     from runtime_core.trajectory.recorder import record_entry  # the tables' library: half a second
 
     await bus.make_group(bus.keys.record, TRAJECTORY_RECORDER)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import msgspec
 
 from runtime_core.blobs.store import open_blobs
-from runtime_core.blobs.urls import folder_of
+from runtime_core.blobs.urls import blob_url, folder_of, path_below
 from runtime_core.codec import MAX_DATA_BYTES
 from runtime_core.declare.schema import encode
 from runtime_core.engines.protocol import Error, Outcome, Value
@@ -89,9 +89,6 @@ class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
         return data
 
     def _found(self, read: Callable[[Any], Any], store: str | None) -> Any:  # Any: a BlobStore, and what it gives
-        from runtime_core.blobs.store import open_blobs
-        from runtime_core.blobs.urls import blob_url, path_below
-
         store = blob_url(os.environ) if store is None else store
         path_below(store, self.url)
         try:

@@ -31,8 +31,8 @@ from prometheus_client import CollectorRegistry
 from runtime_core.config.settings import Settings
 from runtime_core.consumer.progress import HEALTHY, LEASE_PART, Health, LoopWatch, ProgressWatch
 from runtime_core.errors import ConfigurationError, WeftError
+from runtime_core.forked import guard_forks
 from runtime_core.host.host import Role
-from runtime_core.lifeline import guard_forks
 from runtime_core.periodic import Periodic
 from runtime_core.telemetry import logs, tracing
 from runtime_core.telemetry.endpoint import Answer, Endpoint, plain

@@ -26,7 +26,6 @@ SETTLED_SECONDS = 10.0
 REFUSALS_MAX = 3
 DRAIN_SECONDS = 1.0
 LINE_MAX_BYTES = 64 * 1024
-KILLED_WAIT_SECONDS = 5.0
 
 REFUSAL = re.compile(r'weft [\w-]+: .+|\{"time":"[^"]*","level":"error","service":"[^"]*","logger":"weft",.+')
 """The one line with which a process says that it cannot run as it was told to, as text or as JSON."""

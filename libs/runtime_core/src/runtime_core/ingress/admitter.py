@@ -39,10 +39,11 @@ from runtime_core.ingress.schedules import Schedules
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import REFUSALS
 from runtime_core.telemetry.spans import Span, task_traceparent, tracing
-from runtime_core.wire import commands as submission
+from runtime_core.wire import commands as wire
 from runtime_core.wire import events as facts
 from runtime_core.wire.commands import Submission, data_of
 from runtime_core.wire.envelope import Envelope, parse, reply_address
+from runtime_core.wire.results import ENDED
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,6 @@ READ_BYTES = 4 * 1024 * 1024
 """About how many bytes are read at once: the number of commands follows the size of those before."""
 YIELD_BYTES = 256 * 1024
 """How many bytes are parsed at a stretch."""
-ENDED = ("completed", "failed", "cancelled")
 WAIT_SECONDS = 0.2
 """How long a command that cannot be carried out yet waits before the next try."""
 LOOK_AHEAD = 1000
@@ -303,22 +303,22 @@ class Admitter:
                 envelope = publisher.bind(envelope)
             command.envelope = envelope
             match envelope.type:
-                case submission.SUBMIT:
-                    submit = submission.parse_submit(envelope)
+                case wire.SUBMIT:
+                    submit = wire.parse_submit(envelope)
                     if publisher is not None:
                         publisher.check_agent(submit.agent)
                         submit = publisher.scope(submit, self._blobs)
                     command.wanted, command.task = submit, submit.task_id
-                case submission.CANCEL:
-                    cancel = submission.parse_cancel(envelope)
+                case wire.CANCEL:
+                    cancel = wire.parse_cancel(envelope)
                     command.wanted = cancel if publisher is None else publisher.scope(cancel)
                     command.task, command.overtakes = command.wanted.task_id, True
-                case submission.SIGNAL:
-                    signal = submission.parse_signal(envelope)
+                case wire.SIGNAL:
+                    signal = wire.parse_signal(envelope)
                     command.wanted = signal if publisher is None else publisher.scope(signal, self._blobs)
                     command.task, command.overtakes = command.wanted.task_id, True
-                case submission.PUBLISH:
-                    message = submission.parse_publish(envelope)
+                case wire.PUBLISH:
+                    message = wire.parse_publish(envelope)
                     if publisher is not None:
                         publisher.check_topic(message.topic)
                         message = publisher.scope(message, self._blobs)
@@ -327,7 +327,7 @@ class Admitter:
                     pass
                 case other:
                     known = (
-                        submission.SUBMIT, submission.CANCEL, submission.SIGNAL, submission.PUBLISH, schedules.SET,
+                        wire.SUBMIT, wire.CANCEL, wire.SIGNAL, wire.PUBLISH, schedules.SET,
                         schedules.DELETE,
                     )  # fmt: skip
                     raise InvalidInput("type", f"{other!r} is no command; known are {', '.join(known)}")
@@ -340,11 +340,11 @@ class Admitter:
         match command.wanted:
             case Submission() as wanted:
                 await self._submit(epoch, command, wanted)
-            case submission.Cancellation() as wanted:
+            case wire.Cancellation() as wanted:
                 await self._cancel(wanted)
-            case submission.Signal() as wanted:
+            case wire.Signal() as wanted:
                 await self._signal(command.entry, wanted, command.envelope)
-            case submission.Publication() as wanted:
+            case wire.Publication() as wanted:
                 await self._publish(command.entry, wanted)
             case None if command.envelope.type == schedules.SET:
                 await self._set_schedule(command, command.envelope)
@@ -409,7 +409,7 @@ class Admitter:
             ),
         )
 
-    async def _cancel(self, wanted: submission.Cancellation) -> None:
+    async def _cancel(self, wanted: wire.Cancellation) -> None:
         bus = await self._admission.find(wanted.task_id)
         # Its entry is acknowledged after it: a broker that loses the cancel gives the entry again.
         answer = await bus.cancel(wanted.task_id, wanted.reason or "cancelled by its user", durable=False)
@@ -423,14 +423,14 @@ class Admitter:
                 facts.rejected(wanted.event_id, error, at_ms=_now(), task_id=wanted.task_id, cause=wanted.event_id),
             )
 
-    async def _signal(self, entry: bytes, wanted: submission.Signal, envelope: Envelope) -> None:
+    async def _signal(self, entry: bytes, wanted: wire.Signal, envelope: Envelope) -> None:
         if not tracing():
             await self._hand_over(wanted)
             return
         with self._span(entry, wanted.task_id, envelope.traceparent, envelope.tracestate) as span:
             await self._hand_over(wanted, span.traceparent if span.recording else "")
 
-    async def _hand_over(self, wanted: submission.Signal, trace: str = "") -> None:
+    async def _hand_over(self, wanted: wire.Signal, trace: str = "") -> None:
         bus = await self._admission.find(wanted.task_id)
         event = f"{wanted.source}\n{wanted.event_id}"
         answer = await bus.signal(
@@ -448,14 +448,14 @@ class Admitter:
             case "invalid":
                 raise InvalidInput("data.value", answer[1])
 
-    async def _publish(self, entry: bytes, message: submission.Publication) -> None:
+    async def _publish(self, entry: bytes, message: wire.Publication) -> None:
         if not tracing():
             await self._send(message, message.traceparent)
             return
         with self._span(entry, message.message_id, message.traceparent) as span:
             await self._send(message, span.traceparent or message.traceparent)
 
-    async def _send(self, message: submission.Publication, traceparent: str) -> None:
+    async def _send(self, message: wire.Publication, traceparent: str) -> None:
         tenant = msgspec.json.encode({"tenant": message.tenant}) if message.tenant else b""
         context = published(tenant, message.topic, traceparent=traceparent)
         await self._topics.publish(
@@ -513,7 +513,7 @@ class _Command:
         """Whom it is bound to; None on the stream that trusted programs share."""
         self.stream = stream
         self.envelope: Envelope | None = None
-        self.wanted: Submission | submission.Cancellation | submission.Signal | submission.Publication | None = None
+        self.wanted: Submission | wire.Cancellation | wire.Signal | wire.Publication | None = None
         self.error: InvalidInput | None = None
         self.task = ""
         self.overtakes = False

@@ -23,6 +23,7 @@ from runtime_core.telemetry.metrics import Metrics
 from runtime_core.wire import events as facts
 from runtime_core.wire.commands import Submission
 from runtime_core.wire.envelope import Envelope, to_fields
+from runtime_core.wire.results import ENDED
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,6 @@ BATCH = 100
 REQUESTS = 500
 """How many open requests are looked at in one go."""
 
-ENDED = ("completed", "failed", "cancelled")
 
 LOOK_AHEAD = 1000
 """How many entries may wait at once; those behind them wait with them."""

@@ -8,8 +8,8 @@ import msgspec
 
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.ids import event_id, fingerprint
-from runtime_core.wire import results as streaming
 from runtime_core.wire.envelope import Envelope, rfc3339
+from runtime_core.wire.results import STEP_RECORDED
 
 ACCEPTED = "weft.task.accepted"
 REJECTED = "weft.task.rejected"
@@ -18,7 +18,6 @@ FAILED = "weft.task.failed"
 CANCELLED = "weft.task.cancelled"
 OUTPUT_DELTA = "weft.output.delta"
 HUMAN_REQUESTED = "weft.human.requested"
-STEP_RECORDED = streaming.STEP_RECORDED
 
 FACT_SOURCE = "weft"
 """The source of every fact."""

@@ -14,11 +14,13 @@ import msgspec
 from runtime_core.aworld.events.message import (
     AgentMessage,
     Constants,
+    EventHistory,
     EventOutcome,
     HandlerError,
     Message,
     MessageQuestions,
     Priority,
+    Recorded,
     TaskMessage,
     TopicType,
     UnknownReceiver,
@@ -30,7 +32,6 @@ from runtime_core.record.step import place
 from runtime_core.runs.failure import clean
 
 if TYPE_CHECKING:
-    from runtime_core.aworld.events.message import EventHistory, Recorded
     from runtime_core.runs.context import AgentContext
 
 
@@ -189,8 +190,6 @@ class EventManager(MessageQuestions):
     @staticmethod
     def of(recorded: Recorded) -> EventHistory:
         """The messages of tasks that were recorded, with the same questions: `messages_by_…`."""
-        from runtime_core.aworld.events.message import EventHistory
-
         return EventHistory(recorded)
 
     # ---- emitting ----------------------------------------------------------------------------------------

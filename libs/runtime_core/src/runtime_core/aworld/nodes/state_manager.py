@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
-from runtime_core.aworld.nodes.runs import TaskRuns, in_order
+from runtime_core.aworld.nodes.runs import TaskRuns, ended_node, in_order, recorded_nodes
 from runtime_core.aworld.nodes.stored import (
     HandleResult,
     NodeGroup,
@@ -357,8 +357,6 @@ class StateManager:
     async def _of_task(self, task_id: str) -> list[RunNode]:
         found: dict[str, RunNode] = {}
         if self._store is not None:
-            from runtime_core.aworld.nodes.runs import recorded_nodes
-
             recorded = await self._store.task(self._namespace(), task_id)
             if recorded is not None:
                 found.update((node.node_id, node) for node in recorded_nodes(recorded))
@@ -376,8 +374,6 @@ class StateManager:
             raise InvalidInput("limit", f"{limit!r} is not a whole number from 1")
         found: dict[str, RunNode] = {}
         if self._store is not None:
-            from runtime_core.aworld.nodes.runs import ended_node
-
             for end in await self._store.tasks(self._namespace(), session=session, agent=agent, limit=limit):
                 node = ended_node(end)
                 found[node.node_id] = node
