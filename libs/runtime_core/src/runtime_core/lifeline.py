@@ -19,6 +19,10 @@ NO_FILE = -1
 def tied(command: Sequence[str], signal_number: signal.Signals, name_in: int = NO_FILE) -> list[str]:
     """The command, tied to this process. `name_in` is an inherited descriptor to write its process id to.
 
+    The command that is returned runs this file, which makes the tie and then becomes `command`: same process, same id.
+    It is a launcher and not a `preexec_fn`, because code between fork and exec can block forever in a process that has
+    threads.
+
     The tie follows the *thread* that starts the child: start children from the main thread.
     Only Linux has such a tie; elsewhere the command runs untied.
     """

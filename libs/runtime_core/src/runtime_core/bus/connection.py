@@ -248,7 +248,7 @@ class RespTransport:
 
     async def _keep(self) -> None:
         """Keep a connection up; what it had not answered goes first over the next one."""
-        from redis.backoff import DecorrelatedJitterBackoff  # here: see address.py
+        from redis.backoff import DecorrelatedJitterBackoff  # here: the import takes 0.1 s
 
         # Of redis-py's kinds the one that may go on for ever: others count in powers of two until those overflow.
         backoff = DecorrelatedJitterBackoff(BACKOFF_LAST_SECONDS, BACKOFF_FIRST_SECONDS)

@@ -24,4 +24,4 @@ class EventBus(
     RecordVerbs,
     SurveyVerbs,
 ):
-    """One partition of a namespace, seen by one owner (`verbs/partition.py` says what an owner is)."""
+    """One partition of a namespace, seen by one owner (`bus/partition.py` says what an owner is)."""

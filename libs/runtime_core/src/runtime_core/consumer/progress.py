@@ -96,7 +96,13 @@ _OURS = frozenset({"runtime_core", "weft", "asyncio", "uvloop"})
 
 
 class LoopWatch:
-    """Watches the loop that runs in the main thread. `interrupts`: the process runs the user's code there."""
+    """Watches the loop that runs in the main thread. `interrupts`: the process runs the user's code there.
+
+    A blocked loop sends no heartbeat. Other processes then declare this one dead, reclaim all of its deliveries, and in
+    the end blame whichever it held. So a thread checks whether the loop still turns. If it does not, the thread logs
+    the loop's stack and signals the loop's thread. The signal handler runs there, between two instructions of the code
+    that blocks the loop, or inside its `time.sleep`, and raises `LoopInterrupt`.
+    """
 
     def __init__(self, limit_seconds: float, *, interrupts: bool) -> None:
         self._limit_seconds = limit_seconds

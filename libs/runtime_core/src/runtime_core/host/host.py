@@ -70,7 +70,13 @@ class _Part:
 
 
 class Host:
-    """A role that is made of others. A service serves one; `LocalApp` and `Runtime` start one in their process."""
+    """A role that is made of others. A service serves one; `LocalApp` and `Runtime` start one in their process.
+
+        start    parts in the order in which they were added ─> announce ─> run
+        stop     stop announcing ─> parts in reverse ─> connections
+
+    A part is a role, or something that a role depends on: add that first, so that it outlives the role.
+    """
 
     def __init__(
         self,

@@ -36,7 +36,12 @@ Named = TypeVar("Named", Submission, Cancellation, Signal, Publication)
 
 
 class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One publisher, as the broker keeps it."""
+    """One publisher, as the broker keeps it.
+
+    A publisher may write only to `<namespace>:tasks:<publisher>`, so the stream says who sent a command. Every name in
+    such a command is bound to the publisher's tenant: ids get the tenant's prefix, and an id that already has it stays
+    as it is.
+    """
 
     name: str
     tenant: str
@@ -269,8 +274,12 @@ Command = TypeVar("Command", bound=Held)
 
 
 class PublisherStreams(Generic[Command]):
-    """`take` makes a command of an entry, `settle` carries commands out and returns those that wait.
+    """Reads the ingress streams of all registered publishers, each in a task of its own.
 
+    Each task settles one command at a time, so the streams take turns by command. A stream that cannot be read, has to
+    wait, or is full of garbage delays no other. The commands in hand are bounded in entries and bytes.
+
+    `take` makes a command of an entry, `settle` carries commands out and returns those that wait.
     `connect` opens a connection for one stream, where the streams may live on different servers (Redis Cluster).
     """
 

@@ -162,7 +162,11 @@ class _Looking:
 
 
 class Relay:
-    """One partition's relay; `buses` are all partitions, `edge` is a connection for users' own keys."""
+    """One partition's relay; `buses` are all partitions, `edge` is a connection for users' own keys.
+
+    It takes the entries of each stream oldest first, and deletes an entry after its delivery. So it delivers at least
+    once, and a receiver that dedupes by id handles each entry once.
+    """
 
     def __init__(self, bus: EventBus, buses: Sequence[EventBus], edge: Transport, metrics: Metrics) -> None:
         self._bus = bus

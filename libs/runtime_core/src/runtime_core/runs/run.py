@@ -93,6 +93,11 @@ _T = TypeVar("_T")
 class Run:
     """One execution of an agent. Belongs to one event loop; not thread-safe.
 
+    A turn lasts until the function ends, or until every branch of it waits for steps that others perform. The caller
+    then commits the turn's effects. Later `deliver` and `advance` continue the same run. In another process, a new Run
+    with the journal runs the function again from the top, and each finished step returns its result at once (replay).
+    A run of an actor's handler (`actors/actor.py`) names its steps and its failures in its own way.
+
     `stored` is the run as the broker has it. A step with a result there does not run again, a pending step is not
     asked for again, and the next commit writes the rows of unrecorded steps. `meta` describes the task.
     """

@@ -29,7 +29,7 @@ class Branch:
         self.parent = parent
         """The branch that waits for this one; None: the run's first."""
         self.context: Context | None = None
-        """What this branch knows, once it was asked for; see `run_context.py`."""
+        """What this branch knows, once it was asked for; see `sharing.py`."""
         self.count = 0
         self.now_ms = now_ms
         """Time of the latest result that this branch has seen: what `ctx.now()` gives."""

@@ -1,4 +1,4 @@
-"""The context of a run: a fork for each branch, and the copies that travel with questions and answers. them."""
+"""The context of a run: a fork for each branch, and the copies that travel with questions and answers."""
 
 from __future__ import annotations
 

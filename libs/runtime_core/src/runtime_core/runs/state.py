@@ -100,7 +100,14 @@ async def keep_session(ctx: AgentContext, request: SessionRequest) -> str:
 
 
 class Session:
-    """`async with` gives a fork of the session's context, whose changes are merged when it ends without error."""
+    """The context that all tasks of a session share. The agent `weft.session` keeps it, one instance per session.
+
+    `app.add_sessions()` declares that agent. `async with` gives a fork of the context, and merges its changes when the
+    block ends without an error, after those that other tasks have merged meanwhile:
+
+        async with ctx.session() as session:
+            session.put("topic", topic)
+    """
 
     def __init__(self, ctx: AgentContext) -> None:
         if not ctx.session_id:

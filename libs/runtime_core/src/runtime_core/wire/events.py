@@ -1,4 +1,4 @@
-"""What clients are told: the facts, as envelopes. What they ask for is in `submission.py`."""
+"""What clients are told: the facts, as envelopes. Their requests are in `commands.py`."""
 
 from __future__ import annotations
 

@@ -38,7 +38,11 @@ Look = Callable[[str], Awaitable[Found | None]]
 
 
 class StateWaits:
-    """Who waits for what in one partition.
+    """Waits for runs, nodes and groups of one partition. The partition's stream of states wakes them, without polling.
+
+    All waits of a partition share one blocking read. A wait looks at its run, node or group first, and again whenever
+    it is woken, so the stream need not be complete. After a reconnect every wait is woken. The same happens once in a
+    while, in case the broker has lost its last writes.
 
     A `name` is as on the stream of states: `node/<id>`, `group/<id>`, `run/<task>/<run>`.
     """

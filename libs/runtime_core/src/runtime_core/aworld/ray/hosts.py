@@ -81,7 +81,11 @@ class _Refused(Exception):
 
 
 class Hosts:
-    """Some actors of one kind. `told` is a HostsWanted."""
+    """Some actors of one kind. `told` is a HostsWanted.
+
+    Ray schedules only the actors. Tasks run wherever a host takes them from the broker, so the death of an actor, a
+    worker or a node costs no task: the other hosts reclaim its deliveries.
+    """
 
     def __init__(self, told: bytes, report: Report) -> None:
         self._told = told

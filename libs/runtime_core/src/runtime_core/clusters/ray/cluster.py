@@ -43,7 +43,12 @@ ENVIRONMENT = {
 
 
 class LocalRay:
-    """One Ray, in a folder of its own, which goes with it."""
+    """A Ray of one node on this machine, which ends with its process. Its folder is removed with it.
+
+    `ray start` starts it and not `ray.init`, because only the command accepts all ports. A raylet waits 15 seconds for
+    its agents to write down their ports and then gives up. That is too short on a busy machine, so ENVIRONMENT raises
+    it.
+    """
 
     def __init__(self, cpus: int, store_bytes: int, *, dashboard: bool = False) -> None:
         self.folder, self._lock = _own_folder()
@@ -167,7 +172,11 @@ logger = logging.getLogger(__name__)
 
 
 class Cluster:
-    """One connection; a process makes one in its life."""
+    """A driver's connection to its Ray; a process makes one in its life.
+
+    Ray notices late that its head is gone. By then it ends the process, or leaves calls waiting forever. So this class
+    watches the two servers that a driver depends on, the head's GCS and the raylet of its node, by plain connections.
+    """
 
     def __init__(self, settings: RaySettings) -> None:
         self.jobs_url = settings.jobs_url
