@@ -287,7 +287,10 @@ class Chosen(msgspec.Struct, frozen=True):
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """All hooks of a run, in the order in which they run, and the keys of callbacks."""
+    """All hooks of a run, in the order in which they run, and the keys of callbacks.
+
+    It is fixed and recorded when the run begins, so a later deployment does not change a run under way.
+    """
 
     hooks: dict[str, list[Chosen]] = {}
     callbacks: list[str] = []

@@ -1,2 +1,8 @@
-"""What a process says of itself: `names` and `metrics`, `logs`, and the `endpoint` that serves them;
-`gen_ai` (spans and attributes of model calls, with `gen_ai_messages`) and `redaction` (no secrets in any of it)."""
+"""Metrics, logs and traces of a process.
+
+1. `names` defines each metric, `metrics` holds their values, and `endpoint` serves them with the health checks.
+2. `logs` writes log lines.
+3. `tracing` configures OpenTelemetry's SDK, `spans` makes spans, `trace_context` carries their context, and
+   `attributes` has the names of their attributes. `gen_ai` and `gen_ai_messages` describe model calls.
+4. `redaction` removes secrets from all of these, by `secret_patterns`.
+"""

@@ -1,1 +1,4 @@
-"""Event-driven runs by AWorld's names: messages, their manager, handlers."""
+"""Event-driven runs by AWorld's names.
+
+`message` has messages and queries over them, `manager` the event loop of a run, and `handlers` the default handlers.
+"""

@@ -1,7 +1,7 @@
 """Whole tasks on Ray: the handlers of their app run in workers of a Ray cluster, and take the tasks from a broker.
 
     this process            client, and without a broker of its own: an embedded server, schedules, the recorder
-    └─ driver process       holds the connection to Ray (engines/driver), keeps the hosts
+    └─ driver process       holds the connection to Ray (clusters/driver), keeps the hosts
        └─ workers of Ray    agents and tools, as a handler service runs them
 
 The tasks themselves are on the broker: the death of a host, or of all of Ray, loses nothing that had ended.

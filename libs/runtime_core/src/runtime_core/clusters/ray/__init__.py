@@ -1,10 +1,9 @@
 """Ray: functions as tasks and actors of a cluster, and commands as its batch jobs.
 
-Reading order: `backend` (what the driver process calls), `settings`, `cluster` (the connection, and how its loss is
-seen), `local_ray` (a Ray of one's own), `keeper` (an actor in the cluster that holds work with a key, so that it
-outlives the driver), `execution` (one call, whatever its kind), `tasks`, `actors`, `mapping` (its kinds), `worker`
-(what runs in Ray's workers), `failures` (Ray's errors in our words), `batch` (the Jobs API), `engine` (RayEngine, for
-programs without a gateway).
+Reading order: `backend` (the driver process calls it), `settings`, `cluster` (the connection, how its loss is noticed,
+and a local Ray), `keeper` (an actor in the cluster that holds work with a key, so that it outlives the driver), `calls`
+(one call as a task or of an actor, and Ray's errors as ours), `mapping` (a function with many items), `worker` (the
+code in Ray's workers), `batch` (the Jobs API). RayEngine is in `clusters/engines.py`.
 
-Only `engine`, `settings`, `cluster`, `local_ray` and `worker` may be imported where Ray is not installed.
+Only `settings`, `cluster`, `mapping` and `worker` may be imported where Ray is not installed.
 """

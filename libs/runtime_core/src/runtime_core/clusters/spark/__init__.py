@@ -1,7 +1,7 @@
 """Spark, by Spark Connect. Nothing here starts Java, or loads PySpark, before an engine or a gateway uses it.
 
-Reading order: `backend` (what the driver process calls), `connect_server` (a local server, where no other one was
-named), `sessions` (of that server: how one is made, and how a lost one is known), `calls` (functions on the executors),
-`worker` and `worker_daemon` (what runs there), `maps` (many items), `jobs` (`def job(spark, **arguments)`), `tables`
-(what they return), `in_thread` (since Spark's client blocks), `engine` (SparkEngine, for programs without a gateway).
+Reading order: `backend` (the driver process calls it), `connect_server` (a local server, if no other one is named),
+`sessions` (how a session is made, and how a lost one is recognized), `calls` (functions on the executors, alone or with
+many items), `worker` and `worker_daemon` (the code on the executors), `jobs` (`def job(spark, **arguments)`), `tables`
+(what jobs return). SparkEngine is in `clusters/engines.py`.
 """

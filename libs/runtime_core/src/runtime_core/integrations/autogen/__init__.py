@@ -1,9 +1,8 @@
 """AutoGen programs on Weft: `WeftAgentRuntime` in the place of autogen_core's `SingleThreadedAgentRuntime`.
 
-1. `runtime.py` is the runtime: the one of `runtime_core.actors`, which speaks AutoGen's types here.
-2. `vocabulary.py` says which types those are.
-3. `tagged.py` and `serialization.py` write messages so that each part comes back as the class it was.
-4. `telemetry.py` tells AutoGen's own loggers and tracer what happens.
+1. `runtime` is the runtime of `runtime_core.actors`, with AutoGen's types.
+2. `serialization` writes messages so that each part comes back as the class it was.
+3. `telemetry` logs and traces messages by AutoGen's own loggers and tracer.
 """
 
 from __future__ import annotations
