@@ -5,5 +5,6 @@
 3. The handler returns its `effects` as values. Its commit writes them and acknowledges the entry in one step; `calls`
    has what tool calls and engine steps share there.
 4. If the handler fails, `attempt` asks `decision` for the next step: another attempt, or a dead letter.
-5. `progress` finds a process that is stuck, and code that blocks its event loop. `leader` elects one process per role.
+5. `progress` finds a process that is stuck, and code that blocks its event loop. `leader` elects one
+   process for each role and partition.
 """
