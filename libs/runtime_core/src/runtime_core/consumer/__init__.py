@@ -4,7 +4,7 @@
 2. `owner` sends the heartbeat. If that stops, the consumers of other processes reclaim this one's deliveries.
 3. The handler returns its `effects` as values. Its commit writes them and acknowledges the entry in one step; `calls`
    has what tool calls and engine steps share there.
-4. If the handler fails, `attempt` asks `decision` for the next step: another attempt, or a dead letter.
-5. `progress` finds a process that is stuck, and code that blocks its event loop. `leader` elects one
-   process for each role and partition.
+4. If the handler fails, `attempt` carries out what `decision` chooses: a retry, an error as the answer, a dead letter.
+5. `progress` finds a process that is stuck, and code that blocks its event loop. `leader` elects one process for each
+   role and partition.
 """
