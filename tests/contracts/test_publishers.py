@@ -19,8 +19,8 @@ from runtime_core.declare.announcement import announce
 from runtime_core.declare.manifest import AgentEntry, Manifest
 from runtime_core.errors import InvalidInput, ServerError
 from runtime_core.ids import task_id_of
-from runtime_core.ingress.admission import Admission
 from runtime_core.ingress import publishers
+from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.publishers import Publisher, Publishers
 from runtime_core.ingress.scheduler import Scheduler
 from runtime_core.ingress.schedules import Schedules
