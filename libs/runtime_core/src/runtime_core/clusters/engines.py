@@ -17,20 +17,20 @@ from runtime_core.engines.runtime_engine import EngineCall, Failure, RunConfig, 
 from runtime_core.errors import ConfigurationError, InvalidInput
 
 TYPES = {"limit": "TimeoutError"}
-"""What an error is called by its cause, where all engines call it the same."""
+"""The error types of causes that all engines name the same."""
 
 
 class DriverEngine(RuntimeEngine):
-    """Runs calls by a driver process of its own. A subclass names its engine."""
+    """Runs calls through its own driver process. A subclass names its engine."""
 
     engine: ClassVar[str]
-    """Also the name of the extra."""
+    """The engine's name, which is also the name of the extra."""
     package: ClassVar[str]
-    """What must be installed."""
+    """The package that must be installed."""
     cloudpickle: ClassVar[str]
-    """The module that packs functions as the engine's workers unpack them."""
+    """The module that pickles functions for the engine's workers."""
     address: ClassVar[str]
-    """The variable that says where the engine is."""
+    """The environment variable with the engine's address."""
 
     def __init__(self, config: RunConfig | None = None) -> None:
         super().__init__(config)
@@ -64,7 +64,7 @@ class DriverEngine(RuntimeEngine):
         cloudpickle = importlib.import_module(self.cloudpickle)
         try:
             payload = cloudpickle.dumps((call.function, call.args, dict(call.kwargs)), pickle.HIGHEST_PROTOCOL)
-        except Exception as error:  # whatever the arguments' own methods raise
+        except Exception as error:  # the arguments' own methods may raise anything
             raise InvalidInput("calls", f"cannot be sent to a cluster, {error}; give plain arguments") from error
         return Work(Pickled(payload), call.shown)
 
@@ -76,7 +76,7 @@ class DriverEngine(RuntimeEngine):
         return await asyncio.to_thread(_loaded, outcome.data)
 
     def _environment(self) -> dict[str, str]:
-        """The driver's: its workers find the modules that this program finds."""
+        """Return the driver's environment, in which its workers find this program's modules."""
         environ = dict(os.environ)
         environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         if self.config.address:
@@ -86,8 +86,8 @@ class DriverEngine(RuntimeEngine):
 
 def _loaded(data: bytes) -> object:
     try:
-        return cast(object, pickle.loads(data))  # noqa: S301  # our own worker has made it
-    except Exception as error:  # whatever the result's own methods raise
+        return cast(object, pickle.loads(data))  # noqa: S301  # created by our own worker
+    except Exception as error:  # the result's own methods may raise anything
         raise Failure("PicklingError", f"the result cannot be read back here: {error}", error) from None
 
 

@@ -21,18 +21,18 @@ from runtime_core.telemetry.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One engine."""
+    """An engine that a gateway serves."""
 
     name: str
-    """As agents name it; also its work stream."""
+    """The name that agents use, which is also the work stream's."""
     title: str
-    """As people write it."""
+    """The display name."""
     in_flight: int
-    """How many steps run at once, where the settings do not say."""
+    """The default number of concurrent steps."""
     redrives: int | None
-    """How often a step is driven again that was lost with its engine; None: as often as its function is tried."""
+    """How often a step that was lost with its engine is redriven; None for its function's retry policy."""
     attaches: bool
-    """Whether work outlives the gateway that began it, so that another one can attach to it by its key."""
+    """Whether work outlives the gateway that started it, so that another one can attach to it by its key."""
 
 
 RAY = Served("ray", "Ray", in_flight=64, redrives=None, attaches=True)
@@ -43,21 +43,21 @@ logger = logging.getLogger(__name__)
 
 
 class Gateway:
-    """One process's connection to its engine. The service reads at once, also while the engine is away."""
+    """One process's connection to its engine. The service reads steps even while the engine is away."""
 
     def __init__(self, engine: Served, app: App, settings: Settings, metrics: Metrics, backend: str = "") -> None:
-        """`backend` is one of one's own, `package.module:Class`, in place of the engine's."""
+        """`backend` is a custom backend, `package.module:Class`, in place of the engine's."""
         environ = {**os.environ, **settings.to_environment()}
         starts = metrics.engine_driver_starts[engine.name]
         self.engine = engine
         self.app = app
         self.driver = Driver(backend or engine.name, environ, on_start=starts.inc)
         self.reference = settings.app or ""
-        """How a worker of the cluster finds the app: `package.module:app`."""
+        """The app's import reference for workers of the cluster: `package.module:app`."""
         self.folder = os.getcwd()
         """Where it may be imported from."""
         self.connected_at = time.time()
-        """When the engine was last connected, or this gateway began, in seconds since 1970."""
+        """The time when the engine was last connected or this gateway started, in seconds since 1970."""
         self._results = Results.from_environment(environ)
         self._following: asyncio.Task[None] | None = None
         for end in names.STEP_ENDS:
@@ -67,27 +67,27 @@ class Gateway:
         metrics.engine_driver_memory[engine.name].set_function(lambda: self.driver.memory_bytes)
 
     async def start(self) -> None:
-        """Start the driver; does not wait for the engine."""
+        """Start the driver without waiting for the engine."""
         self.connected_at = time.time()
         self._following = asyncio.get_running_loop().create_task(self._follow(), name="follow the engine")
         await self.driver.start()
 
     async def stop(self) -> None:
-        """End the driver."""
+        """Stop the driver."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait((self._following,))
         await self.driver.stop()
 
     def kept(self, value: bytes, task: str) -> Outcome:
-        """A result (JSON) that was put together here: itself, or where it is large a Reference. Blocks."""
+        """Return a result (JSON) that was assembled here, or a Reference to it if it is large. Blocks."""
         try:
             return Value(self._results.kept(value, task))
         except (InvalidInput, ConfigurationError, OSError) as error:
             return Error("invalid", type(error).__name__, str(error), retryable=False)
 
     async def _follow(self) -> None:
-        """Say whenever the connection comes or goes."""
+        """Log each change of the connection and keep `connected_at` current."""
         state = self.driver.state
         while True:
             state = await self.driver.changed(state)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class NotRunnable(Exception):
-    """The call cannot be made; holds the Error that says why."""
+    """Raised if a call cannot run; `error` is the call's outcome."""
 
     def __init__(self, error: Error) -> None:
         super().__init__(error.message)
@@ -35,9 +35,9 @@ class NotRunnable(Exception):
 
 
 def run_registered(call: Registered, step: Step, results: Results, session: object = None) -> Outcome:
-    """Make one call, and say how it ended. Never raises: SystemExit and KeyboardInterrupt end the call, too.
+    """Run one call and return its outcome. Never raises: SystemExit and KeyboardInterrupt end only the call.
 
-    `session` is what a Spark job gets.
+    `session` is the session for a Spark job.
     """
     try:
         function = declared(call.app, call.folder, call.name)
@@ -47,7 +47,7 @@ def run_registered(call: Registered, step: Step, results: Results, session: obje
 
 
 def run_items(call: Registered, over: str, items: bytes, step: Step, results: Results) -> Iterator[Outcome]:
-    """Call the function with each of `items` (a JSON array) as its argument `over`; how each ended, in order."""
+    """Call the function with each of `items` (a JSON array) as its argument `over`; yield the outcomes in order."""
     try:
         function = declared(call.app, call.folder, call.name)
     except NotRunnable as refused:
@@ -62,7 +62,7 @@ def run_items(call: Registered, over: str, items: bytes, step: Step, results: Re
 def run_function(
     function: EngineFunction, arguments: bytes, step: Step, results: Results, session: object = None
 ) -> Outcome:
-    """Call a declared function, and say how it ended."""
+    """Call a declared function and return its outcome."""
     try:
         body = function.bound(arguments, step, store=results.blob_url, session=session)
     except Exception as error:
@@ -70,13 +70,13 @@ def run_function(
     try:
         with within(step.traceparent):
             value = body()
-    except BaseException as error:  # SystemExit too: it ends the call and not the worker
+    except BaseException as error:  # SystemExit too: it ends the call, not the worker
         return error_of(error)
     return outcome_of(value, step, results)
 
 
 def declared(app: str, folder: str, name: str) -> EngineFunction:
-    """The function of that name, with or without its version. Raises NotRunnable."""
+    """Return the function with this name, with or without its version. Raise NotRunnable if there is none."""
     try:
         found = _app(app, folder).functions.engine_function(name)
     except ConfigurationError as error:
@@ -87,17 +87,17 @@ def declared(app: str, folder: str, name: str) -> EngineFunction:
 
 
 def outcome_of(value: object, step: Step, results: Results) -> Outcome:
-    """What a function has returned: as JSON, or as a Reference to it where it is large."""
+    """Return a function's result as JSON, or as a Reference to it if it is large."""
     try:
         return Value(results.encoded(value, step.task))
     except (InvalidInput, ConfigurationError) as error:
         return _invalid(error)
-    except Exception as error:  # the value's own methods, or the place of the blobs
+    except Exception as error:  # raised by the value's own methods or the blob store
         return error_of(error)
 
 
 def error_of(error: BaseException) -> Error:
-    """How a call ended in which the function raised."""
+    """Return the outcome of a call whose function raised `error`."""
     if isinstance(error, Retry):
         return Error("function", "Retry", _text(error.reason), retry_after_seconds=error.after_seconds)
     if isinstance(error, Reject):
@@ -127,8 +127,8 @@ def _text(message: str) -> str:
 
 @functools.cache
 def _app(reference: str, folder: str) -> App:
-    """The app, imported once in this process. Raises ConfigurationError."""
-    # Here, since it brings all that apps may declare: not before the first call of the process.
+    """Return the app, imported once per process. Raises ConfigurationError."""
+    # Imported with the first call: it loads everything that apps may declare.
     from runtime_core.app.loading import find_app
 
     if folder and folder not in sys.path:

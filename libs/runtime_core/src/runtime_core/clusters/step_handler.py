@@ -37,17 +37,17 @@ from runtime_core.telemetry.spans import tracing
 logger = logging.getLogger(__name__)
 
 LOST = "EngineLost"
-"""The type of the error of an attempt of which nobody knows how far it came."""
+"""The error type of an attempt whose progress is unknown."""
 STEADY_SECONDS = 15.0
-"""An engine that was lost under a step, and is connected still after so long, has lost that step alone."""
+"""If the engine lost a step and is still connected after this time, in seconds, it lost only that step."""
 AWAY_SECONDS = 1.0
-"""How long a step is handed back for whose engine is away."""
+"""The delay of a step whose engine is away, in seconds."""
 TOLD_MAX = 10_000
-"""Steps of which this gateway remembers that it has told them to wait."""
+"""The most steps that this gateway remembers as reported to be waiting."""
 
 
 class _Context(msgspec.Struct):
-    """What a call's context may say; anything else in it is for others."""
+    """The fields of a call's context that gateways use."""
 
     deadline: float = 0.0
     traceparent: str = ""
@@ -84,13 +84,13 @@ class StepHandler:
                 self._metrics.engine_step_seconds[self._engine.name].observe(time.monotonic() - began)
 
     def forget(self) -> None:
-        """What runs is let go of with its delivery; nothing else is kept."""
+        """Do nothing: a running step ends with its delivery, and this handler stores nothing else."""
 
     def drain(self) -> None:
-        """A call is one step: it has begun."""
+        """Do nothing: a call is one step, and it has already started."""
 
     def stop_task(self, task: str) -> None:
-        """The consumer cancels what runs; nothing else is kept."""
+        """Do nothing: the consumer cancels running steps, and this handler stores nothing else."""
 
     # -- one step, and how it ended ----------------------------------------------------------------------------------
 
@@ -134,9 +134,9 @@ class StepHandler:
         return "completed"
 
     def _may_be_going_down(self, delivery: Delivery) -> bool:
-        """Whether the engine lost an earlier attempt on this very connection a moment ago.
+        """Return whether the engine lost an earlier attempt on this connection within STEADY_SECONDS.
 
-        A server that goes down ends its steps before it stops listening. The one redrive would end with it.
+        A server that shuts down ends its steps before it stops listening. It would end the only redrive, too.
         """
         if self._engine.attaches:
             return False
@@ -144,7 +144,7 @@ class StepHandler:
         return self._driver.connected_since <= lost_at and time.time() < lost_at + STEADY_SECONDS
 
     def _work(self, delivery: Delivery, function: EngineFunction, mapped: MapRequest | None, context: _Context) -> Work:
-        """What the driver is to run. Raises InvalidInput."""
+        """Return the work for the driver. Raises InvalidInput."""
         refusal = function.refusal(self._engine.name)
         if refusal:
             raise InvalidInput("engine", refusal)
@@ -167,7 +167,7 @@ class StepHandler:
         return msgspec.structs.replace(work, call=call)
 
     def _key(self, delivery: Delivery) -> str:
-        """The same over all attempts of which none has ended: after a failure, nothing old may be found."""
+        """Return the work's key. It changes when an attempt fails, so that the next one does not find the old work."""
         ended = sum(error.type != LOST for error in _errors(delivery))
         key = f"{self._bus.keys.namespace}/{delivery.task}/{delivery.run}"
         return f"{key}#{ended}" if ended else key
@@ -203,7 +203,7 @@ class StepHandler:
             error.traceback,
             retryable=error.retryable and error.cause != "invalid",
             retry_after_seconds=error.retry_after_seconds,
-            # What the function says itself will not work is an answer, and no defect.
+            # A function's own rejection is an answer, not a defect.
             rejected=error.cause == "function" and not error.retryable,
         )
         if error.cause == "lost":
@@ -219,8 +219,8 @@ class StepHandler:
         return "lost" if error.cause == "lost" else "retried"
 
     async def _wait_or_fail(self, delivery: Delivery, reason: str, started: float) -> str:
-        """An engine that is away is waited for as long as the task says, on the broker and without counting."""
-        # An engine that is on its way, as a local one that is being started, is not away yet.
+        """Wait for an absent engine as long as the task allows, on the broker and without counting an attempt."""
+        # An engine that is being connected or started is not away yet.
         there = time.time() if self._driver.state.trying else self._gateway.connected_at
         since = max([there, *(error.at / 1000 for error in _errors(delivery))])
         left = wait_until(delivery.context, since) - time.time()
@@ -238,12 +238,12 @@ class StepHandler:
         return "waits"
 
     def _ended(self, delivery: Delivery, key: str) -> None:
-        """Nobody asks for this again."""
+        """Forget the step and the driver's work for it: nobody asks for it again."""
         self._told.discard(f"{delivery.task}/{delivery.run}")
         if key:
             self._driver.forget(key)
 
 
 def _errors(delivery: Delivery) -> list[StepError]:
-    """What earlier attempts ended with."""
+    """Return the errors of earlier attempts."""
     return _ERRORS.decode(delivery.errors) if delivery.errors else []

@@ -39,10 +39,10 @@ _AFTER_TASK = (
 
 
 class RunHooks:
-    """The hooks of one run. A run without any has None in its place.
+    """The hooks of one run. A run without hooks has None instead.
 
-    `named` are those that the task's context names; `entry` gives the id of the delivery in hand; `failed` is told the
-    point of each execution that failed.
+    `named` are the hooks that the task's context names. `entry` returns the id of the current delivery. `failed` is
+    called with the point of each failed execution.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class RunHooks:
         self._entry = entry
         self._pipeline = Pipeline(run, table, failed)
         self._running = False
-        """Whether the agent has been started and not been stopped, as its hooks see it."""
+        """Whether the hooks have seen the agent start but not stop."""
 
     # ---- around the run ------------------------------------------------------------------------------------
 
     async def around(self, data: bytes) -> object:
-        """Run the agent on the input in `data` (JSON), with the points of its run and, in the first one, its task's."""
+        """Run the agent on the input in `data` (JSON), with the points of its run and, in the root run, of its task."""
         run = self._run
         await self._settle()
         if not self._pipeline.selection.hooks:
@@ -104,14 +104,14 @@ class RunHooks:
         return result if output is before else output
 
     async def _failed(self, error: Exception) -> None:
-        """Tell this run's hooks, where the attempt was the last one. Those of the task follow its end, in ended.py."""
+        """Run this run's hooks if the attempt was the last one. The task's hooks run after its end, in ended.py."""
         if not self._running:
             return
         run = self._run
         failed = failure_of(error)
         if isinstance(decide(run.attempt, self._retry, failed, _no_chance), RetryAt):
             return
-        # Numbered by the delivery: another attempt, or one after a redrive, may fail elsewhere and otherwise, and
+        # Numbered by the delivery: another attempt, or one after a redrive, may fail elsewhere or differently and
         # must not find the steps of this one.
         run.flow.branch_here("hooks").move(f"e{self._entry().replace('-', '_')}.")
         told = {"type": failed.type, "message": failed.message}
@@ -125,7 +125,7 @@ class RunHooks:
         return run.meta.get("session_id", "") if point.startswith("session_") else run.definition.name
 
     # ---- around what the agent does ------------------------------------------------------------------------
-    # Each gives None where nothing runs around it: the caller then takes the step itself.
+    # Each returns None if no hook runs around the step: the caller then takes the step itself.
 
     def tool(self, branch: Branch, name: str, data: bytes, pool: str) -> Guarded[Any] | None:  # Any: the tool's JSON
         selection = self._pipeline.selection
@@ -220,7 +220,7 @@ class RunHooks:
             raise Denied(f"a hook at {HookPoint.HUMAN_ANSWERED} has changed the answer: {error.message}") from None
 
     async def _shown(self, prompt: str, data: bytes) -> tuple[str, bytes]:
-        """What the human is shown, as the hooks leave it."""
+        """Return the prompt and data for the human, as changed by the hooks."""
         given = {"prompt": prompt, "data": from_json(data)}
         shown = await self._fire(HookPoint.HUMAN_REQUESTED, prompt, given, objects=True)
         if shown is given:
@@ -229,7 +229,7 @@ class RunHooks:
         return str(shown.get("prompt", prompt)), changed
 
     def at(self, branch: Branch, point: HookPoint, name: str, payload: bytes) -> Guarded[Any]:  # Any: JSON
-        """The hooks of one point, where the agent's code says that it is there."""
+        """Return a step that runs the hooks of a point that the agent's code has reached."""
         return Guarded(self._run, branch, f"hook {point}", self._fire(point, name, from_json(payload)))
 
     async def _fire(
@@ -239,7 +239,7 @@ class RunHooks:
 
 
 def failed_entry(steps: Iterable[str]) -> str:
-    """The delivery that failed for good, by the steps of its hooks; of several the newest; empty: there is none."""
+    """Return the newest delivery that failed permanently, from the steps of its hooks; empty if there is none."""
     return max((step[1:].partition(".")[0] for step in steps if step.startswith("e")), default="").replace("_", "-")
 
 

@@ -28,34 +28,34 @@ if TYPE_CHECKING:
 
 
 SEPARATOR = "__"
-"""Between a tool and one of its actions, in a callback's key."""
+"""The separator between a tool and one of its actions in a callback's key."""
 
 
 class CallbackResultType(StrEnum):
-    """What becomes of the tool's result."""
+    """The effect of a callback on the tool's result."""
 
     BYPASS = "bypass"
-    """It stays as it is."""
+    """The tool's result stays unchanged."""
     OVERRIDE = "override"
-    """`result_data` takes its place."""
+    """`result_data` replaces the tool's result."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallbackResult:
-    """What a callback says. With `success=False` the tool's result stays as it is, whatever the type."""
+    """A callback's answer. With `success=False` the tool's result stays unchanged, whatever the type."""
 
     success: bool = True
-    result_data: Any = None  # Any: JSON that takes the place of the tool's result
+    result_data: Any = None  # Any: JSON that replaces the tool's result
     result_type: CallbackResultType = CallbackResultType.BYPASS
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a callback is given."""
+    """A tool's result, as a callback receives it."""
 
     tool_name: str
     action_name: str
-    """The argument `action` of the call where it is text, else empty."""
+    """The argument `action` of the call if it is text, else empty."""
     arguments: Mapping[str, Any]  # Any: the tool's own JSON
     content: Any  # Any: the tool's own result
     task_id: str
@@ -66,7 +66,7 @@ class Callback:
     """A function `(result: ToolResult)`, sync or async, under the name of a tool or `tool__action`."""
 
     def __init__(self, key: str, function: Callable[..., object], place: Place, *, timeout_seconds: float) -> None:
-        """Raises ConfigurationError."""
+        """Raise ConfigurationError for an invalid declaration."""
         if not isinstance(key, str) or not NAME.fullmatch(key):
             raise ConfigurationError(
                 f"callback key {key!r} ({place}) cannot be used: write @app.callback('tool') or 'tool__action'"
@@ -81,7 +81,7 @@ class Callback:
 
 
 def keys_of(tool: str, arguments: Mapping[str, object]) -> list[str]:
-    """The keys under which a call's callback may be declared, the most special one first."""
+    """Return the keys under which a call's callback may be declared, most specific first."""
     action = action_of(arguments)
     return [f"{tool}{SEPARATOR}{action}", tool] if action else [tool]
 
@@ -92,7 +92,7 @@ def action_of(arguments: Mapping[str, object]) -> str:
 
 
 def recorded(result: object, what: str) -> dict[str, object]:
-    """The callback's answer as the journal keeps it. Raises TypeError for another answer, InvalidInput for no JSON."""
+    """Return the callback's answer for the journal. Raise TypeError for another type, InvalidInput if not JSON."""
     if result is None:
         result = CallbackResult()
     if not isinstance(result, CallbackResult):
@@ -108,9 +108,9 @@ HookFunction = Callable[[HookEvent], object]
 class Hook:
     """A function `(event)`, sync or async, or a class whose `exec(event)` is called on a new instance each time.
 
-    `order`: lower ones run first, equal ones as they were declared. `guard`: if it fails, what it guards is denied;
-    the failure of one that is no guard is reported and changes nothing. `always`: it runs in each run of the app's
-    agents, also where the task did not name it. `timeout_seconds` limits one execution.
+    `order`: lower ones run first, equal ones in the order of declaration. `guard`: if the hook fails, the guarded
+    action is denied; the failure of any other hook is reported and changes nothing. `always`: the hook runs in each
+    run of the app's agents, even if the task does not name it. `timeout_seconds` limits one execution.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Hook:
         always: bool = False,
         timeout_seconds: float = 30.0,
     ) -> None:
-        """Raises ConfigurationError."""
+        """Raise ConfigurationError for an invalid declaration."""
         try:
             self.point = point_named(point, repr(point))
         except InvalidInput as error:
@@ -152,33 +152,33 @@ class Hook:
         _check_takes_one(self.what, place, called, ignored=1 if self._class else 0)
 
     def bound(self) -> HookFunction:
-        """What one execution calls."""
+        """Return the function for one execution."""
         if self._class is None:
             return self.source
         # Found on the class by the constructor; a new instance each time, so that runs share nothing.
         return cast(HookFunction, getattr(self._class(), "exec"))  # noqa: B009  # mypy knows no `exec` of `object`
 
     def entry(self) -> HookEntry:
-        """What the manifest says of it."""
+        """Return the hook's entry in the manifest."""
         return HookEntry(order=self.order, guard=self.guard, always=self.always, description=self.description)
 
 
 class HookTable:
-    """What one app has declared: hooks by point and name, callbacks by key."""
+    """The declarations of one app: hooks by point and name, callbacks by key."""
 
     def __init__(self) -> None:
         self._hooks: dict[tuple[HookPoint, str], Hook] = {}
         self._callbacks: dict[str, Callback] = {}
         self.everywhere = False
-        """Whether there is a callback, or a hook that runs without being named."""
+        """Whether there is a callback, or a hook that always runs."""
 
     @property
     def of_ends(self) -> bool:
-        """Whether there is a hook for tasks that end without being completed."""
+        """Return whether there is a hook for tasks that end without completing."""
         return any(hook.point in AFTER_FAILED_TASK for hook in self)
 
     def add(self, hook: Hook) -> None:
-        """Raises ConfigurationError for a second hook of the same name at the same point."""
+        """Add a hook. Raise ConfigurationError for a second one with the same name at the same point."""
         there = self._hooks.get((hook.point, hook.name))
         if there is hook:
             return
@@ -190,7 +190,7 @@ class HookTable:
         self.everywhere = self.everywhere or hook.always
 
     def add_callback(self, callback: Callback) -> None:
-        """Raises ConfigurationError for a second callback under the same key."""
+        """Add a callback. Raise ConfigurationError for a second one with the same key."""
         there = self._callbacks.get(callback.key)
         if there is callback:
             return
@@ -202,7 +202,7 @@ class HookTable:
         self.everywhere = True
 
     def include(self, other: HookTable) -> None:
-        """Add what another app has declared."""
+        """Add another app's declarations."""
         for hook in other:
             self.add(hook)
         for callback in other._callbacks.values():
@@ -222,13 +222,13 @@ class HookTable:
         return list(self._callbacks)
 
     def of_ends_agent(self, app: str) -> AgentDefinition:
-        """The agent that runs the hooks of tasks that ended without being completed."""
-        from runtime_core.hooks.ended import TaskEnded  # here: it stands on runs, which an app's users may not need
+        """Return the agent that runs the hooks of tasks that ended without completing."""
+        from runtime_core.hooks.ended import TaskEnded  # here: it imports runs, which an app's users may not need
 
         return TaskEnded(app)
 
     def ended_task(self, input: bytes) -> str:
-        """The id of the task that this input of that agent tells of."""
+        """Return the id of the task that this input of that agent describes."""
         from runtime_core.hooks.ended import ended_task
 
         return ended_task(input)
@@ -236,7 +236,7 @@ class HookTable:
     def of_run(
         self, run: Run, *, of_end: bool, retry: RetryPolicy, entry: Callable[[], str], failed: Callable[[str], None]
     ) -> RunHooks:
-        """The hooks of one run: those that its task names, and those that always run."""
+        """Return the hooks of one run: those that its task names and those that always run."""
         from runtime_core.hooks.around import RunHooks
         from runtime_core.hooks.ended import HooksOfEnd
 
@@ -245,7 +245,7 @@ class HookTable:
         return kind(run, self, named, retry=retry, entry=entry, failed=failed)
 
     def entries(self) -> dict[str, dict[str, HookEntry]]:
-        """Point → name → what the manifest says of the hook."""
+        """Return the hooks' entries in the manifest, by point and name."""
         entries: dict[str, dict[str, HookEntry]] = {}
         for hook in self:
             entries.setdefault(str(hook.point), {})[hook.name] = hook.entry()
@@ -256,7 +256,7 @@ def _check_takes_one(what: str, place: Place, function: Callable[..., object], *
     try:
         parameters = list(inspect.signature(function).parameters.values())[ignored:]
     except (TypeError, ValueError):
-        return  # a builtin: its first call tells
+        return  # a builtin: its first call shows whether it fits
     positional = [
         parameter
         for parameter in parameters
@@ -274,9 +274,9 @@ def _check_takes_one(what: str, place: Place, function: Callable[..., object], *
 
 
 STEP = "0"
-"""The place in the journal where a run keeps its selection: the steps of the agent's code begin at 1."""
+"""The step under which the journal stores a run's selection: the steps of the agent's code start at 1."""
 GUARD_MARK = "!"
-"""In the context of a task, before the name of a guard: a process that lacks the hook knows what its lack means."""
+"""The prefix of a guard's name in a task's context: a process without the hook still knows that it guards."""
 
 
 class Chosen(msgspec.Struct, frozen=True):
@@ -303,10 +303,10 @@ _NONE: list[Chosen] = []
 
 
 def named_in_submit(submission: Submission, app: Manifest | None) -> dict[str, list[str]]:
-    """What a submit names, as the task's context carries it: points by their present names, guards marked.
+    """Return the hooks that a submit names, for the task's context: points by current name, guards marked.
 
-    `app` is that of the agent; None: nobody has published it, and the names cannot be looked up. Raises
-    Rejected(`data.hooks.<point>`) for a point or name that there is not.
+    `app` is the agent's manifest; None if it is not published, so that names cannot be looked up. Raises
+    Rejected(`data.hooks.<point>`) for an unknown point or name.
     """
     found: dict[str, list[str]] = {}
     for written, names in submission.hooks.items():
@@ -332,7 +332,7 @@ def _marked(app: Manifest, point: HookPoint, name: str, submission: Submission, 
 
 
 def select(table: HookTable, named: Mapping[str, Iterable[str]]) -> Selection:
-    """The app's hooks that always run, and those that the task named; lower `order` first."""
+    """Return the app's hooks that always run and those that the task named, lower `order` first."""
     ordered: dict[str, list[tuple[int, Chosen]]] = {}
     for hook in table:
         if hook.always:
@@ -355,10 +355,10 @@ def _order(each: tuple[int, Chosen]) -> int:
 
 
 async def settle(run: Run, table: HookTable, named: Mapping[str, Iterable[str]]) -> Selection:
-    """The selection that this run began with; a run that begins now makes and records it.
+    """Return the selection that this run started with; a run that starts now makes and records it.
 
-    A run that has taken steps without a selection began before there were hooks: it goes on without them, since its
-    journal has no places for theirs.
+    A run that has taken steps without a selection started before there were hooks. It continues without them, since
+    its journal has no places for their steps.
     """
     journal = run.journal
     if STEP not in journal.values and (journal.values or journal.pending):
@@ -369,7 +369,7 @@ async def settle(run: Run, table: HookTable, named: Mapping[str, Iterable[str]])
     async def chosen() -> object:
         found = select(table, named)
         if run.meta.get("asked"):
-            # The task that asks has had, and will have, the hooks of a task.
+            # The asking task runs the hooks of a task itself.
             hooks = {point: at_point for point, at_point in found.hooks.items() if point not in OF_A_TASK}
             found = Selection(hooks, found.callbacks)
         return msgspec.to_builtins(found)
@@ -379,6 +379,6 @@ async def settle(run: Run, table: HookTable, named: Mapping[str, Iterable[str]])
 
 
 def named_before(payload: bytes) -> dict[str, list[str]]:
-    """The hooks of a recorded selection, as a submit names them."""
+    """Return the hooks of a recorded selection as a submit names them."""
     hooks = msgspec.json.decode(payload, type=Selection).hooks
     return {point: [chosen.name for chosen in at_point] for point, at_point in hooks.items()}

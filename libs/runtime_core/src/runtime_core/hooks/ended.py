@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext
 
 TURN_SECONDS = 3600.0
-"""For all hooks of one end together; each has its own `timeout_seconds`."""
+"""The limit for all hooks of one end together, in seconds; each has its own `timeout_seconds`."""
 
 
 class Failure(msgspec.Struct):
-    """What a hook is told of the error; who writes it may say more, as when it was."""
+    """The error as a hook receives it; its writer may add more fields, such as the time."""
 
     type: str = ""
     message: str = ""
 
 
 class Ended(msgspec.Struct):
-    """How a task ended, as `shared/hooks.lua` tells it."""
+    """The end of a task, as `shared/hooks.lua` describes it."""
 
     task_id: str
     agent: str
@@ -50,19 +50,19 @@ class Ended(msgspec.Struct):
     error: Failure
     attempt: int = 1
     selection: Selection | None = None
-    """The hooks that its run began with; None: it never began."""
+    """The hooks that the task's run started with; None if it never started."""
 
 
 _ENDED = msgspec.json.Decoder(Ended)
 
 
 def ended_task(input: bytes) -> str:
-    """The id of the task whose hooks run with this input."""
+    """Return the id of the task whose hooks run with this input."""
     return _ENDED.decode(input).task_id
 
 
 class TaskEnded(AgentDefinition):
-    """The agent that runs an app's hooks of ended tasks. What it does is in `HooksOfEnd`."""
+    """The agent that runs an app's hooks of ended tasks. `HooksOfEnd` has its code."""
 
     def __init__(self, app: str) -> None:
         super().__init__(
@@ -91,12 +91,12 @@ class TaskEnded(AgentDefinition):
 
 
 class HooksOfEnd(RunHooks):
-    """Runs the hooks of a task that has ended, in the run of `TaskEnded`. They can only look on."""
+    """Runs the hooks of a task that has ended, in the run of `TaskEnded`. They can only observe."""
 
     async def around(self, data: bytes) -> object:
-        """Run them for the end that `data` (JSON) tells of."""
+        """Run the hooks for the end that `data` (JSON) describes."""
         ended = self._run.definition.decode_input(data)
-        assert isinstance(ended, Ended)  # what decode_input of TaskEnded gives
+        assert isinstance(ended, Ended)  # the result of TaskEnded.decode_input
         if ended.selection is not None:
             self._pipeline.selection = ended.selection
         else:
@@ -110,14 +110,14 @@ class HooksOfEnd(RunHooks):
 
 
 async def ends_told(bus: EventBus, streams: Iterable[str], app: str) -> None:
-    """Wait until the hooks of all ends so far have run, for who knows that nobody could run them later."""
+    """Wait until the hooks of all ends so far have run, for callers after which no process could run them."""
     own = agent_of_ends(app).encode()
 
     async def open_in(stream: str) -> bool:
         entries = pairs(await bus.transport.call("XRANGE", bus.keys.stream(stream), "-", "+"))
-        # Each is one entry until it is done: these runs wait for nothing.
+        # Each run is one entry until it ends: these runs never wait.
         return any(own in fields[1].split(b"\n") for _, fields in entries)
 
     for stream in streams:
-        while await open_in(stream):  # noqa: ASYNC110  # a broker tells nobody of a settled entry
+        while await open_in(stream):  # noqa: ASYNC110  # the broker does not notify of a settled entry
             await asyncio.sleep(0.005)

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 4 * codec.MAX_DATA_BYTES
-"""What a hook may be told: a call's arguments and its result, each of which has its own limit."""
+"""The limit of a hook's input, in bytes: a call's arguments and its result each have their own limit."""
 
 
 class Moment:
-    """What one point is about, apart from the payload, which each hook may change."""
+    """The facts about one point, without the payload, which each hook may change."""
 
     __slots__ = ("error", "input", "name", "notice", "objects", "point")
 
@@ -53,13 +53,13 @@ class Moment:
         self.input = input
         self.error = error
         self.notice = notice
-        """Whether hooks can only look on: it is over already."""
+        """Whether hooks can only observe, because the event is already over."""
         self.objects = objects
         """Whether the payload must be a JSON object."""
 
 
 class Subject(NamedTuple):
-    """Whose hooks they are, as they are told: mostly the run that they are steps of."""
+    """The run that hooks are told about: usually the run that they are steps of."""
 
     task_id: str
     run_id: str
@@ -69,7 +69,7 @@ class Subject(NamedTuple):
 
 
 class Pipeline:
-    """Runs the hooks and callbacks of one run. `failed` is told the point of each execution that failed."""
+    """Runs the hooks and callbacks of one run. `failed` is called with the point of each failed execution."""
 
     def __init__(self, run: Run, table: HookTable, failed: Callable[[str], None]) -> None:
         self._run = run
@@ -79,13 +79,13 @@ class Pipeline:
         self.subject = Subject(run.task_id, run.run_id, run.definition.name, run.key, run.attempt)
 
     async def fire(self, moment: Moment, payload: object) -> Any:  # Any: JSON of the point's own shape
-        """Run the point's hooks; gives the payload as they leave it. Raises Denied."""
+        """Run the point's hooks and return the payload as they leave it. Raises Denied."""
         for chosen in self.selection.at(moment.point):
             payload = await self._one(moment, chosen, payload)
         return payload
 
     async def call_back(self, tool: str, arguments: Mapping[str, object], result: object) -> Any:  # Any: JSON
-        """Run the callback of this call, if there is one; gives the result that the agent will see."""
+        """Run the callback of this call, if there is one. Return the result for the agent."""
         key = next((key for key in callbacks.keys_of(tool, arguments) if key in self.selection.callbacks), None)
         if key is None:
             return result
@@ -156,13 +156,13 @@ class Pipeline:
         return approval.value
 
     async def _run_hook(self, moment: Moment, chosen: Chosen, what: str, data: bytes, step: str) -> object:
-        """Runs once, live: what it gives or raises is recorded."""
+        """Run a hook once, live: the journal records its result or error."""
         run, subject = self._run, self.subject
         hook = self._table.find(moment.point, chosen.name)
         try:
             if hook is None:
                 raise WeftError(f"no app here declares {what}: include the app that does, or name it no more")
-            # Decoded for it alone: a replay must not see what it did to its copy.
+            # A separate copy: a replay must not see the hook's changes to it.
             told = from_json(data)
             assert isinstance(told, dict)
             event = HookEvent(
@@ -212,7 +212,7 @@ class Pipeline:
             raise
 
     def _report(self, what: str, point: str, error: BaseException) -> None:
-        """Count and log a failed execution; the step's row tells the rest."""
+        """Count and log a failed execution; the step's row has the details."""
         if isinstance(error, asyncio.CancelledError) and self._run.flow.stopping:
             return  # the run ends, not the hook
         self._failed(point)
@@ -221,7 +221,7 @@ class Pipeline:
 
 
 async def _limited(what: str, seconds: float, function: Callable[..., object], told: object, run: Run) -> object:
-    """Call the function; a sync one, in its thread, is left behind at the limit. Raises what it raises."""
+    """Call the function within a limit. A sync one is abandoned in its thread. Raises the function's errors."""
     try:
         async with asyncio.timeout(seconds) as limit:
             return await call_function(function, (told,), {})
@@ -230,7 +230,7 @@ async def _limited(what: str, seconds: float, function: Callable[..., object], t
             raise TimeoutError(f"{what} did not end within its timeout_seconds of {seconds:g}") from None
         raise
     except Outcome as error:
-        # How the whole attempt ends is not a hook's to say; said here, it is a failure like any other.
+        # A hook must not decide how the whole attempt ends; raised here, this is a failure like any other.
         raise RuntimeError(f"{what} raised {type(error).__name__}: {error}; return Deny(reason) to refuse") from error
 
 
@@ -242,9 +242,9 @@ T = TypeVar("T")
 
 
 class Guarded(Generic[T]):
-    """What `ctx.tool` and its like give where hooks run around them: awaited, and gathered, as a step is.
+    """A call such as `ctx.tool` with hooks around it. Await or gather it like a step.
 
-    It takes one place `k` in the program; what it does are the steps `k.0.1`, `k.0.2`, …
+    It takes one place `k` in the program; its own steps are `k.0.1`, `k.0.2`, …
     """
 
     __slots__ = ("_label", "_work")

@@ -15,7 +15,7 @@ from runtime_core.wire.commands import MAX_SECONDS
 
 @dataclass(frozen=True, slots=True)
 class HookEvent:
-    """One moment at which a hook runs. A copy of its own: changing `payload` in place changes nothing."""
+    """One moment at which a hook runs. Each hook gets a copy: changing `payload` in place has no effect."""
 
     point: HookPoint
     task_id: str
@@ -23,35 +23,35 @@ class HookEvent:
     agent: str
     """The agent whose run it is."""
     name: str
-    """What the moment is about: the tool, the model, the agent; for a question its prompt."""
-    payload: Any  # Any: JSON whose shape belongs to the point, see docs/hooks.md
-    input: Any = None  # Any: JSON: at a point behind something, what went into it
+    """The name of the tool, model or agent concerned; for a question, its prompt."""
+    payload: Any  # Any: JSON whose shape depends on the point, see docs/hooks.md
+    input: Any = None  # Any: JSON: at a point after an action, the action's input
     error: Mapping[str, str] | None = None
-    """`type` and `message`, at a point behind something that failed."""
+    """`type` and `message` of the error, at a point after a failure."""
     key: str = ""
     """The key of the agent's instance."""
     session_id: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)  # Any: the user's own JSON
     attempt: int = 1
     idempotency_key: str = ""
-    """The same where this very execution is repeated after a crash: for what must not happen twice."""
+    """Stays the same when this execution is repeated after a crash, for effects that must not happen twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allow:
-    """Go on. The same as returning None."""
+    """Continue. The same as returning None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Go on with this in the payload's place; the hooks that follow see it."""
+    """Continue with this payload instead; later hooks see it."""
 
     payload: Any  # Any: JSON of the point's own shape
 
 
 @dataclass(frozen=True, slots=True)
 class Deny:
-    """Do not go on: the agent gets `Denied` with this reason."""
+    """Do not continue: the agent gets `Denied` with this reason."""
 
     reason: str = "denied"
 
@@ -73,10 +73,10 @@ Verdict = Allow | Change | Deny | Ask
 
 
 def recorded(verdict: object, what: str, *, notice: bool) -> dict[str, object]:
-    """The verdict as the journal keeps it: `{"verdict": "change", "payload": …}`.
+    """Return the verdict for the journal: `{"verdict": "change", "payload": …}`.
 
-    Raises TypeError for what is no verdict, and at a point where a hook can only look on (`notice`) for all but
-    Allow; InvalidInput for a payload that is no JSON.
+    Raises TypeError if it is not a verdict or, at a point where hooks can only observe (`notice`), not Allow;
+    InvalidInput if the payload is not JSON.
     """
     if verdict is None or isinstance(verdict, Allow):
         return {"verdict": "allow"}

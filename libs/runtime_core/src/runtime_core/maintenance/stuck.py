@@ -18,7 +18,7 @@ from runtime_core.wire.results import ENDED
 
 PAGE = 1000
 PAUSE_SECONDS = 0.5
-"""Between two looks: what moves from one place to another meanwhile is stuck in neither."""
+"""The pause between two scans, in seconds: work that moves between them is not stuck."""
 
 Fields = dict[bytes, bytes]
 Found = TypeVar("Found")
@@ -26,7 +26,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """Something that will never go on by itself."""
+    """A run, call, instance or mailbox that cannot continue by itself."""
 
     partition: int
     what: str
@@ -48,12 +48,12 @@ class Stuck:
 
 
 async def find_stuck(bus: EventBus) -> list[Stuck]:
-    """What is stuck in a partition."""
+    """Return everything that is stuck in a partition."""
     return await _twice(lambda: _look(bus))
 
 
 async def _twice(look: Callable[[], Awaitable[list[Found]]]) -> list[Found]:
-    """What two looks have found, with a pause between them."""
+    """Scan twice, with a pause between, and return the findings of both scans."""
     first = await look()
     if not first:
         return []
@@ -63,7 +63,7 @@ async def _twice(look: Callable[[], Awaitable[list[Found]]]) -> list[Found]:
 
 
 async def free(bus: EventBus, stuck: Stuck) -> bool:
-    """Dead-letter it, or let the instance go on; False where it was not stuck after all."""
+    """Dead-letter the stuck work or release the instance. Return False if it was not stuck after all."""
     error = {
         "type": "LostEntry",
         "message": "what would have carried this on was deleted from the broker, not by Weft",
@@ -77,7 +77,7 @@ async def free(bus: EventBus, stuck: Stuck) -> bool:
 
 
 async def _look(bus: EventBus) -> list[Stuck]:
-    # In this order: what is read of tasks first and found nowhere later was nowhere in between, or has changed.
+    # Read tasks first: work that a later read does not find was either lost in between or has changed.
     runs = await open_runs(bus)
     held, idle_mailboxes = await _instances(bus)
     entries, at_work = await _entries(bus)
@@ -136,7 +136,7 @@ def _stuck_run(
 
 
 async def open_runs(bus: EventBus) -> dict[tuple[str, str], Fields]:
-    """The fields of every run of every task that has not ended, by task and run."""
+    """Return the fields of every run of every open task, by task and run."""
     call, keys = bus.transport.call, bus.keys
     found: dict[tuple[str, str], Fields] = {}
     start = 0
@@ -159,7 +159,7 @@ async def open_runs(bus: EventBus) -> dict[tuple[str, str], Fields]:
 
 
 async def _instances(bus: EventBus) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """Instances that are held (instance, task, run), and those that nobody holds though events wait for them."""
+    """Return the held instances (instance, task, run), and the idle ones for which events wait."""
     call, base = bus.transport.call, bus.keys.base
     held: list[tuple[str, str, str]] = []
     async for instances in _named(bus, "inst", "hash"):
@@ -176,12 +176,12 @@ async def _instances(bus: EventBus) -> tuple[list[tuple[str, str, str]], list[st
 
 
 def mailboxes(bus: EventBus) -> AsyncIterator[list[str]]:
-    """The instances (`agent/key`) for which events wait, in pages; one that is moved meanwhile may come twice."""
+    """Yield pages of the instances (`agent/key`) for which events wait. One that moves during it may appear twice."""
     return _named(bus, "mail", "list")
 
 
 async def _named(bus: EventBus, what: str, kind: str) -> AsyncIterator[list[str]]:
-    """What comes after this word in keys of one type, in pages."""
+    """Yield pages of the names that follow `what` in keys of type `kind`."""
     prefix = f"{bus.keys.base}{what}:"
     cursor = b"0"
     while True:
@@ -194,13 +194,13 @@ async def _named(bus: EventBus, what: str, kind: str) -> AsyncIterator[list[str]
 
 
 async def hash_at(bus: EventBus, key: str) -> Fields:
-    """A hash of the broker; empty where there is none."""
+    """Return a hash of the broker; empty if it does not exist."""
     flat = cast(list[bytes], await bus.transport.call("HGETALL", key))
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def unpacked(packed: Reply) -> Fields:
-    """The fields of a delivery that waits in the timers; none where they cannot be read."""
+    """Return the fields of a delivery that waits in the timers; empty if they cannot be decoded."""
     try:
         flat = msgspec.msgpack.decode(cast(bytes, packed), type=list[str]) if packed is not None else []
     except msgspec.MsgspecError:
@@ -209,7 +209,7 @@ def unpacked(packed: Reply) -> Fields:
 
 
 async def _entries(bus: EventBus) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-    """All work on the streams: (stream, entry id), and (task, run)."""
+    """Return all work on the streams, as (stream, entry id) and as (task, run)."""
     entries: set[tuple[str, str]] = set()
     runs: set[tuple[str, str]] = set()
     for stream in await work_streams(bus):
@@ -226,7 +226,7 @@ async def _entries(bus: EventBus) -> tuple[set[tuple[str, str]], set[tuple[str, 
 
 
 async def _queued(bus: EventBus) -> set[str]:
-    """Tasks that wait for the turns of their tenants, and whose turns will come."""
+    """Return the tasks that wait in the queue of a tenant that has turns."""
     call, keys = bus.transport.call, bus.keys
     found: set[str] = set()
     for stream in await work_streams(bus):
@@ -240,7 +240,7 @@ async def _queued(bus: EventBus) -> set[str]:
 
 
 async def _delayed(bus: EventBus) -> set[tuple[str, str]]:
-    """(task, run) of deliveries that wait in the timers for another attempt."""
+    """Return (task, run) of the deliveries that wait in the timers for a retry."""
     key = bus.keys.base + "delayed"
     members = cast(list[bytes], await bus.transport.call("HKEYS", key))
     found: set[tuple[str, str]] = set()
@@ -262,7 +262,7 @@ Place = tuple[int, str, str]
 
 
 async def find_circles(buses: Sequence[EventBus]) -> list[str]:
-    """Each circle as one line."""
+    """Return each circle of waiting runs as one line."""
     return await _twice(lambda: _look_for_circle(buses))
 
 
@@ -272,7 +272,7 @@ async def _look_for_circle(buses: Sequence[EventBus]) -> list[str]:
         for (task, run), fields in (await open_runs(bus)).items():
             runs[bus.keys.partition, task, run] = fields
     lines: dict[Place, str] = {}
-    """The instance in whose line a run stands."""
+    """The instance whose mailbox a run waits in."""
     waits: dict[Place, list[Place]] = {}
     for place, fields in runs.items():
         waits[place] = _children(place, fields, runs)
@@ -289,7 +289,7 @@ async def _look_for_circle(buses: Sequence[EventBus]) -> list[str]:
 
 
 def _children(place: Place, fields: Fields, runs: dict[Place, Fields]) -> list[Place]:
-    """The runs whose answers a run lacks."""
+    """Return the runs whose answers a run waits for."""
     partition, task, run = place
     found = []
     for name, value in fields.items():
@@ -306,7 +306,7 @@ def _children(place: Place, fields: Fields, runs: dict[Place, Fields]) -> list[P
 
 
 async def _holders(bus: EventBus, instance: str) -> list[Place]:
-    """The runs that hold an instance."""
+    """Return the runs that hold an instance."""
     busy = cast(bytes | None, await bus.transport.call("HGET", bus.keys.base + f"inst:{instance}", "busy"))
     found = []
     for holder in (busy or b"").decode().split("\n"):
@@ -317,7 +317,7 @@ async def _holders(bus: EventBus, instance: str) -> list[Place]:
 
 
 def _circles(waits: dict[Place, list[Place]]) -> list[list[Place]]:
-    """One circle for each group of runs that wait for each other, in the order of their waits."""
+    """Return one circle for each group of runs that wait for each other, in the order of their waits."""
     found: list[list[Place]] = []
     done: set[Place] = set()
     for start in waits:

@@ -35,13 +35,13 @@ from runtime_core.engines.protocol import (
 )
 
 MARK = "\x1e"
-"""Begins a line that is a record: JSON, (level, logger, text)."""
+"""The prefix of a line that is a log record: JSON, (level, logger, text)."""
 CHATTY = ("ray", "pyspark", "py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
-"""Loggers whose records are told like other lines that a library prints."""
+"""Loggers whose records are logged at DEBUG, like lines that a library prints."""
 
 
 class Teller(logging.Handler):
-    """Writes records as marked lines."""
+    """Writes log records as marked lines."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
@@ -54,11 +54,11 @@ class Teller(logging.Handler):
             self._stream.write(f"{MARK}{data.decode()}\n")
             self._stream.flush()
         except (OSError, ValueError):
-            return  # nobody listens any more
+            return  # nobody reads the stream any more
 
 
 def tell_logs(level: int) -> None:
-    """Let this process's log go to who started it."""
+    """Send this process's log to its parent process."""
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
@@ -67,7 +67,7 @@ def tell_logs(level: int) -> None:
 
 
 def heard(line: str) -> tuple[int, str, str]:
-    """(level, logger, text) of a line that was printed."""
+    """Return (level, logger, text) of a line that a driver printed."""
     if line.startswith(MARK):
         try:
             level, name, text = msgspec.json.decode(line[1:], type=tuple[int, str, str])
@@ -78,25 +78,25 @@ def heard(line: str) -> tuple[int, str, str]:
 
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
-"""Between two tries to reach an engine."""
+"""The pause between attempts to reach an engine, in seconds: it doubles from the first to the longest."""
 CLOSING_SECONDS = 8.0
-"""How long letting go of an engine may take."""
+"""The limit for disconnecting from an engine, in seconds."""
 LOST_CLOSING_SECONDS = 2.0
-"""The same, of one that is lost."""
+"""The limit for disconnecting from a lost engine, in seconds."""
 BEAT_SECONDS = 2.0
-"""How often the gateway is told that this loop goes round."""
+"""The interval of heartbeats to the gateway, in seconds."""
 KNOWN = {
     "ray": ("runtime_core.clusters.ray.backend:RayBackend", "weft[ray]"),
     "spark": ("runtime_core.clusters.spark.backend:SparkBackend", "weft[spark]"),
 }
-"""The engines by name: backend, and the extra that has what it needs."""
+"""Each engine's backend and the extra that installs its dependencies."""
 
 logger = logging.getLogger(__name__)
 
 
 def main(engine: str, socket_number: int, lifeline: int) -> NoReturn:
-    """Run a driver until its gateway hangs up or the engine is lost; ends the process."""
-    # What the engine starts must not keep these open: their closing says that an end has gone.
+    """Run a driver until its gateway disconnects or the engine is lost, then end the process."""
+    # The engine's child processes must not keep these open: closing them signals the end of a process.
     os.set_inheritable(socket_number, False)
     os.set_inheritable(lifeline, False)
     tell_logs(logging.INFO)
@@ -109,7 +109,7 @@ def main(engine: str, socket_number: int, lifeline: int) -> NoReturn:
 async def _main(engine: str, socket_number: int, lifeline: int) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    # Ctrl-C goes to the whole group; the gateway decides what becomes of the work.
+    # Ctrl-C reaches the whole process group; the gateway decides about the work.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     threading.Thread(target=_end_with_gateway, args=(lifeline, loop, stop), name="lifeline", daemon=True).start()
@@ -121,7 +121,7 @@ async def _main(engine: str, socket_number: int, lifeline: int) -> None:
 
 
 def _end_with_gateway(lifeline: int, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """In a thread of its own, so that a loop that something blocks does not outlive its gateway."""
+    """End this process with its gateway. Runs in its own thread, so that it works even if the loop is blocked."""
     with contextlib.suppress(OSError):
         os.read(lifeline, 1)
     with contextlib.suppress(RuntimeError):
@@ -131,7 +131,7 @@ def _end_with_gateway(lifeline: int, loop: asyncio.AbstractEventLoop, stop: asyn
 
 
 def backend_of(engine: str) -> Backend:
-    """A backend by its engine's name, or by `package.module:Class`. Raises Away for what is not installed."""
+    """Return a backend by its engine's name or `package.module:Class`. Raise Away if it is not installed."""
     reference, extra = KNOWN.get(engine, (engine, ""))
     module, _, name = reference.partition(":")
     importlib.invalidate_caches()
@@ -167,7 +167,7 @@ class Host:
         self._others: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Serve until the gateway hangs up, SIGTERM, or the engine is lost."""
+        """Serve until the gateway disconnects, SIGTERM arrives or the engine is lost."""
         loop = asyncio.get_running_loop()
         living = loop.create_task(self._live(), name="keep the connection")
         parts = [
@@ -177,7 +177,7 @@ class Host:
             loop.create_task(self._beat(), name="beat"),
         ]
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-        # What is let go of is not lost: nobody watches it any more.
+        # Stop watching: disconnecting on purpose is not a loss.
         living.cancel()
         for part in done:
             if not part.cancelled() and part.exception() is not None:
@@ -191,7 +191,7 @@ class Host:
                     await self._backend.close()
             except Exception as error:
                 logger.warning("%s was not closed as it should: %s", self._engine, _shown(error))
-        # Returning would cancel what runs, and so stop it on the cluster.
+        # Returning would cancel running work and so stop it on the cluster.
         os._exit(0)
 
     async def _beat(self) -> None:
@@ -202,7 +202,7 @@ class Host:
     # -- the connection to the engine --------------------------------------------------------------------------------
 
     async def _live(self) -> None:
-        """Connect, wait for the loss, answer all that runs."""
+        """Connect, wait until the engine is lost, then answer all running calls with an error."""
         backend = await self._connected()
         reason = await backend.lost()
         self._lost = True
@@ -274,7 +274,7 @@ class Host:
         self._end(number, outcome)
 
     def _end(self, number: int, outcome: Outcome) -> None:
-        """Answer a call, once."""
+        """Answer a call, at most once."""
         if self._running.pop(number, None) is None:
             return
         self._asked_to_stop.discard(number)
@@ -291,14 +291,14 @@ class Host:
         except Exception as error:
             logger.warning("%s does not forget %s: %s", self._engine, key, _shown(error))
 
-    def _beside(self, body: Coroutine[Any, Any, None]) -> None:  # Any: what asyncio gives and takes
+    def _beside(self, body: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's types
         task = asyncio.get_running_loop().create_task(body)
         self._others.add(task)
         task.add_done_callback(self._others.discard)
 
 
 def away(engine: str, reason: str) -> Error:
-    """The end of a call that has not begun, since there is no connection."""
+    """Return the error of a call that did not start because there is no connection."""
     return Error("away", "EngineUnavailable", f"{engine} cannot be used now: {reason}")
 
 

@@ -41,15 +41,15 @@ from runtime_core.engines.protocol import (
 from runtime_core.lifeline import tied
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
-"""Between the end of a process and the start of the next one."""
+"""The pause before the next process starts, in seconds: it doubles from the first to the longest."""
 CANCEL_SECONDS = 5.0
-"""How long a cancelled call is waited for, until it has stopped where it runs."""
+"""The longest wait for a cancelled call to stop on the engine, in seconds."""
 REACHED_SECONDS = 180.0
-"""How long whoever cannot go on without the engine waits for it: a cluster may have to be started."""
+"""The longest that `reached` waits for the engine, in seconds: a cluster may have to start first."""
 SILENT_BEATS = 30
-"""After so many beats in a row of which none was heard, a process that runs is taken for hung, and killed."""
+"""The number of consecutive missed heartbeats after which a running process counts as hung and is killed."""
 LAST_LINES = 20
-"""Of what a process printed, told when it dies."""
+"""The number of a process's last output lines that are logged when it dies."""
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ OnProgress = Callable[[bytes], None]
 
 
 class Begun:
-    """A call under way."""
+    """A running call."""
 
     __slots__ = ("_driver", "_process", "ended", "id", "on_progress")
 
@@ -67,29 +67,29 @@ class Begun:
         self.id = number
         self.on_progress = on_progress
         self.ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        """Gives the outcome; it never raises. Await it under `asyncio.shield`, or by `asyncio.wait`."""
+        """The outcome; it never raises. Await it under `asyncio.shield` or with `asyncio.wait`."""
 
     async def stop(self) -> None:
-        """Stop it where it runs, and wait a while for that."""
+        """Stop the call on the engine, and wait up to CANCEL_SECONDS for that."""
         if self._process is not None and not self.ended.done():
             self._process.frames.send(Cancel(self.id))
             await asyncio.wait((self.ended,), timeout=CANCEL_SECONDS)
         self.leave()
 
     def leave(self) -> None:
-        """Leave it to itself: it goes on where it runs, and who runs the same key finds it."""
+        """Detach from the call: it continues on the engine, and a call with the same key finds it."""
         if self._process is not None:
             self._process.begun.pop(self.id, None)
 
     def settle(self, outcome: Outcome) -> None:
-        """Give the outcome, unless there is one."""
+        """Set the outcome unless there is one."""
         if not self.ended.done():
             self.ended.set_result(outcome)
 
 
 @dataclass(eq=False)
 class _Process:
-    """One life of the driver's process."""
+    """One process of the driver, from its start to its end."""
 
     child: subprocess.Popen[bytes]
     frames: Frames[ToDriver, FromDriver]
@@ -101,28 +101,28 @@ class _Process:
 
 
 class Driver:
-    """Runs calls on one engine, through a process that holds the connection to it.
+    """Runs calls on one engine through a process that holds the connection to it.
 
-    It belongs to the event loop on which it was started. A call that is under way when the process dies or the engine
-    is lost ends as `lost`; one that is asked for while there is no connection ends as `away`, at once.
+    It belongs to the event loop on which it was started. A call that runs when the process dies or the engine is lost
+    ends as `lost`. A call that begins while there is no connection ends as `away`, at once.
     """
 
     def __init__(
         self, engine: str, environ: Mapping[str, str], *, on_start: Callable[[], object] | None = None
     ) -> None:
-        """`engine` is `ray`, `spark`, or a backend as `package.module:Class`; `environ` is its process's own.
+        """`engine` is `ray`, `spark`, or a backend as `package.module:Class`; `environ` is its process's environment.
 
         `on_start` is called for each process that is started.
         """
         self.engine = engine
         self.starts = 0
-        """Processes that were started."""
+        """The number of processes started so far."""
         self._on_start = on_start
         self._environ = dict(environ)
         self._name = engine.rpartition(":")[2]
         self._state = State(False, "its driver process starts", trying=True)
         self.connected_since = 0.0
-        """When the connection was made that there is now, or was last, in seconds since 1970."""
+        """The time when the current or last connection was made, in seconds since 1970."""
         self._changed = asyncio.Event()
         self._process: _Process | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -134,12 +134,12 @@ class Driver:
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the process, and keep one running; does not wait for the engine."""
+        """Start the process and keep one running. Does not wait for the engine."""
         if self._keeping is None:
             self._keeping = asyncio.get_running_loop().create_task(self._keep(), name=f"keep the {self._name} driver")
 
     async def stop(self) -> None:
-        """End the process. What runs and has a key goes on where the engine outlives its driver."""
+        """End the process. Running work with a key continues if the engine outlives its driver."""
         keeping = self._keeping
         if keeping is None:
             return
@@ -152,17 +152,17 @@ class Driver:
 
     @property
     def state(self) -> State:
-        """Whether the engine can be used now, and why not."""
+        """Return whether the engine can be used now, and if not, why."""
         return self._state
 
     async def changed(self, seen: State) -> State:
-        """Wait until the state is another than `seen`."""
+        """Wait until the state differs from `seen`, and return it."""
         while self._state == seen:
             await self._changed.wait()
         return self._state
 
     async def reached(self) -> State:
-        """Wait for the first try to reach the engine, at most REACHED_SECONDS; the state then."""
+        """Wait for the first attempt to reach the engine, at most REACHED_SECONDS. Return the state then."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REACHED_SECONDS):
                 while self._state.trying:
@@ -171,12 +171,12 @@ class Driver:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the driver, while it runs."""
+        """Return the process id of the driver; None if it does not run."""
         return self._process.child.pid if self._process is not None else None
 
     @property
     def memory_bytes(self) -> int:
-        """What the process holds of the machine's memory; 0 where that is not known."""
+        """Return the process's resident memory in bytes; 0 if it is unknown."""
         try:
             with open(f"/proc/{self.pid}/statm", "rb") as file:
                 return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -185,15 +185,15 @@ class Driver:
 
     @property
     def running(self) -> int:
-        """How many calls are under way."""
+        """Return the number of running calls."""
         return len(self._process.begun) if self._process is not None else 0
 
     # -- work --------------------------------------------------------------------------------------------------------
 
     def begin(self, work: Work, on_progress: OnProgress | None = None) -> Begun:
-        """Begin a call. `on_progress` takes JSON. Without a connection it has ended already, as `away`.
+        """Begin a call. `on_progress` takes JSON. Without a connection, the call ends at once as `away`.
 
-        Raises ValueError where it is too large to travel.
+        Raises ValueError if the call is too large to send.
         """
         process = self._process
         if process is None or not self._state.connected:
@@ -211,7 +211,7 @@ class Driver:
         return begun
 
     async def run(self, work: Work, on_progress: OnProgress | None = None) -> Outcome:
-        """Run a call to its end. Cancelled, it stops the call where it runs. Raises ValueError as `begin`."""
+        """Run a call to its end. If cancelled, stop it on the engine. Raises ValueError like `begin`."""
         begun = self.begin(work, on_progress)
         try:
             return await asyncio.shield(begun.ended)
@@ -220,7 +220,7 @@ class Driver:
             raise
 
     def forget(self, key: str) -> None:
-        """Nobody asks for this work's result again. Without a connection the engine drops it when its time is up."""
+        """Drop this work's result. Without a connection, the engine drops it when it expires."""
         if self._process is not None and self._state.connected:
             self._process.frames.send(Forget(key))
 
@@ -254,10 +254,10 @@ class Driver:
         command = [sys.executable, "-P", "-m", "runtime_core.clusters.driver"]
         command += [self.engine, str(far.fileno()), str(lifeline_read)]
         if threading.current_thread() is threading.main_thread():
-            # Its lifeline does the same; this holds also where something else has inherited our end of that.
+            # The lifeline does the same, but not if another process has inherited our end of it.
             command = tied(command, signal.SIGTERM)
         try:
-            # In this thread, since the tie is to the thread that starts it.
+            # In this thread: the tie is to the thread that starts the process.
             child = subprocess.Popen(  # noqa: ASYNC220, S603  # it takes a millisecond, and the command is our own
                 command,
                 env=self._environ,
@@ -290,7 +290,7 @@ class Driver:
         return process
 
     async def _watch(self, process: _Process) -> None:
-        """Kill a process that runs and says nothing. Counted in beats, so that a pause of our own loop kills nobody."""
+        """Kill a process that sends no heartbeats. Counted in beats, so that a pause of this loop kills no process."""
         silent = 0
         while silent < SILENT_BEATS:
             await asyncio.sleep(BEAT_SECONDS)
@@ -319,7 +319,7 @@ class Driver:
                         begun.settle(outcome)
 
     async def _end(self, process: _Process) -> None:
-        """The process has hung up, or shall end."""
+        """End a process that has disconnected or is to stop, and settle its calls as `lost`."""
         self._process = None
         process.frames.close()
         os.close(process.lifeline)
@@ -333,7 +333,7 @@ class Driver:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSING_SECONDS):
                 await process.died.wait()
-        # What it has started ends with it; nobody else knows of that.
+        # Also kill the processes that it started: nobody else knows them.
         with contextlib.suppress(OSError):
             os.killpg(process.child.pid, signal.SIGKILL)
         await process.died.wait()
@@ -354,7 +354,7 @@ class Driver:
 
 
 def _await_death(child: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop, died: asyncio.Event) -> None:
-    """Tell of a child's end without reaping it, so that its group is its own until what is left in it is ended."""
+    """Set `died` at the child's end without reaping it, so that its group id stays valid until the group is killed."""
     if hasattr(os, "waitid"):
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     else:
@@ -364,7 +364,7 @@ def _await_death(child: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop
 
 
 def _listen(printed: IO[bytes], said: deque[str], name: str) -> None:
-    """Log what a process prints, until the last one that has its output has ended."""
+    """Log a process's output until all processes that share it have ended."""
     with printed:
         for line in printed:
             level, source, text = heard(line.decode(errors="replace").rstrip())

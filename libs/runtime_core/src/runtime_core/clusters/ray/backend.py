@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from runtime_core.clusters.ray.keeper import News
 
 UNAVAILABLE_TRIES = 5
-"""How often a keeper is asked again, with a pause, that cannot be reached for the moment."""
+"""The number of attempts to reach a keeper that is temporarily unavailable, with a pause between them."""
 UNAVAILABLE_PAUSE_SECONDS = 1.0
 STOP_SECONDS = 12.0
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class RayBackend:
-    """Runs work with a key through the keeper, which attaches to what runs already; other work by itself."""
+    """Runs work with a key through the keeper, which attaches to running work; runs other work directly."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
@@ -39,12 +39,12 @@ class RayBackend:
         self._attaching = asyncio.Lock()
 
     async def connect(self) -> Mapping[str, str]:
-        """As of Backend: joins the cluster of WEFT_RAY_ADDRESS, or starts one."""
+        """Implement Backend: join the cluster of WEFT_RAY_ADDRESS, or start one."""
         if self._cluster is None:
             self._settings = RaySettings.from_environment(self._environ)
             self._cluster = Cluster(self._settings)
         info = await self._cluster.open()
-        # Not before: Ray reads its environment when it is imported.
+        # Not earlier: Ray reads its environment when it is imported.
         from runtime_core.clusters.ray.calls import Execution
 
         self._execution = Execution()
@@ -58,7 +58,7 @@ class RayBackend:
     async def run(self, work: Work, report: Report) -> Outcome:
         """As of Backend."""
         outcome = await self._run(work, report)
-        # Where the head dies its workers do so first, which is no failure of what they ran.
+        # If the head dies, its workers die first, which is not a failure of the work that they ran.
         if isinstance(outcome, Error) and outcome.cause == "worker" and self._cluster is not None:
             gone = await self._cluster.gone()
             if gone:
@@ -102,7 +102,7 @@ class RayBackend:
             try:
                 await _asked(lambda: keeper.begin.remote(packed))
             except ActorDiedError:
-                # It died before it was told: nothing of this has begun, and the next one knows nothing of it.
+                # It died before it received this work: nothing has started, and the next keeper does not know it.
                 keeper = await self._attached(instead_of=keeper)
                 await _asked(lambda: keeper.begin.remote(packed))
             return await self._follow(keeper, work.key, report)
@@ -128,7 +128,7 @@ class RayBackend:
             seen = news.seen
             if news.outcome is not None:
                 if isinstance(news.outcome, Error):
-                    # Whoever asks with this key again wants another attempt.
+                    # The next request with this key wants another attempt.
                     await keeper.forget.remote(key)
                 return news.outcome
 
@@ -147,8 +147,8 @@ class RayBackend:
                 self._keeper = None
 
 
-async def _asked(question: Callable[[], Awaitable[Any]]) -> Any:  # Any: what the keeper answers
-    """Ask the keeper; again where it could not be reached, since all questions may be asked twice."""
+async def _asked(question: Callable[[], Awaitable[Any]]) -> Any:  # Any: the keeper's answer
+    """Ask the keeper; retry if it is unavailable, since all requests are idempotent."""
     from ray.exceptions import ActorUnavailableError
 
     for _ in range(UNAVAILABLE_TRIES - 1):

@@ -22,14 +22,14 @@ from runtime_core.telemetry.redaction import kept
 POLL_SECONDS = 1.0
 STOP_SECONDS = 10.0
 LOG_BYTES = 4096
-"""The end of a job's log that its result has."""
+"""The size of the log's tail that a job's result contains, in bytes."""
 VARIABLES = "WEFT_APP_"
-"""How what the command is told begins: settings of Weft itself never begin so."""
+"""The prefix of the environment variables for the command; no setting of Weft itself has it."""
 SUCCEEDED, PENDING = "SUCCEEDED", "PENDING"
 
 
 async def run_batch(url: str, work: Work, execution: Execution, results: Results, report: Report) -> Outcome:
-    """Run the command that the function gives, or attach to the job that does. Cancelled, it stops the job."""
+    """Run the command that the function returns, or attach to its running job. If cancelled, stop the job."""
     if not url:
         message = f"batch jobs need the cluster's dashboard: set {JOBS_URL}, or {DASHBOARD}=1 for a Ray of the gateway"
         return Error("invalid", "NoDashboard", message, retryable=False)
@@ -37,7 +37,7 @@ async def run_batch(url: str, work: Work, execution: Execution, results: Results
         jobs = await asyncio.to_thread(_client, url)
         return await _Batch(jobs, work, report).run(execution, results)
     except (RuntimeError, OSError) as error:
-        # Whether the job goes on is not known; the next attempt finds it.
+        # The job may still run; the next attempt finds it.
         lines = str(error).strip().splitlines()
         return Error("lost", "JobsUnavailable", f"Ray's Jobs API at {url} does not answer: {lines[0] if lines else ''}")
 
@@ -62,7 +62,7 @@ class _Batch:
             raise
 
     async def _found(self) -> tuple[str, bool]:
-        """The id of this attempt's job, and whether there is one."""
+        """Return the id of this attempt's job, and whether the job exists."""
         base = "weft-" + hashlib.sha256(self._work.key.encode()).hexdigest()[:24]
         for number in range(1, self._work.step.attempt + 1):
             submission_id = base if number == 1 else f"{base}-{number}"
@@ -74,7 +74,7 @@ class _Batch:
         return submission_id, True
 
     async def _command(self, execution: Execution, results: Results) -> str | Error:
-        """What the function says, called on the cluster as any other."""
+        """Call the function on the cluster like any other and return its command."""
         call = msgspec.structs.replace(self._work, batch=False, actors=0, key="", resources=Resources(cpus=0))
         outcome = await execution.run(call, results, lambda progress: None)
         if isinstance(outcome, Error):
@@ -109,7 +109,7 @@ class _Batch:
                 **options,
             )
         except RuntimeError:
-            # Another gateway may have been first.
+            # Another gateway may have submitted it first.
             if self._info(submission_id) is None:
                 raise
 
@@ -148,7 +148,7 @@ class _Batch:
             while (info := await asyncio.to_thread(self._info, submission_id)) and not info.status.is_terminal():  # noqa: ASYNC110  # it is another machine that is asked
                 await asyncio.sleep(POLL_SECONDS / 4)
 
-    def _info(self, submission_id: str) -> Any:  # Any: Ray's; None where there is no such job
+    def _info(self, submission_id: str) -> Any:  # Any: Ray's; None if there is no such job
         try:
             return self._jobs.get_job_info(submission_id)
         except RuntimeError as error:
@@ -158,6 +158,6 @@ class _Batch:
 
 
 def _client(url: str) -> Any:  # Any: Ray's
-    from ray.job_submission import JobSubmissionClient  # here: it brings what only batch jobs need
+    from ray.job_submission import JobSubmissionClient  # here: it loads modules that only batch jobs need
 
     return JobSubmissionClient(url)

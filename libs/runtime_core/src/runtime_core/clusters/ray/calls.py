@@ -20,7 +20,7 @@ from runtime_core.telemetry.redaction import kept
 
 
 def failure_of(error: BaseException, begun: Begun | None) -> Error:
-    """How a call ended that Ray has ended, by what awaiting it has raised."""
+    """Return the error of a call that Ray ended, from the exception that awaiting it raised."""
     where = f" ({begun})" if begun is not None else ""
     match error:
         case errors.OutOfMemoryError():
@@ -38,7 +38,7 @@ def failure_of(error: BaseException, begun: Begun | None) -> Error:
         case errors.RuntimeEnvSetupError():
             return Error("worker", "RuntimeEnvSetupError", _reason(error))
         case errors.RayTaskError() if isinstance(error.cause, ImportError):
-            # Our own code and not the function's, which is imported where errors are caught.
+            # Weft's own import: errors of the function's import are caught where it runs.
             message = f"a worker of the cluster cannot import Weft ({error.cause}): install it on all nodes"
             return Error("invalid", type(error.cause).__name__, message, retryable=False)
         case errors.OwnerDiedError() | errors.ObjectLostError():
@@ -48,29 +48,29 @@ def failure_of(error: BaseException, begun: Begun | None) -> Error:
 
 
 def _reason(error: BaseException) -> str:
-    """What Ray says, in one line without the fields that only Ray knows."""
+    """Return Ray's message in one line, without its internal ids."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines if not line.partition(":")[0].endswith(("_id", "class_name", "namespace", "pid"))]
     return kept(" ".join(said), 500) or type(error).__name__
 
 
 SOFT_SECONDS = 0.4
-"""How long a task may take to end by itself after KeyboardInterrupt was raised in it, until its worker is killed."""
+"""The time between KeyboardInterrupt in a task and the kill of its worker, in seconds."""
 STOPPING_SECONDS = 10.0
-"""How long a task is waited for that was told to stop."""
+"""The longest wait for a task to stop, in seconds."""
 
 logger = logging.getLogger(__name__)
 
 
 class Tasks:
-    """Runs jobs as tasks. Retries are the gateway's: durable and counted, so Ray makes none."""
+    """Runs jobs as tasks. Ray does not retry them: the gateway does, durably and with a count."""
 
     def __init__(self) -> None:
         self._remote = ray.remote(run_job)
 
     async def run(self, job: bytes, work: Work, limit_seconds: float) -> Answer:
-        """Run a job to its end. A limit of 0 is none. Cancelled, it stops the task."""
-        # In a thread: Ray asks its GCS now and then, which may be away.
+        """Run a job to its end. A limit of 0 means no limit. If cancelled, stop the task."""
+        # In a thread: Ray sometimes queries its GCS, which may be unreachable.
         stream = await asyncio.to_thread(self._submit, job, work)
         task = _Task(stream)
         try:
@@ -90,18 +90,18 @@ class Tasks:
 
 
 class _Task:
-    """What comes back of one task."""
+    """The answer of one task."""
 
     def __init__(self, stream: Any) -> None:  # Any: Ray's
         self.began = asyncio.Event()
-        """Or has ended without."""
+        """Set when the task starts, or ends without having started."""
         self.ended = asyncio.Event()
         self.answer: Answer = Error("worker", "NoAnswer", "its worker has said nothing")
         self._stream = stream
         self._following = asyncio.create_task(self._follow())
 
     async def wait(self, event: asyncio.Event, seconds: float | None = None) -> bool:
-        """Whether it happened in time."""
+        """Wait for the event. Return False if it does not happen within `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await event.wait()
@@ -110,11 +110,11 @@ class _Task:
         return True
 
     async def stop(self) -> None:
-        """Ask it to end, then kill its worker; returns when it has ended."""
+        """Interrupt the task, then kill its worker. Wait up to STOPPING_SECONDS for the end."""
         patience, force = SOFT_SECONDS, False
         until = asyncio.get_running_loop().time() + STOPPING_SECONDS
         while not self.ended.is_set() and asyncio.get_running_loop().time() < until:
-            # Again and again: Ray forgets a cancel that meets a task between two of its states.
+            # Repeated: Ray drops a cancel that hits a task between two states.
             await asyncio.to_thread(_cancel, self._stream, force)
             await self.wait(self.ended, patience)
             force = True
@@ -138,8 +138,8 @@ class _Task:
             self.ended.set()
 
 
-def resource_options(resources: Resources) -> dict[str, Any]:  # Any: what Ray takes
-    """What Ray is told of a call's needs."""
+def resource_options(resources: Resources) -> dict[str, Any]:  # Any: Ray's options
+    """Return Ray's options for the resources of a call."""
     return {
         "num_cpus": resources.cpus,
         "num_gpus": resources.gpus or None,
@@ -149,7 +149,7 @@ def resource_options(resources: Resources) -> dict[str, Any]:  # Any: what Ray t
 
 
 def late(seconds: float) -> str:
-    """The message of a call over its limit."""
+    """Return the message for a call that exceeded its limit."""
     return f"it was not done within {seconds:g} s; it was stopped on the cluster"
 
 
@@ -161,7 +161,7 @@ def _cancel(stream: Any, force: bool) -> None:  # Any: Ray's
 
 
 IDLE_SECONDS = 300.0
-"""How long actors rest until they are ended."""
+"""The idle time after which actors are ended, in seconds."""
 
 
 @dataclass(eq=False)
@@ -171,13 +171,13 @@ class _Actor:
 
 
 class Actors:
-    """The actors of all functions, in pools."""
+    """The actors of all functions, in one pool per function."""
 
     def __init__(self) -> None:
         self._pools: dict[tuple[object, ...], Pool] = {}
 
     async def run(self, job: bytes, work: Work, limit_seconds: float) -> Answer:
-        """Run a job on an actor of its function. A limit of 0 is none. Cancelled, it ends the actor."""
+        """Run a job on an actor of its function. A limit of 0 means no limit. If cancelled, end the actor."""
         call = work.call.function if isinstance(work.call, Mapped) else work.call
         assert isinstance(call, Registered)
         need = work.resources
@@ -189,7 +189,7 @@ class Actors:
         return await pool.run(job, limit_seconds)
 
     def sweep(self) -> None:
-        """End the actors that have rested for long."""
+        """End the actors of pools that have been idle for IDLE_SECONDS."""
         now = asyncio.get_running_loop().time()
         for key, pool in list(self._pools.items()):
             if pool.users == 0 and now - pool.used > IDLE_SECONDS:
@@ -198,11 +198,11 @@ class Actors:
 
 
 class Pool:
-    """The actors of one function: started when they are needed, replaced when they die."""
+    """The actors of one function: started on demand and replaced when they die."""
 
     def __init__(self, work: Work) -> None:
         self.users = 0
-        """Calls under way, or waiting."""
+        """The number of calls that run or wait."""
         self.used = asyncio.get_running_loop().time()
         self._name = work.name
         self._options = resource_options(work.resources)
@@ -211,7 +211,7 @@ class Pool:
         self._class = ray.remote(LongLived)
 
     async def run(self, job: bytes, limit_seconds: float) -> Answer:
-        """As of Actors."""
+        """Run a job, as `Actors.run` does."""
         self.users += 1
         try:
             async with self._slots:
@@ -221,7 +221,7 @@ class Pool:
             self.used = asyncio.get_running_loop().time()
 
     def close(self) -> None:
-        """End those that rest."""
+        """End the idle actors."""
         while self._resting:
             _end(self._resting.pop())
 
@@ -246,14 +246,14 @@ class Pool:
             if kept:
                 self._resting.append(actor)
             else:
-                # An actor cannot be told to leave a call alone.
+                # An actor cannot cancel a single call.
                 _end(actor)
 
     async def _actor(self, job: bytes) -> _Actor:
         while self._resting:
             actor = self._resting.pop()
             try:
-                # One that died in its rest costs nobody a call.
+                # Checked first: an actor that died while idle costs no call.
                 await actor.handle.ready.remote()
             except Exception as error:
                 logger.info("an actor of %s died in its rest: %s", self._name, type(error).__name__)
@@ -280,9 +280,9 @@ def _end(actor: _Actor) -> None:
 
 
 NODES_SECONDS = 5.0
-"""How long what is known of the nodes is taken for true."""
+"""How long the list of nodes is cached, in seconds."""
 MOST_IN_FLIGHT = 1000
-"""Tasks of one map."""
+"""The most tasks of one map that run at the same time."""
 
 
 class Execution:
@@ -295,7 +295,7 @@ class Execution:
         self._nodes_at = -NODES_SECONDS
 
     async def run(self, work: Work, results: Results, report: Report) -> Outcome:
-        """Run one call to its end. Cancelled, it stops it where it runs."""
+        """Run one call to its end. If cancelled, stop it on the cluster."""
         nodes = await self._known_nodes()
         if missing := lacking(work.resources, nodes):
             logger.warning("%s waits: %s", work.name, missing)
@@ -322,7 +322,7 @@ class Execution:
 
 
 def lacking(resources: Resources, nodes: list[dict[str, float]]) -> str:
-    """What no node of the cluster has, in one line; empty where one has it all."""
+    """Return one line about the resources that no single node has; empty if a node has them all."""
     needs = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": float(resources.memory_bytes), **resources.custom}
     needs = {name: amount for name, amount in needs.items() if amount > 0}
     if not nodes or any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes):

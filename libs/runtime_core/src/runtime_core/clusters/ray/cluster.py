@@ -24,14 +24,14 @@ from runtime_core.engines.protocol import Away
 from runtime_core.lifeline import tied
 
 LOOPBACK = "127.0.0.2"
-"""Ray takes 127.0.0.1 for the address of the host, and listens there."""
+"""Not 127.0.0.1: Ray replaces that with the host's address and listens there."""
 START_SECONDS = 150.0
 STOP_SECONDS = 6.0
 FOLDER_PREFIX = "weft-ray-"
 LONGEST_TEMPORARY = 30
-"""Characters of the temporary folder's name: the names of Ray's sockets are inside, and may have 107 in all."""
+"""The most characters of the temporary folder's path: Ray's sockets are inside, and their paths may have 107."""
 STARTED = b"--block"
-"""Printed when it takes drivers."""
+"""The text that Ray prints once it accepts drivers."""
 ENVIRONMENT = {
     # Nobody else uses it, and its token would have to be kept in the home folder.
     "RAY_AUTH_MODE": "disabled",
@@ -39,7 +39,7 @@ ENVIRONMENT = {
     "RAY_raylet_start_wait_time_s": str(int(START_SECONDS)),
     "RAY_agent_register_timeout_ms": str(int(START_SECONDS * 1000)),
 }
-"""Also of the process that uses it."""
+"""Environment variables of a local Ray and of the process that uses it."""
 
 
 class LocalRay:
@@ -60,18 +60,18 @@ class LocalRay:
 
     @property
     def address(self) -> str:
-        """What drivers are given."""
+        """Return the address for drivers."""
         return f"{LOOPBACK}:{self.gcs}"
 
     @property
     def jobs_url(self) -> str:
-        """Of the Jobs API; empty without a dashboard."""
+        """Return the URL of the Jobs API; empty without a dashboard."""
         return f"http://127.0.0.1:{self._dashboard_port}" if self._dashboard else ""
 
     def start(self, environ: Mapping[str, str] = os.environ) -> None:
-        """Start it and wait until it takes drivers; again after it was killed. It ends with the thread that calls this.
+        """Start Ray and wait until it accepts drivers. May be called again after Ray was killed.
 
-        Raises Away.
+        Ray ends with the calling thread. Raises Away.
         """
         client, agent, agent_grpc, metrics, environments = self._others
         command = [
@@ -102,7 +102,7 @@ class LocalRay:
             time.sleep(0.1)
 
     def _write_port(self, agent: int) -> None:
-        """Write down the agent's port: the raylet waits for that also where the port was given."""
+        """Write the agent's port to a file: the raylet waits for the file even if the port is configured."""
         for gcs in self.folder.glob("session_latest/gcs_server_port_*"):
             port = gcs.with_name(gcs.name.replace("gcs_server_port", "dashboard_agent_listen_port"))
             if not port.exists():
@@ -111,13 +111,13 @@ class LocalRay:
                 new.rename(port)
 
     def stop(self) -> None:
-        """End all of it, and remove its folder."""
+        """Stop all processes of Ray and remove its folder."""
         if self._process is not None:
             self._process.terminate()
             try:
                 self._process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                # What it has started is tied to it by the kernel.
+                # The kernel ends the processes that it started.
                 self._process.kill()
                 self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -125,10 +125,10 @@ class LocalRay:
 
 
 def _own_folder() -> tuple[Path, int]:
-    """A new folder, and the lock that says that it is used; those that nobody uses any more go."""
+    """Return a new folder and the lock that marks it as used. Remove the folders that are no longer used."""
     parent = Path(tempfile.gettempdir())
     if len(str(parent)) > LONGEST_TEMPORARY:
-        parent = Path("/tmp")  # noqa: S108  # only its shortness counts; the folder in it is made for us alone
+        parent = Path("/tmp")  # noqa: S108  # chosen for its short path; mkdtemp makes a private folder in it
     for old in parent.glob(f"{FOLDER_PREFIX}*"):
         _remove_unused(old)
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=parent))
@@ -141,12 +141,12 @@ def _remove_unused(folder: Path) -> None:
     try:
         lock = os.open(folder / "lock", os.O_RDWR)
     except OSError:
-        return  # another user's, or made this moment
+        return  # another user's, or just created
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(folder, ignore_errors=True)
     except OSError:
-        return  # who has made it lives
+        return  # its owner is still alive
     finally:
         os.close(lock)
 
@@ -158,16 +158,16 @@ def _free_ports(count: int) -> list[int]:
 
 
 RAY_NAMESPACE = "weft"
-"""Of Ray's own kind: names of actors are unique in it."""
+"""The Ray namespace; names of actors are unique in it."""
 REACH_SECONDS = 3.0
-"""How long a plain connection may take."""
+"""The limit for a TCP connection, in seconds."""
 CONNECT_SECONDS = 180.0
-"""How long Ray may take to join a cluster, or to start one."""
+"""The limit for joining a cluster or starting one, in seconds."""
 WATCH_SECONDS = 1.0
 FAILURES = 2
-"""Connections that fail in a row, until a server is taken for gone."""
+"""The number of consecutive failed connections after which a server counts as gone."""
 SILENT_SECONDS = 30.0
-"""How long the GCS may take to answer what is asked of it all the time."""
+"""The limit for an answer of the GCS to the regular check, in seconds."""
 logger = logging.getLogger(__name__)
 
 
@@ -180,7 +180,7 @@ class Cluster:
 
     def __init__(self, settings: RaySettings) -> None:
         self.jobs_url = settings.jobs_url
-        """Of the Jobs API; empty where the cluster has no dashboard."""
+        """The URL of the Jobs API; empty if the cluster has no dashboard."""
         self._settings = settings
         self._opening: Future[dict[str, str]] | None = None
         self._close = threading.Event()
@@ -189,23 +189,23 @@ class Cluster:
         self._servers: dict[str, tuple[str, int]] = {}
 
     async def open(self) -> dict[str, str]:
-        """Connect; what Ray says of itself. Raises Away and ImportError; may be called again then."""
+        """Connect and return facts about the cluster. Raises Away or ImportError; may then be called again."""
         address = self._settings.address
         if address and address != "auto":
             await self._reach(address)
         if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
             self._opening = Future()
-            # A thread of its own, which stays: Ray ties the processes it starts to the thread that starts them.
+            # A dedicated thread that stays alive: Ray ties the processes that it starts to the starting thread.
             threading.Thread(target=self._hold, args=(self._opening,), name="ray connection", daemon=True).start()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                # Shielded: who gives up waiting does not stop it, and comes back to it.
+                # Shielded: a caller that gives up does not stop the connecting and can wait for it again.
                 return await asyncio.shield(asyncio.wrap_future(self._opening))
         except TimeoutError:
             raise Away(f"Ray at {address or 'this machine'} does not answer within {CONNECT_SECONDS:g} s") from None
 
     async def lost(self) -> str:
-        """Wait until one of its servers is gone; which, in one line."""
+        """Wait until one of the cluster's servers is gone. Return which one and why, in one line."""
         watching = [asyncio.create_task(self._gone(name, host, port)) for name, (host, port) in self._servers.items()]
         watching.append(asyncio.create_task(self._silent()))
         try:
@@ -217,7 +217,7 @@ class Cluster:
                 task.cancel()
 
     async def gone(self) -> str:
-        """Which of its servers is gone at this moment, in one line; empty where all are there."""
+        """Return in one line which of the cluster's servers is unreachable now; empty if none is."""
         for name, (host, port) in self._servers.items():
             try:
                 await _connects(host, port)
@@ -226,7 +226,7 @@ class Cluster:
         return ""
 
     async def close(self) -> None:
-        """Leave the cluster; one that was started here ends."""
+        """Leave the cluster; stop it if it was started here."""
         if self._opening is None:
             return
         self._close.set()
@@ -248,7 +248,7 @@ class Cluster:
             os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
             if not self._settings.address:
                 os.environ.update(ENVIRONMENT)
-                import ray  # noqa: F401  # before anything is started: it may not be installed
+                import ray  # noqa: F401  # first, since Ray may not be installed
 
                 local = LocalRay(
                     self._settings.local_cpus, self._settings.local_store_bytes, dashboard=self._settings.dashboard
@@ -258,18 +258,18 @@ class Cluster:
             info = self._init(local)
         except BaseException as error:
             _shut_down(local)
-            # Ray raises whatever it meets, in many lines.
+            # Ray raises arbitrary errors with long messages.
             known = isinstance(error, ImportError | Away)
             opened.set_exception(error if known else Away(f"Ray cannot be joined: {_first_line(error)}"))
             return
         opened.set_result(info)
         self._close.wait()
-        # Ray takes its time to leave a head that is gone; this process ends without that.
+        # Leaving a lost head takes Ray long; this process exits without it.
         _shut_down(local, leave=not self._lost)
         self._closed.set()
 
     def _init(self, local: LocalRay | None) -> dict[str, str]:
-        import ray  # not before the environment says how
+        import ray  # not before the environment is set
 
         context = ray.init(
             self._settings.address if local is None else local.address,
@@ -309,7 +309,7 @@ class Cluster:
             await asyncio.sleep(WATCH_SECONDS)
 
     async def _silent(self) -> str:
-        """A GCS that takes connections and answers nothing."""
+        """Wait until the GCS no longer answers, fails or has no live node. Return which, in one line."""
         import ray
 
         while True:

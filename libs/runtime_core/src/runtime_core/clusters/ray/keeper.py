@@ -26,30 +26,30 @@ from runtime_core.clusters.ray.worker import Job
 from runtime_core.engines.protocol import Error, Outcome, Value
 
 PROTOCOL = 1
-"""Part of its name: drivers of two versions have a keeper each."""
+"""The protocol's version, part of the keeper's name: each version of drivers has its own keeper."""
 HELD_SECONDS = 600.0
-"""How long an outcome waits for somebody who asks for it."""
+"""How long an outcome is stored for a driver that asks for it, in seconds."""
 MOST_HELD = 10_000
 MOST_HELD_BYTES = 256 * 1024**2
 SWEEP_SECONDS = 10.0
 FOLLOW_SECONDS = 20.0
-"""How long a driver's question may wait for news."""
+"""The longest that a driver's `follow` waits for news, in seconds."""
 PROGRESS_HELD = 64
 MOST_CALLS = 4000
-"""Questions that may wait at once."""
+"""The most concurrent calls of the keeper."""
 
 logger = logging.getLogger(__name__)
 
 
 class News(msgspec.Struct, frozen=True):
-    """What has become of a run."""
+    """The state of a run since the last request."""
 
     seen: int
-    """To be given back with the next question."""
+    """The number of progress events so far, for the next request."""
     progress: list[bytes]
     outcome: Outcome | None = None
     unknown: bool = False
-    """There is no such run."""
+    """Whether there is no such run."""
 
 
 @dataclass(eq=False)
@@ -76,7 +76,7 @@ class _Run:
 
 
 class Keeper:
-    """The actor. All its methods are on one loop."""
+    """The actor. All its methods run on one loop."""
 
     def __init__(self) -> None:
         self._runs: dict[str, _Run] = {}
@@ -84,10 +84,10 @@ class Keeper:
         self._sweeping: asyncio.Task[None] | None = None
 
     async def ping(self) -> None:
-        """Answer."""
+        """Do nothing; a reply shows that the keeper is alive."""
 
     async def begin(self, packed: bytes) -> None:
-        """Run a Job, unless its key is known."""
+        """Start a Job unless its key is known."""
         if self._execution is None:
             self._execution = Execution()
             self._sweeping = asyncio.create_task(self._sweep())
@@ -97,7 +97,7 @@ class Keeper:
             run.task = asyncio.create_task(self._run(self._execution, run, job), name=f"run {job.work.name}")
 
     async def follow(self, key: str, seen: int) -> bytes:
-        """News of a run, as soon as there are more than `seen` progress events or its end."""
+        """Return news of a run once it has more than `seen` progress events or ends, or after FOLLOW_SECONDS."""
         run = self._runs.get(key)
         if run is None:
             return msgspec.msgpack.encode(News(seen, [], unknown=True))
@@ -110,7 +110,7 @@ class Keeper:
         return msgspec.msgpack.encode(News(run.reported, progress, run.outcome))
 
     async def stop(self, key: str) -> None:
-        """End a run where it runs, and drop it."""
+        """Stop a run on the cluster and drop it."""
         run = self._runs.get(key)
         if run is None or run.task is None:
             return
@@ -120,7 +120,7 @@ class Keeper:
             del self._runs[key]
 
     async def forget(self, key: str) -> None:
-        """Drop what became of a run that has ended."""
+        """Drop the outcome of a run that has ended."""
         run = self._runs.get(key)
         if run is not None and run.outcome is not None:
             del self._runs[key]
@@ -145,7 +145,7 @@ class Keeper:
             self._drop(asyncio.get_running_loop().time() - HELD_SECONDS)
 
     def _drop(self, before: float) -> None:
-        """Drop outcomes that are old, and the oldest of too many."""
+        """Drop outcomes older than `before`, and the oldest ones beyond the limits."""
         ended = sorted(
             ((run.ended_at, run.size, key) for key, run in self._runs.items() if run.outcome is not None), reverse=True
         )
@@ -157,7 +157,7 @@ class Keeper:
 
 
 def attach(namespace: str) -> Any:  # Any: Ray's
-    """The keeper of a namespace; started where there is none. Blocks."""
+    """Return the keeper of a namespace; start it if there is none. Blocks."""
     return (
         ray.remote(Keeper)
         .options(
@@ -165,7 +165,7 @@ def attach(namespace: str) -> Any:  # Any: Ray's
             namespace=RAY_NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
-            # It computes nothing, and must be there when all processors are taken.
+            # It needs no CPU and must run even when all CPUs are in use.
             num_cpus=0,
             max_concurrency=MOST_CALLS,
             max_restarts=0,

@@ -13,21 +13,21 @@ from runtime_core.clusters.ray.worker import CHUNK_SECONDS, Answer, Items
 from runtime_core.engines.protocol import Error, Mapped, Outcome, Report, Value, Work
 
 TASK_SECONDS = 0.25
-"""What the items of one task shall take together, where one alone takes less."""
+"""The target duration of one task's items together, if one alone takes less, in seconds."""
 LARGEST_CHUNK = 1000
 REPORT_SECONDS = 0.5
-"""Between two progress events."""
+"""The shortest interval between two progress events, in seconds."""
 LARGEST_RESULT = 128 * 1024**2
-"""Bytes of all results together: they are held where the map is run."""
+"""The limit of all results together, in bytes: the process that runs the map holds them in memory."""
 
 RunItems = Callable[[Work, float], Awaitable[Answer]]
-"""Runs some items of a map under a limit in seconds; 0: there is none."""
+"""Runs some items of a map under a limit in seconds; 0 means no limit."""
 
 
 async def run_map(work: Work, call: Mapped, in_flight: int, run: RunItems, report: Report) -> Outcome:
-    """Run all items; a Value with one entry for each, whatever became of it, or the Error that ends them all.
+    """Run all items. Return a Value with one entry per item, a result or an error, or the Error that ends them all.
 
-    Cancelled, it stops those under way. An item whose worker dies among others is run again, alone.
+    If cancelled, stop the running tasks. Items that shared a task with a dead worker run again, each alone.
     """
     return await _Map(work, call, in_flight, run, report).run()
 
@@ -50,7 +50,7 @@ class _Map:
         self._told_at = -math.inf
 
     async def run(self) -> Outcome:
-        """Run it."""
+        """Run the map."""
         try:
             while self._begin_more():
                 left = REPORT_SECONDS if self._told != (self._done, self._failed) else None
@@ -69,7 +69,7 @@ class _Map:
         return Value(b"[" + b",".join(self._ended) + b"]")
 
     def _begin_more(self) -> bool:
-        """Whether anything is under way."""
+        """Start tasks up to the limit. Return whether any task is running."""
         while len(self._running) < self._in_flight and (self._alone or self._fresh):
             chunk = [self._alone.popleft()] if self._alone else self._chunk()
             items = b"[" + b",".join(bytes(self._items[index]) for index in chunk) + b"]"
@@ -84,7 +84,7 @@ class _Map:
         return await self._run_items(work, limit)
 
     def _chunk(self) -> list[int]:
-        """The next items: one, until it is known that they are small."""
+        """Take the next items: one at a time until measurements show that they are fast."""
         size = 1
         if self._timed:
             small = TASK_SECONDS * self._timed / max(self._seconds, 1e-6)

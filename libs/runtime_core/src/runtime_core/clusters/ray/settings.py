@@ -18,24 +18,24 @@ JOBS_URL = "WEFT_RAY_JOBS_URL"
 
 @dataclass(frozen=True, slots=True)
 class RaySettings:
-    """Where Ray is, and where results go."""
+    """The location of Ray and of results."""
 
     address: str
-    """`host:port` of the head's GCS, or `auto`; empty: a Ray of the driver's own on this machine."""
+    """`host:port` of the head's GCS, or `auto`; empty for the driver's own local Ray."""
     namespace: str
-    """Weft's: a keeper serves one of them."""
+    """Weft's namespace; each has its own keeper."""
     local_cpus: int
     local_store_bytes: int
     dashboard: bool
-    """Whether a Ray of the driver's own has a dashboard, which batch jobs need."""
+    """Whether the driver's own local Ray has a dashboard, which batch jobs need."""
     jobs_url: str
-    """Of the Jobs API; empty: the cluster's dashboard."""
+    """The URL of the Jobs API; empty for the cluster's dashboard."""
     results: Results
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> RaySettings:
-        """Raises Away for a variable that cannot be used."""
-        # First: what other settings are checked for includes this one, in other words.
+        """Read the environment. Raise Away for an invalid variable."""
+        # First: the general checks include this one, with a less specific message.
         address = _address(environ.get(ADDRESS, "").strip())
         try:
             settings = Settings.from_environment(environ)

@@ -20,14 +20,14 @@ from runtime_core.engines.protocol import Error, Mapped, Outcome, Pickled, Regis
 from runtime_core.engines.results import Results
 
 CHUNK_SECONDS = 1.0
-"""A worker that was given several items hands back those that it has not begun after so long."""
+"""The time after which a worker with several items returns those that it has not started, in seconds."""
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What a worker is sent."""
+    """Work as it is sent to a worker."""
 
     work: Work
-    """Of a map: some of its items."""
+    """The work; for a map, some of its items."""
     results: Results
 
     def packed(self) -> bytes:
@@ -35,7 +35,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """Where a call runs."""
+    """The process in which a call runs."""
 
     pid: int
     host: str
@@ -45,19 +45,19 @@ class Begun(msgspec.Struct, frozen=True):
 
 
 class Items(msgspec.Struct, frozen=True):
-    """How the first items of a chunk ended: all of them, or as many as were done in time."""
+    """The outcomes of a chunk's first items: all of them, or as many as ran in CHUNK_SECONDS."""
 
     outcomes: list[Outcome]
     seconds: float
-    """What they took."""
+    """The time that the items took."""
 
 
 Answer = Value | Error | Items
 
 
 def run_job(job: bytes) -> Iterator[Begun | Answer]:
-    """Say that the call has begun, and then how it ended."""
-    # Before it begins: what a new process loads first is no part of the call, nor of its limit.
+    """Yield that the call has started, then its outcome."""
+    # Load first: the imports of a new process do not count against the call's limit.
     unpacked = msgspec.msgpack.decode(job, type=Job)
     _load(unpacked)
     yield Begun(os.getpid(), socket.gethostname())
@@ -65,21 +65,21 @@ def run_job(job: bytes) -> Iterator[Begun | Answer]:
 
 
 class LongLived:
-    """An actor: a process that runs one call after the other and keeps what they have loaded."""
+    """An actor: a process that runs calls one after the other and keeps their imports loaded."""
 
     def ready(self, first_job: bytes = b"") -> Begun:
-        """Where it runs, when it has loaded what its first job needs."""
+        """Load the first job's app, then return the actor's process."""
         if first_job:
             _load(msgspec.msgpack.decode(first_job, type=Job))
         return Begun(os.getpid(), socket.gethostname())
 
     def run(self, job: bytes) -> Answer:
-        """How the call ended."""
+        """Run a call and return its outcome."""
         return answer(msgspec.msgpack.decode(job, type=Job))
 
 
 def _load(job: Job) -> None:
-    """Import the app, where that can be; where not, the call says so."""
+    """Import the app if possible; if not, the call reports the error."""
     call = job.work.call
     function = call.function if isinstance(call, Mapped) else call
     if isinstance(function, Registered):
@@ -88,7 +88,7 @@ def _load(job: Job) -> None:
 
 
 def answer(job: Job) -> Answer:
-    """Make the call, and say how it ended. Never raises."""
+    """Run the call and return its outcome. Never raises."""
     work = job.work
     match work.call:
         case Pickled(payload=payload):
@@ -118,11 +118,11 @@ def _run_pickled(payload: bytes) -> Outcome:
         result = function(*args, **kwargs)
         if inspect.iscoroutine(result):
             result = asyncio.run(result)
-    except BaseException as error:  # SystemExit too: it ends the call and not the worker
+    except BaseException as error:  # SystemExit too: it ends the call, not the worker
         return _failed(cloudpickle, error)
     try:
         return Value(cloudpickle.dumps(result, pickle.HIGHEST_PROTOCOL))
-    except Exception as error:  # whatever the result's own methods raise
+    except Exception as error:  # the result's own methods may raise anything
         message = f"the result, a {type(result).__qualname__}, cannot be sent back: {error}"
         return Error("invalid", "PicklingError", message)
 
@@ -130,10 +130,10 @@ def _run_pickled(payload: bytes) -> Outcome:
 def _failed(cloudpickle: Any, error: BaseException) -> Error:  # Any: a module
     ended = error_of(error)
     try:
-        # Tried here, since an error whose arguments are not those of its class cannot be made again.
+        # Tried here: an error whose `args` do not fit its constructor cannot be unpickled.
         itself: bytes = cloudpickle.dumps(error)
         pickle.loads(itself)  # noqa: S301  # our own
-    except Exception:  # an error may hold anything
+    except Exception:  # an error may contain anything
         itself = b""
     trace = ended.traceback or "".join(traceback.format_exception(error))
     return msgspec.structs.replace(ended, cause="function", traceback=trace, pickled=itself)

@@ -15,24 +15,24 @@ from runtime_core.engines.results import Results
 from runtime_core.telemetry.redaction import kept
 
 CONNECT_SECONDS = 60.0
-"""How long a server that listens may take to answer, on a machine that is busy."""
+"""The limit for the first answer of a server that listens, in seconds; generous for busy machines."""
 LOOK_SECONDS = 1.0
-"""Between two looks at whether the server listens."""
+"""The interval between checks that the server listens, in seconds."""
 UNHEARD = 3
-"""So many looks in a row find nobody: the server is gone."""
+"""The number of consecutive failed checks after which the server counts as gone."""
 LOSS_SECONDS = 10.0
-"""How long `lost` may take to see what a call has seen."""
+"""The time that `lost` may take to notice a loss that a call has noticed, in seconds."""
 SILENT_SECONDS = 60.0
-"""How long a server that listens may take for a small answer."""
+"""The limit for a small answer of a server that listens, in seconds."""
 IN_FLIGHT = 8
-"""Calls of a map under way, of a server that does not say how many tasks it runs at once."""
+"""The number of concurrent calls of a map if the server does not report how many tasks it runs in parallel."""
 
 
 class SparkBackend:
     """Plain functions run on the executors, jobs beside the driver."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Raises ImportError where PySpark is not installed, ConfigurationError for a variable that cannot be used."""
+        """Raise ImportError if PySpark is not installed, ConfigurationError for an invalid variable."""
         self._environ = dict(environ)
         self._remote = (environ.get("WEFT_SPARK_REMOTE") or "").strip()
         self._results = Results.from_environment(environ)
@@ -44,12 +44,12 @@ class SparkBackend:
 
     @property
     def server_pid(self) -> int | None:
-        """The process id of the server that was started here."""
+        """Return the process id of the server that was started here; None if there is none."""
         return None if self._server is None else self._server.pid
 
     @property
     def abandoned(self) -> int:
-        """How many threads there are of jobs that did not end when they were stopped."""
+        """Return the number of running threads whose jobs did not end when they were stopped."""
         return 0 if self._jobs is None else self._jobs.abandoned
 
     async def connect(self) -> Mapping[str, str]:
@@ -91,7 +91,7 @@ class SparkBackend:
                 watcher.cancel()
 
     async def run(self, work: Work, report: Report) -> Outcome:
-        """Run one call; nothing attaches to an earlier one, since a client's operations are its own."""
+        """Run one call. It never attaches to an earlier one: operations belong to the client that started them."""
         assert self._calls is not None
         assert self._jobs is not None
         if work.batch:
@@ -108,14 +108,14 @@ class SparkBackend:
         return outcome
 
     async def forget(self, key: str) -> None:
-        """Nothing is kept for a key."""
+        """Do nothing: this backend stores nothing for a key."""
 
     async def close(self) -> None:
-        """Let go of the server, and end the one that was started here."""
+        """Disconnect from the server; stop it if it was started here."""
         sessions, self._sessions = self._sessions, None
         server, self._server = self._server, None
         if server is not None:
-            # Its sessions go with it.
+            # Its sessions end with it.
             await server.stop()
         elif sessions is not None:
             await in_thread(sessions.close)
@@ -128,7 +128,7 @@ class SparkBackend:
         return self._server.url
 
     async def _looked_at(self, error: Error) -> Error:
-        """The same error, or that the server is lost: whatever a call says that fails while nobody listens."""
+        """Return the error, or that the server is lost if a call failed while the server does not listen."""
         if error.cause == "lost":
             await self._asked()
             return error
@@ -139,9 +139,9 @@ class SparkBackend:
         return error
 
     async def _asked(self) -> None:
-        """Return at once where the server is there all the same, and one session was lost; else wait for `lost`.
+        """Return at once if the server still answers, so that only one session was lost; else leave time for `lost`.
 
-        Who asks for the same again is to find another driver, and not this one.
+        A retry of the call is to reach another driver, not this one.
         """
         assert self._sessions is not None
         with suppress(Exception):

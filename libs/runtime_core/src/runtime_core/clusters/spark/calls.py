@@ -25,36 +25,36 @@ from runtime_core.telemetry.redaction import kept
 from runtime_core.text import LONGEST_MESSAGE
 
 STOP_SECONDS = 2.0
-"""How long what is stopped may take to end."""
+"""The time that a stopped body may take to end, in seconds."""
 REPEAT_SECONDS = 0.1
-"""Between two interrupts: one that comes before the server knows of the operation finds nothing."""
+"""The pause between two interrupts, in seconds. One that precedes the operation on the server has no effect."""
 CODE_SECONDS = 0.5
-"""When a body is stopped in its own code, where no end of its operations has ended it."""
+"""The time after which a body is stopped in its own code if interrupts have not ended it, in seconds."""
 Result = TypeVar("Result")
 
 
 class Stopped(BaseException):
-    """Raised inside a job's own code, which nothing else stops. Not an Exception, so that few handlers keep it."""
+    """Raised inside a job's own code, which nothing else stops. Not an Exception, so that few handlers catch it."""
 
 
 class InThread(Generic[Result]):
-    """Runs a body at once. A daemon: one that never ends does not keep the process."""
+    """Runs a body in a daemon thread at once, so a body that never ends does not keep the process alive."""
 
     def __init__(self, body: Callable[[], Result], name: str) -> None:
         self._loop = asyncio.get_running_loop()
         self.done: asyncio.Future[Result] = self._loop.create_future()
-        """What the body returns or raises."""
+        """The body's result or exception."""
         self._body = body
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """Wait for its end, without ending it when this is cancelled; whether it has ended."""
+        """Wait for the body to end and return whether it has. Cancelling the wait does not stop the body."""
         await asyncio.wait((self.done,), timeout=seconds)
         return self.done.done()
 
     def stop_code(self) -> None:
-        """Raise Stopped in it as soon as it comes back to Python code."""
+        """Raise Stopped in the thread as soon as it runs Python code again."""
         thread = self._thread.ident
         if thread is not None and self._thread.is_alive():
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Stopped))
@@ -62,9 +62,9 @@ class InThread(Generic[Result]):
     def _run(self) -> None:
         try:
             settle = functools.partial(self._succeed, self._body())
-        except BaseException as error:  # SystemExit too: it ends the body and not the process
+        except BaseException as error:  # SystemExit too: it ends the body, not the process
             settle = functools.partial(self._fail, error)
-        with suppress(RuntimeError):  # the loop has ended meanwhile
+        with suppress(RuntimeError):  # the loop has since ended
             self._loop.call_soon_threadsafe(settle)
 
     def _succeed(self, result: Result) -> None:
@@ -73,22 +73,22 @@ class InThread(Generic[Result]):
 
     def _fail(self, failure: BaseException) -> None:
         if not self.done.done():
-            # A future takes no StopIteration.
+            # A future does not accept StopIteration.
             self.done.set_exception(RuntimeError(repr(failure)) if isinstance(failure, StopIteration) else failure)
-            self.done.exception()  # whoever does not want it any more need not be warned
+            self.done.exception()  # retrieved, so that asyncio does not warn if nobody awaits it
 
 
 async def in_thread(body: Callable[[], Result], name: str = "weft spark") -> Result:
-    """What a body gives; cancelled, it lets go of the thread."""
+    """Run a body in a thread and return its result. If cancelled, abandon the thread."""
     thread = InThread(body, name)
     await thread.wait()
     return thread.done.result()
 
 
 async def stop(thread: InThread[Result], interrupt: Callable[[], object], *, code: bool = False) -> bool:
-    """Stop a body by ending its operations, again and again until it ends; whether it did in time.
+    """Interrupt a body's operations repeatedly until it ends. Return whether it ended within STOP_SECONDS.
 
-    With `code` its own code is stopped, too, after a while.
+    With `code`, stop its own code, too, after CODE_SECONDS.
     """
     loop = asyncio.get_running_loop()
     begun = loop.time()
@@ -105,17 +105,17 @@ async def stop(thread: InThread[Result], interrupt: Callable[[], object], *, cod
 
 
 UNTOLD_SECONDS = 15.0
-"""When a call counts as begun of which the server tells nothing: it may have been told not to report progress."""
+"""The time after which an unreported call counts as started, in seconds: progress reports may be disabled."""
 _SCHEMA = "index long, piece binary"
 _DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|Python worker failed to connect back")
 _NO_WEFT = re.compile(r"ModuleNotFoundError: No module named '(runtime_core|weft|msgspec|pyarrow)")
 
 
 class Calls:
-    """Runs calls in one session, each with a tag of its own, so that a cancel ends one and no other."""
+    """Runs calls in one session, each with its own tag, so that a cancel ends only that call."""
 
     def __init__(self, sessions: Sessions, results: Results, files: Path | None) -> None:
-        """`files`: a folder that this process and all workers share, for what is large."""
+        """`files` is a folder that this process and all workers share for large data."""
         self._session = sessions.first
         self._watched = Watched(self._session)
         self._results = results
@@ -124,9 +124,9 @@ class Calls:
     async def run(
         self, call: Registered | worker.Items | Pickled, step: Step, name: str, key: str, timeout_seconds: float
     ) -> Answer:
-        """How a call ended, or of items each one; a single Error where they were not run to their ends.
+        """Run a call and return its outcome, or one outcome per item; a single Error if the items did not all run.
 
-        `timeout_seconds` begin when a worker has begun. Cancelled, it stops the call.
+        `timeout_seconds` count from the start on a worker. If cancelled, stop the call.
         """
         assignment = Assignment(call, step, self._results, str(self._files or ""))
         sent = await in_thread(functools.partial(self._sent, assignment))
@@ -136,7 +136,7 @@ class Calls:
 
         def told(stages: int, tasks_done: int, tasks: int, running: int, operation: str) -> None:
             if running or tasks_done:
-                with suppress(RuntimeError):  # the loop has ended meanwhile
+                with suppress(RuntimeError):  # the loop has since ended
                     loop.call_soon_threadsafe(begun.set)
 
         tags = [tag, *([tag_of(key)] if key else [])]
@@ -180,7 +180,7 @@ class Calls:
 
 
 async def _either(begun: asyncio.Event, thread: InThread[Answer], seconds: float) -> None:
-    """Wait until a call has begun or ended, a while."""
+    """Wait up to `seconds` until a call has started or ended."""
     waiting = asyncio.ensure_future(begun.wait())
     try:
         await asyncio.wait((waiting, thread.done), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -189,17 +189,17 @@ async def _either(begun: asyncio.Event, thread: InThread[Answer], seconds: float
 
 
 def over_limit(seconds: float) -> Error:
-    """The end of what took too long."""
+    """Return the error of a call that exceeded its time limit."""
     return Error("limit", "TimeoutError", f"it was not done within {seconds:g} s; it was stopped")
 
 
 def lost(error: BaseException) -> Error:
-    """The end of what ran when the server was lost, or its session there."""
+    """Return the error of a call that ran when the server, or its session there, was lost."""
     return Error("lost", "EngineLost", f"Spark was lost while it ran: {first_lines(error)}")
 
 
 def error_from(error: Exception) -> Error:
-    """Why Spark itself could not run a call to its end."""
+    """Return the error of a call that Spark itself could not complete."""
     text = first_lines(error)
     if is_lost(error):
         return lost(error)
@@ -218,32 +218,32 @@ def error_from(error: Exception) -> Error:
 
 
 def first_lines(error: BaseException) -> str:
-    """What an error of Spark says, without the lines of its server's code."""
+    """Return the message of a Spark error without the server's stack trace."""
     text = str(error).partition("\n\nJVM stacktrace:")[0].strip()
     return kept(re.split(r"\n\s+at (?:org|java|scala)\.", text, maxsplit=1)[0], LONGEST_MESSAGE)
 
 
 def tag_of(key: str) -> str:
-    """How the operations of a step are tagged on the server."""
+    """Return the tag of a step's operations on the server."""
     # A comma ends a tag.
     return key.replace(",", "_")
 
 
 CALL_SECONDS = 1.0
-"""How long the functions of one call are to take together: longer ones have a call for each item."""
+"""The target duration of all functions of one call, in seconds. Longer functions get a call per item."""
 GROWTH = 10
-"""How many times as many items a call has than the one before, at most: few calls tell little of the rest."""
+"""The highest growth factor of items from one call to the next: a few fast items say little about the rest."""
 PAUSE_SECONDS = 0.05
-"""Between two looks for work, while items are under way that may come back to be run alone."""
+"""The pause between two checks for work while running items may still be queued to run alone, in seconds."""
 MAX_ITEMS = 1_000
 MAX_ITEM_BYTES = 8 * 1024 * 1024
-"""Of one call."""
+"""The limits of one call: items, and their JSON in bytes."""
 TOGETHER = frozenset({"worker", "limit"})
-"""What ends all items of a call at once: which of them was the cause shows when each is run alone."""
+"""Error causes that end all items of a call together: run each alone to find the one at fault."""
 
 
 async def run_map(calls: Calls, work: Work, report: Report, in_flight: int) -> Outcome:
-    """How a map ended: a Value with an end for each item, in order; an Error where Spark was lost."""
+    """Run a map. Return a Value with one outcome per item, in order, or an Error if Spark was lost."""
     assert isinstance(work.call, Mapped)
     items = msgspec.json.decode(work.call.items, type=list[msgspec.Raw])
     running = _Map(calls, work, work.call, items, Paced(report))
@@ -271,7 +271,7 @@ class _Lost(Exception):
 
 
 class _Map:
-    """The items that wait, and the ends of the others."""
+    """The waiting items of a map and the outcomes of the others."""
 
     def __init__(self, calls: Calls, work: Work, call: Mapped, items: Sequence[msgspec.Raw], report: Paced) -> None:
         self._calls = calls
@@ -287,7 +287,7 @@ class _Map:
         self._report = report
 
     async def work_off(self, places: int) -> None:
-        """Run items until none waits, and none is under way that might come back to be run alone."""
+        """Run items until none waits and no running item can still be queued to run alone."""
         while self._waiting or self._alone or self._under_way:
             taken = self._take(places)
             if not taken:
@@ -300,18 +300,18 @@ class _Map:
                 self._under_way -= 1
 
     def value(self) -> bytes:
-        """The ends as JSON."""
+        """Return the outcomes as JSON."""
         return msgspec.json.encode([_end(end) for end in self._ends])
 
     def tell(self, last: bool = False) -> None:
-        """Report how far it is."""
+        """Report the progress."""
         counts = {"done": self._done, "failed": self._failed, "total": len(self._items)}
         self._report(msgspec.json.encode(counts), last)
 
     def _take(self, places: int) -> list[int]:
         if self._alone:
             return [self._alone.popleft()]
-        # So that at the end all places have something to do.
+        # Keeps all places busy until the end.
         most = min(self._at_once, MAX_ITEMS, 1 + len(self._waiting) // places)
         taken: list[int] = []
         size = 0

@@ -22,9 +22,9 @@ from runtime_core.lifeline import tied
 from runtime_core.telemetry.redaction import kept
 
 START_SECONDS = 180.0
-"""How long it may take to listen, on a machine that is busy."""
+"""The limit until the server listens, in seconds; generous for busy machines."""
 STOP_SECONDS = 10.0
-"""How long it may take to end by itself."""
+"""The longest wait for the killed server to end, in seconds."""
 LOOPBACK = "127.0.0.1"
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _NEEDED_JAVA = (
@@ -33,7 +33,7 @@ _NEEDED_JAVA = (
 _LAST_LINES = 20
 _FOLDER = "weft-spark-"
 
-# Errors alone: Spark tells of each of its steps otherwise.
+# Errors only: otherwise Spark logs each of its steps.
 _LOGGING = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -46,7 +46,7 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 
 
 class ConnectServer:
-    """One server on a free port of the loopback. It dies with the process that started it, however that ends."""
+    """A server on a free loopback port. It dies with the process that started it, however that ends."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
@@ -58,25 +58,25 @@ class ConnectServer:
 
     @property
     def url(self) -> str:
-        """Where it listens, as in `sc://127.0.0.1:41873`."""
+        """Return the server's address, such as `sc://127.0.0.1:41873`."""
         return f"sc://{LOOPBACK}:{self._port}"
 
     @property
     def pid(self) -> int:
-        """The process id of its JVM."""
+        """Return the process id of the server's JVM."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def files(self) -> Path:
-        """A folder that this process, the server and its workers share; it goes with the server."""
+        """Return the folder that this process, the server and its workers share; it is removed with the server."""
         assert self._folder is not None
         return self._folder / "files"
 
     async def start(self) -> None:
-        """Start it, and wait until it listens. Call it on the main thread: the server is tied to the thread.
+        """Start the server and wait until it listens. Call this on the main thread: the server ends with its thread.
 
-        Raises Away: no Java, or it has ended at once.
+        Raises Away if there is no Java, or if the server ends at once or does not listen in time.
         """
         java_checked(self._environ)
         home = _spark_home()
@@ -86,7 +86,7 @@ class ConnectServer:
         (self._folder / "log4j2.properties").write_text(_LOGGING)
         self._port = _free_port()
         command = [f"{home}/bin/spark-submit", "--class", _SERVER, *self._options(), "spark-internal"]
-        # The scripts become the JVM one by one (exec), so the tie and the process id are those of the JVM.
+        # Each script execs the next and the last the JVM, so the tie and the process id are the JVM's.
         self._process = await asyncio.create_subprocess_exec(
             *tied(command, signal.SIGKILL),
             stdin=asyncio.subprocess.DEVNULL,
@@ -102,17 +102,17 @@ class ConnectServer:
             raise
 
     async def ended(self) -> str:
-        """Wait for its end; how it ended, in one line."""
+        """Wait for the server's end and return how it ended, in one line."""
         assert self._process is not None
         code = await self._process.wait()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         return f"the local Spark Connect server (process {self._process.pid}) ended with {how}{self._tail()}"
 
     async def stop(self) -> None:
-        """End it, and remove what it kept on disk."""
+        """Kill the server and remove its files."""
         process, self._process = self._process, None
         if process is not None:
-            # Its own way out takes seconds, and nothing of it is wanted. Its Python workers end with their pipes.
+            # A graceful end takes seconds and gains nothing. Its Python workers end with their pipes.
             with suppress(ProcessLookupError):
                 process.kill()
             with suppress(TimeoutError):
@@ -137,13 +137,13 @@ class ConnectServer:
             "spark.ui.showConsoleProgress": "false",
             "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
             "spark.local.dir": str(self._folder),
-            # The default of 200 is for clusters: here each partition costs more than the work in it.
+            # The default of 200 is for clusters: here each partition costs more than its work.
             "spark.sql.shuffle.partitions": "2",
             "spark.connect.progress.reportInterval": "500ms",
-            # How long a function may go on after a cancel before its process is ended.
+            # The time between a cancel and the kill of the function's process.
             "spark.python.task.killTimeout": "500ms",
             "spark.python.daemon.module": "runtime_core.clusters.spark.worker_daemon",
-            # A result of 100 MiB and more goes through the driver.
+            # Results of 100 MiB and more pass through the driver.
             "spark.driver.maxResultSize": "0",
             "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={self._folder} -Dderby.system.home={self._folder}",
         }
@@ -158,7 +158,7 @@ class ConnectServer:
         environment = {
             name: value
             for name, value in self._environ.items()
-            # Of another Spark, or for a client of one.
+            # Those belong to another Spark or its client.
             if not name.startswith("SPARK_") and name != "PYSPARK_SUBMIT_ARGS"
         }
         return environment | {
@@ -191,7 +191,7 @@ class ConnectServer:
         while True:
             try:
                 line = await process.stdout.readline()
-            except ValueError:  # a line that is too long to be kept
+            except ValueError:  # the line exceeds the reader's limit
                 continue
             if not line:
                 return
@@ -206,7 +206,7 @@ class ConnectServer:
 
 
 async def answers(host: str, port: int, seconds: float = 5.0) -> bool:
-    """Whether something listens there."""
+    """Return whether something listens at this address."""
     try:
         async with asyncio.timeout(seconds):
             _reader, writer = await asyncio.open_connection(host, port)
@@ -219,7 +219,7 @@ async def answers(host: str, port: int, seconds: float = 5.0) -> bool:
 
 
 def java_checked(environ: Mapping[str, str]) -> str:
-    """The Java that Spark's scripts will take. Raises Away where there is none."""
+    """Return the Java that Spark's scripts will use. Raise Away if there is none."""
     home = environ.get("JAVA_HOME")
     if home:
         java = Path(home) / "bin" / "java"
@@ -243,7 +243,7 @@ def _spark_home() -> str:
 
 
 def _free_port() -> int:
-    """A port that nobody listens on, below those that outgoing connections take: it is free until the server has it."""
+    """Return a free port below those of outgoing connections, so that it stays free until the server binds it."""
     while True:
         port = random.randint(10_000, 32_000)
         with socket.socket() as probe:
@@ -254,7 +254,7 @@ def _free_port() -> int:
 
 
 def _sweep() -> None:
-    """Remove the folders of those who were killed before they could."""
+    """Remove the folders of processes that were killed before they could remove them."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
         owner = folder.name.removeprefix(_FOLDER).partition("-")[0]
         if owner.isdecimal() and not Path("/proc", owner).exists() and Path("/proc/self").exists():

@@ -26,16 +26,16 @@ logger = logging.getLogger(__name__)
 
 
 class Jobs:
-    """Runs jobs. Views, settings and functions that one registers are not seen by another."""
+    """Runs jobs. Jobs do not see each other's views, settings and registered functions."""
 
     def __init__(self, sessions: Sessions, results: Results) -> None:
         self._sessions = sessions
         self._results = results
         self.abandoned = 0
-        """How many threads there are of jobs that did not end when they were stopped."""
+        """The number of running threads whose jobs did not end when they were stopped."""
 
     async def run(self, work: Work, report: Report) -> Outcome:
-        """How a job ended. Cancelled, it ends the job's operations on the server, and then its code here."""
+        """Run a job and return its outcome. If cancelled, stop its operations on the server, then its code here."""
         if not isinstance(work.call, Registered):
             return Error("invalid", "InvalidInput", f"{work.name} is a Spark job: it has no map", retryable=False)
         try:
@@ -54,14 +54,14 @@ class Jobs:
             await self._stop(thread, session, work)
             raise
         finally:
-            # Released in any case: what an abandoned job asks of it fails from now on.
+            # Always released: from now on, an abandoned job's requests to it fail.
             InThread(session.stop, "spark session")
         progress.end()
         return thread.done.result()
 
     def _in_thread(self, work: Work, session: SparkSession) -> Outcome:
         assert isinstance(work.call, Registered)
-        # What PySpark looks up by itself is this job's session, too.
+        # PySpark's own look-ups must find this job's session, too.
         type(session)._set_default_and_active_session(session)
         session.addTag(tag_of(work.key or work.name))
         try:
@@ -74,7 +74,7 @@ class Jobs:
         try:
             with within(work.step.traceparent):
                 value = body()
-        except BaseException as error:  # SystemExit too: it ends the job and not the driver
+        except BaseException as error:  # SystemExit too: it ends the job, not the driver
             return _ended_by(error)
         try:
             table = tables.table_of(value, session)
@@ -83,7 +83,7 @@ class Jobs:
             return Value(tables.kept(table, self._results, work.step.task))
         except (InvalidInput, ConfigurationError) as error:
             return _invalid(error)
-        except BaseException as error:  # Spark computes a table only now
+        except BaseException as error:  # Spark does not compute a table before this
             return _ended_by(error)
 
     async def _stop(self, thread: InThread[Outcome], session: SparkSession, work: Work) -> None:
@@ -103,7 +103,7 @@ class Jobs:
 
 
 class _Progress:
-    """Adds up the stages of all operations of a job; told from any thread, it reports on the loop."""
+    """Adds up the stages of a job's operations. Accepts updates from any thread and reports on the loop."""
 
     def __init__(self, report: Report) -> None:
         self._loop = asyncio.get_running_loop()
@@ -111,7 +111,7 @@ class _Progress:
         self._operations: dict[str, tuple[int, int, int]] = {}
 
     def told(self, stages: int, tasks_done: int, tasks: int, running: int, operation: str) -> None:
-        with suppress(RuntimeError):  # the loop has ended meanwhile
+        with suppress(RuntimeError):  # the loop has since ended
             self._loop.call_soon_threadsafe(self._add, operation, (stages, tasks_done, tasks))
 
     def end(self) -> None:
@@ -129,7 +129,7 @@ class _Progress:
 
 
 def _without_rows(value: object) -> object:
-    """What a job has returned, with Spark's rows as objects: they would be written as arrays."""
+    """Return a job's result with Spark's rows as dicts: JSON would encode them as arrays."""
     from pyspark.sql import Row
 
     if isinstance(value, Row):

@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 15002
 REPORT_SECONDS = 0.5
-"""Between two reports of progress."""
-# By default a client tries for ten minutes to reach a server that is gone.
+"""The shortest interval between two progress reports, in seconds."""
+# By default a client retries a lost server for ten minutes.
 _RETRIES = 4
 _LONGEST_PAUSE_MILLISECONDS = 1000
 Told = Callable[[int, int, int, int, str], None]
-"""Takes of one operation: stages, tasks done, tasks, tasks that run now, and its id."""
+"""Called with an operation's number of stages, completed tasks, tasks and running tasks, and its id."""
 _JOBS = uuid.UUID("6b1f0d8e-3c53-4b83-9c1d-2d4f27f6a7b1")
-# What the server, or the client by itself, says of a session that is not there any more.
+# Messages of the server, or the client itself, about a session that no longer exists.
 _SESSION_GONE = re.compile(
     r"INVALID_HANDLE\.SESSION_|server side session identifier|SESSION_(CLOSED|NOT_FOUND|CHANGED)"
 )
 
 
 def address_of(remote: str) -> tuple[str, int]:
-    """Host and port of `sc://host:port/;parameters`. Raises Away for what is no such address."""
+    """Return host and port of `sc://host:port/;parameters`. Raise Away if it is not such an address."""
     try:
         parts = urlsplit(remote)
         host, port = parts.hostname, parts.port
@@ -44,9 +44,9 @@ def address_of(remote: str) -> tuple[str, int]:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether it says that the server, or the session there, is gone."""
+    """Return whether the error means that the server, or the session there, is gone."""
     for one in _chain(error):
-        # Of PySpark alone: a job may talk to other servers, too.
+        # Only PySpark's errors: a job may use other servers, too.
         if not type(one).__module__.startswith("pyspark."):
             continue
         status = getattr(one, "getGrpcStatusCode", lambda: None)()
@@ -56,27 +56,27 @@ def is_lost(error: BaseException) -> bool:
 
 
 def condition_of(error: BaseException) -> str:
-    """Spark's own name of an error, as in `OPERATION_CANCELED`; empty where it has none."""
+    """Return Spark's name of an error, such as `OPERATION_CANCELED`; empty if it has none."""
     found = getattr(error, "getCondition", lambda: None)()
     return found or ""
 
 
 class Sessions:
-    """Makes sessions on one server. Its methods block, but for the cheap `open`."""
+    """Opens sessions on one server. All methods block except `open`, which is cheap."""
 
     def __init__(self, remote: str) -> None:
-        """Raises ImportError where PySpark is not installed."""
+        """Raise ImportError if PySpark is not installed."""
         from pyspark.sql import SparkSession
 
         self._remote = remote
-        # The builder, and no constructor: it says to all of PySpark that this process has servers elsewhere.
+        # The builder, not a constructor: it tells all of PySpark that this process uses a remote server.
         self.first: SparkSession = SparkSession.builder.remote(remote).create()
         _hurry(self.first)
 
     def open(self, key: str = "", attempt: int = 0) -> SparkSession:
-        """A session of its own: nothing that is set or registered in one is seen in another; no question to the server.
+        """Return a separate session, without a request to the server. Sessions do not share settings or registrations.
 
-        With a key it is the same one in each process, so that a later process can end what an earlier one began.
+        With a key it is the same session in each process, so a later process can end an earlier one's operations.
         """
         if not key:
             session = self.first.newSession()
@@ -91,7 +91,7 @@ class Sessions:
         return session
 
     def of_job(self, key: str, attempt: int) -> SparkSession:
-        """The session of a job's attempt. What the one before left running, its driver dead, is ended."""
+        """Return the session of a job's attempt. End operations left by the previous attempt's dead driver."""
         if not key:
             return self.open()
         if attempt > 1:
@@ -101,12 +101,12 @@ class Sessions:
         session = self.open(key, attempt)
         if self._ended(session):
             return session
-        # That attempt has ended already, and its session with it: the same delivery was made again.
+        # That attempt and its session have already ended: this is a redelivery.
         session.stop()
         return self.open()
 
     def details(self) -> dict[str, str]:
-        """What the server says of itself."""
+        """Return the server's version, application id and number of CPUs."""
         session = self.first
         plan = session.client.explain_string(session.range(1)._plan.to_proto(session.client), "formatted")
         splits = re.search(r"splits=(?:Some\()?(\d+)", plan)
@@ -117,15 +117,15 @@ class Sessions:
         }
 
     def ask(self) -> None:
-        """A small question, which also keeps the session from being closed as idle. Raises what the client raises."""
+        """Send a small request, which also prevents the session's idle timeout. Raises the client's errors."""
         self.first.client.get_configs("spark.app.id")
 
     def close(self) -> None:
-        """Let go of the server."""
+        """Disconnect from the server."""
         self.first.stop()
 
     def _ended(self, session: SparkSession) -> bool:
-        """End what runs in a session; False where the server has closed that session."""
+        """End the operations of a session. Return False if the server has closed the session."""
         try:
             session.interruptAll()
         except Exception as error:
@@ -136,14 +136,14 @@ class Sessions:
 
 
 class Watched:
-    """Hears what the server says of the operations of a session that several threads share, each for itself."""
+    """Routes the progress of a shared session's operations to the thread that runs each."""
 
     def __init__(self, session: SparkSession) -> None:
         self._here = threading.local()
         watch(session, self._hear)
 
     def tell(self, told: Told) -> None:
-        """From now on `told` hears of operations of this thread."""
+        """Report operations of this thread to `told` from now on."""
         self._here.told = told
 
     def _hear(self, stages: int, tasks_done: int, tasks: int, running: int, operation: str) -> None:
@@ -153,7 +153,7 @@ class Watched:
 
 
 def watch(session: SparkSession, told: Told) -> None:
-    """Let `told` hear of all operations of a session, in the threads that run them."""
+    """Report all operations of a session to `told`, in the threads that run them."""
 
     def hear(stages: Any, inflight_tasks: int, operation_id: str, done: bool) -> None:  # Any: of PySpark
         stages = list(stages)
@@ -164,7 +164,7 @@ def watch(session: SparkSession, told: Told) -> None:
 
 
 class Paced:
-    """Passes a report on where it differs from the last one and that is half a second ago."""
+    """Forwards a report if it differs from the last one and REPORT_SECONDS have passed."""
 
     def __init__(self, report: Callable[[bytes], None]) -> None:
         self._report = report
@@ -172,7 +172,7 @@ class Paced:
         self._next = 0.0
 
     def __call__(self, value: bytes, last: bool = False) -> None:
-        """`last` passes on now what differs."""
+        """Forward `value` if it differs and is due; with `last`, even if it is not due."""
         now = time.monotonic()
         if value != self._last and (last or now >= self._next):
             self._last = value

@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from pyspark.sql.connect.session import SparkSession
 
 MAX_ROWS = 10_000
-"""More are never a value."""
+"""The most rows that are returned as a value; larger tables become Parquet."""
 
 
 class Table(Protocol):
-    """What a job has returned, whatever library it is of."""
+    """A table that a job returned, from any library."""
 
     def rows(self, limit: int) -> list[dict[str, Any]] | None:
-        """Its rows; None where they are more than MAX_ROWS, or of more than `limit` bytes."""
+        """Return the rows; None if there are more than MAX_ROWS or they are far larger than `limit` bytes."""
         ...
 
     def write(self, url: str) -> tuple[int, int]:
-        """Write it as Parquet to a new folder; how many rows and bytes there are now."""
+        """Write the table as Parquet to a new folder. Return the number of rows and of bytes written."""
         ...
 
 
 def table_of(value: object, session: SparkSession) -> Table | None:
-    """What a job has returned as a table; None where it is none. Raises InvalidInput(`result`)."""
+    """Return a job's result as a table; None if it is not one. Raises InvalidInput(`result`)."""
     import pandas
     import pyarrow
     from pyspark.sql import DataFrame
@@ -51,9 +51,9 @@ def table_of(value: object, session: SparkSession) -> Table | None:
 
 
 def kept(table: Table, results: Results, task: str) -> bytes:
-    """A table as it travels, in JSON: an array of objects, or a Reference to Parquet where it is large.
+    """Return a table as JSON: an array of objects, or a Reference to Parquet if it is large.
 
-    Raises InvalidInput (`result`; ResultTooLarge where there is no blob store).
+    Raises InvalidInput (`result`; ResultTooLarge if there is no blob store).
     """
     rows = table.rows(results.limit)
     if rows is not None:
@@ -66,9 +66,9 @@ def kept(table: Table, results: Results, task: str) -> bytes:
 
 
 class SparkTable:
-    """A DataFrame of Spark: computed when it is read, and again when it is written."""
+    """A Spark DataFrame: computed when it is read, and again when it is written."""
 
-    def __init__(self, frame: Any, session: SparkSession) -> None:  # Any: of PySpark, as wherever no types are known
+    def __init__(self, frame: Any, session: SparkSession) -> None:  # Any: PySpark's, here and where types are unknown
         if frame.isStreaming:
             raise InvalidInput(
                 "result", "is a streaming DataFrame: write its stream somewhere, or return a batch of it"
@@ -81,7 +81,7 @@ class SparkTable:
         client = self._session.client
         plan = self._frame.limit(MAX_ROWS + 1)._plan.to_proto(client)
         parts: list[pyarrow.Table] = []
-        # Piece by piece: rows may be of any size.
+        # Batch by batch: rows may have any size.
         for part in client.to_table_as_iterator(plan, {}):
             if hasattr(part, "num_rows"):
                 parts.append(part)
@@ -131,7 +131,7 @@ def _check_names(names: list[str]) -> None:
 
 
 def _too_large(parts: list[pyarrow.Table], limit: int) -> bool:
-    # Of numbers, JSON may be half the size of Arrow's columns, and hardly less.
+    # Numbers in JSON may take half the size of Arrow's columns, and hardly less.
     rows, size = sum(part.num_rows for part in parts), sum(part.nbytes for part in parts)
     return bool(rows > MAX_ROWS or size > 4 * limit)
 
@@ -146,7 +146,7 @@ def _dicts(part: pyarrow.Table) -> Iterator[dict[str, Any]]:
 
 def _plain(value: object) -> object:
     if isinstance(value, float) and math.isnan(value):
-        # pandas writes so what is missing, and JSON knows no other number that is none.
+        # pandas marks missing values with NaN, which JSON does not have.
         return None
     if isinstance(value, list):
         return [_plain(part) for part in value]
@@ -156,5 +156,5 @@ def _plain(value: object) -> object:
 
 
 def _url_for_spark(url: str) -> str:
-    # Hadoop's name of the same place.
+    # Hadoop's name for the same location.
     return f"s3a://{url.removeprefix('s3://')}" if url.startswith("s3://") else url

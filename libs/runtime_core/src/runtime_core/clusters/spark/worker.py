@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import pyarrow
 
 PIECE_BYTES = 1024 * 1024
-"""What goes through the server in one row. More goes by a file, where the server is of this machine."""
+"""The most bytes that one row carries through the server. Larger data uses a file if the server is local."""
 BY_FILE = -1
-"""The index of a row that holds the path of a file."""
+"""The index of a row that contains a file's path instead of data."""
 
 
 class Items(msgspec.Struct, frozen=True, tag="items"):
@@ -39,25 +39,25 @@ class Items(msgspec.Struct, frozen=True, tag="items"):
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """What a worker is sent."""
+    """A call as the driver sends it to a worker."""
 
     call: Registered | Items | Pickled
     step: Step = Step()
     results: Results = Results()
     files: str = ""
-    """A folder that driver and worker share, for what is large; empty: there is none."""
+    """The folder that driver and worker share for large data; empty if there is none."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """How the calls ended."""
+    """The outcomes of the calls."""
 
     ends: list[Outcome]
     seconds: float = 0.0
-    """What the functions took, without all around them."""
+    """The time spent in the functions alone."""
 
 
 def work(sent: bytes | Path, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    """Do what was sent, and give back the ends as rows (index, piece)."""
+    """Run the assignment and yield its answer as rows (index, piece)."""
     import pyarrow
 
     for _ in batches:
@@ -71,7 +71,7 @@ def work(sent: bytes | Path, batches: Iterable[pyarrow.RecordBatch]) -> Iterator
 
 
 def _attempt() -> int:
-    """How often Spark has begun this before: it repeats what a worker died of, uncounted and at once."""
+    """Return how often Spark has already started this task: it retries at once when a worker dies."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -86,12 +86,12 @@ def _answer(assignment: Assignment) -> Answer:
     call = assignment.call
     if isinstance(call, Pickled):
         return Answer([_pickled(call)])
-    # Here: it brings what an app needs, and a pickled call has no app.
+    # Imported here: it loads everything that apps need, and a pickled call has no app.
     from runtime_core.clusters.remote import NotRunnable, declared, run_items, run_registered
 
     if isinstance(call, Registered):
         return Answer([run_registered(call, assignment.step, assignment.results)])
-    # Not in the seconds: only the first call of a process imports the app. Where it cannot, each item says so.
+    # Not timed: only the first call of a process imports the app. If the import fails, each item reports it.
     with suppress(NotRunnable):
         declared(call.function.app, call.function.folder, call.function.name)
     begun = time.monotonic()
@@ -109,11 +109,11 @@ def _pickled(call: Pickled) -> Outcome:
         result = function(*args, **kwargs)
         if inspect.iscoroutine(result):
             result = asyncio.run(result)
-    except BaseException as error:  # SystemExit too: it ends the call and not the worker
+    except BaseException as error:  # SystemExit too: it ends the call, not the worker
         return msgspec.structs.replace(error_of(error), pickled=_sendable(error))
     try:
         return Value(cloudpickle.dumps(result))
-    except Exception as error:  # whatever the result's own methods raise
+    except Exception as error:  # the result's own methods may raise anything
         message = f"the result, a {type(result).__qualname__}, cannot be sent back: {error}"
         return Error("invalid", "PicklingError", message, retryable=False)
 
@@ -123,7 +123,7 @@ def _sendable(error: BaseException) -> bytes:
 
     try:
         data: bytes = cloudpickle.dumps(error)
-    except Exception:  # an error may hold anything
+    except Exception:  # an error may contain anything
         return b""
     return data
 
@@ -139,7 +139,7 @@ def _pieces(answer: bytes, files: str) -> Iterator[tuple[int, bytes]]:
 
 
 def joined(rows: pyarrow.Table) -> Answer:
-    """The answer, out of the rows that a worker gave; a file is read and removed."""
+    """Return the answer from a worker's rows; read and remove its file if there is one."""
     indexes, pieces = rows["index"].to_pylist(), rows["piece"].to_pylist()
     if indexes == [BY_FILE]:
         path = Path(os.fsdecode(pieces[0]))

@@ -6,8 +6,8 @@ It imports what every worker imports, once: two seconds of a processor, which ea
 from __future__ import annotations
 
 if __name__ == "__main__":
-    # Every one of them is imported by the worker that reads the first call.
-    import pandas  # noqa: F401  # for the workers, as the others
+    # A worker imports all of these when it reads its first call.
+    import pandas  # noqa: F401  # for the workers, like the others
     import pyarrow  # noqa: F401
     import pyspark.cloudpickle
     import pyspark.sql.pandas.serializers
