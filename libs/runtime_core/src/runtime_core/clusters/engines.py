@@ -106,10 +106,10 @@ def _failure(error: Error) -> Failure:
 
 
 class RayEngine(DriverEngine):
-    """Runs calls as tasks of the cluster at `RunConfig.address`, or WEFT_RAY_ADDRESS, or on a Ray of its own here.
+    """Runs calls as tasks of the cluster at `RunConfig.address`, or WEFT_RAY_ADDRESS, or on its own local Ray.
 
-    Functions and arguments go through cloudpickle; workers import what stands in modules, so they need those. Each
-    call takes a processor of the cluster. With no `worker_num` as many run at once as the cluster has processors.
+    Functions and arguments are sent with cloudpickle. Workers import code from modules, so the modules must be
+    installed there. Each call uses one CPU. Without `worker_num`, as many calls run in parallel as there are CPUs.
     """
 
     engine = "ray"
@@ -119,11 +119,11 @@ class RayEngine(DriverEngine):
 
 
 class SparkEngine(DriverEngine):
-    """Runs calls as queries of the server at `RunConfig.address`, or WEFT_SPARK_REMOTE, or on a local one of its own.
+    """Runs calls as queries of the server at `RunConfig.address`, or WEFT_SPARK_REMOTE, or on its own local one.
 
-    Functions and arguments go through cloudpickle; workers import what stands in modules, so they need those. With no
-    `worker_num` as many run at once as the server runs tasks. What is large goes through the server's memory, but for
-    a local one of its own.
+    Functions and arguments are sent with cloudpickle. Workers import code from modules, so the modules must be
+    installed there. Without `worker_num`, as many calls run in parallel as the server runs tasks. Large data passes
+    through the server's memory, except with its own local server.
     """
 
     engine = "spark"

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct(">I")
 READ_AHEAD = 4 * 1024 * 1024
-"""Bytes that a reader buffers: with less, a message of hundreds of megabytes comes in too many small pieces."""
+"""The read buffer's size, in bytes: with less, a message of hundreds of megabytes arrives in too many pieces."""
 LONGEST = 2**32 - 1
 
 Message = TypeVar("Message")
@@ -23,7 +23,7 @@ Sent = TypeVar("Sent")
 
 
 class Frames(Generic[Sent, Message]):
-    """One end of a connection: what it sends, and what it gets."""
+    """One end of a connection, which sends and receives messages."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: msgspec.msgpack.Decoder[Message]
@@ -34,24 +34,24 @@ class Frames(Generic[Sent, Message]):
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: Sent) -> None:
-        """Put a message on its way; where the other end has gone it is lost, as the next `receive` tells.
+        """Send a message. If the other end has gone, the message is lost and the next `receive` returns None.
 
-        Raises ValueError for one that is too long to travel.
+        Raises ValueError if the message is longer than LONGEST.
         """
         data = self._encoder.encode(message)
         if len(data) > LONGEST:
             raise ValueError(f"a message of {len(data)} bytes is too long: {LONGEST} are allowed")
         if not self._writer.is_closing():
-            # Not together: joining them would copy a large one.
+            # Two writes: joining them would copy a large message.
             self._writer.write(_LENGTH.pack(len(data)))
             self._writer.write(data)
 
     async def sent(self) -> None:
-        """Wait until what was sent is with the system, and not in this process's memory. Raises OSError."""
+        """Wait until the sent messages have left the write buffer. Raises OSError."""
         await self._writer.drain()
 
     async def receive(self) -> Message | None:
-        """The next message; None where the other end has hung up."""
+        """Return the next message; None if the other end has disconnected or sent an invalid message."""
         try:
             [length] = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             data = await self._reader.readexactly(length)
@@ -64,7 +64,7 @@ class Frames(Generic[Sent, Message]):
             return None
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._writer.close()
 
 
@@ -72,25 +72,25 @@ Cause = Literal["function", "invalid", "worker", "limit", "cancelled", "lost", "
 """Why a call has no value.
 
 - `function`: the user's function raised.
-- `invalid`: it cannot be run so, and no repetition helps: unknown name, wrong arguments, a result that cannot be
+- `invalid`: the call cannot run, and no retry helps: unknown name, wrong arguments, a result that cannot be
   encoded or is too large, an import that fails.
 - `worker`: the process that ran it died.
-- `limit`: it passed its time limit and was stopped.
-- `cancelled`: it was stopped as asked.
-- `lost`: the engine was lost while it ran; nobody knows how far it came.
-- `away`: there is no connection to the engine; it has not begun.
+- `limit`: it exceeded its time limit and was stopped.
+- `cancelled`: it was stopped on request.
+- `lost`: the engine was lost while it ran; its progress is unknown.
+- `away`: there is no connection to the engine; the call has not started.
 """
 
 
 class Resources(Struct, frozen=True, omit_defaults=True):
-    """What one call of a function takes of the cluster."""
+    """The cluster resources that one call of a function uses."""
 
     cpus: float = 1.0
     gpus: float = 0.0
     memory_bytes: int = 0
-    """0: not said."""
+    """0 means unspecified."""
     custom: dict[str, float] = {}
-    """Resources that the cluster's nodes were given by name."""
+    """Custom resources of the cluster's nodes, by name."""
 
 
 class Registered(Struct, frozen=True, tag="registered"):
@@ -99,10 +99,10 @@ class Registered(Struct, frozen=True, tag="registered"):
     app: str
     """`package.module:app`."""
     folder: str
-    """Where the app is imported from besides `sys.path`: the working directory of who asks."""
+    """The folder to import the app from besides `sys.path`: the working directory of the requesting process."""
     name: str
     arguments: bytes
-    """A JSON object. Of a map: what is the same in all calls."""
+    """A JSON object; for a map, the arguments that all calls share."""
 
 
 class Mapped(Struct, frozen=True, tag="mapped"):
@@ -114,18 +114,18 @@ class Mapped(Struct, frozen=True, tag="mapped"):
     items: bytes
     """A JSON array."""
     in_flight: int
-    """How many items are under way at once, at most; 0: as many as the engine takes."""
+    """The most items that run at the same time; 0 for as many as the engine takes."""
 
 
 class Pickled(Struct, frozen=True, tag="pickled"):
-    """Any function with its arguments, by cloudpickle: of a RuntimeEngine, never from a stream."""
+    """Any function with its arguments, pickled by cloudpickle. From a RuntimeEngine only, never from a stream."""
 
     payload: bytes
     """(function, args, kwargs)."""
 
 
 class Step(Struct, frozen=True, omit_defaults=True):
-    """What a function may know of the step that it runs for."""
+    """The step that a function runs for, as far as the function may know it."""
 
     task: str = ""
     run: str = ""
@@ -133,7 +133,7 @@ class Step(Struct, frozen=True, omit_defaults=True):
     key: str = ""
     """The idempotency key: the same in each attempt."""
     deadline: float = 0.0
-    """Epoch seconds after which nobody wants the result; 0: there is no such time."""
+    """The time after which the result is no longer wanted, in epoch seconds; 0 for no deadline."""
     traceparent: str = ""
 
 
@@ -142,41 +142,41 @@ class Work(Struct, frozen=True):
 
     call: Registered | Mapped | Pickled
     name: str
-    """What errors, metrics and the engine's own pages call it."""
+    """The name in errors, metrics and the engine's own pages."""
     key: str = ""
-    """Names the work over all attempts, gateways and drivers, so that it can be found again; empty: nobody looks."""
+    """Identifies the work across attempts, gateways and drivers, so that it can be found again; empty if not needed."""
     timeout_seconds: float = 0.0
-    """Of one call, from when it begins; of a map: of each item. 0: no limit."""
+    """The limit for a call from its start, or for each item of a map; 0 means no limit."""
     resources: Resources = Resources()
     actors: int = 0
-    """How many long-lived workers are kept for this function; 0: any worker runs it."""
+    """The number of long-lived workers for this function; 0 if any worker may run it."""
     batch: bool = False
-    """The function gives a command, which runs as a batch job."""
+    """Whether the function returns a command that runs as a batch job."""
     driver_side: bool = False
-    """The function runs beside the driver, with the engine's session as its argument `spark`."""
+    """Whether the function runs beside the driver, with the engine's session as its argument `spark`."""
     step: Step = Step()
 
 
 class Value(Struct, frozen=True, tag_field="end", tag="value"):
-    """What a call gave."""
+    """The result of a call."""
 
     data: bytes
-    """JSON (of a large result: a Reference), or a pickle where the call was one. Of a map: a JSON array with, for each
-    item in order, `{"value": …}` or `{"error": {"type": …, "message": …}}`."""
+    """JSON (for a large result, a Reference), or a pickle if the call was pickled. For a map, a JSON array with one
+    `{"value": …}` or `{"error": {"type": …, "message": …}}` per item, in order."""
 
 
 class Error(Struct, frozen=True, tag_field="end", tag="error"):
-    """Why a call gave nothing."""
+    """The reason why a call has no value."""
 
     cause: Cause
     type: str
     message: str
     traceback: str = ""
     pickled: bytes = b""
-    """The error itself, of a pickled call, where it can be sent."""
+    """The pickled exception of a pickled call, if it can be pickled."""
     retryable: bool = True
     retry_after_seconds: float | None = None
-    """What the function asked for by raising Retry."""
+    """The delay that the function requested by raising Retry."""
 
 
 Outcome = Value | Error
@@ -196,15 +196,15 @@ class Forget(Struct, frozen=True, tag="forget"):
 
 
 class State(Struct, frozen=True, tag="state"):
-    """Whether the engine can be used now."""
+    """The state of the connection to the engine."""
 
     connected: bool
     reason: str = ""
-    """Why not, in one line with the remedy."""
+    """Why the engine is not connected, in one line with the remedy."""
     info: dict[str, str] = {}
-    """What the engine says of itself: version, address, resources."""
+    """Facts about the engine: version, address, resources."""
     trying: bool = False
-    """Whether it is not connected for the only reason that the first try is under way."""
+    """Whether the engine is not connected only because the first attempt is still running."""
 
 
 class Progress(Struct, frozen=True, tag="progress"):
@@ -231,27 +231,27 @@ class Away(Exception):
 
 
 class Backend(Protocol):
-    """One engine. All methods are called on one event loop, and none may block it."""
+    """One engine. All methods run on one event loop, and none may block it."""
 
     async def connect(self) -> Mapping[str, str]:
-        """Reach the engine, or start one where none was named; what it says of itself. Raises Away.
+        """Connect to the engine, or start one if none is configured. Return facts about it. Raises Away.
 
-        Called again, in the same process, until it succeeds once.
+        Called repeatedly, in the same process, until it succeeds once.
         """
         ...
 
     async def lost(self) -> str:
-        """Wait until the engine is lost, and say how in one line. The process ends then, and another one connects."""
+        """Wait until the engine is lost; return how, in one line. This process then ends, and another one connects."""
         ...
 
     async def run(self, work: Work, report: Report) -> Outcome:
-        """Run one call, or attach to it where this key runs already. Cancelled, it stops the work where it runs."""
+        """Run one call, or attach to running work with the same key. If cancelled, stop the work on the engine."""
         ...
 
     async def forget(self, key: str) -> None:
-        """Nobody asks for this work's result again."""
+        """Drop this work's result: nobody asks for it again."""
         ...
 
     async def close(self) -> None:
-        """Let go of the engine. Work with a key goes on there where the engine outlives its driver."""
+        """Disconnect from the engine. Work with a key continues there if the engine outlives its driver."""
         ...

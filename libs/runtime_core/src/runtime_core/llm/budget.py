@@ -17,9 +17,9 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The price of a million tokens, in a currency of the user's choice: the same as in `max_cost`.
+    """The price of a million tokens, in the same currency as `max_cost`.
 
-    `cached_input` is for input that the provider had in its cache; None: as any input. Reasoning tokens are output.
+    `cached_input` is for input in the provider's cache; None for the price of any input. Reasoning tokens are output.
     """
 
     input: float
@@ -35,17 +35,17 @@ class Price:
                 raise ConfigurationError(f"Price.{name} is {value!r}: give the price of a million tokens, from 0 on")
 
     def cost(self, input_tokens: float, output_tokens: float, cached_tokens: float = 0) -> float:
-        """Of so many tokens; `cached_tokens` are a part of `input_tokens`."""
+        """Return the cost of these tokens; `input_tokens` include `cached_tokens`."""
         cached = min(cached_tokens, input_tokens)
         cached_price = self.input if self.cached_input is None else self.cached_input
         return ((input_tokens - cached) * self.input + cached * cached_price + output_tokens * self.output) / _MILLION
 
 
 def price_of(prices: Mapping[str, Any], *names: str) -> Price | None:  # Any: Price, as `checked` has seen
-    """The price of the first of a model's names that the table knows; None: it knows none.
+    """Return the price of the first of a model's names that the table contains; None if it contains none.
 
-    A name itself goes before a pattern (`gpt-*`), and a longer pattern before a shorter one. A name is looked for with
-    its provider (`openai:gpt-x`) and without.
+    An exact name takes precedence over a pattern (`gpt-*`), and a longer pattern over a shorter one. Names match with
+    their provider (`openai:gpt-x`) and without it.
     """
     known = [known for name in names if name for known in (name, name.partition(":")[2]) if known]
     for name in known:
@@ -65,21 +65,21 @@ def _checked(name: str, price: object) -> Price:
 
 Message = dict[str, Any]  # Any: the JSON of one message
 Estimate = Callable[[Sequence[Message]], int]
-"""The tokens of messages."""
+"""Estimates the number of tokens of messages."""
 
 BYTES_PER_TOKEN = 3
-"""English has about four in a token, code about three; in most other scripts a character is three bytes and a token."""
+"""English has about four per token, code about three; in most other scripts a character is three bytes, one token."""
 MESSAGE_TOKENS = 4
-"""What a message costs beside its content."""
+"""The tokens of a message beside its content."""
 MEDIA_TOKENS = 1600
-"""An image or another piece of media, whose bytes say nothing of its tokens."""
+"""The tokens of an image or other media, whose size in bytes does not indicate its tokens."""
 
 _CONTENT = ("content", "args", "tool_name", "instructions", "tool_call_id")
-"""Members of messages and their parts that reach the model; the others are about them."""
+"""The members of messages and parts that reach the model; all others are metadata."""
 
 
 def estimate_tokens(messages: Sequence[Message]) -> int:
-    """By the bytes of what reaches the model."""
+    """Estimate tokens from the bytes that reach the model."""
     total = 0
     for message in messages:
         parts = message.get("parts") or ()
@@ -90,7 +90,7 @@ def estimate_tokens(messages: Sequence[Message]) -> int:
 
 
 def tokens_of_json(values: Iterable[object]) -> int:
-    """The tokens of tools and schemas, which are sent as JSON."""
+    """Estimate the tokens of tools and schemas, which are sent as JSON."""
     return sum(_tokens(len(encode(value))) for value in values)
 
 
@@ -113,15 +113,15 @@ def _tokens(size: int) -> int:
 
 
 LARGE_TOKENS = 256
-"""From so many estimated tokens on a count says how wrong the estimate of text is; below, what is added to any text."""
+"""The estimate, in tokens, from which a count measures a relative error; below it, a count measures a constant."""
 
 
 @dataclass(slots=True)
 class _Error:
     added: float = 0.0
-    """The most tokens by which the count of a small request was over its estimate."""
+    """The most tokens by which the count of a small request exceeded its estimate."""
     times: float = 1.0
-    """The most by which that of a large one was over it."""
+    """The highest ratio of a large request's count to its estimate."""
 
     def note(self, estimated: float, counted: float) -> None:
         if estimated < LARGE_TOKENS:
@@ -131,40 +131,40 @@ class _Error:
 
 
 class Measured:
-    """Of one process, by model. A model that was not asked yet is taken for as wrong as the worst of the others."""
+    """The estimation errors of one process, by model. An unseen model inherits the worst observed error."""
 
     def __init__(self) -> None:
         self._of: dict[str, _Error] = {}
         self._worst = _Error()
 
     def note(self, model: str, estimated: float, counted: float) -> None:
-        """The provider has counted the input of a call that was estimated before. Both in tokens."""
+        """Record the estimate of a call's input and the provider's count, both in tokens."""
         for error in (self._of.setdefault(model, _Error()), self._worst):
             error.note(estimated, counted)
 
     def corrected(self, model: str, estimated: int) -> int:
-        """The estimate in the light of what was counted until now."""
+        """Return the estimate, corrected by the observed errors."""
         error = self._of.get(model, self._worst)
         return max(int(estimated + error.added), int(estimated * error.times))
 
 
 TOLD_AT = 3
-"""So many equal calls in a row, and the model is told."""
+"""The number of equal calls in a row from which the model gets a warning."""
 ENDED_AT = 6
-"""So many, and the conversation ends."""
+"""The number of equal calls in a row that ends the conversation."""
 MAX_HANDED = 10
-"""How often one conversation may be handed over."""
+"""The most handoffs of one conversation."""
 
 
 class ConversationFailed(StepError):
     """A model's conversation has ended without an answer.
 
-    `type` says why: OutputInvalid, ToolCallsInvalid, RepeatedCall, TurnLimit, HandoffLimit, ContentFiltered.
+    `type` is the reason: OutputInvalid, ToolCallsInvalid, RepeatedCall, TurnLimit, HandoffLimit, ContentFiltered.
     """
 
 
 class Guards:
-    """Counts over one run. Its input is what was journaled, so a replay counts the same."""
+    """Counts repeated calls in one run. It counts journaled calls, so a replay counts the same."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -172,7 +172,7 @@ class Guards:
         self._in_a_row = 0
 
     def called(self, name: str, arguments: object) -> str:
-        """Note a call that is made; what the model is to be told of it, mostly nothing. Raises ConversationFailed."""
+        """Count a call and return a warning for the model, usually empty. Raises ConversationFailed."""
         this = (name, codec.canonical(arguments))
         self._in_a_row = self._in_a_row + 1 if this == self._last else 1
         self._last = this

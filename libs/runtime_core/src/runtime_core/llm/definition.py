@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from runtime_core.runs.ports import Functions
 
 TURN_SECONDS = 3600.0
-"""The running time of one turn: several long model calls may follow each other without a wait on the broker."""
+"""The limit for one turn, in seconds: several long model calls may follow each other without a broker wait."""
 
 
 class ModelAgent(AgentDefinition):
     """An LLMAgent under a name. Its input is text, content parts, a conversation, an Observation, or any data."""
 
     sees_observations = True
-    """A swarm gives it all of an observation, so that it knows its team and to whom it may hand over."""
+    """A swarm passes the whole observation, so that the agent knows its team and its handoff targets."""
 
     def __init__(self, name: str, agent: LLMAgent, place: Place, **settings: Unpack[AgentSettings]) -> None:
-        """Raises ConfigurationError for what can be seen without the other declarations."""
+        """Raise ConfigurationError for errors that show without the other declarations."""
         settings.setdefault("timeout_seconds", TURN_SECONDS)
         more = settings.get("tools", ())
-        # Of the agent's own tools only objects: names may be another app's. The app looks whether it has declared them.
+        # Only the agent's own tool objects: names may belong to another app. The app checks that it declares them.
         settings["tools"] = more if isinstance(more, str) else [*_objects(agent.tools), *more]
         super().__init__(name, agent, place, **settings, description=agent.description)
         self.agent = agent
@@ -56,7 +56,7 @@ class ModelAgent(AgentDefinition):
                     f"{self.what} ({place}) has output={agent.output!r}, of which no JSON schema can be made, "
                     f"{one_line(error, 160)}: give a pydantic model, dataclass, TypedDict or plain type"
                 ) from error
-        # Any: Conversation and pydantic-ai's Agent, which are loaded later.
+        # Any: Conversation and pydantic-ai's Agent, which are imported later.
         self._built: tuple[object, Any, Any] | None = None
         self._toolset: tuple[object, Toolset] | None = None
 
@@ -68,14 +68,14 @@ class ModelAgent(AgentDefinition):
         return read(given)
 
     def start(self, ctx: AgentContext, value: object) -> Coro:
-        assert isinstance(value, Asked)  # what decode_input gave
+        assert isinstance(value, Asked)  # the result of decode_input
         return self._run(ctx, value)
 
     async def _run(self, ctx: AgentContext, asked: Asked) -> object:
         models = ctx.functions.models
         if self._built is None or self._built[0] is not models:
             try:
-                # In a thread: it loads for seconds, and the loop has heartbeats to send.
+                # In a thread: the import takes seconds, and the loop must send heartbeats.
                 loaded = await asyncio.to_thread(importlib.import_module, "runtime_core.llm.conversation")
             except ModuleNotFoundError as error:
                 raise ConfigurationError(str(needs_extra(self.what, "llm", error))) from error
@@ -92,14 +92,14 @@ class ModelAgent(AgentDefinition):
         return self._output_schema
 
     def dump(self, output: object) -> object:
-        """A final answer as JSON."""
+        """Return a final answer as JSON."""
         return cast(object, self._output.dump_python(output, mode="json"))
 
     def toolset(self, functions: Functions, manifests: Sequence[Manifest] | None, asked: Asked) -> Toolset:
-        """What the model may call in a run that was asked so. Raises ToolsMissing, ConfigurationError."""
+        """Return the tools that the model may call for this input. Raises ToolsMissing, ConfigurationError."""
         members = [*self._named(functions, "members"), *asked.names("team")]
         targets = [*self._named(functions, "handoffs"), *asked.names("handoffs")]
-        # The manifests are the same object while nothing has changed.
+        # The manifests stay the same object until something changes.
         key = (id(manifests), members, targets)
         if self._toolset is None or self._toolset[0] != (key, manifests):
             made = toolset_of(

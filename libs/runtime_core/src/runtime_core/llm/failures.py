@@ -14,28 +14,28 @@ from runtime_core.telemetry.redaction import redactor
 from runtime_core.text import shortened
 
 RATE_LIMITED = "RateLimited"
-"""The type of a failure that is the provider's wish to be asked later, and of the error when patience has ended."""
+"""The type of a failure for which the provider requests a later retry, and of the error when patience runs out."""
 
 _LONGEST_DETAIL = 300
-"""Characters of a provider's own words that are shown."""
+"""The most characters of a provider's message that are shown."""
 
 
 class ModelFailed(StepError):
-    """A model call has failed for good.
+    """A model call has failed permanently.
 
-    `type` says why: WrongKey, UnknownModel, RequestRefused, ContextTooLong, QuotaUsedUp, RateLimited, ModelUnreachable,
-    ModelOutage, WrongModelSettings, or the class of what a function of the user's own raised.
+    `type` is the reason: WrongKey, UnknownModel, RequestRefused, ContextTooLong, QuotaUsedUp, RateLimited,
+    ModelUnreachable, ModelOutage, WrongModelSettings, or the class of an error raised by the user's own function.
     """
 
 
 class ModelProblem(WeftError):
-    """Raised inside the step of a model call: ends it for good. The class's name is recorded as the error's type."""
+    """Raised inside the step of a model call to fail it permanently. The class's name becomes the error's type."""
 
     remedy: ClassVar[str] = ""
 
 
 class WrongKey(ModelProblem):
-    """The provider does not take the key, or does not let it use this model."""
+    """The provider rejects the key, or does not allow it to use this model."""
 
     remedy = (
         "set OPENAI_API_KEY, or the provider's own variable, or api_key= of the agent, to a key that may use this model"
@@ -49,7 +49,7 @@ class UnknownModel(ModelProblem):
 
 
 class RequestRefused(ModelProblem):
-    """The provider does not take the request as it is."""
+    """The provider rejects the request."""
 
     remedy = "the same request would be refused again: check settings=, the tools' schemas and the messages"
 
@@ -67,7 +67,7 @@ class QuotaUsedUp(ModelProblem):
 
 
 class RateLimited(ModelProblem):
-    """Put off by rate limits for longer than the agent's patience, or than its task has time."""
+    """Rate limits delayed the call beyond the agent's patience or its task's time limit."""
 
     remedy = "raise rate_limit_patience_seconds= or the task's time limit, or ask for a higher limit"
 
@@ -79,20 +79,20 @@ class ModelUnreachable(ModelProblem):
 
 
 class ModelOutage(ModelProblem):
-    """The provider failed by itself, or broke off, at every attempt."""
+    """The provider failed or broke off its answer at every attempt."""
 
     remedy = "try the task again later, or raise the attempts of retry="
 
 
 class WrongModelSettings(ModelProblem):
-    """The client cannot be made, or cannot send such a request."""
+    """The client cannot be created, or cannot send this request."""
 
     remedy = "correct model=, base_url=, api_key= or settings= of the agent"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a model is asked, as errors name it. Never with the key."""
+    """The model and its provider for error messages, never with the key."""
 
     provider: str
     model: str
@@ -105,14 +105,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """The call was not answered, and may be when it is made again."""
+    """A transient failure: the call was not answered, and a retry may succeed."""
 
     type: str
     """RateLimited, ModelUnreachable or ModelOutage."""
     detail: str
-    """What happened, in the client's words."""
+    """The client's description of the failure."""
     after_seconds: float | None = None
-    """What the provider asked to wait; None: it said nothing."""
+    """The wait that the provider asked for, in seconds; None if it gave none."""
 
     @property
     def rate_limited(self) -> bool:
@@ -120,15 +120,15 @@ class Later:
 
 
 class Broken(WeftError):
-    """A stream that stalled or ended before the answer was complete: that is no answer."""
+    """Raised if a stream stalled or ended before the answer was complete."""
 
 
 def judged(error: Exception, place: Place) -> Later | ModelProblem | None:
-    """What follows from an error of the client; None: it is not the client's, and passes as it is."""
+    """Classify an error of the client. Return None for any other error, which propagates unchanged."""
     names = {kind.__name__ for kind in type(error).__mro__}
     status = _status(error)
     detail = _detail(error)
-    # Statuses that ask for another try, whatever class the client has for them.
+    # Statuses that call for a retry, whatever class the client uses for them.
     if status in (408, 409, 425):
         return Later("ModelOutage", detail, _retry_after(error))
     for name, verdict in _VERDICTS:
@@ -138,7 +138,7 @@ def judged(error: Exception, place: Place) -> Later | ModelProblem | None:
 
 
 def given_up(later: Later, place: Place, why: str) -> ModelProblem:
-    """The error of a call that will not be made again, though it could be."""
+    """Return the error of a retryable call that is not retried any more."""
     return _problem(_ENDS[later.type], f"{later.detail}; {why}", place)
 
 
@@ -159,7 +159,7 @@ def _later(kind: str) -> Verdict:
 
 
 def _by_status(error: Exception, detail: str, place: Place) -> Later | ModelProblem:
-    """An HTTP error that the client has put into no category."""
+    """Classify an HTTP error that has no class of its own in the client."""
     status = _status(error) or 0
     if status == 429:
         return Later(RATE_LIMITED, detail, _retry_after(error))
@@ -178,7 +178,7 @@ _ENDS: dict[str, type[ModelProblem]] = {
 
 _VERDICTS: tuple[tuple[str, Verdict], ...] = (
     ("Broken", _later("ModelOutage")),
-    # The client's tree, the more special before the more general.
+    # The client's class hierarchy, specific before general.
     ("ModelContextWindowExceededError", _final(ContextTooLong)),
     ("ModelQuotaExceededError", _final(QuotaUsedUp)),
     ("ModelRateLimitError", _later(RATE_LIMITED)),
@@ -192,10 +192,10 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
     ("ModelRequestTimeout", _later("ModelOutage")),
     ("ModelHTTPError", _by_status),
     ("ModelAPIError", _later("ModelOutage")),
-    # An answer that is no JSON, has no content, or breaks the API's own schema.
+    # An answer that is not JSON, has no content, or violates the API's schema.
     ("UnexpectedModelBehavior", _later("ModelOutage")),
     ("UserError", _final(WrongModelSettings)),
-    # What the transport raises where the client lets it through, as in the middle of a stream.
+    # Transport errors that the client does not wrap, as in the middle of a stream.
     ("ConnectError", _later("ModelUnreachable")),
     ("TransportError", _later("ModelOutage")),
     ("JSONDecodeError", _later("ModelOutage")),
@@ -215,7 +215,7 @@ def _retry_after(error: Exception) -> float | None:
 
 
 def _detail(error: Exception) -> str:
-    """One line: the status and the provider's own message, without what else the body holds."""
+    """Return one line with the status and the provider's message, without the rest of the body."""
     status = _status(error)
     body = getattr(error, "body", None)
     text = ""
@@ -230,6 +230,6 @@ def _detail(error: Exception) -> str:
         root = cause.__cause__ or cause
         if str(root) and str(root) not in text:
             text = f"{text} ({root})"
-    # Providers repeat parts of a wrong key in their answer.
+    # Redacted: providers quote parts of a wrong key in their answer.
     line = shortened(" ".join(redactor().start(text).split()), _LONGEST_DETAIL)
     return f"HTTP {status}: {line}" if status is not None else line

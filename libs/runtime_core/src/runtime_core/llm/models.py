@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 SPACING_SECONDS = 0.02
-"""How far apart those who were held back come again; half of it more or less by chance."""
+"""The average spacing of held-back calls when they return, in seconds; jitter of up to half in either direction."""
 
 MAX_SPREAD_SECONDS = 30.0
-"""However many are held back, the last one comes so much after the first at most."""
+"""The longest time over which held-back calls are spread, in seconds, however many there are."""
 
 
 class Gate:
-    """Open, or closed until a time. Not for several threads: all calls of an event loop pass it."""
+    """A gate that is open, or closed until a time. Not thread-safe: it serves the calls of one event loop."""
 
     def __init__(self, clock: Callable[[], float], random: Callable[[], float]) -> None:
         self._clock = clock
@@ -34,10 +34,10 @@ class Gate:
         self._closed_until = 0.0
         self._last_given = 0.0
         self.held_back = 0
-        """Calls that were turned away without a request, in all."""
+        """The total number of calls that were turned away without a request."""
 
     def closed_for(self) -> float | None:
-        """When this caller may come again, in seconds from now; None: the gate is open."""
+        """Return in how many seconds this caller may try again; None if the gate is open."""
         now = self._clock()
         if now >= self._closed_until:
             return None
@@ -45,9 +45,9 @@ class Gate:
         return self._place(now)
 
     def close(self, seconds: float) -> float:
-        """Close it for so long, because the provider asked for it; gives the caller's own time, as `closed_for` does.
+        """Close the gate for `seconds`, as the provider asked. Return the caller's own wait, like `closed_for`.
 
-        What is closed for longer stays so.
+        A gate that is already closed for longer stays closed.
         """
         now = self._clock()
         self._closed_until = max(self._closed_until, now + seconds)
@@ -61,7 +61,7 @@ class Gate:
 
 
 class Pacing:
-    """The gates of an event loop, by what a provider counts its limits by."""
+    """The gates of an event loop, by the key under which a provider counts its limits."""
 
     def __init__(self, clock: Callable[[], float], random: Callable[[], float]) -> None:
         self._clock = clock
@@ -77,27 +77,27 @@ class Pacing:
 
 @dataclass
 class _OfLoop:
-    """Of one event loop: connections belong to the loop that made them."""
+    """The state of one event loop: connections belong to the loop that made them."""
 
     pacing: Pacing
     making: dict[Hashable, asyncio.Task[OpenModel]] = field(default_factory=dict)
 
 
 class OpenModels:
-    """Gives the open model of an agent's settings, and the gate that paces the calls of it."""
+    """Provides the open model of an agent's settings, and the gates that pace its calls."""
 
     def __init__(self) -> None:
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = WeakKeyDictionary()
         self.measured = Measured()
 
     def __reduce__(self) -> tuple[type[OpenModels], tuple[()]]:
-        """What is open here is not open in another process."""
+        """Pickle without open models: another process opens its own."""
         return OpenModels, ()
 
     async def open(self, settings: ModelSettings, named: str | None = None) -> OpenModel:
-        """The model of these settings, made where there is none; `named`: another model, by name, with their keys.
+        """Return the model of these settings, opened on first use. `named` selects another model with the same keys.
 
-        Raises what the client raises for settings that it cannot use.
+        Raises the client's errors for invalid settings.
         """
         loop = asyncio.get_running_loop()
         making = self._of(loop).making
@@ -106,7 +106,7 @@ class OpenModels:
         if task is None:
             task = making[key] = loop.create_task(_make(settings, named), name="open a model")
         try:
-            # Others wait for the same one: that this caller is cancelled is not their concern.
+            # Shielded: other callers wait for the same model and must not be cancelled with this one.
             return await asyncio.shield(task)
         except BaseException:
             if task.done() and (task.cancelled() or task.exception() is not None):
@@ -114,7 +114,7 @@ class OpenModels:
             raise
 
     async def open_or_fail(self, settings: ModelSettings, named: str | None) -> OpenModel:
-        """As `open`. Raises ModelProblem (WrongModelSettings) for settings that the client cannot use."""
+        """Like `open`, but raise ModelProblem (WrongModelSettings) for settings that the client cannot use."""
         try:
             return await self.open(settings, named)
         except Exception as error:
@@ -127,7 +127,7 @@ class OpenModels:
         return self._of(asyncio.get_running_loop()).pacing
 
     async def close(self) -> None:
-        """Close what this event loop has opened. A call after that opens again."""
+        """Close the models of this event loop. A later call opens them again."""
         opened = self._loops.pop(asyncio.get_running_loop(), None)
         if opened is None:
             return
@@ -152,7 +152,7 @@ def _key(settings: ModelSettings, named: str | None) -> Hashable:
 
 
 class _Same:
-    """A Model, or what makes one, by identity: two that compare equal may have other connections."""
+    """A Model or its factory, compared by identity: equal ones may have different connections."""
 
     __slots__ = ("of",)
 
@@ -167,6 +167,6 @@ class _Same:
 
 
 async def _make(settings: ModelSettings, named: str | None) -> OpenModel:
-    # In a thread: it loads for seconds, and the loop has heartbeats to send.
+    # In a thread: the import takes seconds, and the loop must send heartbeats.
     client = await asyncio.to_thread(importlib.import_module, "runtime_core.llm.client")
     return cast("OpenModel", await client.OpenModel.make(settings, named))
