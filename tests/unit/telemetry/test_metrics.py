@@ -294,3 +294,10 @@ def test_logs_go_to_standard_error_by_default(log: logging.Logger, capsys: pytes
     logs.configure("agent-handler", "info", "text", sys.stderr)
     log.info("here")
     assert capsys.readouterr().err.endswith("✓ here\n")
+
+
+def test_a_series_needs_all_labels_of_its_metric() -> None:
+    metrics = Metrics(CollectorRegistry(), "agent-handler")
+    for labels in (("a",), ("a", "b", "c")):
+        with pytest.raises(ValueError, match="has the labels"):
+            metrics.agent_turns[labels]  # type: ignore[index]  # a mistake

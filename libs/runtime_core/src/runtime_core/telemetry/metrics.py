@@ -154,10 +154,17 @@ class Series(Collector):
         self._times: dict[tuple[str, ...], Times] = {}
 
     def count(self, *labels: object) -> Count:
-        return self._counts.setdefault(tuple(map(str, labels)), Count())
+        """Return the counter of these labels. Raises ValueError if their number is wrong."""
+        return self._counts.setdefault(self._checked(labels), Count())
 
     def times(self, *labels: object) -> Times:
-        return self._times.setdefault(tuple(map(str, labels)), Times())
+        """Return the histogram of these labels. Raises ValueError if their number is wrong."""
+        return self._times.setdefault(self._checked(labels), Times())
+
+    def _checked(self, labels: tuple[object, ...]) -> tuple[str, ...]:
+        if len(labels) != len(self._metric.labels):
+            raise ValueError(f"{self._metric.name} has the labels {self._metric.labels}, not {labels!r}")
+        return tuple(map(str, labels))
 
     def collect(self) -> Iterable[Metric]:
         """For the registry, at each scrape."""
