@@ -279,7 +279,7 @@ async def a_turn_that_asks_an_agent_without_a_key(stage: Stage) -> Act:
 
 @case
 async def a_turn_that_does_nothing_but_end_its_task(stage: Stage) -> Act:
-    await stage.broker.submit(stage.bus, "t", reply=stage.broker.keys.reply("c"))
+    await stage.broker.submit(stage.bus, "t", replyto=stage.broker.keys.reply("c"))
     turn = await stage.broker.take(stage.bus)
     return lambda: complete(stage.bus, turn)
 
