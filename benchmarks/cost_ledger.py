@@ -49,7 +49,7 @@ ANSWER_SECONDS = 10.0
 POLL_SECONDS = 0.005
 BYTES = ("bytes_in", "bytes_out")
 """What heartbeats send beside the tasks can only be estimated. All other counts of the broker are exact."""
-ABOVE, BELOW = {"calls": 0.015, "bytes": 0.15}, {"calls": 0.06, "bytes": 0.25}
+ABOVE, BELOW = {"calls": 0.1, "bytes": 0.2}, {"calls": 0.2, "bytes": 0.3}
 """How far counts may lie above their bound, and below it before the bound has to be lowered."""
 BY_THE_CLOCK = ("state_manager",)
 """Processes that work by the clock and not by the task: a slower machine counts more calls for each task."""
