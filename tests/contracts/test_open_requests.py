@@ -18,7 +18,7 @@ from tests.contracts.broker import Broker, ask, complete, suspend
 from tests.contracts.two_partitions import Pair, Side, two_partitions
 
 THERE = "a" * 32
-"""The task that answers, as `turn_commit.py` names it: by asker, run and step."""
+"""The task that answers, as `runs/commit.py` names it: by asker, run and step."""
 
 
 @pytest.fixture

@@ -1,9 +1,4 @@
-"""Ties a child process to its parent: when the parent dies, however it dies, the child is signalled.
-
-`tied(command, …)` is the command to start instead. It runs this file, which makes the tie and then becomes
-the command: same process, same id. A launcher and not a `preexec_fn`, since code between fork and exec can
-block for ever in a process that has threads.
-"""
+"""Ties a child process to its parent: when the parent dies, however it dies, the child is signalled."""
 
 from __future__ import annotations
 
@@ -17,8 +12,9 @@ NO_FILE = -1
 
 
 def tied(command: Sequence[str], signal_number: signal.Signals, name_in: int = NO_FILE) -> list[str]:
-    """The command, tied to this process. `name_in` is an inherited descriptor to write its process id to.
+    """Return the command that starts `command` tied to this process.
 
+    The child writes its process id to the inherited descriptor `name_in`, if there is one.
     The command that is returned runs this file, which makes the tie and then becomes `command`: same process, same id.
     It is a launcher and not a `preexec_fn`, because code between fork and exec can block forever in a process that has
     threads.
