@@ -78,6 +78,7 @@ format: setup ## Format the code, fix what can be fixed by itself, write generat
 	$(RUN) docs.generate_events
 	$(RUN) docs.generate_metrics
 	$(RUN) docs.generate_acl
+	$(RUN) docs.generate_command
 	$(RUN) deploy.observability.dashboards
 
 check: setup ## Check format, lint, types and the import rule
@@ -99,14 +100,14 @@ test-simulation: setup ## Run the simulated histories that continuous integratio
 	$(RUN) tests.simulation --seed 0 --histories $(WEFT_SIMULATION_HISTORIES)
 
 test-main: setup ## Run all tests but those of AutoGen, the engines and the simulation (ARGS for pytest)
-	$(RUN) tests.second_look $(TOGETHER) $(ARGS)
+	$(RUN) tests.rerun_failed $(TOGETHER) $(ARGS)
 
 test-autogen: $(AUTOGEN)/.setup ## Run AutoGen's own tests, and ours that need it (ARGS for pytest)
 	$(AUTOGEN)/bin/python -m mypy $(AUTOGEN_CODE)
-	$(AUTOGEN)/bin/python -m tests.second_look tests/autogen $(ARGS)
+	$(AUTOGEN)/bin/python -m tests.rerun_failed tests/autogen $(ARGS)
 
 test-engines: $(ENGINES)/.setup ## Run the tests that need Ray and Spark (ARGS for pytest)
-	$(ENGINES)/bin/python -m tests.second_look tests/engines $(ARGS)
+	$(ENGINES)/bin/python -m tests.rerun_failed tests/engines $(ARGS)
 
 test-matrix: ## Run what `test` runs on every server of the matrix and in memory (ARGS for pytest)
 	WEFT_TEST_SERVERS=all $(MAKE) --no-print-directory test

@@ -1,4 +1,4 @@
-"""What the broker alone spends on each function of a task: `python -m benchmarks.broker_cost [--against COMMIT]`.
+"""CPU time of the broker per function of a task: `python -m benchmarks.broker_cost [--against COMMIT]`.
 
 One process plays all roles: it submits, reads and commits with the arguments of the measured task, one kind of call at
 a time, and reads the server's CPU time between them. What it spends itself does not count. `--against` measures another
@@ -24,12 +24,12 @@ from benchmarks.child import ROOT
 from benchmarks.figures import table
 from benchmarks.question import answer, question
 from runtime_core.bus.connection import Argument, Transport
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.embedded import EmbeddedServer
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect
-from runtime_core.bus.values import Delivery
-from runtime_core.consumer.owner import Owner
+from runtime_core.consumer.heartbeat import Owner
 from runtime_core.wire.commands import Submission
 
 READ_AT_ONCE = 48
@@ -38,7 +38,7 @@ ALL = "all of them"
 
 
 class Server:
-    """Calls of one kind at a time, and what the server spends on them."""
+    """Runs calls of one kind at a time, and measures what the server spends on them."""
 
     def __init__(self, transport: Transport, bus: EventBus) -> None:
         self._transport = transport
@@ -143,7 +143,7 @@ def _row(delivery: Delivery, kind: str, data: bytes, output: bytes, now: int, ow
 
 
 def _in_turn(tasks: int, rounds: int, against: str) -> dict[str, dict[str, list[float]]]:
-    """Measure this tree, and another commit if one is named, each round in a process of its own."""
+    """Measure this tree, and another commit if one is named, each round in a separate process."""
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         sources = {"here": ROOT / "libs/runtime_core/src"}
         if against:

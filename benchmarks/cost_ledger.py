@@ -1,4 +1,4 @@
-"""What one task costs, in counts that a busy machine does not change: `python -m benchmarks.cost_ledger [process]`.
+"""The cost of one task, in counts that do not depend on load: `python -m benchmarks.cost_ledger [process]`.
 
 The measured task of `app.py` runs one at a time. Counted per task: calls of Python functions in each process, commands
 that the broker runs inside of each function, commands that clients send, and bytes. `cost_ledger.toml` bounds each.
@@ -48,18 +48,18 @@ IDLE_SECONDS = 1.0
 ANSWER_SECONDS = 10.0
 POLL_SECONDS = 0.005
 BYTES = ("bytes_in", "bytes_out")
-"""What heartbeats send beside the tasks can only be estimated. All other counts of the broker are exact."""
+"""The share of heartbeats can only be estimated. All other counts of the broker are exact."""
 ABOVE, BELOW = {"calls": 0.1, "bytes": 0.2}, {"calls": 0.2, "bytes": 0.3}
 """How far counts may lie above their bound, and below it before the bound has to be lowered."""
 BY_THE_CLOCK = ("state_manager",)
-"""Processes that work by the clock and not by the task: a slower machine counts more calls for each task."""
+"""Processes with periodic work: a slower machine counts more of their calls per task."""
 
 _LIBRARY = re.compile(r"^weft_[0-9a-f]+_")
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What one task costs."""
+    """The cost of one task."""
 
     calls: dict[str, float]
     """Calls of Python functions, by process."""
@@ -73,7 +73,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one task may cost: `cost_ledger.toml`."""
+    """The bounds of the cost of one task, from `cost_ledger.toml`."""
 
     python: str
     """The version of Python that the bounds of calls are for: another one counts some calls otherwise."""
@@ -86,7 +86,7 @@ class Bounds:
             return cls(**tomllib.load(file))
 
     def differences(self, costs: Costs) -> list[str]:
-        """Return which counts are over their bounds or well below them, as sentences that say what to do."""
+        """Return a sentence with the remedy for each count that is over its bound, or well below it."""
         here = ".".join(platform.python_version_tuple()[:2])
         found = _differences("calls", self.calls, costs.calls) if here == self.python else []
         return found + _differences("broker", self.broker, costs.broker)

@@ -21,8 +21,7 @@ import uvloop
 
 from benchmarks import client_process
 from benchmarks.profiler import CLIENT
-from runtime_core.host.service import run_service
-from runtime_core.host.services import build_of
+from runtime_core.host.service import build_of, run_service
 
 FOLDERS = re.compile(r"^.*/(src|site-packages|lib/python3\.\d+)/")
 """Everything before a module's own path."""

@@ -1,4 +1,4 @@
-"""What must hold after a measurement: no work left, nothing pending, every trajectory complete."""
+"""Checks after a measurement: no work left, nothing pending, every trajectory complete."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import cProfile
 import sys
 
-from runtime_core.host.service import run_service
-from runtime_core.host.services import build_of
+from runtime_core.host.service import build_of, run_service
 
 if __name__ == "__main__":
     service, path = sys.argv[1:]

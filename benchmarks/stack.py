@@ -1,4 +1,4 @@
-"""Broker and services, each a process of its own, on a fresh folder."""
+"""A broker and services, as separate processes on a fresh folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POLL_SECONDS = 0.02
 
 
 class Stack:
-    """What `started` has started."""
+    """The processes that `started` has started."""
 
     def __init__(self, folder: Path, broker: EmbeddedServer, settings: Mapping[str, str]) -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ class Stack:
         return self.folder / "trajectory.db"
 
     def cpu_seconds(self) -> dict[str, float]:
-        """What each process has used so far, by name."""
+        """Return what each process has used so far, by name."""
         assert self._broker.pid is not None
         used = {name: service.cpu_seconds() for name, service in self.services.items()}
         return {**used, BROKER: cpu_seconds(self._broker.pid)}
@@ -57,7 +57,7 @@ class Stack:
     async def start_service(
         self, service: str, name: str = "", *, profile: Path | None = None, counted: bool = False
     ) -> Child:
-        """Start one more; `profile` is the file for what cProfile saw of it. Counted: see `counted_process.py`."""
+        """Start another process; `profile` is the file for its cProfile data. On `counted`, see `counted_process`."""
         run = [f"services.{service}"] if profile is None else ["benchmarks.profiled_service", service, str(profile)]
         child = await self._start(name or service, self._counted(service) if counted else run)
         self.services[child.name] = child
@@ -131,5 +131,5 @@ async def started(
 
 
 def where(path: Path) -> str:
-    """A path as it is shown: seen from the repository, where it is in it."""
+    """Return a path relative to the repository if it is inside it."""
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)

@@ -1,4 +1,4 @@
-"""Tasks per second, Weft and AutoGen in turn, and where the CPU time goes."""
+"""Tasks per second of Weft and AutoGen in turn, and their CPU time by process."""
 
 from __future__ import annotations
 

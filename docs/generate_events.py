@@ -20,7 +20,7 @@ from runtime_core.record import step as steps
 from runtime_core.wire import commands as submission
 from runtime_core.wire import events as facts
 from runtime_core.wire.envelope import Envelope
-from runtime_core.wire.results import STEP_RECORDED
+from runtime_core.wire.events import STEP_RECORDED
 
 PAGE = Path(__file__).with_name("events.md")
 

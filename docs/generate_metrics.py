@@ -66,7 +66,7 @@ def _section(by: str) -> Iterator[str]:
 
 def _row(metric: MetricName) -> str:
     labels = ", ".join(metric.labels)
-    cells = (f"`{metric.name}`", metric.kind, labels, metric.unit, metric.help, metric.look)
+    cells = (f"`{metric.name}`", metric.kind, labels, metric.unit, metric.help, metric.attention)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

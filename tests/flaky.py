@@ -8,7 +8,7 @@ from pathlib import Path
 
 LIST = Path(__file__).with_name("flaky.txt")
 GRACE = timedelta(days=14)
-"""How long a listed test still gets a second look."""
+"""How long a listed test is still rerun."""
 
 
 def name_of(test: str) -> str:

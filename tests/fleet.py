@@ -36,7 +36,14 @@ REPLACE_SECONDS = 300.0
 """How long a replica that is replaced may take to finish what it runs."""
 WATCH_SECONDS = 0.05
 READY = re.compile(r"ready in [\d.]+ s \(process (\d+)\)")
-DEFECTS = ("Traceback", "that nobody expected", "the handler itself failed", "was never retrieved", "was never awaited")
+DEFECTS = (
+    "Traceback",
+    "that nobody expected",
+    "unexpected error",
+    "the handler failed on",
+    "was never retrieved",
+    "was never awaited",
+)
 """What no log may hold, whatever was killed: an error that the code did not foresee."""
 
 
@@ -327,7 +334,7 @@ class Fleet:
         return {
             int(pid)
             for member in self.members.values()
-            if "declared dead after a silence" in member.text()
+            if "this owner was declared dead" in member.text()
             for pid in READY.findall(member.text())
         }
 

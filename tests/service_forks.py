@@ -30,11 +30,10 @@ ROOT = Path(__file__).resolve().parent.parent
 TIED = Path(__file__).parent / "servers" / "tied.py"
 IMPORTED = (
     "runtime_core.aworld.runner",
-    "runtime_core.host.agent_handler",
+    "runtime_core.host.app_services",
     "runtime_core.host.recorder",
-    "runtime_core.host.services",
+    "runtime_core.host.service",
     "runtime_core.host.manager",
-    "runtime_core.host.tool_handler",
     "sqlalchemy.dialects.sqlite.aiosqlite",
     "uvloop",
 )

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 INTERVAL_SECONDS = 1.0
 TIMEOUT_SECONDS = 5.0
 TELL_EVERY = 30
-"""Tries between two lines that say what is waited for."""
+"""The number of tries between two log lines."""
 
 
 def trouble(url: str) -> str:

@@ -1,4 +1,4 @@
-"""`python -m examples.coding_helper --folder FOLDER "what to do"`: asks before each change of a file."""
+"""`python -m examples.coding_helper --folder FOLDER "what to do"`: asks before it writes a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.testing import LocalApp
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 with one line on standard error, 2 for wrong usage."""
+    """Return the exit status: 0, 1 with one line on standard error, or 2 for wrong usage."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.coding_helper",
         description="Let a language model work in a folder. OPENAI_BASE_URL and OPENAI_API_KEY say where it is.",
@@ -46,7 +46,7 @@ async def _run(folder: str, model: str, wanted: str, yes: bool) -> int:
             elif event.type == "weft.human.requested":
                 await _decide(task, event.data, yes)
         response = await task.result()
-        response.value()  # a task that failed says why
+        response.value()  # raises the error of a failed task
         print(flush=True)
     return 0
 

@@ -1,4 +1,4 @@
-"""The app: an agent that a model drives, the tools of an MCP server, and a human who is asked before it writes.
+"""The app: an agent that a model drives, with the tools of an MCP server. A human approves each write.
 
 On services: WEFT_APP=examples.coding_helper.app:app, with CODING_HELPER_FOLDER and what the model needs.
 """
@@ -16,7 +16,7 @@ Keep changes small, write whole files, and say at the end what you have changed 
 
 
 def app_for(folder: str, model: str) -> App:
-    """The helper for one folder. `model` is named as pydantic-ai does, such as `openai-chat:gpt-5.2`."""
+    """Return the helper for one folder. `model` is a pydantic-ai name, such as `openai-chat:gpt-5.2`."""
     app = App("coding-helper")
     app.add_mcp(
         "files",

@@ -23,16 +23,16 @@ MOST_MATCHES = 100
 LONGEST_LINE = 300
 
 READS = ToolAnnotations(read_only_hint=True)
-# The same content again changes nothing more.
+# Idempotent: writing the same content again changes nothing.
 WRITES = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=True)
 
 
 class Files(TypedDict):
-    """What a folder holds."""
+    """The files of a folder."""
 
     files: list[str]
     more: int
-    """How many are not shown."""
+    """The number of omitted files."""
 
 
 class Match(TypedDict):
@@ -44,42 +44,42 @@ class Match(TypedDict):
 
 
 class Matches(TypedDict):
-    """Lines that were found."""
+    """The lines that match."""
 
     matches: list[Match]
     complete: bool
-    """False: there are more."""
+    """False: more lines match."""
 
 
 class Written(TypedDict):
-    """A file that was written."""
+    """A written file."""
 
     path: str
     bytes: int
 
 
 class Folder:
-    """One folder, and nothing outside it."""
+    """Access to the files in one folder."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
 
     def place(self, path: str) -> Path:
-        """Where a relative path leads. Raises ToolError where that is outside."""
+        """Resolve a relative path. Raises ToolError if it is outside the folder."""
         try:
             found = (self._root / path).resolve()
         except (OSError, ValueError) as error:
-            raise ToolError(f"{path!r} is no path: {error}") from None
+            raise ToolError(f"{path!r} is not a path: {error}") from None
         if not found.is_relative_to(self._root):
             raise ToolError(f"{path!r} is outside the folder: give a path inside it, such as 'src/main.py'")
         return found
 
     def shown(self, place: Path) -> str:
-        """The path as callers name it."""
+        """Return a path relative to the folder."""
         return place.relative_to(self._root).as_posix()
 
     def walk(self, below: Path) -> Iterator[Path]:
-        """Files below a folder, in order; hidden ones and what leads elsewhere are left out."""
+        """Return the files below a folder in order, without hidden ones and links to the outside."""
         for folder, names, files in os.walk(below):
             names[:] = sorted(name for name in names if not name.startswith("."))
             for name in sorted(files):
@@ -88,19 +88,19 @@ class Folder:
                     yield place
 
     def text(self, place: Path) -> str:
-        """Raises ToolError for what is no readable text of a usual size."""
+        """Read a text file. Raises ToolError if it is missing, too large or not text."""
         if not place.is_file():
-            raise ToolError(f"there is no file {self.shown(place)!r}: list_files shows what there is")
+            raise ToolError(f"there is no file {self.shown(place)!r}: list_files shows the files")
         if place.stat().st_size > MOST_BYTES:
             raise ToolError(f"{self.shown(place)!r} is larger than {MOST_BYTES:,} bytes: search it instead")
         try:
             return place.read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            raise ToolError(f"{self.shown(place)!r} is no text") from None
+            raise ToolError(f"{self.shown(place)!r} is not text") from None
 
 
 def server_of(folder: Folder) -> MCPServer:
-    """The server of one folder."""
+    """Return the server for one folder."""
     server = MCPServer("files")
 
     @server.tool(annotations=READS)
@@ -123,7 +123,7 @@ def server_of(folder: Folder) -> MCPServer:
         try:
             wanted = re.compile(pattern)
         except re.error as error:
-            raise ToolError(f"{pattern!r} is no regular expression: {error}") from None
+            raise ToolError(f"{pattern!r} is not a regular expression: {error}") from None
         found: list[Match] = []
         for place in folder.walk(folder.place(path)):
             try:
@@ -139,12 +139,12 @@ def server_of(folder: Folder) -> MCPServer:
 
     @server.tool(annotations=WRITES)
     def write_file(path: str, content: str) -> Written:
-        """Write a text file, whole; what it held before is gone."""
+        """Write a whole text file, replacing its content."""
         place, data = folder.place(path), content.encode()
         if place.is_dir():
             raise ToolError(f"{path!r} is a folder")
         place.parent.mkdir(parents=True, exist_ok=True)
-        # Beside it and then in its place: a reader, or a kill, never finds half a file.
+        # Write a temporary file, then rename it: readers never see half a file, even after a kill.
         handle, beside = tempfile.mkstemp(dir=place.parent, prefix=".write-")
         try:
             with os.fdopen(handle, "wb") as file:

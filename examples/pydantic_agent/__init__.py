@@ -1,1 +1,1 @@
-"""A travel desk: a pydantic-ai agent as it is, run durably. `agent.py` knows nothing of Weft; `app.py` declares it."""
+"""A travel desk: an unchanged pydantic-ai agent, run durably. `agent.py` does not use Weft; `app.py` declares it."""

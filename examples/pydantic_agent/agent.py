@@ -1,4 +1,4 @@
-"""The agent, as its authors wrote it for pydantic-ai alone: tools, dependencies, structured output, an approval."""
+"""The agent, written for pydantic-ai alone: tools, dependencies, structured output, an approval."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ TRAINS = {("Bern", "Chur"): 148, ("Bern", "Basel"): 58, ("Chur", "Basel"): 140}
 
 @dataclass
 class Traveller:
-    """The agent's dependencies: data, so that they come with the task's input."""
+    """The agent's dependencies: plain data, part of the task's input."""
 
     name: str
     budget: int
 
 
 class Trip(BaseModel):
-    """What the desk has found."""
+    """The desk's answer."""
 
     city: str
     minutes: int
@@ -44,7 +44,7 @@ def for_whom(ctx: RunContext[Traveller]) -> str:
 
 @desk.tool_plain
 async def train(start: str, end: str) -> int:
-    """Minutes by train between two cities."""
+    """Return the minutes by train between two cities."""
     minutes = TRAINS.get((start, end)) or TRAINS.get((end, start))
     if minutes is None:
         raise ModelRetry(f"no train between {start} and {end}: known are Bern, Chur, Basel")
@@ -53,7 +53,7 @@ async def train(start: str, end: str) -> int:
 
 @desk.tool(requires_approval=True, metadata={"weft": {"repeatable": False}})
 async def book(ctx: RunContext[Traveller], city: str, price: int) -> str:
-    """Book a trip. A human approves it first, and it is never done twice."""
+    """Book a trip, after a human has approved it, exactly once."""
     if price > ctx.deps.budget:
         raise ModelRetry(f"over the budget of {ctx.deps.budget}")
     return f"{city.upper()}-{price}"

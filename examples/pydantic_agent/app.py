@@ -1,4 +1,4 @@
-"""All that is about Weft: the agent as it is, under a name. `WEFT_APP=examples.pydantic_agent.app:app`."""
+"""Declares the unchanged agent under a name. `WEFT_APP=examples.pydantic_agent.app:app`."""
 
 from examples.pydantic_agent.agent import desk
 from weft import App

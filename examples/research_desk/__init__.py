@@ -1,13 +1,13 @@
 """A desk that researches a topic in a folder of documents and writes a report with citations.
 
-1. `documents`  which files of a folder are documents
-2. `passages`   a document → its paragraphs, with file and line
-3. `ranking`    words, and how well a passage speaks of them
-4. `report`     the best passages → sections of text with citations
-5. `corpus`     a large collection to search, made when it is needed
-6. `thinking`   the agents that plan and write with a language model, where one is named
-7. `app`        the agents, the tools and the engine function: what the services run
-8. `desk`       the broker and the services, as processes on this machine
-9. `__main__`   `python -m examples.research_desk`: starts the desk, submits one task, shows how it goes
-10. `compare`   the same question on several engines, and what each took
+1. `documents`  finds the documents of a folder
+2. `passages`   splits a document into paragraphs, with file and line
+3. `ranking`    ranks passages by the words of a topic
+4. `report`     writes sections of text with citations from the best passages
+5. `corpus`     generates a large collection to search
+6. `thinking`   declares agents that plan and write with a language model, if one is configured
+7. `app`        declares the agents, the tools and the engine function, which the services run
+8. `desk`       starts the broker and the services as processes on this machine
+9. `__main__`   `python -m examples.research_desk`: starts the desk, submits one task, prints its progress
+10. `compare`   compares the times of one search on several engines
 """

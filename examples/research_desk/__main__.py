@@ -1,4 +1,4 @@
-"""`python -m examples.research_desk [--docs FOLDER] [--topic TEXT]`: one task from its submit to its run tree."""
+"""`python -m examples.research_desk [--docs FOLDER] [--topic TEXT]`: one task, from its submit to its tree of runs."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ from weft.trajectory import TaskTrajectory, TrajectoryStore, render
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN_SUFFIXES = (".md",)
-"""Of the project itself only its documentation is searched."""
+"""In the project itself, only the documentation is searched."""
 TOPIC = "What happens to a delivery when its consumer dies?"
 NAMESPACE = "research-desk"
 SHUTDOWN_SECONDS = 2.0
 TASK_SECONDS = 180.0
 RECORDED_SECONDS = 10.0
-"""How long the recorder may take behind the end of the task."""
+"""The longest wait for the recorder after the task has ended, in seconds."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the command line asked for."""
+    """The command-line options."""
 
     docs: Path
     suffixes: tuple[str, ...]
     topic: str
     pause_seconds: float
     engine: str = ""
-    """What searches in place of the tools; empty: the tools do."""
+    """The engine that searches; empty: the tools search."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the job; returns the exit status: 0, 1 with one line on standard error, 2 for wrong usage."""
+    """Run the job. Return the exit status: 0, 1 with one line on standard error, or 2 for wrong usage."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows `?` for what it lacks
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows `?` for missing characters
     try:
         wanted = _wanted(arguments)
         return asyncio.run(_until_signalled(wanted))
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"research_desk: {one_line(str(error))}", file=sys.stderr, flush=True)
         return 1
     except BrokenPipeError:
-        # Whoever read the output has gone. Nothing more is written, not even at exit.
+        # The reader of the output has exited. Write nothing more, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -71,25 +71,25 @@ def _wanted(arguments: Sequence[str] | None) -> Wanted:
         prog="python -m examples.research_desk",
         description="Research a topic in a folder of text files and write a report with citations.",
     )
-    parser.add_argument("--docs", metavar="FOLDER", help="what to search; the project's own documentation by default")
-    parser.add_argument("--topic", default=TOPIC, help=f"what to look for; by default: {TOPIC}")
+    parser.add_argument("--docs", metavar="FOLDER", help="the folder to search; default: the project's documentation")
+    parser.add_argument("--topic", default=TOPIC, help=f"the topic; default: {TOPIC}")
     parser.add_argument(
         "--pause",
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="how much longer each search takes, to watch the desk at work, or to kill a service meanwhile",
+        help="additional time per search, to watch the desk work or to kill a service meanwhile",
     )
     parser.add_argument(
         "--passages",
         type=int,
         metavar="NUMBER",
-        help="search a collection of so many passages, which is made in the data folder, in place of a folder",
+        help="search a collection of this many passages, created in the data folder, instead of a folder",
     )
     parser.add_argument(
         "--engine",
         choices=("local", "ray", "spark"),
-        help="what searches it: threads of this machine (processes with WEFT_ENGINE_PROCESSES), or a cluster",
+        help="the engine that searches it: local threads (processes with WEFT_ENGINE_PROCESSES), or a cluster",
     )
     given = parser.parse_args(arguments)
     if given.passages is not None and not 1 <= given.passages <= PASSAGES_MAX:
@@ -100,7 +100,7 @@ def _wanted(arguments: Sequence[str] | None) -> Wanted:
         parser.error("--pause: seconds from 0 to 50")
     topic = " ".join(given.topic.encode(errors="replace").decode().split())
     if not topic_words(topic):
-        raise ConfigurationError(f"--topic {topic!r}: holds no word to look for")
+        raise ConfigurationError(f"--topic {topic!r}: contains no word to search for")
     if given.passages is not None:
         made = make_corpus(settings_of_desk().make_data_dir(), given.passages)
         return Wanted(made, OWN_SUFFIXES, topic, given.pause, given.engine or "local")
@@ -111,14 +111,14 @@ def _wanted(arguments: Sequence[str] | None) -> Wanted:
         raise ConfigurationError(f"--docs {shown}: the name is not UTF-8; rename the folder")
     if not docs.is_dir():
         problem = "is not a folder" if docs.exists() else "there is no such folder"
-        raise ConfigurationError(f"--docs {docs}: {problem}; name one that holds text files")
+        raise ConfigurationError(f"--docs {docs}: {problem}; name a folder with text files")
     if not find_documents(docs, suffixes).paths:
-        raise ConfigurationError(f"--docs {docs}: holds no text files; name a folder with some (Markdown, txt, …)")
+        raise ConfigurationError(f"--docs {docs}: contains no text files; name a folder with some (Markdown, txt, …)")
     return Wanted(docs, suffixes, topic, given.pause, given.engine or "")
 
 
 async def _until_signalled(wanted: Wanted) -> int:
-    """The job, or its orderly end where a signal comes first."""
+    """Run the job, or stop cleanly on a signal."""
     job = asyncio.create_task(_run(wanted), name="job")
     stopped_by: list[signal.Signals] = []
 
@@ -135,7 +135,7 @@ async def _until_signalled(wanted: Wanted) -> int:
     except asyncio.CancelledError:
         if not stopped_by:
             raise
-        print("stopped; what was accepted goes on at the next start", file=sys.stderr, flush=True)
+        print("stopped; the task continues at the next start", file=sys.stderr, flush=True)
         return 128 + stopped_by[0]
 
 
@@ -172,8 +172,8 @@ async def _run(wanted: Wanted) -> int:
                         screen.event(event)
                     response = await task.result()
             except TimeoutError:
-                raise WeftError(f"task {task_id} has not ended in time; {desk.log} may say why") from None
-        response.value()  # a task that failed says why
+                raise WeftError(f"task {task_id} did not end in time; see {desk.log}") from None
+        response.value()  # raises the error of a failed task
         screen.line()
         screen.step("the task is completed; what it did, with timings:")
         screen.line()
@@ -183,7 +183,7 @@ async def _run(wanted: Wanted) -> int:
 
 
 def settings_of_desk() -> Settings:
-    """The process's own, with a data folder and a namespace for the desk where none are named."""
+    """Return this process's settings, with the desk's data folder and namespace as defaults."""
     settings = Settings.from_environment(os.environ)
     if "WEFT_DATA_DIR" not in os.environ:
         folder = settings.data_dir / "research_desk"
@@ -191,10 +191,10 @@ def settings_of_desk() -> Settings:
         if "WEFT_TRAJECTORY_URL" not in os.environ:
             settings = replace(settings, trajectory_url=f"sqlite:///{folder / 'trajectory.db'}")
     if "WEFT_NAMESPACE" not in os.environ:
-        # On a shared broker: handlers of other apps would have to hand each event on.
+        # A separate namespace: on a shared broker, other apps' handlers would have to hand events on.
         settings = replace(settings, namespace=NAMESPACE)
     if "WEFT_SHUTDOWN_SECONDS" not in os.environ:
-        # After Ctrl-C nobody waits for a long search; it is done again at the next start.
+        # After Ctrl-C, do not wait for a long search; it is repeated at the next start.
         settings = replace(settings, shutdown_seconds=SHUTDOWN_SECONDS)
     return replace(settings, metrics_port=None)
 
@@ -213,7 +213,7 @@ def _announce(screen: Screen, desk: Desk, wanted: Wanted) -> None:
 
 
 async def recorded(settings: Settings, task_id: str) -> TaskTrajectory:
-    """The task's trajectory, once it is complete."""
+    """Return the task's complete trajectory."""
     store = await TrajectoryStore.open(settings.trajectory_url)
     try:
         give_up_at = time.monotonic() + RECORDED_SECONDS
@@ -222,7 +222,7 @@ async def recorded(settings: Settings, task_id: str) -> TaskTrajectory:
             if found is not None and (found.complete or time.monotonic() > give_up_at):
                 return found
             if time.monotonic() > give_up_at:
-                raise WeftError(f"the trajectory of {task_id} was not recorded; look at the services' log")
+                raise WeftError(f"the trajectory of {task_id} was not recorded; see the services' log")
             await asyncio.sleep(0.02)
     finally:
         await store.close()
@@ -236,7 +236,7 @@ def _how_to_look_further(screen: Screen, settings: Settings, task_id: str) -> No
     screen.line(f"  export WEFT_NAMESPACE={settings.namespace} WEFT_DATA_DIR={data}")
     screen.line(f"  {weft} trajectory show {task_id}")
     if settings.redis_url is None:
-        screen.line(f"  {weft} up --app {APP}    # the broker and the services again; in another terminal:")
+        screen.line(f"  {weft} up --app {APP}    # starts the broker and the services again; in another terminal:")
     screen.line(f"  {weft} task show {task_id}")
 
 

@@ -1,4 +1,4 @@
-"""The desk's app: a researcher, who has shards of the documents searched and ranked, and a writer."""
+"""The desk's app: a researcher, which searches and ranks shards of the documents, and a writer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from examples.research_desk.thinking import add_thinkers
 from weft import AgentContext, App, Reject
 
 SHARDS = 6
-"""Searches that run at once; each shard of the documents is one tool call."""
+"""The number of concurrent searches; each shard of the documents is one tool call."""
 ENGINE_SHARDS = 48
-"""Of a large collection: enough that no worker of an engine is idle while another has much left."""
+"""The number of shards of a large collection: enough to keep all workers of an engine busy."""
 
 app = App("research-desk", version="1")
 add_thinkers(app)
@@ -26,50 +26,49 @@ add_thinkers(app)
 
 @dataclass(frozen=True)
 class Job:
-    """What the researcher is asked for."""
+    """The researcher's input."""
 
     topic: str
     folder: str = ""
-    """Absolute: the tools read the files there. Empty: `DESK_DOCS`, or where the tool-handler was started."""
+    """The absolute path of the documents. Empty: `DESK_DOCS`, or the tool-handler's working directory."""
     suffixes: tuple[str, ...] = ()
-    """Only files that end so; empty: all that hold text."""
+    """Suffixes of the files to search; empty: all text files."""
     pause_seconds: float = 0.0
-    """How much longer each search takes, to watch the desk at work, or to kill something meanwhile."""
+    """Additional time per search, in seconds, to watch the desk work or to kill a service meanwhile."""
     on_engine: bool = False
-    """Whether an engine searches, and not tools: for collections that keep processors busy for seconds. Which engine is
-    the task's `conf.engine`."""
+    """Whether the engine `conf.engine` searches instead of tools: for collections that take seconds of CPU time."""
     with_model: bool = False
-    """Whether a model plans the search and writes. In the job: an agent's code must not ask the environment."""
+    """Whether a model plans the search and writes; agent code itself must not read the environment."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the writer is asked to write about."""
+    """The writer's input."""
 
     topic: str
     ranking: Ranking
     looked_for: str = ""
-    """The words that were looked for; empty: those of the topic."""
+    """The words that were searched for; empty: those of the topic."""
     with_model: bool = False
 
 
 def folder_named(folder: str) -> Path:
-    """Where a tool reads. Only tools ask: an agent's code must be the same wherever it is replayed."""
+    """Return the folder that a tool reads. Only tools call this: agent code must not depend on its machine."""
     return Path(folder or os.environ.get("DESK_DOCS") or ".")
 
 
 @app.tool
 def list_documents(folder: str, suffixes: list[str]) -> Documents:
-    """The documents of a folder."""
+    """List the documents of a folder."""
     place = folder_named(folder).absolute()
     return replace(find_documents(place, suffixes), folder=str(place))
 
 
 @app.tool
 async def search(folder: str, paths: list[str], words: list[str], pause_seconds: float = 0.0) -> Finding:
-    """The passages of these documents that hold some of the words."""
+    """Return the passages of these documents that contain some of the words."""
     await asyncio.sleep(pause_seconds)
-    # Documents are read one by one, in a thread: another call goes on meanwhile.
+    # Read in a thread, one document at a time, so that other calls run meanwhile.
     return await asyncio.to_thread(
         find, words, ((path, split(read_document(folder_named(folder) / path))) for path in paths)
     )
@@ -77,23 +76,23 @@ async def search(folder: str, paths: list[str], words: list[str], pause_seconds:
 
 @app.engine_function(timeout_seconds=600)
 def find_in_shard(paths: list[str], folder: str, words: list[str]) -> Finding:
-    """As `search`, where processors are what it takes."""
+    """Do the same as `search`, on an engine."""
     return find(words, ((path, split(read_document(folder_named(folder) / path))) for path in paths))
 
 
 @app.engine_function
 def rank(words: list[str], findings: list[Finding]) -> Ranking:
-    """The best passages of all shards."""
+    """Return the best passages of all shards."""
     return rank_findings(words, findings)
 
 
 @app.agent("researcher")
 async def researcher(ctx: AgentContext, job: Job | str) -> Report:
-    """A job, or just a topic: then what can be read of the default folder is searched."""
+    """Research a job, or a topic in the default folder."""
     if isinstance(job, str):
         job = Job(job, suffixes=(".md", ".rst", ".txt"))
     if not topic_words(job.topic):
-        raise Reject(f"the topic {job.topic!r} holds no word to look for")
+        raise Reject(f"the topic {job.topic!r} contains no word to search for")
     looked_for = job.topic
     if job.with_model:
         plan = await ctx.agent("planner", job.topic)
@@ -145,7 +144,7 @@ async def writer(ctx: AgentContext, facts: Facts) -> Report:
 
 
 async def written(ctx: AgentContext, facts: Facts, looked_for: str, citations: list[Citation]) -> Report:
-    """The report with a middle part by the editor, whose words reach the client while the model says them."""
+    """Return the report with a middle part by the editor, streamed to the client while the model writes it."""
     before, after = sections_around(facts.topic, facts.ranking, citations, looked_for)
     await ctx.emit(before)
     passages = [{"number": one.number, "place": one.place, "text": one.quote} for one in citations]

@@ -1,7 +1,7 @@
 """`python -m examples.research_desk.compare [--passages NUMBER] [ENGINE …]`: one question on several engines.
 
-Each engine searches the same collection for the same topic. What it took is the time of that one step, as it was
-recorded; the start of services and clusters is not in it. The answers must be the same.
+Each engine searches the same collection for the same topic. The time is the recorded duration of that step, without
+the start of services and clusters. The answers must be the same.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from weft import Client, SubmitOptions, WeftError
 from weft.hosting import SERVICES, Settings, configure_logs, one_line
 
 ENGINES = ("threads", "processes", "ray", "spark")
-"""The first two are `local`."""
+"""The first two are variants of the engine `local`."""
 TASK_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one engine gave."""
+    """The result of one engine."""
 
     engine: str
     seconds: tuple[float, ...]
-    """Of each question in turn: the first one may start workers."""
+    """The duration of each search; the first one may include the start of workers."""
     report: str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints a line for each engine; returns 0 where all answers are the same."""
+    """Print a line per engine. Return 0 if all answers are equal."""
     parser = argparse.ArgumentParser(prog="python -m examples.research_desk.compare")
     parser.add_argument("engines", nargs="*", choices=(*ENGINES, []), help=f"some of {', '.join(ENGINES)}")
     parser.add_argument("--passages", type=int, default=40_000, help=f"up to {PASSAGES_MAX}")
-    parser.add_argument("--times", type=int, default=2, help="how often each engine is asked")
+    parser.add_argument("--times", type=int, default=2, help="the number of searches per engine")
     given = parser.parse_args(arguments)
     if not 1 <= given.passages <= PASSAGES_MAX or given.times < 1:
         parser.error("--passages and --times: numbers from 1")
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def compare(engines: Sequence[str], passages: int, times: int) -> list[Measured]:
-    """Ask each engine, one after the other, and print what it took. Raises WeftError for what cannot work."""
+    """Run the search on each engine in turn and print the times. Raises WeftError if an engine is unavailable."""
     configure_logs("compare", "warning", "text")
     settings = settings_of_desk()
     folder = make_corpus(settings.make_data_dir(), passages)

@@ -1,4 +1,4 @@
-"""A large collection of documents, made when it is needed: the same text for the same number of passages, always."""
+"""Generates a large collection of documents: the same text for the same number of passages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 PASSAGES_PER_FILE = 100
 WORDS_PER_PASSAGE = 70
 PASSAGES_MAX = 100_000
-"""As many as the desk searches of one folder."""
+"""The most documents that the desk searches in a folder."""
 DONE = "complete"
 """The file that is written last."""
 
@@ -29,11 +29,11 @@ _OBJECTS = ("its deliveries", "the entry", "an owner", "what it held", "the resu
 
 
 def make_corpus(folder: Path, passages: int) -> Path:
-    """The folder of a collection of so many passages, below `folder`; made where it is not there yet."""
+    """Return the folder of a collection of this many passages, below `folder`. Create it if it is missing."""
     made = folder / f"corpus-{passages}"
     if (made / DONE).exists():
         return made
-    shutil.rmtree(made, ignore_errors=True)  # one that was not finished
+    shutil.rmtree(made, ignore_errors=True)  # an unfinished one
     made.mkdir(parents=True)
     dice = random.Random(passages)
     words, weights = _vocabulary()
@@ -47,7 +47,7 @@ def make_corpus(folder: Path, passages: int) -> Path:
 
 
 def _vocabulary() -> tuple[list[str], list[float]]:
-    """Words, and how often each comes, added up: as in any language, a few are everywhere."""
+    """Return words and their cumulative frequencies. As in any language, a few words are very common."""
     syllables = [a + b for a, b in product("bdfgklmnprstv", "aeiou")]
     words = ["".join(parts) for parts in product(syllables[::3], syllables[1::2])]
     return words, list(accumulate(1.0 / rank for rank in range(1, len(words) + 1)))

@@ -1,4 +1,4 @@
-"""The desk's processes: a broker where none was named, and the four services. They end with the desk."""
+"""The desk's processes: the four services, and a broker if none is configured. They end with the desk."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ APP = "examples.research_desk.app:app"
 
 @dataclass(frozen=True)
 class Desk:
-    """What runs, and where to look at it."""
+    """The running desk."""
 
     url: str
-    """The broker."""
+    """The broker's URL."""
     services: tuple[str, ...]
     log: Path
-    """What the services say."""
+    """The services' log file."""
 
 
 @contextlib.asynccontextmanager
 async def open_desk(settings: Settings, wanted: Sequence[str] = SERVICES) -> AsyncIterator[Desk]:
-    """Starts everything, and ends it all at the end. Raises ConfigurationError, one line, where that cannot work.
+    """Start everything, and stop it at the end. Raises ConfigurationError, on one line, if that fails.
 
-    A service that dies meanwhile is started again; where they cannot work at all, what runs inside is cancelled
-    and the reason is raised.
+    A service that dies is restarted. If the services cannot work at all, the body is cancelled and the reason raised.
     """
     if settings.redis_url is not None and settings.redis_url.startswith("memory:"):
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Which files of a folder are documents: regular files with text, in an order that is always the same."""
+"""Finds the documents of a folder: regular text files, always in the same order."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FILES_MAX = 2_000
-"""Documents that are searched at most; the first of the folder, in order."""
+"""The most documents that are searched; the first ones of the folder."""
 ALL_BYTES_MAX = 50_000_000
-"""Searching more would keep two cores busy for longer than anyone watches an example."""
+"""The most bytes that are searched; more would take too long for an example."""
 BYTES_MAX = 2_000_000
-"""A larger file is not a document that somebody wrote."""
+"""Larger files are skipped: they are not hand-written documents."""
 LOOK_BYTES = 8_192
 NOT_DOCUMENTS = frozenset({"__pycache__", "node_modules", "dist", "build", "venv", "site-packages"})
 
-# What a terminal would obey.
+# Control characters, which a terminal would interpret.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
 class Documents:
-    """What a folder holds."""
+    """The documents of a folder."""
 
     paths: list[str]
-    """Relative to the folder, with `/`, in order."""
+    """Paths relative to the folder, with `/`, in order."""
     skipped: int
-    """Files that are binary, empty, too large, or cannot be read."""
+    """The number of files that are binary, empty, too large or unreadable."""
     more: bool
-    """Whether there are more than FILES_MAX, or more than ALL_BYTES_MAX in them."""
+    """Whether the folder exceeds FILES_MAX or ALL_BYTES_MAX."""
     folder: str = ""
-    """Which folder that is, absolute: others who read there may have been started elsewhere."""
+    """The folder's absolute path, since other processes may have another working directory."""
 
 
 def find_documents(folder: Path, suffixes: Sequence[str] = ()) -> Documents:
-    """The documents below `folder`, hidden files and folders left out; with `suffixes`, only such files."""
+    """Return the documents below `folder`, without hidden files and folders; with `suffixes`, only such files."""
     paths: list[str] = []
     skipped = total = 0
     for path in _files(folder):
@@ -54,12 +54,12 @@ def find_documents(folder: Path, suffixes: Sequence[str] = ()) -> Documents:
 
 
 def read_document(path: Path) -> list[str]:
-    """The document's lines, without their ends and control characters; none where it cannot be read any more."""
+    """Return the document's lines without line ends and control characters; none if it is no longer readable."""
     try:
         text = path.read_bytes().decode("utf-8-sig", errors="replace")
     except OSError:
         return []
-    # Not splitlines: it also splits at form feeds and the like, and editors would count other lines.
+    # Not splitlines: it also splits at form feeds, which editors do not count as line ends.
     return [_CONTROL.sub("�", line) for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
 
 
@@ -72,9 +72,9 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _text_bytes(path: Path) -> int:
-    """The size of a text file; 0 for what is no document."""
+    """Return the size of a text file; 0 if it is not a document."""
     try:
-        # A name that is no UTF-8 cannot be written as JSON, nor shown.
+        # A name that is not UTF-8 can be neither encoded as JSON nor printed.
         str(path).encode()
         size = path.stat().st_size if path.is_file() else 0
         if not 0 < size <= BYTES_MAX:
@@ -92,6 +92,6 @@ def _is_text(start: bytes) -> bool:
     try:
         start.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # The cut may go through the middle of a character.
+        # The cut may split a character.
         return error.start > len(start) - 4 and len(start) == LOOK_BYTES
     return True

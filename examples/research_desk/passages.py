@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 LINES_MAX = 12
-"""A longer block (a table, a listing, a file without empty lines) is cut into passages of so many lines."""
+"""The most lines of a passage. A longer block (a table, a listing) is split."""
 LINE_MAX = 800
-"""Characters. A longer line (a paragraph without breaks, a minified file) is cut into passages of its own."""
+"""The most characters of a line. A longer line (a paragraph without breaks) is split into passages."""
 PASSAGE_MAX = 1_200
-"""Characters from which a passage takes no further line."""
+"""The number of characters from which a passage gets no further line."""
 
 _HEADING = re.compile(r"#{1,6}\s+(?P<title>.*\S)\s*#*\s*")
 _UNDERLINE = re.compile(r"(=|-|~|\^|\*|\+)\1{2,}\s*")
@@ -20,17 +20,17 @@ _UNDERLINE = re.compile(r"(=|-|~|\^|\*|\+)\1{2,}\s*")
 
 @dataclass
 class Passage:
-    """Some lines of a document that belong together."""
+    """Consecutive lines of a document."""
 
     heading: str
-    """The heading above it; empty where there is none."""
+    """The heading above it; empty if there is none."""
     first: int
     """The number of its first line, from 1."""
     lines: list[str] = field(default_factory=list)
 
 
 def split(lines: Sequence[str]) -> Iterator[Passage]:
-    """The passages of a document, in order. A heading begins the passage that follows it."""
+    """Return the passages of a document in order. A heading begins the passage below it."""
     passage = Passage("", 1)
     in_heading = False
     for number, line in enumerate(lines, start=1):
@@ -47,7 +47,7 @@ def split(lines: Sequence[str]) -> Iterator[Passage]:
                 yield passage
             passage, in_heading = Passage(title, number, [line]), True
         elif not line.strip():
-            # The empty line below a heading does not part it from its paragraph.
+            # An empty line does not separate a heading from its paragraph.
             if passage.lines and not in_heading:
                 yield passage
                 passage = Passage(passage.heading, number + 1)
@@ -66,7 +66,7 @@ def split(lines: Sequence[str]) -> Iterator[Passage]:
 
 
 def _title(line: str, following: str) -> str:
-    """The heading that this line is, by its `#` or by the rule below it; else empty."""
+    """Return the heading in this line, marked by `#` or by the rule below it; else an empty text."""
     match = _HEADING.fullmatch(line)
     if match is not None:
         return match["title"]

@@ -1,4 +1,4 @@
-"""Words, and how well a passage speaks of them: BM25 over all passages, raised where words stand close together."""
+"""Ranks passages by the words of a topic: BM25 over all passages, with a bonus for words that are close together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BEST = 12
 BEST_PER_FILE = 3
 WORDS_MAX = 16
 SATURATION, LENGTH_WEIGHT = 1.2, 0.75
-"""BM25's k1 and b: how soon more of a word adds nothing, and how much a long passage is held against itself."""
+"""BM25's k1 (saturation of repeated words) and b (penalty of long passages)."""
 HEADING_WEIGHT, NEAR_WEIGHT = 0.6, 0.8
 
 _STOP_WORDS = (
@@ -25,7 +25,7 @@ _STOP_WORDS = (
     "where which while who why will with would you your"
 )
 STOP_WORDS = frozenset(_STOP_WORDS.split())
-# Scripts that are written without spaces have a word per character here.
+# In scripts without spaces, each character counts as a word.
 _WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]|[^\W_぀-ヿ㐀-鿿가-힯]+")
 _ENDINGS = ("ations", "ation", "ings", "edly", "ing", "ers", "ies", "ied", "ed", "er", "es", "ly", "s", "e", "y")
 _STEM_MIN = 3
@@ -33,33 +33,33 @@ _STEM_MIN = 3
 
 @dataclass(frozen=True)
 class Candidate:
-    """A passage that holds at least one of the words."""
+    """A passage with at least one of the words."""
 
     file: str
     first: int
     heading: str
     lines: list[str]
     counts: list[int]
-    """How often each word of the topic is in it."""
+    """The count of each word of the topic."""
     in_heading: list[bool]
     length: int
-    """Its words, stop words left out."""
+    """The number of words without stop words."""
     span: int
-    """The fewest words that hold every word of the topic that is in it."""
+    """The length in words of the shortest span with all its words of the topic."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What the search of some documents gives: their best candidates, and what ranking over all of them needs."""
+    """The result of searching some documents: the best candidates, and statistics for ranking all of them."""
 
     documents: int
     passages: int
     matching: int
-    """Passages that hold at least one word of the topic."""
+    """The number of passages with at least one word of the topic."""
     length: int
-    """Words in all passages."""
+    """The number of words in all passages."""
     holding: list[int]
-    """In how many passages each word of the topic is."""
+    """The number of passages that contain each word of the topic."""
     candidates: list[Candidate]
 
 
@@ -76,39 +76,39 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The best passages, best first."""
+    """The best passages, the best first."""
 
     documents: int
     passages: int
     matching: int
-    """Passages that hold at least one word of the topic."""
+    """The number of passages with at least one word of the topic."""
     holding: list[int]
-    """In how many passages each word of the topic is."""
+    """The number of passages that contain each word of the topic."""
     weights: list[float]
-    """How much each word of the topic says: the rarer, the more."""
+    """The weight of each word of the topic: rarer words weigh more."""
     best: list[Ranked]
 
 
 def topic_words(topic: str) -> list[str]:
-    """The stems to look for: stop words left out, unless there is nothing else; none where it holds no word."""
+    """Return the stems to search for, without stop words unless there are no others; none if there is no word."""
     found = [word for word in _raw_words(topic) if word not in STOP_WORDS] or _raw_words(topic)
     return list(dict.fromkeys(_stem(word) for word in found))[:WORDS_MAX]
 
 
 def stems(text: str) -> list[str]:
-    """The stems of a text, in order, stop words included: they count as distance."""
+    """Return the stems of a text in order, with stop words, since they count as distance."""
     return [_stem(word) for word in _raw_words(text)]
 
 
 def places(text: str) -> Iterator[tuple[str, int]]:
-    """The stems of a text with where each begins."""
-    # Not of the folded text, which may be longer; `casefold` of a word alone is the same.
+    """Return the stems of a text with their positions."""
+    # Positions in the original text: the folded one may be longer. `casefold` of a single word is the same.
     for match in _WORD.finditer(text):
         yield _stem(match[0].casefold()), match.start()
 
 
 def find(words: Sequence[str], documents: Iterable[tuple[str, Iterable[Passage]]]) -> Finding:
-    """Look at each passage of some documents; keep the best candidates."""
+    """Search the passages of some documents and return the best candidates."""
     place = {word: at for at, word in enumerate(words)}
     holding = [0] * len(words)
     candidates: list[Candidate] = []
@@ -139,13 +139,13 @@ def find(words: Sequence[str], documents: Iterable[tuple[str, Iterable[Passage]]
             )
     here = Finding(files, passages, len(candidates), length, holding, [])
     weights = _weights(passages, holding)
-    # Over these documents only: good enough to choose what the ranking over all of them looks at.
+    # From these documents only: good enough to choose candidates for the final ranking.
     order = sorted(candidates, key=lambda one: (-_score(one, weights, _mean(here)), one.file, one.first))
     return replace(here, candidates=order[:BEST_PER_SHARD])
 
 
 def rank(words: Sequence[str], findings: Sequence[Finding]) -> Ranking:
-    """Order the candidates of all shards by what the words weigh in all passages together."""
+    """Order the candidates of all shards by the weights of the words over all passages."""
     whole = Finding(
         sum(one.documents for one in findings),
         sum(one.passages for one in findings),
@@ -178,7 +178,7 @@ def _raw_words(text: str) -> list[str]:
 
 
 def _stem(word: str) -> str:
-    """Cut one ending, so that `retries`, `retried` and `retry` are one word. Crude, and the same everywhere."""
+    """Cut one ending, so that `retries`, `retried` and `retry` are one word."""
     for ending in _ENDINGS:
         if word.endswith(ending) and len(word) - len(ending) >= _STEM_MIN:
             return word[: -len(ending)]
@@ -186,7 +186,7 @@ def _stem(word: str) -> str:
 
 
 def _weights(passages: int, holding: Sequence[int]) -> list[float]:
-    """BM25's idf: a word that is everywhere weighs little."""
+    """Return BM25's idf: a common word weighs little."""
     return [math.log(1 + (passages - count + 0.5) / (count + 0.5)) for count in holding]
 
 
@@ -207,7 +207,7 @@ def _score(one: Candidate, weights: Sequence[float], mean: float) -> float:
 
 
 def _span(found: Sequence[str], wanted: dict[str, int]) -> int:
-    """The length of the shortest stretch with every wanted word that is in `found`."""
+    """Return the length of the shortest span with every wanted word in `found`."""
     places = [(at, word) for at, word in enumerate(found) if word in wanted]
     missing = len({word for _, word in places})
     inside: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Writes the report: the best passages as quotes, each with the file and the line that it comes from."""
+"""Writes the report: quotes from the best passages, each with its file and line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MARKER = re.compile(r"\s*([-*+>]\s+|#{1,6}\s+|\d+[.)]\s+|\|\s*)*")
 
 @dataclass(frozen=True)
 class Citation:
-    """A quote and where it stands. The line holds at least one word of the topic."""
+    """A quote and its place. The line contains at least one word of the topic."""
 
     number: int
     file: str
@@ -33,7 +33,7 @@ class Citation:
 
 @dataclass(frozen=True)
 class Report:
-    """What the desk answers: the text (Markdown), and its citations as data."""
+    """The desk's answer: the text (Markdown), and its citations as data."""
 
     topic: str
     text: str
@@ -41,7 +41,7 @@ class Report:
 
 
 def cite(topic: str, ranking: Ranking) -> list[Citation]:
-    """The best sentence of each of the best passages, numbered by file and best first."""
+    """Return the best sentence of each of the best passages, numbered by file, the best first."""
     weights = dict(zip(topic_words(topic), ranking.weights, strict=True))
     chosen = [(passage.file, *_best_sentence(passage, weights)) for passage in ranking.best]
     files = list(dict.fromkeys(file for file, _, _ in chosen))
@@ -50,10 +50,10 @@ def cite(topic: str, ranking: Ranking) -> list[Citation]:
 
 
 def sections(topic: str, ranking: Ranking, citations: Sequence[Citation], looked_for: str = "") -> Iterator[str]:
-    """The parts of the report, in order; together they are its text. `looked_for` are the words; empty: the topic's."""
+    """Yield the parts of the report in order. `looked_for` has the searched words; empty: those of the topic."""
     searched = f"{_count(ranking.passages, 'passage')} of {_count(ranking.documents, 'document')}"
     if not citations:
-        yield f"# {topic}\n\nNothing found: {searched} were searched, and none speaks of it.\n"
+        yield f"# {topic}\n\nNothing found: {searched} were searched; none mentions it.\n"
         return
     files = list(dict.fromkeys(one.file for one in citations))
     yield (
@@ -69,7 +69,7 @@ def sections(topic: str, ranking: Ranking, citations: Sequence[Citation], looked
 
 
 def sections_around(topic: str, ranking: Ranking, citations: Sequence[Citation], looked_for: str) -> tuple[str, str]:
-    """What stands before and after a text that another writes: the heading, and the sources."""
+    """Return the heading and the sources, which surround a text by another writer."""
     first = next(sections(topic, ranking, citations, looked_for))
     return f"{first}\n", f"\n{_sources(citations)}"
 
@@ -92,7 +92,7 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 
 def _best_sentence(passage: Ranked, weights: dict[str, float]) -> tuple[int, str]:
-    """The line and the text of the sentence that says most; one in the heading only where no other has a word."""
+    """Return the line and the text of the best sentence; one in the heading only if no other contains a word."""
     best = (0.0, passage.first, passage.lines[0])
     heading = (0.0, passage.first, passage.lines[0])
     for text, starts in _sentences(passage):
@@ -105,7 +105,7 @@ def _best_sentence(passage: Ranked, weights: dict[str, float]) -> tuple[int, str
             continue
         said = set().union(*at_line.values())
         worth = sum(weights[stem] for stem in said)
-        # Of a sentence over several lines, the one with the most of it.
+        # The line with the largest part of the sentence.
         line = min(at_line, key=lambda number: (-sum(weights[stem] for stem in at_line[number]), number))
         found = (worth, line, _cut(text, next(begin for begin, number in starts if number == line)))
         if _is_heading(passage, line):
@@ -117,7 +117,7 @@ def _best_sentence(passage: Ranked, weights: dict[str, float]) -> tuple[int, str
 
 
 def _sentences(passage: Ranked) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-    """Each sentence, on one line, with the places in it where a line of the document begins, and its number."""
+    """Yield each sentence on one line, with the offsets and numbers of the document's lines in it."""
     for block in _blocks(passage):
         text, starts = "", []
         for number, line in block:
@@ -129,14 +129,14 @@ def _sentences(passage: Ranked) -> Iterator[tuple[str, list[tuple[int, int]]]]:
             sentence = text[begin:end].strip(" |")
             if sentence:
                 offset = text.index(sentence, begin)
-                # The line in which the sentence begins, and those that begin in it.
+                # The line where the sentence begins, and the lines that begin in it.
                 first = max(one for one in starts if one[0] <= offset)[1]
                 yield sentence, [(0, first), *((at - offset, line) for at, line in starts if offset < at < end)]
             begin = end
 
 
 def _blocks(passage: Ranked) -> Iterator[list[tuple[int, str]]]:
-    """The passage's lines with their numbers; list items, table rows and headings by themselves."""
+    """Yield blocks of numbered lines; list items, table rows and headings are separate blocks."""
     block: list[tuple[int, str]] = []
     for number, line in enumerate(passage.lines, start=passage.first):
         if block and (_OWN_BLOCK.match(line) or _is_heading(passage, number - 1)):
@@ -155,7 +155,7 @@ def _is_heading(passage: Ranked, line: int) -> bool:
 
 
 def _cut(text: str, line_start: int) -> str:
-    """At most QUOTE_MAX characters, with the cited line in them."""
+    """Shorten a quote to QUOTE_MAX characters around the cited line."""
     if len(text) <= QUOTE_MAX:
         return text
     begin = 0 if line_start < QUOTE_MAX // 2 else line_start

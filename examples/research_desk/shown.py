@@ -1,4 +1,4 @@
-"""What the terminal shows while the desk works."""
+"""The output on the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft import StreamEvent
 
 
 class Screen:
-    """Lines on standard output, each as soon as there is something to say."""
+    """Prints lines to standard output immediately."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -23,11 +23,11 @@ class Screen:
         print(text, flush=True)
 
     def step(self, text: str) -> None:
-        """A line with the seconds since the start."""
+        """Print a line with the seconds since the start."""
         self.line(f"{time.monotonic() - self._began:6.2f} s  {text}")
 
     def event(self, event: StreamEvent) -> None:
-        """One event of the task: progress of the researcher, or a part of the report."""
+        """Print one event of the task: progress of the researcher, or a part of the report."""
         if event.type != "weft.output.delta":
             return
         run, attempt = event.data["run_id"], event.data["attempt"]

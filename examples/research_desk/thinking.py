@@ -1,4 +1,4 @@
-"""The agents that a model drives, where `DESK_MODEL` names one: one plans what to look for, one writes."""
+"""The agents that a model drives if `DESK_MODEL` names one: a planner of the search, and an editor."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pydantic import Field
 from weft import App, LLMAgent
 
 MODEL = "DESK_MODEL"
-"""As in `openai-chat:gpt-x`, where OPENAI_BASE_URL and OPENAI_API_KEY say. Of the services and of who submits."""
+"""The model, such as `openai-chat:gpt-x` at OPENAI_BASE_URL; set it for the services and for the submitter."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to look for."""
+    """The plan of a search."""
 
     words: Annotated[list[str], Field(min_length=1, max_length=12)]
-    """Single words, beside those of the topic."""
+    """Single words, in addition to those of the topic."""
 
 
 PLANNER = """\
@@ -32,7 +32,7 @@ number of the passage behind each statement, as in [2]."""
 
 
 def add_thinkers(app: App) -> None:
-    """Declare `planner` and `editor`, where a model is named."""
+    """Declare `planner` and `editor` if a model is configured."""
     model = os.environ.get(MODEL)
     if model:
         app.add_agent("planner", LLMAgent(model, instructions=PLANNER, output=Plan, stream=False))

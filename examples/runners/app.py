@@ -1,4 +1,4 @@
-"""What services run of these examples: `WEFT_APP=examples.runners.app:app`."""
+"""The app of these examples for services: `WEFT_APP=examples.runners.app:app`."""
 
 from examples.runners.clear_parts import WellDesignedRunner, collatz
 from examples.runners.custom_runner import Greeter, MyCustomRunner

@@ -1,4 +1,4 @@
-"""A runner in clear parts: the main process reads as a list, and each part can be tested alone."""
+"""A runner in separate parts: the main method reads as a list, and each part can be tested alone."""
 
 import asyncio
 
@@ -53,7 +53,7 @@ class WellDesignedRunner(TaskRunner):
 
 
 async def collatz(ctx: AgentContext, number: int) -> int:
-    """The next number: half of an even one, three times an odd one and one."""
+    """Return the next Collatz number: n/2 if n is even, else 3n+1."""
     return number // 2 if number % 2 == 0 else 3 * number + 1
 
 

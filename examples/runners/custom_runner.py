@@ -1,4 +1,4 @@
-"""A custom runner: logic of one's own between preparing and cleaning up."""
+"""A custom runner: your own logic between setup and cleanup."""
 
 import asyncio
 import logging
@@ -52,7 +52,7 @@ class MyCustomRunner(TaskRunner):
 
 
 class Greeter(MyCustomRunner):
-    """The same with logic in it: it asks no agent, but refuses an empty name."""
+    """The same with real logic: it calls no agent, and rejects an empty name."""
 
     async def _execute_custom_logic(self, observation):
         if not observation.content:

@@ -1,4 +1,4 @@
-"""An event-driven runner: it sends a message of its own, and handlers do the rest."""
+"""An event-driven runner: it sends its own first message, and handlers do the rest."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ msg = AgentMessage(receiver="loud", payload="a stream", sender="user")
 
 
 class EventDrivenRunner(TaskRunner):
-    """Begins with `msg`, and adds to what the agent is asked."""
+    """Sends `msg` first, and extends the agent's input."""
 
     async def pre_run(self):
         await super().pre_run()
@@ -30,7 +30,7 @@ class EventDrivenRunner(TaskRunner):
 
 
 async def loud(ctx: AgentContext, text: str) -> str:
-    """The text in capitals."""
+    """Return the text in capitals."""
     return text.upper()
 
 

@@ -9,12 +9,12 @@ app = App("hooks")
 
 
 async def outline(ctx: AgentContext, topic: str) -> list[str]:
-    """The headings of a text about the topic."""
+    """Return the headings of a text about the topic."""
     return [f"What is {topic}?", f"Who needs {topic}?"]
 
 
 async def write(ctx: AgentContext, headings: list[str]) -> str:
-    """The text, heading by heading; each is streamed when it is there."""
+    """Write the text, and stream each section when it is complete."""
     for heading in headings:
         await ctx.emit(heading)
     return " ".join(headings)

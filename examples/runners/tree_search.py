@@ -1,4 +1,4 @@
-"""A runner that searches a tree: an agent proposes actions, a tool does them, the best state wins."""
+"""A runner that searches a tree: an agent proposes actions, a tool executes them, the best state wins."""
 
 import asyncio
 
@@ -71,13 +71,13 @@ class TreeSearchRunner(Runner):
 
 
 async def proposer(ctx: AgentContext, state: str) -> dict[str, object]:
-    """Proposes to append each of three words to the state."""
+    """Propose to append each of three words to the state."""
     words = ("a", "bee", "see")
     return {"actions": [{"tool": "append", "args": {"state": state, "word": word}} for word in words]}
 
 
 async def append(state: str, word: str) -> dict[str, str]:
-    """Appends a word; nothing follows on itself."""
+    """Append a word, unless it is the last one already."""
     return {"next_state": state if state.endswith(word) else f"{state} {word}"}
 
 

@@ -1,1 +1,1 @@
-"""What many tasks did, counted by Spark: `report.py` is the job, `app.py` the agent that asks for it."""
+"""Statistics of many tasks with Spark: `report.py` is the job, `app.py` the agent that runs it."""

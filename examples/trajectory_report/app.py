@@ -1,4 +1,4 @@
-"""An agent that has a report made of exported trajectories."""
+"""An agent that reports on exported trajectories."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ app = App("trajectory-report")
 
 @app.engine_function(timeout_seconds=3600)
 def trajectory_report(spark: Any, steps: str, items: str, training: str, min_reward: float) -> dict[str, Any]:
-    """The job itself; only where it runs is PySpark needed."""
+    """The job. Only the process that runs it needs PySpark."""
     from examples.trajectory_report import report
 
     return dict(report.trajectory_report(spark, steps, items, training, min_reward))
@@ -20,7 +20,7 @@ def trajectory_report(spark: Any, steps: str, items: str, training: str, min_rew
 
 @dataclass
 class Wanted:
-    """What the agent is given: files or folders that the Spark server can read and write."""
+    """The agent's input: files or folders that the Spark server can read and write."""
 
     steps: str
     """From `weft trajectory export --format parquet`."""
@@ -33,7 +33,7 @@ class Wanted:
 
 @app.agent("reporter")
 async def reporter(ctx: AgentContext, wanted: Wanted) -> str:
-    """Has Spark count, and says it in words."""
+    """Run the job on Spark, and return the report as text."""
     counted = await ctx.engine("spark").call(
         trajectory_report,
         steps=wanted.steps,
@@ -45,7 +45,7 @@ async def reporter(ctx: AgentContext, wanted: Wanted) -> str:
 
 
 def in_words(counted: dict[str, Any]) -> str:
-    """The report as text, a line for each thing counted."""
+    """Return the report as text, one line per row."""
     lines = [f"{one['agent']}: {one['tasks']} tasks, {one['success_rate']:.0%} completed" for one in counted["agents"]]
     lines += [f"{one['tool']}: {one['calls']} calls, {one['success_rate']:.0%} completed" for one in counted["tools"]]
     lines += [f"{one['agent']}: {one['amount']:g} {one['unit']}" for one in counted["tokens"]]

@@ -1,4 +1,4 @@
-"""A Spark job over exported trajectories. All its tables are counted by Spark; little comes back."""
+"""A Spark job over exported trajectories. Spark aggregates all tables and returns only small results."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 SAME = ("agent", "input", "messages", "content", "calls")
-"""Two items that agree in these teach the same."""
+"""Items that are equal in these columns are duplicates."""
 
 
 class Report(TypedDict):
-    """What stands in the exported files."""
+    """Statistics of the exported files."""
 
     agents: list[dict[str, Any]]
-    """By agent: tasks that have ended, and the share of them that completed."""
+    """Per agent: ended tasks, and the share that completed."""
     tools: list[dict[str, Any]]
-    """By tool: calls, and the share of them that completed."""
+    """Per tool: calls, and the share that completed."""
     tokens: list[dict[str, Any]]
-    """By agent and kind of token, as the model calls told."""
+    """Tokens per agent and kind, as reported by the model calls."""
     duplicates: list[dict[str, Any]]
-    """By agent: items, and how many of them repeat another one."""
+    """Per agent: items, and the number of duplicates."""
     training: dict[str, Any]
-    """Where the training set is, and how many items it has."""
+    """The training set's location and number of items."""
 
 
 def trajectory_report(spark: SparkSession, steps: str, items: str, training: str, min_reward: float) -> Report:
-    """Count what `steps` and `items` hold, and write the training set to the folder `training`, as JSON lines.
+    """Aggregate `steps` and `items`, and write the training set to the folder `training` as JSON lines.
 
-    The training set has each item once, and only those with a reward of `min_reward` or more.
+    The training set has each item with a reward of at least `min_reward`, without duplicates.
     """
     step = spark.read.parquet(steps)
     # Models give each call an id of its own, which says nothing of what was done.

@@ -2,7 +2,7 @@
 
 import sys
 
-from runtime_core.host.services import main
+from runtime_core.host.service import main
 
 if __name__ == "__main__":
     sys.exit(main(["trajectory-recorder"]))

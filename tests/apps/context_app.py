@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from runtime_core.runs.state import Session
+from runtime_core.runs.sharing import Session
 from weft import AgentContext, App
 
 app = App("contexts")

@@ -6,7 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.declaration import RetryPolicy
 from tests.apps.fleet_app import note
 from weft import AgentContext, App, HookEvent, Reject
 

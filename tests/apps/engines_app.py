@@ -11,7 +11,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from runtime_core.app.app import App
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.engines.function import EngineContext
 from runtime_core.errors import EngineError, Reject, Retry
 from runtime_core.runs.context import AgentContext

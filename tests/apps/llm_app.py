@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.declaration import RetryPolicy
 from weft import App, LLMAgent
 
 app = App("asking")

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from runtime_core.app.app import App
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.errors import ToolError
 from runtime_core.runs.context import AgentContext
 from tests.mcp_servers.ledger import VARIABLE

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic_ai import Agent, ModelRetry, RunContext
 
 from runtime_core.app.app import App
-from runtime_core.llm.pydantic_ai.tool_calls import tool_call
+from runtime_core.llm.pydantic_ai.definition import tool_call
 from tests.apps.fleet_app import note
 
 app = App("pydantic")

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from runtime_core.app.app import App
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.runs.context import AgentContext
 
 app = App("runaway")

@@ -11,7 +11,7 @@ from runtime_core.aworld.swarm import Loopable, Swarm
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.policy import ActionModel, Observation
 from runtime_core.tools.tool import ToolContext
-from runtime_core.wire.results import TaskResponse
+from runtime_core.wire.events import TaskResponse
 from tests.apps.fleet_app import note
 
 app = App("runners")

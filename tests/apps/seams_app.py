@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.declaration import RetryPolicy
 from tests.apps.fleet_app import note
 from weft import AgentContext, App, ToolContext
 from weft.errors import ToolError

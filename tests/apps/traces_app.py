@@ -7,7 +7,7 @@ import logging
 import os
 from pathlib import Path
 
-from runtime_core.runs.agent import Agent, handles
+from runtime_core.runs.definition import Agent, handles
 from runtime_core.tools.tool import ToolContext
 from weft import AgentContext, App, HookEvent, LLMAgent, RetryPolicy
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -53,6 +54,25 @@ def test_every_path_that_a_document_names_exists(document: str) -> None:
     page = ROOT / document
     missing = [path for path in paths_named_in(page.read_text(encoding="utf-8")) if not exists(path)]
     assert missing == [], f"{document} names paths that do not exist"
+
+
+def missing_from_docstring(package: Path) -> list[str]:
+    """Return the files that a package's docstring names, as in `keys.py`, and that do not exist."""
+    docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
+    named = re.findall(r"(?<![\w/.])[\w/.]*\w\.(?:py|lua)\b", docstring)
+    return [path for path in named if not ((package / path).exists() or exists(path))]
+
+
+def test_every_file_that_a_packages_docstring_names_exists() -> None:
+    packages = sorted(path.parent for folder in (CORE, ROOT / "services") for path in folder.rglob("__init__.py"))
+    missing = {str(package.relative_to(ROOT)): missing_from_docstring(package) for package in packages}
+    assert {package: found for package, found in missing.items() if found} == {}
+
+
+def test_a_missing_file_in_a_docstring_is_found(tmp_path: Path) -> None:
+    (tmp_path / "keys.py").touch()
+    (tmp_path / "__init__.py").write_text('"""1. keys.py  the keys\n2. gone.py, `functions/gone.lua`, bus/keys.py"""')
+    assert missing_from_docstring(tmp_path) == ["gone.py", "functions/gone.lua"]
 
 
 def test_paths_are_told_from_other_words() -> None:

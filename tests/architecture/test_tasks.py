@@ -11,7 +11,7 @@ from tests.architecture.tree import CORE, ROOT
 
 STARTS = {"create_task", "ensure_future"}
 FORGETS = {
-    "libs/runtime_core/src/runtime_core/runs/foreign_loop.py": "the loop's own create_task keeps its tasks",
+    "libs/runtime_core/src/runtime_core/runs/guest_loop.py": "the loop's own create_task keeps its tasks",
 }
 """Modules that may call one of them and drop what it gives, with the reason."""
 

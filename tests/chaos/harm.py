@@ -1,4 +1,4 @@
-"""Harm at random: processes of services are killed and paused, the broker is killed."""
+"""Random harm: kills and pauses processes of services, and kills the broker."""
 
 from __future__ import annotations
 

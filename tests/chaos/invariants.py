@@ -1,4 +1,4 @@
-"""What must be true after any number of kills: nothing lost, nothing twice, nothing left behind."""
+"""The invariants after any number of kills: nothing is lost, repeated or left behind."""
 
 from __future__ import annotations
 

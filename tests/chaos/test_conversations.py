@@ -1,4 +1,4 @@
-"""Conversations with a model: what was answered and kept is never asked again, whatever is killed and paused."""
+"""Conversations with a model: no recorded answer is requested again, despite kills and pauses."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ async def talk(client: Client, task: str) -> TaskResponse:
 
 
 def check_conversations(responses: Sequence[TaskResponse]) -> None:
-    """Each has ended as it should, and has used what its kept answers say: no more and no less."""
+    """Check that each task ended correctly and used exactly what its recorded answers say."""
     every = [usage_of(number) for number in range(MODEL_CALLS)]
     wanted = {
         "input_tokens": sum(usage.input for usage in every),

@@ -1,4 +1,4 @@
-"""Processes are killed at random under agents that use every call of their context."""
+"""Processes are killed at random while agents use every call of their context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes are killed and paused at random moments, and every task still ends as it should."""
+"""Processes are killed and paused at random moments, and every task still ends correctly."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runtime_core.client.client import Client, TaskResponse
-from runtime_core.wire.results import StreamingMode
+from runtime_core.wire.events import StreamingMode
 from tests.chaos.harm import FULL, RESULT_SECONDS
 from tests.chaos.invariants import check_broker, check_effects, check_trajectories, held_of
 from tests.conftest import OwnServer
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(3600)]
 ROUNDS = 3 if FULL else 1
 EVERY_SECONDS = 0.05
 """Between two submits."""
-MOST_TASKS = 5000 if FULL else 600
+MAX_ENDED_TASKS = 5000 if FULL else 600
 """So that a machine on which processes start slowly has an end."""
 JOURNEY = ["part0", "part1", "part2", "sub"]
 CALLS = {"journey": 4, "errand": 1}
@@ -51,7 +51,7 @@ OUTPUTS = {"journey": JOURNEY, "errand": "errand", "murmurs": PIECES, "naps": "r
 
 
 class Load:
-    """Submits tasks until it is told that it is enough, and waits for all of them."""
+    """Submits tasks until it is stopped, and waits for all of them."""
 
     def __init__(self, client: Client, effects: Path, chance: random.Random) -> None:
         self._client = client
@@ -66,7 +66,7 @@ class Load:
 
     async def run(self) -> list[TaskResponse]:
         waited: list[asyncio.Task[TaskResponse]] = []
-        while not self._enough.is_set() and len(waited) < MOST_TASKS:
+        while not self._enough.is_set() and len(waited) < MAX_ENDED_TASKS:
             agent = self._chance.choice(list(OUTPUTS))
             task = f"{agent}-{len(waited)}"
             self.agents[task] = agent
@@ -151,7 +151,7 @@ async def roll(
         assert not stayed, f"left without a word: {stayed}"
         if between is None:
             for member in fleet.members.values():
-                for sign in ("declared dead", "again in", "is kept as a dead letter"):
+                for sign in ("declared dead", "retrying in", "became a dead letter"):
                     assert sign not in member.text(), f"{member.name}: {sign}"
         await check_trajectories(fleet.trajectory_url, namespace, responses, 1, seconds=60.0)
 

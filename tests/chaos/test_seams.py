@@ -179,7 +179,7 @@ async def test_no_finished_step_runs_again(
 async def test_agents_that_ask_each_other_under_crossed_keys_all_end(
     own_server: OwnServer, namespace: str, tmp_path: Path, chaos_seed: int
 ) -> None:
-    """Two tasks hold what the other waits for: one of them is told so, and both end."""
+    """Two tasks wait for each other: one of them gets a Deadlock error, and both end."""
     server = own_server()
     chance = random.Random(chaos_seed)
     ledger = tmp_path / "ledger"

@@ -1,4 +1,4 @@
-"""A broker for a contract test: fresh keys, owners that live and die on demand, and a look at everything stored."""
+"""A broker for contract tests: fresh keys, owners that live and die on demand, and access to all stored data."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from runtime_core.bus.connection import Argument, Reply, Transport
+from runtime_core.bus.deliveries import Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
-from runtime_core.bus.values import Delivery, Submitted, pairs
-from runtime_core.consumer.owner import Owner
+from runtime_core.bus.tasks import Submitted
+from runtime_core.consumer.heartbeat import Owner
 from runtime_core.wire.commands import Submission
 
 LEASE_MS = 60_000
@@ -64,7 +65,7 @@ class Broker:
     # -- owners ------------------------------------------------------------------------------------------------
 
     async def owner(self, service: str = "handler") -> EventBus:
-        """One more owner, known to the broker, over a connection of its own."""
+        """Return another owner that the broker knows, with its own connection."""
         transport = await self.connect()
         self.transports.append(transport)
         bus = EventBus(transport, self.keys)

@@ -1,4 +1,4 @@
-"""Test the contract of the bus on each selected server: on one by default, on all on request."""
+"""Run the contract tests on the selected servers: on one by default, on all on request."""
 
 from __future__ import annotations
 

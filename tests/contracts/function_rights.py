@@ -1,4 +1,4 @@
-"""Holds every function that runs on a server to the rights that are read from its source."""
+"""Checks that every function needs only the rights that its source declares."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Who may start work: one admitter under a fenced epoch (hole 15), and only while there is room (holes 9, 11)."""
+"""Admission: only the admitter with the newest epoch starts work, and only while there is room."""
 
 from __future__ import annotations
 
 import pytest
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import NotYet
+from runtime_core.bus.tasks import NotYet
 from runtime_core.errors import Fenced, InvalidInput, Rejected
 from tests.contracts.broker import Broker, complete
 
@@ -18,7 +18,7 @@ async def test_one_owner_leads(broker: Broker, bus: EventBus, other: EventBus) -
 
 
 async def test_a_replaced_admitter_starts_nothing(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Hole 15: it read submits, stalled, and comes back after another has admitted what came behind them."""
+    """It read submits, stalled, and comes back after another has admitted what came behind them."""
     epoch = str(await bus.lead("admit"))
     assert (await broker.submit(bus, "s1", key="k", epoch=epoch)).started
     await broker.silence(bus)

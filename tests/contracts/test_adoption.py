@@ -1,11 +1,11 @@
-"""What a dead owner held is taken over: by owner and never by idle time, whole, and once."""
+"""Deliveries of a dead owner are reclaimed by owner, never by idle time: all of them, and once."""
 
 from __future__ import annotations
 
 import pytest
 
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Delivery
 from runtime_core.errors import Fenced
 from tests.contracts.broker import Broker, answer, ask, complete, suspend
 
@@ -23,7 +23,7 @@ async def held_by(broker: Broker, owner: EventBus, *tasks: str) -> list[Delivery
 
 
 async def test_a_long_delivery_stays_with_its_living_owner(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Hole 17: a call that takes an hour is not a sign of death, whatever its idle time says."""
+    """A call that takes an hour is not a sign of death, whatever its idle time says."""
     (turn,) = await held_by(broker, other, "t")
     key = broker.keys.stream("agent")
     await broker.call("XCLAIM", key, "agent-handler", other.owner, 0, turn.entry, "IDLE", HOUR_MS, "JUSTID")
@@ -33,7 +33,7 @@ async def test_a_long_delivery_stays_with_its_living_owner(broker: Broker, bus: 
 
 
 async def test_what_a_dead_owner_held_is_adopted_once(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Hole 17: of two that adopt, one gets each entry; the late commit of the dead one changes nothing."""
+    """Of two that adopt, one gets each entry; the late commit of the dead one changes nothing."""
     third = await broker.owner()
     turns = await held_by(broker, other, "a", "b", "c")
     await broker.silence(other)
@@ -50,7 +50,7 @@ async def test_what_a_dead_owner_held_is_adopted_once(broker: Broker, bus: Event
 
 
 async def test_a_late_commit_after_the_adopters_changes_nothing(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Hole 18: the stopped process goes on after its work was done by another."""
+    """The stopped process goes on after its work was done by another."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1"))
     call = await broker.take(other, "tool")
@@ -64,7 +64,7 @@ async def test_a_late_commit_after_the_adopters_changes_nothing(broker: Broker, 
 
 
 async def test_adoption_comes_in_batches(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Hole 18: as many as the adopter has room for, oldest first; the rest stays to be adopted."""
+    """As many as the adopter has room for, oldest first; the rest stays to be adopted."""
     turns = await held_by(broker, other, "a", "b", "c", "d", "e")
     await broker.silence(other)
     found = [await entries_of(bus, count=2) for _ in range(4)]
@@ -82,7 +82,7 @@ async def test_no_room_adopts_nothing(broker: Broker, bus: EventBus, other: Even
 async def test_a_dead_name_leaves_the_group_when_nothing_is_pending(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
-    """Hole 18: names never come back, so they must not pile up in the group."""
+    """Names never come back, so they must not pile up in the group."""
     await held_by(broker, other, "a")
     await broker.silence(other)
 
@@ -99,7 +99,7 @@ async def test_a_dead_name_leaves_the_group_when_nothing_is_pending(
 
 
 async def test_an_entry_that_is_no_more_is_not_adopted_for_ever(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Hole 46: the stream was cut by a foreign hand; what is pending of it ends, what is left is adopted."""
+    """The stream was cut by a foreign hand; what is pending of it ends, what is left is adopted."""
     gone, left = await held_by(broker, other, "gone", "left")
     await broker.call("XDEL", broker.keys.stream("agent"), gone.entry)
     await broker.silence(other)
@@ -112,7 +112,7 @@ async def test_an_entry_that_is_no_more_is_not_adopted_for_ever(broker: Broker, 
 
 
 async def test_what_was_not_started_is_handed_back_uncounted(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Hole 12: an orderly stop convicts nothing of what it had only read."""
+    """An orderly stop blames no entry that was only read."""
     (turn,) = await held_by(broker, other, "t")
     await other.leave([turn])
     assert not await broker.alive(other)
@@ -123,7 +123,7 @@ async def test_what_was_not_started_is_handed_back_uncounted(broker: Broker, bus
 async def test_a_call_that_may_not_be_repeated_and_never_began_runs(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
-    """Hole 30: what its dead owner had only read is not `unknown`."""
+    """What its dead owner had only read is not `unknown`."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1"))
     await broker.take(other, "tool")
@@ -133,7 +133,7 @@ async def test_a_call_that_may_not_be_repeated_and_never_began_runs(
 
 
 async def test_a_call_that_had_begun_does_not_run_again(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Hole 30: nobody knows whether it took effect. Its own owner, whose reply was lost, may ask again."""
+    """Nobody knows whether it took effect. Its own owner, whose reply was lost, may ask again."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1"))
     call = await broker.take(other, "tool")

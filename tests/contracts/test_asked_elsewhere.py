@@ -1,4 +1,4 @@
-"""A step that was asked in another partition: its answer may come more than once, since the relay repeats it."""
+"""A step answered by another partition: the relay may repeat the answer."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ async def test_it_leaves_by_the_stream_of_asks(broker: Broker, bus: EventBus) ->
 
 
 async def test_an_answer_that_is_repeated_changes_nothing(broker: Broker, bus: EventBus) -> None:
-    """Holes 22 and 25: one result, one row, one step counted, one resume."""
+    """One result, one row, one step counted, one resume."""
     await asked(broker, bus)
-    assert await bus.answered("t", "r", "1", b"K", b'"yes"', "writer", "there")
+    assert await bus.answer_request("t", "r", "1", b"K", b'"yes"', "writer", "there")
     before = await broker.snapshot()
-    assert not await bus.answered("t", "r", "1", b"K", b'"other"', "writer", "there")
+    assert not await bus.answer_request("t", "r", "1", b"K", b'"other"', "writer", "there")
     assert await broker.snapshot() == before
     turn = await broker.take(bus)
     assert (turn.kind, turn.step, turn.data[-5:]) == ("resume", "1", b'"yes"')
@@ -33,10 +33,10 @@ async def test_an_answer_that_is_repeated_changes_nothing(broker: Broker, bus: E
 
 
 async def test_an_answer_to_an_ended_task_is_dropped(broker: Broker, bus: EventBus) -> None:
-    """The task there is told of the end, and what it says later changes nothing."""
+    """The task there learns of the end, and its later answers change nothing."""
     await asked(broker, bus)
     await bus.cancel("t", "enough")
     assert [entry.get("cancel") for entry in await broker.entries("asks")] == [None, "t"]
     before = await broker.snapshot()
-    assert not await bus.answered("t", "r", "1", b"K", b'"late"', "writer", "there")
+    assert not await bus.answer_request("t", "r", "1", b"K", b'"late"', "writer", "there")
     assert await broker.snapshot() == before

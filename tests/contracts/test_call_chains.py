@@ -1,4 +1,4 @@
-"""A call back through another partition: the context says who waits for it, and it is delivered as a nested turn."""
+"""A call back through another partition is delivered as a nested turn, by the call chain in its context."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def test_a_call_back_is_nested(broker: Broker, bus: EventBus) -> None:
     assert (nested.task, nested.instance) == ("back", "writer/k")
     assert await complete(bus, nested, state=b'{"n":1}')
     assert (await broker.hash("inst:writer/k"))["busy"] == "t|r"
-    assert await bus.answered("t", "r", "1", b"K", b'"yes"', "editor", "there")
+    assert await bus.answer_request("t", "r", "1", b"K", b'"yes"', "editor", "there")
     assert await complete(bus, await broker.take(bus))
 
 

@@ -1,4 +1,4 @@
-"""A tool that may not be repeated is marked before it runs, and the mark goes with the call's end."""
+"""A tool that must not be repeated is marked before it runs; the mark is removed when the call ends."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from runtime_core.app.app import App
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Delivery
 from runtime_core.errors import NotReady
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.tools.handler import CallHandler
@@ -69,7 +69,7 @@ async def test_a_mark_goes_with_the_result(broker: Broker, bus: EventBus, thread
 async def test_a_call_that_failed_may_be_driven_again(
     broker: Broker, bus: EventBus, other: EventBus, threads: ThreadPoolExecutor
 ) -> None:
-    """Whoever redrives the letter has found out that it did not take effect."""
+    """Redriving the letter asserts that the call had no effect."""
     await ask_to_charge(broker, bus, b'{"fails":true}')
     await handler(bus, threads).handle(await broker.take(bus, "tool"))
     assert await broker.hash("started") == {}

@@ -1,4 +1,4 @@
-"""Cancel ends the task at once; work that comes in later is settled, and what it held is freed (holes 13, 14)."""
+"""A cancel ends the task at once; later work is settled, and held instances are released."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Delivery
 from runtime_core.consumer.consumer import WITHDRAWN
 from runtime_core.errors import Rejected
 from tests.contracts.broker import LEASE_MS, Broker, answer, ask, bury, complete, fail, nap, send, suspend
@@ -29,7 +29,7 @@ async def late_complete(bus: EventBus, turn: Delivery) -> bool:
 async def test_work_in_flight_is_settled_when_it_comes_in(
     broker: Broker, bus: EventBus, late: Callable[[EventBus, Delivery], Awaitable[bool]]
 ) -> None:
-    """Hole 13: a refused commit would hold its delivery and a shared instance for ever."""
+    """A refused commit would hold its delivery and a shared instance for ever."""
     await broker.submit(bus, "t", key="k")
     await broker.submit(bus, "next", key="k")
     turn = await broker.take(bus)
@@ -55,7 +55,7 @@ async def test_a_cancelled_call_is_settled_when_it_comes_in(broker: Broker, bus:
 
 
 async def test_a_suspended_run_is_freed_at_once(broker: Broker, bus: EventBus) -> None:
-    """Hole 13: with its children, their instances and its timers, in the same step."""
+    """With its children, their instances and its timers, in the same step."""
     await broker.submit(bus, "t", key="k")
     child = ask("1", "editor", stream="agent", key="e")
     await suspend(bus, await broker.take(bus), child, nap("2", 60_000), ask("3", "desk", stream="agent"))
@@ -88,7 +88,7 @@ async def test_a_child_in_flight_keeps_its_instance_until_it_comes_in(broker: Br
 
 
 async def test_what_a_late_turn_asks_for_is_not_started(broker: Broker, bus: EventBus) -> None:
-    """Hole 14a: the flag is looked at by the commit, not by a walk over the tree."""
+    """The flag is looked at by the commit, not by a walk over the tree."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await bus.cancel("t", "no more")
@@ -100,7 +100,7 @@ async def test_what_a_late_turn_asks_for_is_not_started(broker: Broker, bus: Eve
 
 
 async def test_owners_hear_of_it_by_their_heartbeat(broker: Broker, bus: EventBus) -> None:
-    """Hole 14c: not by an event behind the work."""
+    """Not by an event behind the work."""
     since, stopped, _ = await bus.beat(LEASE_MS, False, "0")
     assert stopped == []
     await broker.submit(bus, "t")
@@ -121,7 +121,6 @@ async def test_an_end_is_heard_of_whatever_the_clock_of_who_ended_it_says(broker
 
 
 async def test_a_cancel_before_the_submit_is_remembered(broker: Broker, bus: EventBus) -> None:
-    """Hole 14d."""
     assert await bus.cancel("t", "no more") == ["unknown"]
     with pytest.raises(Rejected, match="task_id: the task t was cancelled"):
         await broker.submit(bus, "t")
@@ -170,7 +169,7 @@ async def test_a_task_whose_answer_nobody_wants_goes_on_and_is_told(broker: Brok
     fields = await bus.load(turn)
     assert fields is not None
     assert not fields.withdrawn
-    assert await bus.withdraw("t")
+    assert await bus.withdraw_request("t")
     fields = await bus.load(turn)
     assert fields is not None
     assert fields.withdrawn  # one that begins later
@@ -179,6 +178,6 @@ async def test_a_task_whose_answer_nobody_wants_goes_on_and_is_told(broker: Brok
     assert await complete(bus, turn, send("note"), state=b"1")
     assert (await broker.final("t"))["status"] == "completed"
     assert await broker.status("note") == "accepted"
-    assert not await bus.withdraw("t")
-    assert not await bus.withdraw("unknown")
+    assert not await bus.withdraw_request("t")
+    assert not await bus.withdraw_request("unknown")
     assert await broker.status("unknown") == ""

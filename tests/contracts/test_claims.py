@@ -1,4 +1,4 @@
-"""With several partitions, source and id start one task, and a task id names one task, wherever submits are sent."""
+"""With several partitions, one source and id start one task, and a task id names one task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from runtime_core.bus.claims import find_place, submit_once
 from runtime_core.bus.connection import Argument, Reply
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Misplaced, Submitted
+from runtime_core.bus.tasks import Misplaced, Submitted
 from runtime_core.errors import Rejected
 from runtime_core.ids import partition_of
 from runtime_core.wire.commands import Submission
@@ -106,7 +106,7 @@ async def crash(submit: Submit, buses: list[EventBus], calls: int) -> bool:
 async def test_an_equal_submit_starts_one_task(
     pair: Pair, task_home: int, id_home: int, first: int, second: int
 ) -> None:
-    """Hole 55: whatever its `partitionkey` says. The repeat finds the task, also when that has ended."""
+    """Whatever its `partitionkey` says. The repeat finds the task, also when that has ended."""
     task = task_at(task_home)
     assert (await Submit(task, first, id_home).send(pair.buses)).started
     again = await Submit(task, second, id_home).send(pair.buses)
@@ -125,7 +125,7 @@ async def test_an_equal_submit_starts_one_task(
 async def test_an_id_that_was_used_for_other_content_is_rejected(
     pair: Pair, task_home: int, id_home: int, first: int, second: int
 ) -> None:
-    """Hole 55: with another key, say. The task id of the rejected submit stays free."""
+    """With another key, say. The task id of the rejected submit stays free."""
     task, other = task_at(task_home), task_at(1 - task_home, "other")
     await Submit(task, first, id_home).send(pair.buses)
     with pytest.raises(Rejected, match="used before with other content") as error:
@@ -139,7 +139,7 @@ async def test_an_id_that_was_used_for_other_content_is_rejected(
 
 @pytest.mark.parametrize(("task_home", "id_home", "first", "second"), [*product(BOTH, repeat=4)])
 async def test_a_task_id_names_one_task(pair: Pair, task_home: int, id_home: int, first: int, second: int) -> None:
-    """Hole 55: equal content is that task; other content is rejected, and its source and id stay free."""
+    """Equal content is that task; other content is rejected, and its source and id stay free."""
     task = task_at(task_home)
     await Submit(task, first, id_home).send(pair.buses)
     equal = await Submit(task, second, 1 - id_home, event_id="e2").send(pair.buses)
@@ -152,7 +152,7 @@ async def test_a_task_id_names_one_task(pair: Pair, task_home: int, id_home: int
 
 
 async def test_a_task_that_was_cancelled_before_its_submit_is_refused_in_any_partition(pair: Pair) -> None:
-    """Hole 14: the cancel went to the partition of the task id."""
+    """The cancel went to the partition of the task id."""
     task = task_at(0)
     assert await (await find_place(pair.buses, task)).cancel(task, "never mind") == ["unknown"]
     with pytest.raises(Rejected, match="cancelled before it was submitted"):
@@ -203,7 +203,7 @@ async def test_a_claim_that_never_started_does_not_use_up_its_id(
 
 @pytest.mark.parametrize(("task_home", "id_home", "target"), [*product(BOTH, repeat=3)])
 async def test_a_submit_that_is_rejected_frees_its_ids(pair: Pair, task_home: int, id_home: int, target: int) -> None:
-    """Hole 29: and notes no place of a task that never was."""
+    """And notes no place of a task that never was."""
     wrong = Submit(task_at(task_home), target, id_home, agent="nobody")
     with pytest.raises(Rejected, match="no agent is named nobody"):
         await wrong.send(pair.buses)

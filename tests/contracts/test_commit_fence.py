@@ -1,4 +1,4 @@
-"""A commit takes effect once: only while the instance's or run's `cur` is its entry, only from a living owner."""
+"""A commit takes effect once: only if `cur` of the instance or run is its entry, and only for a living owner."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_a_turn_takes_effect_whole(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_a_commit_repeated_changes_nothing(broker: Broker, bus: EventBus) -> None:
-    """Hole 44: the reply of a commit was lost, and the client sends it again."""
+    """The reply of a commit was lost, and the client sends it again."""
     await broker.submit(bus, "t", key="k")
     turn = await broker.take(bus)
     assert await suspend(bus, turn, ask("1"), send("note", step="2"))
@@ -38,7 +38,7 @@ async def test_a_commit_repeated_changes_nothing(broker: Broker, bus: EventBus) 
 
 
 async def test_an_end_repeated_changes_nothing(broker: Broker, bus: EventBus) -> None:
-    """Hole 44, for the commit that ends a task: its instance may be another task's by then."""
+    """For the commit that ends a task: its instance may be another task's by then."""
     await broker.submit(bus, "t", key="k")
     await broker.submit(bus, "u", key="k")
     turn = await broker.take(bus)
@@ -49,7 +49,7 @@ async def test_an_end_repeated_changes_nothing(broker: Broker, bus: EventBus) ->
 
 
 async def test_a_result_repeated_changes_nothing(broker: Broker, bus: EventBus) -> None:
-    """Holes 22 and 44: only the commit that removes a step from the missing set writes its result and counts."""
+    """Only the commit that removes a step from the missing set writes its result and counts."""
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1", wait="g1"), ask("2", wait="g1"))
     call = await broker.take(bus, "tool")
@@ -60,7 +60,7 @@ async def test_a_result_repeated_changes_nothing(broker: Broker, bus: EventBus) 
 
 
 async def test_state_is_written_only_by_the_end_of_a_run(broker: Broker, bus: EventBus) -> None:
-    """Hole 1: a run that waits shows no state; a replay starts from the state the run began with."""
+    """A run that waits shows no state; a replay starts from the state the run began with."""
     await broker.submit(bus, "first", key="k")
     assert await complete(bus, await broker.take(bus), state=b'{"n":1}')
     await broker.submit(bus, "second", key="k")
@@ -79,7 +79,7 @@ async def test_state_is_written_only_by_the_end_of_a_run(broker: Broker, bus: Ev
 
 
 async def test_a_failed_run_writes_no_state(broker: Broker, bus: EventBus) -> None:
-    """Hole 1: what a failed run did to its state goes with it, also what it had shown in mid-run."""
+    """What a failed run did to its state goes with it, also what it had shown in mid-run."""
     await broker.submit(bus, "first", key="k")
     await complete(bus, await broker.take(bus), state=b'{"n":1}')
     await broker.submit(bus, "second", key="k")

@@ -1,4 +1,4 @@
-"""What a consumer does in its own process once it is declared dead, or has to empty its hands."""
+"""What a consumer does in its own process once it is declared dead, or must give up its deliveries."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from prometheus_client import CollectorRegistry
 
 from runtime_core.bus.connection import Transport
+from runtime_core.bus.deliveries import Adopted, Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
-from runtime_core.bus.values import Adopted, Delivery
 from runtime_core.consumer.consumer import Consumer
 from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import Broker, complete
@@ -52,11 +52,11 @@ class WatchedBus(EventBus):
         self.passes.release()
         return await super().own_pending(stream)
 
-    async def adopt(self, stream: str, count: int, empty_handed: bool) -> Adopted:
-        if empty_handed:
+    async def adopt(self, stream: str, count: int, idle: bool) -> Adopted:
+        if idle:
             self.adopted_alone.set()
-        adopted = await super().adopt(stream, count, empty_handed)
-        if adopted.empty_hands and not empty_handed:
+        adopted = await super().adopt(stream, count, idle)
+        if adopted.must_be_idle and not idle:
             self.emptying.set()
         return adopted
 
@@ -91,7 +91,8 @@ class Handler:
 
 
 @asynccontextmanager
-async def consuming(broker: Broker) -> AsyncIterator[tuple[WatchedBus, Handler]]:
+async def consumer_of(broker: Broker) -> AsyncIterator[tuple[Consumer, WatchedBus, Handler]]:
+    """A consumer that has started and does not read yet."""
     transport = await broker.connect()
     broker.transports.append(transport)
     bus = WatchedBus(transport, broker.keys)
@@ -99,14 +100,25 @@ async def consuming(broker: Broker) -> AsyncIterator[tuple[WatchedBus, Handler]]
     metrics = Metrics(CollectorRegistry(), "test")
     consumer = Consumer(bus, ["agent"], handler, metrics, service="test", lease_seconds=LEASE_SECONDS, in_flight=8)
     await consumer.start()
-    running = asyncio.create_task(consumer.run())
     try:
-        yield bus, handler
+        yield consumer, bus, handler
     finally:
         handler.go_on.set()
         bus.may_enter.set()
         await consumer.stop()
-        await running
+
+
+@asynccontextmanager
+async def consuming(broker: Broker) -> AsyncIterator[tuple[WatchedBus, Handler]]:
+    async with consumer_of(broker) as (consumer, bus, handler):
+        running = asyncio.create_task(consumer.run())
+        try:
+            yield bus, handler
+        finally:
+            handler.go_on.set()
+            bus.may_enter.set()
+            await consumer.stop()
+            await running
 
 
 async def next_of(queue: asyncio.Queue[str]) -> str:
@@ -163,3 +175,26 @@ async def test_a_consumer_with_work_in_hand_takes_no_quarantined_entry(broker: B
         assert handler.began.empty()
         handler.go_on.set()
         assert await next_of(handler.began) == "poison"
+
+
+async def test_a_delivery_that_is_held_is_not_handled_twice(broker: Broker) -> None:
+    """A read and the reconciling after a lost reply may both bring it."""
+    async with consumer_of(broker) as (consumer, bus, handler):
+        await broker.submit(bus, "t")
+        delivery = await broker.take(bus)
+        consumer._take([delivery])
+        consumer._take([delivery])
+        await broker.submit(bus, "next")
+        consumer._take([await broker.take(bus)])
+        assert [await next_of(handler.began), await next_of(handler.began)] == ["t", "next"]
+        assert consumer.held == 2
+
+
+async def test_a_delivery_that_arrives_during_a_stop_does_not_start(broker: Broker) -> None:
+    async with consumer_of(broker) as (consumer, bus, handler):
+        await broker.submit(bus, "t")
+        delivery = await broker.take(bus)
+        await consumer.stop()
+        consumer._take([delivery])
+        assert consumer.held == 0
+        assert handler.began.empty()

@@ -1,4 +1,4 @@
-"""Dead letters are bounded: each by its size, all of them by bytes and age, and no stream's at the cost of others."""
+"""Dead letters are bounded by size, total bytes and age, with a fair share for each stream."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import cast
 import pytest
 
 from runtime_core.bus.commits import (
-    HEAD_BYTES,
-    MAX_FIELDS,
+    CUT_VALUE_BYTES,
+    MAX_FIELD_NAME_BYTES,
     MAX_LETTER_BYTES,
-    MAX_NAME_BYTES,
+    MAX_LETTER_FIELDS,
     MAX_STRUCTURED_BYTES,
     MAX_VALUE_BYTES,
     bounded,
@@ -22,7 +22,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.codec import MAX_DATA_BYTES
 from runtime_core.errors import InvalidInput
 from runtime_core.maintenance.dead_letters import OVERHEAD_BYTES, DeadLetters, letter_bytes, trimmed_letters
-from runtime_core.maintenance.sweeps import LetterKeeper
+from runtime_core.maintenance.keeper import LetterSweeper
 from runtime_core.wire.envelope import MAX_STRUCTURED_BYTES as MAX_EVENT_BYTES
 from tests.contracts.broker import Broker, bury, complete
 
@@ -70,11 +70,11 @@ async def test_an_oversized_event_keeps_a_head_and_a_digest(broker: Broker, bus:
     data = b'{"task_id":"t","input":"' + b"x" * (8 * 1024 * 1024) + b'"}'
     letter_id = await bus.keep_letter(event(data=data))
     [letter] = await broker.entries("dead")
-    assert letter["event:data"].encode() == data[:HEAD_BYTES]
+    assert letter["event:data"].encode() == data[:CUT_VALUE_BYTES]
     cut = json.loads(letter["cut"])
     assert cut["fields"] == {"event:data": {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
     assert cut["bytes"] > len(data)
-    assert weight(letter) < 2 * HEAD_BYTES
+    assert weight(letter) < 2 * CUT_VALUE_BYTES
     letters = DeadLetters([bus])
     assert (await letters.get(letter_id)).cut == cut
     with pytest.raises(InvalidInput, match="was cut because it was too large, so it cannot be redriven"):
@@ -99,18 +99,18 @@ async def test_a_structured_event_has_a_limit_of_its_own(broker: Broker, bus: Ev
         await bus.keep_letter(["reason", "rejected", "stream", "tasks", "event:data", b"x" * size])
     whole, cut = await broker.entries("dead")
     assert (len(whole["event:data"]), "cut" in whole) == (MAX_STRUCTURED_BYTES, False)
-    assert (len(cut["event:data"]), "cut" in cut) == (HEAD_BYTES, True)
+    assert (len(cut["event:data"]), "cut" in cut) == (CUT_VALUE_BYTES, True)
 
 
 async def test_many_fields_and_long_names_are_left_out(broker: Broker, bus: EventBus) -> None:
     many = {f"x{number}": b"1" for number in range(5000)}
     fields = ["event:" + "n" * 5000, "1", *event(more=many)]
-    assert len(bounded(fields)) == 2 * (MAX_FIELDS + 1), "they are not sent to the broker"
+    assert len(bounded(fields)) == 2 * (MAX_LETTER_FIELDS + 1), "they are not sent to the broker"
     await bus.keep_letter(fields)
     [letter] = await broker.entries("dead")
-    assert len(letter) == MAX_FIELDS + 2  # its id and `cut`
-    assert json.loads(letter["cut"])["left_out"] == 5000 + 6 + 1 - MAX_FIELDS
-    assert max(map(len, letter)) <= MAX_NAME_BYTES
+    assert len(letter) == MAX_LETTER_FIELDS + 2  # its id and `cut`
+    assert json.loads(letter["cut"])["left_out"] == 5000 + 6 + 1 - MAX_LETTER_FIELDS
+    assert max(map(len, letter)) <= MAX_FIELD_NAME_BYTES
 
 
 async def test_all_fields_together_are_bounded(broker: Broker, bus: EventBus) -> None:
@@ -134,12 +134,12 @@ async def test_an_entry_that_is_cut_on_the_broker_keeps_a_digest_too(broker: Bro
     [(stream, entry, _)] = malformed
     assert await bus.dead_letter(stream, entry, "malformed", b"[]", 1, b"{}")
     [letter] = await broker.entries("dead")
-    assert letter["d"].encode() == data[:HEAD_BYTES]
+    assert letter["d"].encode() == data[:CUT_VALUE_BYTES]
     cut = json.loads(letter["cut"])
     assert cut["fields"] == {"d": {"bytes": len(data), "sha1": hashlib.sha1(data).hexdigest()}}
     assert cut["left_out"] > 4000
-    assert max(map(len, letter)) <= MAX_NAME_BYTES
-    assert len(letter) == MAX_FIELDS + 2
+    assert max(map(len, letter)) <= MAX_FIELD_NAME_BYTES
+    assert len(letter) == MAX_LETTER_FIELDS + 2
     await broker.idle()
 
 
@@ -323,9 +323,9 @@ async def test_letters_written_past_weft_are_counted_by_the_keeper(broker: Broke
     gone = await bus.keep_letter(event("tasks:b"))
     await broker.call("XDEL", broker.keys.dead, gone)
     await bus.keep_letter(event("tasks:b"))
-    await LetterKeeper(bus).trim()
+    await LetterSweeper(bus).trim()
     assert set(await counts_agree(broker, bus)) == {"", "tasks:a", "tasks:b"}
-    await LetterKeeper(bus, most_bytes=2000).trim()
+    await LetterSweeper(bus, most_bytes=2000).trim()
     assert (await counts_agree(broker, bus))[""] <= 2000
 
 
@@ -350,13 +350,13 @@ async def test_letters_are_kept_where_their_counts_are_damaged(broker: Broker, b
 async def test_the_keeper_logs_what_was_trimmed(
     broker: Broker, bus: EventBus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keeper = LetterKeeper(bus, most_bytes=2000)
+    keeper = LetterSweeper(bus, most_bytes=2000)
     await keeper.trim()
     for _ in range(10):
         await bus.keep_letter(event("tasks:loud", b"x" * 500))
     await keeper.trim()
     [said] = [record.getMessage() for record in caplog.records if "trimmed" in record.getMessage()]
-    assert "trimmed 8 dead letters: dead letters may have 2000 bytes (WEFT_DEAD_MAX_BYTES)" in said
+    assert "trimmed 8 dead letters: over the limit of 2000 bytes (WEFT_DEAD_MAX_BYTES)" in said
     assert "tasks:loud had the most" in said
     caplog.clear()
     await keeper.trim()

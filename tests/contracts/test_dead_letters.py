@@ -1,4 +1,4 @@
-"""A dead letter keeps the delivery whole and does, in one step, what a failing commit does (holes 6, 45, 46)."""
+"""A dead letter stores the whole delivery, and has in one step the effects of a failing commit."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import namespace_settings
-from runtime_core.bus.values import Delivery
 from tests.contracts.broker import Broker, answer, ask, bury, complete, fail, suspend
 
 
@@ -83,7 +83,6 @@ async def test_a_dead_child_answers_its_parent_and_frees_its_instance(broker: Br
 
 
 async def test_a_dead_letter_repeated_keeps_one(broker: Broker, bus: EventBus) -> None:
-    """Hole 44."""
     await broker.submit(bus, "t", key="k")
     turn = await broker.take(bus)
     assert await bury(bus, turn)
@@ -119,7 +118,7 @@ async def emit(bus: EventBus, delivery: Delivery) -> bool:
 
 
 FOREIGN: dict[str, tuple[list[str | bytes], str]] = {
-    "no header": (["type", "job"], "not sent by the bus"),
+    "no header": (["type", "job"], "only the bus's functions"),
     "another format": (["h", "0\nstart\nt\nr\nwriter\n\n1\n0"], "has format '0', this release reads 1"),
     "a newer format": (["h", "2\nstart\nt\nr\nwriter\n\n1\n0\nmore"], "has format '2', this release reads 1"),
     "a short header": (["h", "1\nstart"], "not a header of the bus"),
@@ -131,7 +130,7 @@ FOREIGN: dict[str, tuple[list[str | bytes], str]] = {
 
 @pytest.mark.parametrize("kind", FOREIGN)
 async def test_a_foreign_entry_is_kept_and_stops_nothing(broker: Broker, bus: EventBus, kind: str) -> None:
-    """Hole 45: work streams are written by the bus's functions only."""
+    """Work streams are written by the bus's functions only."""
     fields, why = FOREIGN[kind]
     await broker.call("XADD", broker.keys.stream("agent"), "*", *fields, "more", "kept")
     await broker.submit(bus, "t")
@@ -159,7 +158,7 @@ async def test_a_newer_release_in_the_namespace_is_seen(broker: Broker, bus: Eve
 
 
 async def test_a_foreign_call_is_kept_and_stops_nothing(broker: Broker, bus: EventBus) -> None:
-    """Hole 45: a call that names no run which waits for it, of a task that there is."""
+    """A call that names no run which waits for it, of a task that there is."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await broker.call("XADD", broker.keys.stream("tool"), "*", "h", "1\ncall\nt\nr\nsearch\n\n1\n0", "d", "{}")
@@ -173,7 +172,7 @@ async def test_a_foreign_call_is_kept_and_stops_nothing(broker: Broker, bus: Eve
 
 
 async def test_a_forged_turn_takes_no_effect(broker: Broker, bus: EventBus) -> None:
-    """Hole 45: an entry that looks like the bus's own is fenced by the state, as any other."""
+    """An entry that looks like the bus's own is fenced by the state, as any other."""
     await broker.submit(bus, "t", key="k")
     first = await broker.take(bus)
     before = await broker.snapshot()
@@ -190,7 +189,7 @@ async def test_a_forged_turn_takes_no_effect(broker: Broker, bus: EventBus) -> N
 
 
 async def test_a_forged_call_takes_no_effect(broker: Broker, bus: EventBus) -> None:
-    """Hole 45: of a step that has its result."""
+    """Of a step that has its result."""
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1"))
     await answer(bus, await broker.take(bus, "tool"))
@@ -216,7 +215,7 @@ async def test_a_late_result_of_a_dead_task_changes_nothing(broker: Broker, bus:
 
 
 async def test_an_entry_cut_from_the_stream_can_still_be_committed(broker: Broker, bus: EventBus) -> None:
-    """Hole 46, as far as a holder lives: what fences is the state, not the entry."""
+    """As far as a holder lives: what fences is the state, not the entry."""
     await broker.submit(bus, "t", key="k")
     turn = await broker.take(bus)
     await broker.call("XTRIM", broker.keys.stream("agent"), "MAXLEN", 0)
@@ -226,7 +225,7 @@ async def test_an_entry_cut_from_the_stream_can_still_be_committed(broker: Broke
 
 
 async def test_adopting_a_cut_entry_forgets_it(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Hole 46: its delivery is not given to anybody, and does not stay pending for ever."""
+    """Its delivery is not given to anybody, and does not stay pending for ever."""
     await broker.submit(bus, "t")
     await broker.submit(bus, "u")
     await broker.take(bus)

@@ -1,4 +1,4 @@
-"""Requests that would wait for each other in a circle are refused when the last of them enters (hole 48)."""
+"""A request that would complete a circle of waiting runs is rejected."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import pytest
 
 from runtime_core.bus.connection import Argument
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Delivery
 from runtime_core.maintenance.stuck import find_circles
 from tests.contracts.broker import Broker, answer, ask, complete, now, suspend
 
@@ -91,7 +91,7 @@ async def test_requests_in_mid_turn(broker: Broker, bus: EventBus) -> None:
     assert await bus.ask(one, now(), "client", b"", ask_agent("1", "editor", "k"), 1) == {}
     answers = await bus.ask(two, now(), "client", b"", ask_agent("1", "writer", "k"), 1)
     assert answers is not None
-    assert json.loads(answers["1"][22:])["type"] == "Deadlock"
+    assert json.loads(answers["1"][0][22:])["type"] == "Deadlock"
     assert await complete(bus, two)
     await complete(bus, await broker.take(bus))
     assert await complete(bus, one)

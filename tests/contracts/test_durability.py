@@ -1,4 +1,4 @@
-"""An accepted submit is as durable as `WEFT_DURABILITY` says, on real servers that are cut, paused and killed."""
+"""An accepted submit is as durable as `WEFT_DURABILITY` says, on real servers that are cut off, paused and killed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from runtime_core.bus.connection import RespTransport
 from runtime_core.bus.connector import parse_address
+from runtime_core.bus.durability import NotDurable
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import NotDurable
 from runtime_core.client.client import Client
 from runtime_core.errors import ConfigurationError, Rejected
 from tests.conftest import OwnServer
@@ -84,7 +84,7 @@ async def test_an_fsynced_submit_outlives_a_kill_of_the_server(
     [
         ("everysec", r"^WEFT_DURABILITY=fsync: the server's appendfsync is everysec; set it to always"),
         ("no", r"^WEFT_DURABILITY=fsync: the server's appendfsync is no; set it to always"),
-        (None, r"^WEFT_DURABILITY=fsync: the server cannot promise it .*append-only file"),
+        (None, r"^WEFT_DURABILITY=fsync: the server does not support it .*append-only file"),
     ],
 )
 async def test_fsync_is_refused_where_the_server_does_not_sync_each_write(

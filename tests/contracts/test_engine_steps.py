@@ -1,4 +1,4 @@
-"""A step of an engine waits for a gateway as long as its task says, then fails; it is never lost, nor ended twice."""
+"""An engine step waits for a gateway as long as its task allows, then fails; it is never lost, nor ended twice."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import cast
 import msgspec
 import pytest
 
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.library import library
-from runtime_core.bus.values import Delivery
 from runtime_core.engines.runtime_engine import ENGINE_WAIT_SECONDS
 from runtime_core.errors import Fenced
 from runtime_core.maintenance.engines import EngineWatch
 from runtime_core.maintenance.keeper import Keeper
 from runtime_core.maintenance.measures import Measures
 from runtime_core.maintenance.stuck import find_stuck, free
-from runtime_core.telemetry.metrics import Measured
+from runtime_core.telemetry.metrics import PartitionMetrics
 from runtime_core.telemetry.names import STREAM_LAG
 from tests.contracts.broker import Broker, ask, complete, suspend
 
@@ -65,7 +65,7 @@ async def test_a_step_without_a_gateway_waits_and_says_so(broker: Broker, bus: E
     before = (await bus.gateways("ray")).now
     await asked(broker, bus, context=b'{"tenant":"shop"}')
     after = (await bus.gateways("ray")).now
-    await EngineWatch(bus).look()
+    await EngineWatch(bus).check()
     assert await waits(broker)
     [told] = await broker.entries("out:t")
     data = json.loads(told["data"])
@@ -85,10 +85,10 @@ async def test_the_conf_says_how_long(broker: Broker, bus: EventBus, wait: float
     await asked(broker, bus, context=json.dumps({"engine_wait_seconds": wait}).encode())
     watch = EngineWatch(bus)
     await broker.pass_time(int(wait * 1000) - 30_000)
-    await watch.look()
+    await watch.check()
     assert await waits(broker)
     await broker.pass_time(31_000)
-    await watch.look()
+    await watch.check()
     assert await outcome(broker, bus) == ("E", {"type": "EngineUnavailable", "message": NOBODY})
     assert await broker.entries("ray") == []
     await broker.idle()
@@ -114,7 +114,7 @@ async def test_a_step_that_may_not_wait_runs_where_a_gateway_serves(broker: Brok
 async def test_the_end_of_a_step_is_in_the_record(broker: Broker, bus: EventBus) -> None:
     await asked(broker, bus)
     await broker.pass_time(61_000)
-    await EngineWatch(bus).look()
+    await EngineWatch(bus).check()
     rows = [row for entry in await broker.entries("record") for row in json.loads(entry["d"])]
     [row] = [row for row in rows if row["run"] == "r/1"]
     assert (row["kind"], row["name"], row["status"]) == ("ray", "rank", "failed")
@@ -127,7 +127,7 @@ async def test_a_gateway_that_comes_late_gets_what_waits(
     await asked(broker, bus)
     there = await gateway(broker)
     await broker.pass_time(3_600_000)
-    await EngineWatch(bus).look()
+    await EngineWatch(bus).check()
     assert await waits(broker), "what is served is its gateway's to end"
     assert warnings_of(caplog) == []
     call = await broker.take(there, "ray")
@@ -141,7 +141,7 @@ async def test_a_pool_without_a_gateway_is_told_from_one_that_has_one(broker: Br
     await gateway(broker)
     await asked(broker, bus, stream="ray:big")
     await broker.pass_time(61_000)
-    await EngineWatch(bus).look()
+    await EngineWatch(bus).check()
     status, error = await outcome(broker, bus)
     assert status == "E"
     assert (
@@ -156,7 +156,7 @@ async def test_of_two_gateways_one_may_go(broker: Broker, bus: EventBus) -> None
     assert (await bus.gateways("ray")).live == 1
     await second.leave(())
     there = await bus.gateways("ray")
-    assert (there.live, there.nobody) == (0, NOBODY)
+    assert (there.live, there.problem) == (0, NOBODY)
     assert there.silent_seconds is not None
     assert (await bus.gateways("spark")).silent_seconds is None
 
@@ -176,11 +176,11 @@ async def test_who_waits_is_warned_of_now_and_then(
 ) -> None:
     monkeypatch.setattr("runtime_core.maintenance.engines.WARN_SECONDS", 1e9)
     watch = EngineWatch(bus)
-    await watch.look()
+    await watch.check()
     assert warnings_of(caplog) == []
     await asked(broker, bus)
     for _ in range(3):
-        await watch.look()
+        await watch.check()
     assert warnings_of(caplog) == [f"steps wait on ray (1): {NOBODY}"]
 
 
@@ -193,11 +193,11 @@ async def test_a_step_waits_anew_when_its_gateway_goes(broker: Broker, bus: Even
     await there.withdraw_engine(["ray"])
     await there.leave(())
     watch = EngineWatch(bus)
-    await watch.look()
+    await watch.check()
     assert await waits(broker)
     # The clock of beats counts its silence; the partition's own clock does not.
     await broker.call("HINCRBY", broker.keys.meta, "beat_clock", 61_000)
-    await watch.look()
+    await watch.check()
     assert (await outcome(broker, bus))[0] == "E"
 
 
@@ -208,7 +208,7 @@ async def test_an_entry_in_the_hands_of_one_who_lives_is_left_to_it(broker: Brok
     call = await broker.take(there, "ray")
     await broker.call("DEL", broker.keys.gateways)
     await broker.pass_time(3_600_000)
-    await EngineWatch(bus).look()
+    await EngineWatch(bus).check()
     assert await waits(broker)
     assert await there.commit_call(call, b"K", 1_700_000_000_000, b'{"a":"b"}', b"[]", 1)
     assert await outcome(broker, bus) == ("K", {"a": "b"})
@@ -263,14 +263,14 @@ async def test_a_step_that_was_put_back_is_not_ended_by_its_old_entry(broker: Br
 async def test_a_cancelled_task_leaves_no_step_behind(broker: Broker, bus: EventBus) -> None:
     await asked(broker, bus)
     await bus.cancel("t", "no more")
-    await EngineWatch(bus).look()
+    await EngineWatch(bus).check()
     assert await broker.entries("ray") == []
     assert await broker.status("t") == "cancelled"
 
 
 async def test_what_waits_for_an_engine_is_measured_and_not_taken_for_stuck(broker: Broker, bus: EventBus) -> None:
     await asked(broker, bus, stream="ray:big")
-    taken = await Measures(bus, Measured(), lambda: True, bus.transport).take()
+    taken = await Measures(bus, PartitionMetrics(), lambda: True, bus.transport).take()
     lag = [sample.value for sample in taken if sample.metric is STREAM_LAG and sample.labels[0] == "ray:big"]
     assert lag == [1]
     assert await find_stuck(bus) == []
@@ -290,7 +290,7 @@ async def test_where_no_services_run_the_keeper_watches(broker: Broker, bus: Eve
 
 async def test_where_nobody_may_come_no_step_waits(broker: Broker, bus: EventBus) -> None:
     await asked(broker, bus)
-    await EngineWatch(bus, anyone_may_come=False).look()
+    await EngineWatch(bus, gateways_may_start=False).check()
     assert (await outcome(broker, bus))[1]["type"] == "EngineUnavailable"
 
 
@@ -304,19 +304,19 @@ async def test_a_leader_that_was_declared_dead_ends_nothing(broker: Broker, bus:
 
 async def test_a_long_queue_is_read_in_pieces(broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that may still wait do not hide those behind them."""
-    monkeypatch.setattr("runtime_core.maintenance.engines.PAGE", 2)
+    monkeypatch.setattr("runtime_core.maintenance.engines.STEPS_PAGE", 2)
     for number in range(5):
         await asked(broker, bus, context=b'{"engine_wait_seconds":100000}', task=f"patient-{number}")
     await asked(broker, bus, context=b'{"engine_wait_seconds":1}')
     await broker.pass_time(3_600_000)
     watch = EngineWatch(bus)
     for _ in range(4):
-        await watch.look()
+        await watch.check()
     assert not await waits(broker)
     assert len(await broker.entries("ray")) == 5
     await broker.pass_time(100_000_000)
     for _ in range(4):
-        await watch.look()
+        await watch.check()
     assert await broker.entries("ray") == []
 
 

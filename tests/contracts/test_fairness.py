@@ -1,4 +1,4 @@
-"""New tasks wait in queues of their tenants while a work stream is long, and start in turn; none waits for ever."""
+"""While a work stream is long, new tasks wait in queues of their tenants and start in turn; none starves."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Delivery, Submitted
+from runtime_core.bus.tasks import Submitted
 from runtime_core.errors import Rejected
+from runtime_core.maintenance.keeper import Keeper
 from runtime_core.wire.commands import Begun
 from tests.contracts.broker import Broker, answer, ask, bury, complete, send, suspend
 
@@ -404,3 +406,12 @@ async def test_damaged_queues_of_a_stream_keep_no_others_waiting(broker: Broker,
     assert len((await bus.read([other], 10, 5))[0]) == READY
     assert await bus.refill(READY) == 1
     assert len((await bus.read([other], 10, 5))[0]) == 1
+
+
+async def test_housekeeping_moves_waiting_tasks_while_no_handler_does(broker: Broker, bus: EventBus) -> None:
+    """Handlers of an older release read their stream without refilling it."""
+    await flood(broker, bus, "acme", 20)
+    taken = len(await take_all(broker, bus))
+    assert taken < 20
+    await Keeper(bus, retention_seconds=3600.0).tidy()
+    assert await take_all(broker, bus), "the queue stands still"

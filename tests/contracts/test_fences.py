@@ -1,11 +1,11 @@
-"""Writes that acknowledge nothing are fenced too: by their owner, or by the end of a task that keeps its journal."""
+"""Writes without an acknowledgement are fenced, too: by their owner, or by the end of a task."""
 
 from __future__ import annotations
 
 import pytest
 
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Delivery
 from runtime_core.errors import Fenced
 from tests.contracts.broker import DIGEST, Broker, ask, complete, now, question, suspend
 
@@ -89,7 +89,7 @@ async def test_an_answer_for_an_ended_task_that_keeps_its_journal_writes_nothing
     await pin(broker, "t")
     assert await bus.cancel("t", "no more") == ["cancelled"]
     before = await broker.snapshot()
-    await bus.answered("t", "r", "1", b"K", b"1", "editor", "there", b"")
+    await bus.answer_request("t", "r", "1", b"K", b"1", "editor", "there", b"")
     assert await broker.snapshot() == before
 
 
@@ -105,7 +105,7 @@ async def test_a_question_of_an_ended_task_that_keeps_its_journal_cannot_be_answ
     assert await broker.snapshot() == before
 
 
-async def ask_in_mid_turn(bus: EventBus, turn: Delivery) -> dict[str, bytes] | None:
+async def ask_in_mid_turn(bus: EventBus, turn: Delivery) -> dict[str, tuple[bytes, bytes]] | None:
     return await bus.ask(turn, now(), "asker", b"", ask("9"), 1)
 
 
@@ -131,7 +131,7 @@ async def test_an_ended_task_that_keeps_its_journal_asks_nothing(broker: Broker,
 
 
 async def test_a_turn_whose_run_is_elsewhere_is_not_tried_again(broker: Broker, bus: EventBus) -> None:
-    """A task that was cancelled and reopened has another entry; the old one is still in somebody's hands."""
+    """A task that was cancelled and reopened has another entry; another owner still holds the old one."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await broker.call("HSET", broker.keys.task("t"), "cur", "99-1")
@@ -141,7 +141,7 @@ async def test_a_turn_whose_run_is_elsewhere_is_not_tried_again(broker: Broker, 
 
 
 async def test_a_call_that_was_answered_is_not_tried_again(broker: Broker, bus: EventBus) -> None:
-    """A repair has answered the step while its entry was in somebody's hands."""
+    """A repair answered the step while an owner held its entry."""
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1"))
     call = await broker.take(bus, "tool")
@@ -173,5 +173,5 @@ async def test_nothing_is_withdrawn_from_an_ended_task(broker: Broker, bus: Even
     await broker.submit(bus, "t")
     assert await complete(bus, await broker.take(bus))
     before = await broker.snapshot()
-    assert not await bus.withdraw("t")
+    assert not await bus.withdraw_request("t")
     assert await broker.snapshot() == before

@@ -1,4 +1,4 @@
-"""A finished step never runs again, whatever the delivery counts of its entry say (hole 47)."""
+"""A finished step never runs again, whatever its entry's delivery count."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from runtime_core.bus.connection import Argument, Reply
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import group_of
-from runtime_core.bus.values import Delivery
 from runtime_core.consumer.consumer import Consumer
 from runtime_core.errors import Fenced, ServerError
 from runtime_core.runs.turn import TurnHandler

@@ -1,4 +1,4 @@
-"""A fork begins with another task's results: its journal is there with the task, or neither is."""
+"""A fork starts with another task's results: the task and its journal are stored together or not at all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Submitted
+from runtime_core.bus.tasks import Submitted
 from runtime_core.errors import Rejected
 from runtime_core.wire.commands import Begun
 from tests.contracts.broker import Broker, complete

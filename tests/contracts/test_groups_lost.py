@@ -1,4 +1,4 @@
-"""A group that is lost and made again from 0 delivers entries again: each takes effect once (hole 2)."""
+"""A lost group is created again from 0 and delivers entries again; each takes effect once."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_work_goes_on_where_everything_was_flushed(broker: Broker, bus: Ev
 
 
 async def test_a_lost_group_stops_no_commit(broker: Broker, bus: EventBus) -> None:
-    """While nobody has made the group again, what is in hand can still be settled."""
+    """Held deliveries can be settled even before the group is created again."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await broker.call("XGROUP", "DESTROY", broker.keys.stream("agent"), group("agent"))

@@ -1,4 +1,4 @@
-"""Who is alive: silence is counted on the broker, by beats; a dead owner may write nothing and never comes back."""
+"""The broker counts missed heartbeats. A dead owner may write nothing and never comes back."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry
 
 from runtime_core.bus.connection import RespTransport
 from runtime_core.bus.connector import parse_address
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
-from runtime_core.bus.values import Delivery
 from runtime_core.consumer.consumer import Consumer
-from runtime_core.consumer.owner import Owner
+from runtime_core.consumer.heartbeat import Owner
 from runtime_core.errors import Fenced
 from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import DIGEST, LEASE_MS, Broker, answer, ask, bury, complete, suspend
@@ -36,7 +36,7 @@ async def beat_clock(broker: Broker) -> int:
 
 
 async def test_a_pause_of_the_broker_convicts_nobody(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Hole 16: after an hour in which nobody could beat, the first one back is alone only for the moment."""
+    """After an hour in which nobody could beat, the first one back is alone only for the moment."""
     await last_beat_was(broker, HOUR_MS)
     _, _, declared_dead = await bus.beat(LEASE_MS, False, "")
     assert declared_dead == 0
@@ -47,7 +47,7 @@ async def test_a_pause_of_the_broker_convicts_nobody(broker: Broker, bus: EventB
 async def test_many_pauses_convict_nobody_who_beats_between_them(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
-    """Hole 16: the server's clock jumps an hour ahead, again and again."""
+    """The server's clock repeatedly jumps an hour ahead."""
     for _ in range(20):
         for owner in (bus, other):
             await last_beat_was(broker, HOUR_MS)
@@ -55,7 +55,7 @@ async def test_many_pauses_convict_nobody_who_beats_between_them(
 
 
 async def test_a_clock_that_jumps_back_does_not_turn_the_count_back(broker: Broker, bus: EventBus) -> None:
-    """Hole 16: otherwise an owner that fell silent would have its silence forgiven."""
+    """Otherwise an owner that fell silent would have its silence forgiven."""
     before = await beat_clock(broker)
     await last_beat_was(broker, -HOUR_MS)
     await bus.beat(LEASE_MS, False, "")
@@ -63,7 +63,7 @@ async def test_a_clock_that_jumps_back_does_not_turn_the_count_back(broker: Brok
 
 
 async def test_an_owner_that_falls_silent_is_declared_dead_once(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Hole 17: the beat that passes the lease says so, and only that one."""
+    """The beat that passes the lease says so, and only that one."""
     deaths = 0
     for _ in range(20):
         await last_beat_was(broker, LEASE_MS // 10)
@@ -74,7 +74,7 @@ async def test_an_owner_that_falls_silent_is_declared_dead_once(broker: Broker, 
 
 
 async def test_owners_that_are_killed_all_the_time_convict_together(broker: Broker, other: EventBus) -> None:
-    """Hole 16: no process lives for a lease, and yet the silence of the first is counted."""
+    """No process lives for a lease, and yet the silence of the first is counted."""
     for _ in range(20):
         await last_beat_was(broker, LEASE_MS // 10)
         await broker.owner()
@@ -82,7 +82,7 @@ async def test_owners_that_are_killed_all_the_time_convict_together(broker: Brok
 
 
 async def test_a_dead_owner_cannot_beat_itself_back_to_life(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Hole 18: a process that was stopped and goes on must hear of its death, and its name stays dead."""
+    """A process that was paused must learn of its death, and its name stays dead."""
     await broker.silence(other)
     with pytest.raises(Fenced, match="declared dead"):
         await other.beat(LEASE_MS, False, "")
@@ -90,7 +90,7 @@ async def test_a_dead_owner_cannot_beat_itself_back_to_life(broker: Broker, bus:
 
 
 async def test_a_name_never_comes_back(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Hole 18: a process that comes back is another owner, and does not hold what the first one held."""
+    """A process that comes back is another owner, and does not hold what the first one held."""
     await broker.submit(bus, "t")
     turn = await broker.take(other)
     await broker.silence(other)
@@ -104,13 +104,13 @@ async def test_a_name_never_comes_back(broker: Broker, bus: EventBus, other: Eve
 
 
 async def test_names_of_one_process_differ(broker: Broker) -> None:
-    """Hole 18: the name holds boot time and chance, so a restarted pod is not its predecessor."""
+    """The name holds boot time and chance, so a restarted pod is not its predecessor."""
     names = {(await broker.owner()).owner for _ in range(5)}
     assert len(names) == 5
 
 
 async def test_a_beat_tells_of_tasks_that_were_cancelled_since(broker: Broker, bus: EventBus) -> None:
-    """Hole 14: running work hears of its cancel by the heartbeat."""
+    """Running work learns of its cancel from the heartbeat."""
     await broker.submit(bus, "t")
     since, stopped, _ = await bus.beat(LEASE_MS, False, "")
     assert stopped == []
@@ -138,7 +138,7 @@ WRITES: dict[str, Write] = {
 
 @pytest.mark.parametrize("what", WRITES)
 async def test_a_dead_owner_writes_nothing(broker: Broker, bus: EventBus, other: EventBus, what: str) -> None:
-    """Hole 18: declaring an owner dead fences all that it holds at once, before anything is adopted."""
+    """Declaring an owner dead fences all that it holds at once, before anything is adopted."""
     await broker.submit(bus, "waits")
     assert await suspend(bus, await broker.take(bus), ask("1"))
     call = await broker.take(other, "tool")
@@ -182,7 +182,7 @@ class HungLoop:
 
 
 async def test_a_loop_that_hangs_falls_silent(valkey: Server, namespace: str) -> None:
-    """Hole 17: the heartbeat runs on the loop of the handlers, so that a blocked one is taken for dead."""
+    """The heartbeat runs on the loop of the handlers, so that a blocked one is taken for dead."""
     lease = 0.3
     keys = Keys(namespace, 0)
     transport = RespTransport(parse_address(valkey.url))

@@ -1,4 +1,4 @@
-"""A task that ends without being completed starts its hooks: once for each end, and only where it has any."""
+"""A task that fails or is cancelled starts its end hooks, once per end, if it has any."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENDER = "weft.task-ended.desk"
 async def declare(broker: Broker, *, always: bool = False) -> None:
     """The app of the agents has hooks at the end of a task."""
     for agent in ("writer", "editor"):
-        await broker.call("HSET", broker.keys.enders, agent, ("!" if always else "?") + ENDER)
+        await broker.call("HSET", broker.keys.end_hooks, agent, ("!" if always else "?") + ENDER)
 
 
 async def started(broker: Broker) -> list[dict[str, Json]]:
@@ -83,7 +83,7 @@ async def over_a_limit_in_a_child(broker: Broker, bus: EventBus) -> None:
 
 async def over_a_limit_elsewhere(broker: Broker, bus: EventBus) -> None:
     await suspend(bus, await broker.take(bus), ask("1", "editor", stream="@1:there", key="e"))
-    await bus.answered("t", "r", "1", b"K", b"1", "editor", "there", b'{"tokens":2}')
+    await bus.answer_request("t", "r", "1", b"K", b"1", "editor", "there", b'{"tokens":2}')
 
 
 async def lost(broker: Broker, bus: EventBus) -> None:

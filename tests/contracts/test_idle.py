@@ -1,4 +1,4 @@
-"""Whether anything is left to do (hole 43): work in flight, retries and what is on its way count; waits do not."""
+"""Idleness: work in flight, retries and relayed messages count as work; waiting does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state-manager's admitter and relay: one command or answer that cannot go on stops no other."""
+"""The state-manager's admitter and relay: a command or answer that cannot proceed blocks no other."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from runtime_core.bus.connection import Argument, Reply, Transport
+from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, ingress
 from runtime_core.bus.partition import make_group
+from runtime_core.bus.tasks import Submitted
 from runtime_core.bus.topics import Topics
-from runtime_core.bus.values import Submitted, pairs
 from runtime_core.config.settings import Settings
 from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, ServerError
@@ -216,7 +217,7 @@ async def both_submits_are_left(broker: Broker) -> bool:
 
 
 async def waits_for_answer_of_second(broker: Broker, bus: EventBus) -> None:
-    """`runs` is in hand and goes on running; `asks` waits for an answer."""
+    """`runs` is held and keeps running; `asks` waits for an answer."""
     await broker.take(bus)
     await waits_for_answer(broker, bus, "asks")
 
@@ -233,8 +234,8 @@ async def test_submits_keep_their_order_behind_one_that_waits(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second could start at once, and would get the instance before the first."""
-    monkeypatch.setattr(admitter, "WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(admitter, "TRIES", 2)  # a full broker is waited for however long it takes
+    monkeypatch.setattr(admitter, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(admitter, "TRIES_MAX", 2)  # a full broker is waited for however long it takes
     for task in ("first", "second"):
         await command(broker, "task.submit", id=task, data={"agent": "writer", "input": task, "key": "k"})
     tried, submit = [], bus.submit
@@ -286,7 +287,7 @@ async def test_a_rejected_command_leaves_one_letter(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its answer could not even be left to the relay at first."""
-    monkeypatch.setattr(admitter, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(admitter, "RETRY_SECONDS", 0.01)
     away, tried = f"{broker.keys.namespace}-away", []
 
     async def full_at_first(_: object, reply_to: str, __: object) -> None:
@@ -303,8 +304,8 @@ async def test_a_rejected_command_leaves_one_letter(
 
 
 async def test_commands_that_wait_are_bounded(broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admitter, "LOOK_AHEAD", 3)
-    monkeypatch.setattr(admitter, "BATCH", 1)
+    monkeypatch.setattr(admitter, "WAITING_MAX", 3)
+    monkeypatch.setattr(admitter, "READ_BATCH_MAX", 1)
     await broker.submit(bus, "runs")
     agents = await broker.hash("agents")
     await broker.call("DEL", broker.keys.agents)
@@ -331,7 +332,7 @@ async def test_a_command_that_always_fails_is_given_up(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Something else is in the place of its task: those behind it go on."""
-    monkeypatch.setattr(admitter, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(admitter, "RETRY_SECONDS", 0.01)
     await broker.call("SET", broker.keys.task("t"), "a string")
     await command(broker, "task.submit", id="t", data={"agent": "writer", "input": 1})
     await command(broker, "task.submit", id="u", data={"agent": "writer", "input": 1})
@@ -360,11 +361,11 @@ async def test_a_full_broker_holds_up_no_cancel_and_no_answer(
         await command(broker, "task.cancel", data={"task_id": "runs"})
         await command(broker, "task.signal", data={"task_id": "asks", "request_id": "r:1", "value": 1})
         await make_group(broker.admin, ingress(namespace), STATE_MANAGER)
-        monkeypatch.setattr(admitter, "WAIT_SECONDS", 0.01)
+        monkeypatch.setattr(admitter, "RETRY_SECONDS", 0.01)
         await broker.call("CONFIG", "RESETSTAT")
         await broker.call("CONFIG", "SET", "maxmemory", "1mb")
         async with admitting(broker, bus):
-            await until(lambda: refused_more_than(broker, admitter.TRIES))
+            await until(lambda: refused_more_than(broker, admitter.TRIES_MAX))
             await until(lambda: reached(broker, "runs", "cancelled"))
             assert await complete(bus, await broker.take(bus))
             await until(lambda: reached(broker, "asks", "completed"))
@@ -395,8 +396,8 @@ async def test_a_full_broker_does_not_restart_the_leader(
         await broker.call("CONFIG", "RESETSTAT")
         await broker.call("CONFIG", "SET", "maxmemory", "1mb")
         await until(lambda: refused_often(broker))
-        await until(lambda: told(caplog, "schedules wait: OOM"))
-        assert "starting again" not in caplog.text
+        await until(lambda: told(caplog, "schedules wait for the broker: OOM"))
+        assert "restarting" not in caplog.text
         await broker.call("CONFIG", "SET", "maxmemory", "0")
         await until(lambda: submitted(broker))
     finally:
@@ -455,9 +456,9 @@ async def answered(broker: Broker, key: str, *tasks: str) -> bool:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "AGAIN_SECONDS", 0.02)
-    monkeypatch.setattr(relay, "BACKOFF_FIRST_SECONDS", 0.01)
-    monkeypatch.setattr(relay, "BACKOFF_LAST_SECONDS", 0.02)
+    monkeypatch.setattr(relay, "RESCAN_SECONDS", 0.02)
+    monkeypatch.setattr(relay, "BACKOFF_MIN_SECONDS", 0.01)
+    monkeypatch.setattr(relay, "BACKOFF_MAX_SECONDS", 0.02)
 
 
 @pytest.mark.usefixtures("quick")
@@ -488,20 +489,20 @@ async def more_than(tried: list[str], stream: str, count: int) -> bool:
 async def test_a_stream_that_takes_nothing_is_left_alone_for_a_while(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its entry is looked at again and again, and not tried."""
-    monkeypatch.setattr(relay, "AGAIN_SECONDS", 0.02)
-    monkeypatch.setattr(relay, "BACKOFF_FIRST_SECONDS", 3600.0)
-    monkeypatch.setattr(relay, "BACKOFF_LAST_SECONDS", 3600.0)
-    looks, again = [], relay._Looking.again
+    """Its entry is checked repeatedly, but not retried."""
+    monkeypatch.setattr(relay, "RESCAN_SECONDS", 0.02)
+    monkeypatch.setattr(relay, "BACKOFF_MIN_SECONDS", 3600.0)
+    monkeypatch.setattr(relay, "BACKOFF_MAX_SECONDS", 3600.0)
+    looks, again = [], relay._Scan.restart
 
-    def counted(looking: relay._Looking) -> None:
+    def counted(looking: relay._Scan) -> None:
         looks.append("from the start")
         again(looking)
 
     async def looked(times: int) -> bool:
         return len(looks) >= times
 
-    monkeypatch.setattr(relay._Looking, "again", counted)
+    monkeypatch.setattr(relay._Scan, "restart", counted)
     away = f"{broker.keys.namespace}-away"
     edge = Edge(bus.transport)
     edge.refuses[away] = "OOM command not allowed"
@@ -512,15 +513,15 @@ async def test_a_stream_that_takes_nothing_is_left_alone_for_a_while(
 
 
 async def test_answers_that_wait_are_bounded(broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "AGAIN_SECONDS", 3600.0)
-    monkeypatch.setattr(relay, "LOOK_AHEAD", 2)
-    monkeypatch.setattr(relay, "BATCH", 1)
+    monkeypatch.setattr(relay, "RESCAN_SECONDS", 3600.0)
+    monkeypatch.setattr(relay, "WAITING_MAX", 2)
+    monkeypatch.setattr(relay, "RELAY_BATCH", 1)
     away = f"{broker.keys.namespace}-away"
     edge = Edge(bus.transport)
     edge.refuses[away] = "OOM command not allowed"
     await ended(broker, bus, *[(f"t{number}", away) for number in range(4)])
-    one, looking = Relay(bus, [bus], edge, Metrics(CollectorRegistry(), "test")), relay._Looking()
-    assert [await one._look_at(bus.keys.replies, one._reply, looking) for _ in range(4)] == [1, 1, 0, 0]
+    one, looking = Relay(bus, [bus], edge, Metrics(CollectorRegistry(), "test")), relay._Scan()
+    assert [await one._relay_next(bus.keys.replies, one._reply, looking) for _ in range(4)] == [1, 1, 0, 0]
 
 
 @pytest.mark.usefixtures("quick")
@@ -537,7 +538,7 @@ async def test_a_step_elsewhere_is_answered_however_long_the_broker_is_full(
             raise ServerError("OOM command not allowed")
         return True
 
-    monkeypatch.setattr(bus, "answered", full_at_first)
+    monkeypatch.setattr(bus, "answer_request", full_at_first)
     final = '{"status":"completed","output":1}'
     await broker.call("XADD", broker.keys.replies, "*", "to", "@0|t|r|1|writer", "type", "x", "t", "there", "d", final)
     async with relaying(bus, Edge(bus.transport)):
@@ -610,7 +611,7 @@ async def test_the_admitter_leaves_an_answer_to_the_relay(broker: Broker, bus: E
 
 
 async def test_an_address_of_the_runtime_is_refused(broker: Broker, bus: EventBus) -> None:
-    """Or its sender could answer a step of somebody else's task."""
+    """Otherwise its sender could answer a step of another tenant's task."""
     await command(broker, "task.submit", id="t", replyto="@0|u|r|1|x", data={"agent": "writer", "input": 1})
     async with admitting(broker, bus):
         await until(lambda: settled(broker))
@@ -705,7 +706,7 @@ class Undeletable(Edge):
 
 
 async def test_a_command_whose_deletion_fails_does_not_stay_in_the_ingress(broker: Broker, bus: EventBus) -> None:
-    """Acknowledged first, it would be in the stream for ever, and in nobody's hands."""
+    """Acknowledged first, it would stay in the stream forever, with no owner."""
     key = ingress(broker.keys.namespace)
     await make_group(bus.transport, key, STATE_MANAGER)
     data = '{"agent":"writer","input":1}'
@@ -743,6 +744,24 @@ async def test_an_admitter_that_has_lost_the_lead_starts_nothing(broker: Broker,
     assert await broker.status("t") == ""
 
 
+@pytest.mark.parametrize("deletes", [True, False])
+async def test_an_admitter_that_has_lost_the_lead_changes_no_schedule(
+    broker: Broker, bus: EventBus, deletes: bool
+) -> None:
+    """Its successor has carried out this command, and perhaps later ones."""
+    schedules = Schedules(bus, Admission([bus]))
+    wanted = {"schedule_id": "s", "agent": "writer", "input": 1, "every_seconds": 60}
+    if deletes:
+        await schedules.set(parse_set(wanted, 0))
+    epoch = await bus.lead("admit")
+    data = {"schedule_id": "s"} if deletes else wanted
+    await command(broker, f"schedule.{'delete' if deletes else 'set'}", data=data)
+    with pytest.raises(Fenced):
+        async with asyncio.timeout(SECONDS):
+            await make_admitter(bus, await connected(broker)).run(str(epoch - 1))
+    assert len(await schedules.all()) == deletes
+
+
 async def emptied(bus: EventBus, key: str) -> bool:
     pending = cast(list[Reply], await bus.transport.call("XPENDING", key, STATE_MANAGER))
     return await bus.transport.call("XLEN", key) == 0 and pending[0] == 0
@@ -752,7 +771,7 @@ async def test_commands_behind_deleted_ones_are_admitted(broker: Broker, bus: Ev
     """An admitter died between the deletion of many commands and their acknowledgement."""
     key = ingress(broker.keys.namespace)
     await make_group(bus.transport, key, STATE_MANAGER)
-    for number in range(admitter.BATCH + 1):
+    for number in range(admitter.READ_BATCH_MAX + 1):
         data = '{"agent":"writer","input":1}'
         await bus.transport.call("XADD", key, "*", "type", "weft.task.submit", "id", f"t-{number}", "data", data)
     dead = ("XREADGROUP", "GROUP", STATE_MANAGER, "dead", "COUNT", 1000, "STREAMS", key, ">")
@@ -761,4 +780,4 @@ async def test_commands_behind_deleted_ones_are_admitted(broker: Broker, bus: Ev
     await bus.transport.call("XDEL", key, *entries[:-1])
     async with admitting(broker, bus):
         await until(lambda: emptied(bus, key))
-    assert await broker.status(f"t-{admitter.BATCH}") == "accepted"
+    assert await broker.status(f"t-{admitter.READ_BATCH_MAX}") == "accepted"

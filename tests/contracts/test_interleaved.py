@@ -1,4 +1,4 @@
-"""Instances that handle events beside each other: no mailbox, and the state of the later commit stays."""
+"""Instances that handle events concurrently: they have no mailbox, and the last commit's state wins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process has of a turn in memory counts only while the broker agrees: steps, kept runs and deltas."""
+"""The memory of a process counts only if the broker agrees: steps, kept runs and deltas."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import math
 import pytest
 from prometheus_client import CollectorRegistry
 
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Delivery
 from runtime_core.errors import JournalMoved, ServerError
+from runtime_core.runs.commit import TurnPort
 from runtime_core.runs.turn import TurnHandler
-from runtime_core.runs.turn_port import TurnPort
 from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import Broker, answer, ask, bury, now
 from weft import AgentContext, App
@@ -104,6 +104,51 @@ async def test_a_turn_whose_delta_could_not_be_written_is_not_committed(
     assert await broker.status("t") == "accepted"
 
 
+@pytest.mark.parametrize("replayed", [False, True])
+async def test_a_step_that_the_broker_has_lost_meanwhile_is_stored_again(
+    broker: Broker, bus: EventBus, other: EventBus, replayed: bool
+) -> None:
+    """The server came back without its last writes, and the turn went on: a later replay must go the same way."""
+    app, charged = App("lost"), []
+    stays = asyncio.Event()
+
+    @app.tool
+    def search(n: int) -> str:
+        return "found"
+
+    def charge() -> int:
+        charged.append("card")
+        return len(charged)
+
+    async def lose() -> None:
+        if replayed and not stays.is_set():
+            stays.set()
+            await asyncio.Event().wait()
+        await broker.call("HDEL", broker.keys.task("t"), "j:1", "w")
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> str:
+        n = await ctx.step(charge)
+        await ctx.step(lose)
+        found: str = await ctx.tool(search, n=n)
+        return found
+
+    await broker.submit(bus, "t")
+    turn = await broker.take(other)
+    if replayed:
+        handling = asyncio.create_task(handler(other, app).handle(turn))
+        async with asyncio.timeout(WAIT_SECONDS):
+            await stays.wait()
+        handling.cancel()
+        await asyncio.wait((handling,))
+    await other.leave([turn])
+    (turn,) = (await bus.adopt("agent", 10, False)).deliveries
+    await handler(bus, app).handle(turn)
+    assert await answer(bus, await broker.take(bus, "tool"))
+    await handler(bus, app).handle(await broker.take(bus))
+    assert (await broker.status("t"), charged) == ("completed", ["card"])
+
+
 async def test_a_reopened_run_does_not_repeat_its_finished_steps(broker: Broker, bus: EventBus) -> None:
     app, done = App("reopened"), []
 
@@ -149,6 +194,53 @@ async def test_a_kept_run_that_missed_a_turn_is_replayed(broker: Broker, bus: Ev
         for _ in await broker.entries("tool"):
             assert await answer(bus, await broker.take(bus, "tool"), b"1")
     assert (await broker.final("t"))["output"] == 2
+
+
+async def test_a_copy_of_a_finished_turn_does_not_run(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    app, begun = App("copied"), list[str]()
+
+    @app.tool
+    def search() -> int:
+        return 1
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> None:
+        begun.append(ctx.task_id)
+        await ctx.tool(search)
+
+    await broker.submit(bus, "t", key="k")
+    turn = await broker.take(bus)
+    for owner in (bus, other):
+        await handler(owner, app).handle(turn)
+    assert begun == ["t"]
+
+
+async def test_a_kept_run_is_replayed_after_a_reconnect(broker: Broker, bus: EventBus) -> None:
+    """The server may have lost its last writes, and another process may have made the same turn with other results."""
+    app, begun = App("reconnected"), list[int]()
+
+    @app.tool
+    def search() -> int:
+        return 1
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> None:
+        begun.append(len(begun))
+        for _ in range(3):
+            await ctx.tool(search)
+
+    handles = handler(bus, app)
+    await broker.submit(bus, "t")
+    for reconnect in (False, True, False):
+        await handles.handle(await broker.take(bus))
+        if reconnect:
+            client = await bus.transport.call("CLIENT", "ID")
+            assert isinstance(client, int)
+            await broker.call("CLIENT", "KILL", "ID", client)
+        assert await answer(bus, await broker.take(bus, "tool"))
+    await handles.handle(await broker.take(bus))
+    assert await broker.status("t") == "completed"
+    assert begun == [0, 1]
 
 
 @pytest.mark.parametrize("key", ["", "k"])

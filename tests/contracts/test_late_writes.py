@@ -1,4 +1,4 @@
-"""What comes after the end changes nothing: no key is made again, no status goes back."""
+"""Writes after the end change nothing: no key is created again, and no status changes back."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Delivery
 from tests.contracts.broker import DIGEST, Broker, Snapshot, answer, ask, bury, complete, fail, nap, question, suspend
 
 VALUE = f"{DIGEST}K1700000000000true".encode()
@@ -72,7 +72,7 @@ def of_the_task(snapshot: Snapshot) -> Snapshot:
 @pytest.mark.parametrize("what", WRITES)
 @pytest.mark.parametrize("expired", [False, True])
 async def test_a_task_that_is_over_stays_as_it_is(broker: Broker, bus: EventBus, what: str, expired: bool) -> None:
-    """Holes 27 and 35: with its fields still there, and after they have expired."""
+    """With its fields still there, and after they have expired."""
     late = await a_task_in_many_hands(broker, bus)
     timers = await broker.call("ZRANGE", broker.keys.timers, 0, -1)
     delayed = await broker.hash("delayed")
@@ -100,7 +100,7 @@ KEPT = [name for name in WRITES if "child" not in name]
 
 @pytest.mark.parametrize("what", KEPT)
 async def test_a_task_that_is_kept_for_its_letter_stays_as_it_is(broker: Broker, bus: EventBus, what: str) -> None:
-    """Holes 27 and 35: the journal of an ended task is still there, with all that the run had waited for."""
+    """The journal of an ended task is still there, with all that the run had waited for."""
     await broker.submit(bus, "t")
     parts = (ask("1"), ask("2"), ask("3"), question("4", timeout_ms=60_000), nap("5", 60_000))
     assert await suspend(bus, await broker.take(bus), *parts)
@@ -162,7 +162,7 @@ COPIES: dict[str, Callable[[EventBus, Delivery], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("what", COPIES)
 async def test_a_turn_that_is_delivered_again_changes_nothing(broker: Broker, bus: EventBus, what: str) -> None:
-    """Hole 2: a server that lost its last second has the entry again, though its turn was committed."""
+    """A server that lost its last second has the entry again, though its turn was committed."""
     await broker.submit(bus, "t", key="k")
     kept = (await broker.entries("agent"))[0]
     assert await suspend(bus, await broker.take(bus), ask("1"))
@@ -178,7 +178,7 @@ async def test_a_turn_that_is_delivered_again_changes_nothing(broker: Broker, bu
 
 @pytest.mark.parametrize("what", ["is tried again", "is given up", "is answered", "progresses"])
 async def test_a_call_that_is_delivered_again_changes_nothing(broker: Broker, bus: EventBus, what: str) -> None:
-    """Holes 2 and 22: its step has its result."""
+    """Its step has its result."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1", wait="g1"), ask("2", wait="g1"))
     kept = (await broker.entries("tool"))[0]
@@ -204,7 +204,7 @@ def flat(entry: dict[str, str]) -> list[str]:
 
 @pytest.mark.parametrize("what", ["a turn that ends", "a result", "a retry of a turn", "a dead letter of a call"])
 async def test_late_work_is_settled(broker: Broker, bus: EventBus, what: str) -> None:
-    """Hole 13: late is not refused, it is acknowledged and dropped, or it would be delivered for ever."""
+    """Late is not refused, it is acknowledged and dropped, or it would be delivered for ever."""
     late = await a_task_in_many_hands(broker, bus)
     await bus.cancel("t", "not wanted")
     await WRITES[what](bus, late)
@@ -214,7 +214,7 @@ async def test_late_work_is_settled(broker: Broker, bus: EventBus, what: str) ->
 
 
 async def test_an_end_is_final(broker: Broker, bus: EventBus) -> None:
-    """Hole 27: completed stays completed, whatever asks for another end."""
+    """Completed stays completed, whatever asks for another end."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     assert await complete(bus, turn)
@@ -226,7 +226,7 @@ async def test_an_end_is_final(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_statuses_go_forward(broker: Broker, bus: EventBus) -> None:
-    """Hole 27: each is written by the commit that makes it so."""
+    """Each is written by the commit that makes it so."""
     await broker.submit(bus, "t")
     seen = [await broker.status("t")]
     assert await suspend(bus, await broker.take(bus), ask("1"), ask("2"))
@@ -241,7 +241,7 @@ async def test_statuses_go_forward(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_what_is_repeated_after_a_lost_reply_changes_nothing(broker: Broker, bus: EventBus) -> None:
-    """Hole 44: the client sends again what it heard no answer of; the answer is `done`, and nothing moves."""
+    """The client sends again what it heard no answer of; the answer is `done`, and nothing moves."""
     await broker.submit(bus, "t", key="k")
     await broker.submit(bus, "next", key="k")
     turn = await broker.take(bus)

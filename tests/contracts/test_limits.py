@@ -1,4 +1,4 @@
-"""Everything that may grow has a limit that is said by name, and what is under way goes on."""
+"""Everything that can grow has a named limit, and work in progress continues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ async def limit(broker: Broker, name: str, value: int) -> None:
 
 
 async def test_a_full_mailbox_refuses_submits(broker: Broker, bus: EventBus) -> None:
-    """Hole 41: outside senders are told to come again later; what waits goes on and makes room."""
+    """Submits are rejected with a delay; waiting work continues and makes room."""
     await limit(broker, "mailbox_max", 2)
     for number in range(3):
         await broker.submit(bus, f"t{number}", key="k")
@@ -30,7 +30,7 @@ async def test_a_full_mailbox_refuses_submits(broker: Broker, bus: EventBus) -> 
 
 
 async def test_a_full_mailbox_answers_an_agent_with_an_error(broker: Broker, bus: EventBus) -> None:
-    """Hole 41: an agent that asks gets an error as the step's result, in the commit that asks."""
+    """An agent that asks gets an error as the step's result, in the commit that asks."""
     await limit(broker, "mailbox_max", 2)
     for number in range(3):
         await broker.submit(bus, f"t{number}", agent="editor", key="k")
@@ -52,7 +52,7 @@ async def test_a_full_mailbox_answers_an_agent_with_an_error(broker: Broker, bus
 
 
 async def test_a_full_mailbox_refuses_a_message(broker: Broker, bus: EventBus) -> None:
-    """Hole 41: a message that nobody waits for is not delivered; its task ends failed, so that it can be found."""
+    """A message that nobody waits for is not delivered; its task ends failed, so that it can be found."""
     await limit(broker, "mailbox_max", 1)
     for number in range(2):
         await broker.submit(bus, f"t{number}", agent="editor", key="k")
@@ -68,7 +68,7 @@ async def test_a_full_mailbox_refuses_a_message(broker: Broker, bus: EventBus) -
 
 
 async def test_a_full_work_stream_refuses_submits(broker: Broker, bus: EventBus) -> None:
-    """Hole 41: and no commit."""
+    """And no commit."""
     await broker.submit(bus, "t")
     await limit(broker, "stream_max", 1)
     with pytest.raises(Rejected, match="holds as much open work") as error:
@@ -81,7 +81,7 @@ async def test_a_full_work_stream_refuses_submits(broker: Broker, bus: EventBus)
 
 
 async def test_a_full_record_refuses_submits(broker: Broker, bus: EventBus) -> None:
-    """Hole 11: admission stops and nothing else."""
+    """Admission stops and nothing else."""
     await broker.submit(bus, "t")
     await broker.submit(bus, "u")
     assert await complete(bus, await broker.take(bus))
@@ -92,7 +92,7 @@ async def test_a_full_record_refuses_submits(broker: Broker, bus: EventBus) -> N
 
 
 async def test_a_task_over_its_steps_asks_for_nothing_more(broker: Broker, bus: EventBus) -> None:
-    """Hole 40: refused whole, before anything is written; the turn may still end its run."""
+    """Refused whole, before anything is written; the turn may still end its run."""
     await broker.submit(bus, "t", max_steps=4)
     assert await suspend(bus, await broker.take(bus), ask("1"), record=b'["a", "b"]', steps=2)
     assert await answer(bus, await broker.take(bus, "tool"))
@@ -107,7 +107,7 @@ async def test_a_task_over_its_steps_asks_for_nothing_more(broker: Broker, bus: 
 
 
 async def test_the_limit_counts_the_whole_task(broker: Broker, bus: EventBus) -> None:
-    """Hole 40: a child run cannot take what its task has not left."""
+    """A child run cannot take what its task has not left."""
     await broker.submit(bus, "t", max_steps=3)
     parts = (ask("1", "editor", stream="agent"),)
     assert await suspend(bus, await broker.take(bus), *parts, record=b'["a", "b"]', steps=2)

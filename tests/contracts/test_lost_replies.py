@@ -1,4 +1,4 @@
-"""The server has done what it was asked, and the reply never came (holes 7 and 44)."""
+"""The server has executed a command, and its reply was lost."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from runtime_core.bus.connection import Transport
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
-from runtime_core.bus.values import Delivery
 from runtime_core.consumer.consumer import Consumer
-from runtime_core.consumer.owner import incarnation
+from runtime_core.consumer.heartbeat import incarnation
 from runtime_core.errors import Rejected
 from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import DIGEST, Broker, ask, complete, suspend
@@ -28,7 +28,7 @@ async def lose_read(broker: Broker, bus: EventBus, count: int = 10, stream: str 
 
 
 async def test_an_owner_finds_what_it_holds_without_knowing(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Hole 7: it lives, so nobody adopts; only it can look."""
+    """It lives, so nobody adopts; only it can look."""
     await broker.submit(bus, "t", key="k")
     await broker.submit(bus, "u")
     await lose_read(broker, bus)
@@ -81,7 +81,7 @@ class Worker:
 
 
 async def test_a_consumer_looks_once_per_lease(broker: Broker) -> None:
-    """Hole 7, by the consumer itself: nothing tells it that a reply was lost."""
+    """By the consumer itself: nothing tells it that a reply was lost."""
     transport = await broker.connect()
     broker.transports.append(transport)
     bus = EventBus(transport, broker.keys)
@@ -117,7 +117,7 @@ class LookedBus(EventBus):
 
 
 class SlowWorker(Worker):
-    """Handles when it is told to."""
+    """Handles a delivery only on request."""
 
     def __init__(self, bus: EventBus) -> None:
         super().__init__(bus)
@@ -189,7 +189,7 @@ class CountingWorker(Worker):
 
 
 async def test_what_was_read_under_an_old_name_is_left_to_its_adopter(broker: Broker) -> None:
-    """Hole 18: it is pending under a name that is dead or dying, and would run twice."""
+    """It is pending under a name that is dead or dying, and would run twice."""
     transport = await broker.connect()
     broker.transports.append(transport)
     bus = RenamedBus(transport, broker.keys)
@@ -259,7 +259,7 @@ async def test_a_reply_that_is_only_late_hands_out_nothing_again(broker: Broker,
 
 
 async def test_a_submit_repeated_starts_one_task(broker: Broker, bus: EventBus) -> None:
-    """Hole 44: its ids are taken before the first try."""
+    """Its ids are taken before the first try."""
     assert (await broker.submit(bus, "t", key="k")).started
     before = await broker.snapshot()
     repeated = await broker.submit(bus, "t", key="k")
@@ -271,7 +271,7 @@ async def test_a_submit_repeated_starts_one_task(broker: Broker, bus: EventBus) 
 
 
 async def test_a_submit_repeated_under_another_task_id_starts_nothing(broker: Broker, bus: EventBus) -> None:
-    """What names a submit is its source and id: a client without a task id of its own may have made up another."""
+    """A submit is identified by its source and id: a client without a task id may have generated another one."""
     await broker.submit(bus, "t")
     before = await broker.snapshot()
     repeated = await broker.submit(bus, "u", event_id="event-t", digest="digest-t")

@@ -1,4 +1,4 @@
-"""What the leader of a partition measures is true, also where the server knows no lag (XINFO says NULL)."""
+"""The leader's measurements of a partition are correct, even if XINFO reports no lag."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from runtime_core.bus.connection import Reply
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, TRAJECTORY_RECORDER, ingress
 from runtime_core.errors import ServerError
-from runtime_core.maintenance.measures import PAGE, PAGES, Measures
+from runtime_core.maintenance.measures import COUNT_PAGE, COUNT_PAGES_MAX, Measures
 from runtime_core.telemetry import names
-from runtime_core.telemetry.metrics import Measured, Sample
+from runtime_core.telemetry.metrics import PartitionMetrics, Sample
 from runtime_core.telemetry.names import MetricName
 from tests.contracts.broker import Broker, bury, complete, nap, suspend
 from tests.servers.matrix import VALKEY_9
@@ -22,8 +22,8 @@ LONG_AGO = 1_000_000_000_000
 FIFTY_YEARS = 50 * 365 * 86_400.0
 
 
-def measures(bus: EventBus, measured: Measured | None = None) -> Measures:
-    return Measures(bus, measured or Measured(), lambda: True, bus.transport)
+def measures(bus: EventBus, measured: PartitionMetrics | None = None) -> Measures:
+    return Measures(bus, measured or PartitionMetrics(), lambda: True, bus.transport)
 
 
 class Look:
@@ -99,7 +99,7 @@ async def test_all_waits_where_there_is_no_group_or_it_does_not_come_by(broker: 
 
 async def test_the_lag_of_the_record_follows_each_cursor(broker: Broker, bus: EventBus) -> None:
     record = broker.keys.record
-    ids = await filled(broker, record, 3 * PAGE)
+    ids = await filled(broker, record, 3 * COUNT_PAGE)
     await bus.publish_cursor(STATE_MANAGER, ids[-3])
     await bus.publish_cursor(TRAJECTORY_RECORDER, ids[1])
     assert await server_lag(broker, record, TRAJECTORY_RECORDER) is None
@@ -110,17 +110,17 @@ async def test_the_lag_of_the_record_follows_each_cursor(broker: Broker, bus: Ev
             names.STREAM_LAG, "record", TRAJECTORY_RECORDER
         )
 
-    assert await lags() == (2, 3 * PAGE - 2)
+    assert await lags() == (2, 3 * COUNT_PAGE - 2)
     await broker.call("XDEL", record, ids[-1], ids[0], ids[50])
-    assert await lags() == (1, 3 * PAGE - 4)
+    assert await lags() == (1, 3 * COUNT_PAGE - 4)
     await bus.trim_record()
-    assert await lags() == (1, 3 * PAGE - 4)
+    assert await lags() == (1, 3 * COUNT_PAGE - 4)
     await bus.publish_cursor(TRAJECTORY_RECORDER, "5-0")  # where no entry ever was
-    assert await lags() == (1, 3 * PAGE - 4)
-    await bus.publish_cursor(STATE_MANAGER, ids[PAGE + 20])  # far from both ends
-    assert (await lags())[0] == 2 * PAGE - 22
+    assert await lags() == (1, 3 * COUNT_PAGE - 4)
+    await bus.publish_cursor(STATE_MANAGER, ids[COUNT_PAGE + 20])  # far from both ends
+    assert (await lags())[0] == 2 * COUNT_PAGE - 22
     await broker.call("XGROUP", "DESTROY", record, TRAJECTORY_RECORDER)
-    assert (await lags())[1] == 3 * PAGE - 4
+    assert (await lags())[1] == 3 * COUNT_PAGE - 4
     await bus.publish_cursor(STATE_MANAGER, ids[-1])
     assert (await lags())[0] == 0
     assert (await look(bus)).value(names.STREAM_OLDEST_WAITING, "record", STATE_MANAGER) == 0
@@ -129,7 +129,7 @@ async def test_the_lag_of_the_record_follows_each_cursor(broker: Broker, bus: Ev
 async def test_a_look_at_a_long_record_is_bounded_and_never_says_too_little(broker: Broker, bus: EventBus) -> None:
     if broker.kind != VALKEY_9:
         pytest.skip("one broker is enough: what is counted is calls")
-    beyond = PAGE * PAGES + 50
+    beyond = COUNT_PAGE * COUNT_PAGES_MAX + 50
     ids = await filled(broker, broker.keys.record, 2 * beyond)
     await bus.publish_cursor(STATE_MANAGER, ids[beyond])
     waiting = (await look(bus)).value(names.STREAM_LAG, "record", STATE_MANAGER)
@@ -231,13 +231,13 @@ async def test_what_an_older_release_did_not_count_is_put_right(broker: Broker, 
 async def test_a_broker_that_cannot_be_measured_stops_no_other_chore(
     broker: Broker, bus: EventBus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    measured = Measured()
+    measured = PartitionMetrics()
     await broker.call("SET", broker.keys.timers, "of another type")
-    await measures(bus, measured).look()
+    await measures(bus, measured).refresh()
     assert list(measured.collect()) == []
-    assert "partition 0 cannot be measured: WRONGTYPE" in caplog.text
+    assert "cannot measure partition 0: WRONGTYPE" in caplog.text
     await broker.call("DEL", broker.keys.timers)
-    await measures(bus, measured).look()
+    await measures(bus, measured).refresh()
     assert {family.name for family in measured.collect()} >= {"weft_timers_due", "weft_tasks_open"}
 
 

@@ -1,4 +1,4 @@
-"""Questions in the middle of a turn that goes on: asked once, answered on a reply stream, fenced like a commit."""
+"""Requests in the middle of a turn are sent once, answered on a reply stream, and fenced like a commit."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import json
 
 import pytest
 
+from runtime_core.app.app import App
 from runtime_core.bus.connection import Argument
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Delivery, TopicSubscription
-from runtime_core.errors import Fenced, LimitExceeded
+from runtime_core.bus.replies import Replies, name_of_step
+from runtime_core.bus.tasks import TopicSubscription
+from runtime_core.consumer.effects import Call
+from runtime_core.errors import Fenced, JournalMoved, LimitExceeded
+from runtime_core.runs.commit import TurnPort
 from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, fail, now, send
 
 REPLY = "asker"
@@ -23,7 +28,7 @@ async def reply_stream(broker: Broker) -> None:
 
 async def asks(
     bus: EventBus, turn: Delivery, *parts: list[Argument], reply: str = REPLY, state: bytes = b""
-) -> dict[str, bytes] | None:
+) -> dict[str, tuple[bytes, bytes]] | None:
     flat = [item for part in parts for item in part]
     return await bus.ask(turn, now(), reply, state, flat, len(parts))
 
@@ -77,8 +82,8 @@ async def test_an_unknown_name_is_answered_at_once(broker: Broker, bus: EventBus
     turn = await begun(broker, bus)
     found = await asks(bus, turn, ask("c1", "nobody", stream="?agent"))
     assert found is not None
-    assert found["c1"][8:9] == b"E"
-    assert json.loads(found["c1"][22:])["type"] == "UnknownName"
+    assert found["c1"][0][8:9] == b"E"
+    assert json.loads(found["c1"][0][22:])["type"] == "UnknownName"
 
 
 async def test_a_repeat_asks_nothing_twice_and_gets_what_is_there(broker: Broker, bus: EventBus) -> None:
@@ -90,7 +95,7 @@ async def test_a_repeat_asks_nothing_twice_and_gets_what_is_there(broker: Broker
         await complete(bus, await broker.take(bus), output=b'"once"')
     found = await asks(bus, turn, agent("c1"), agent("c1"))
     assert found is not None
-    assert found["c1"][22:] == b'"once"'
+    assert found["c1"][0][22:] == b'"once"'
 
 
 async def test_who_goes_on_with_the_turn_gets_the_answer(broker: Broker, bus: EventBus) -> None:
@@ -161,10 +166,91 @@ async def test_a_call_back_is_delivered_while_the_turn_waits(broker: Broker, bus
     await complete(bus, editor)
     # The answer brings what the nested turn has made of the state.
     final = next(entry for entry in await broker.entries(f"reply:{REPLY}") if entry["t"] == "t|r|c1")
-    assert final["s"] == '{"n":2}'
+    assert final["s"] == '1 {"n":2}', "with the number of the change: a replay takes answers in another order"
+    repeated = await asks(bus, turn, agent("c1"))
+    assert repeated is not None
+    assert repeated["c1"][1] == b'1 {"n":2}', "a handler that runs and asks again gets it too"
     await complete(bus, turn, state=b'{"n":3}')
     assert (await broker.hash("inst:writer/k"))["state"] == '{"n":3}'
     await broker.idle()
+
+
+async def test_a_repeated_request_leaves_the_state_that_a_call_back_has_changed(broker: Broker, bus: EventBus) -> None:
+    """Its state is that from before the request: the handler repeats it after a crash, or after a lost reply."""
+    turn = await begun(broker, bus, key="k")
+    await asks(bus, turn, agent("c1", "writer", key="k"), state=b'{"n":1}')
+    await complete(bus, await broker.take(bus), state=b'{"n":2}')
+    await asks(bus, turn, agent("c1", "writer", key="k"), state=b'{"n":1}')
+    await asks(bus, turn, agent("c2", "writer", key="k"))
+    nested = await broker.take(bus)
+    fields = await bus.load(nested)
+    assert fields is not None
+    assert (nested.run, fields.state) == ("r/c2", b'{"n":2}')
+
+
+async def test_a_turn_that_ends_below_a_call_back_keeps_its_state(broker: Broker, bus: EventBus) -> None:
+    """Its handler gave up waiting, by a time limit; the call back is still in hand."""
+    turn = await begun(broker, bus, key="k")
+    await asks(bus, turn, agent("c1"))
+    editor = await broker.take(bus)
+    await asks(bus, editor, agent("c1", "writer", key="k"))
+    nested = await broker.take(bus)
+    assert nested.instance == "writer/k"
+    assert await complete(bus, turn, state=b'{"n":1}')
+    assert (await broker.hash("inst:writer/k"))["state"] == '{"n":1}'
+    for late in (nested, editor):
+        assert not await complete(bus, late)
+    await broker.idle()
+
+
+async def test_a_call_back_is_handled_again_after_a_turn_that_ends_below_it(broker: Broker, bus: EventBus) -> None:
+    """It came through another partition, so it does not end with that turn, whose change it has not seen."""
+    turn = await begun(broker, bus, key="k")
+    await asks(bus, turn, agent("c1"))
+    asked = await broker.take(bus)
+    await broker.submit(bus, "back", key="k", context=b'{"~chain":"0:t|r"}')
+    nested = await broker.take(bus)
+    assert nested.task == "back"
+    assert await complete(bus, turn, state=b'{"n":1}')
+    assert not await complete(bus, nested, state=b'{"stale":1}')
+    repeated = await broker.take(bus)
+    assert (repeated.task, repeated.run, repeated.turn) == ("back", "r", -1)
+    fields = await bus.load(repeated)
+    assert fields is not None
+    assert fields.state == b'{"n":1}'
+    assert await complete(bus, repeated, state=b'{"n":2}')
+    assert (await broker.hash("inst:writer/k"))["state"] == '{"n":2}'
+    assert not await complete(bus, asked)
+    await broker.idle()
+
+
+async def test_a_call_backs_next_attempt_begins_with_the_state_of_a_turn_that_ended_below(
+    broker: Broker, bus: EventBus
+) -> None:
+    turn = await begun(broker, bus, key="k")
+    await asks(bus, turn, agent("c1"))
+    assert (await broker.take(bus)).name == "editor"
+    await broker.submit(bus, "back", key="k", context=b'{"~chain":"0:t|r"}')
+    assert await bus.retry(await broker.take(bus), 60_000, b"")
+    assert await complete(bus, turn, state=b'{"n":1}')
+    await broker.nothing(bus)  # before its time
+    assert (await broker.task("back"))["s0"] == '{"n":1}'
+
+
+async def test_who_waits_for_a_request_that_the_broker_has_lost_is_told(broker: Broker, bus: EventBus) -> None:
+    """A server that comes back without its last writes answers no request that was among them."""
+    turn = await begun(broker, bus)
+    replies = Replies(bus, REPLY, await broker.connect())
+    on_its_way = replies.expect(name_of_step("t", "r", "c2"))
+    port = TurnPort(bus, turn, App("asks"), replies=replies)
+    waiting = (await port.ask([Call("agent", "c1", "editor", b"null", DIGEST)]))["c1"]
+    await replies._look_up()
+    assert not waiting.done(), "the broker owes its answer"
+    await broker.call("HDEL", broker.keys.run("t", "r"), "m:c1")
+    await replies._look_up()
+    with pytest.raises(JournalMoved, match="c1"):
+        await waiting
+    assert not on_its_way.done(), "the broker has not had it yet"
 
 
 async def test_others_wait_in_the_mailbox_while_a_turn_asks(broker: Broker, bus: EventBus) -> None:

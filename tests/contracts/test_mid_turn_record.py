@@ -1,4 +1,4 @@
-"""A step that is journaled in mid-turn: put if absent, only for the turn that runs, and recorded in the end."""
+"""A step that is journaled in mid-turn: put if absent, only for the running turn, and recorded at the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime_core.app.app import App
 from runtime_core.bus import commits
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import Fenced, LimitExceeded
-from runtime_core.runs.turn_port import TurnPort
+from runtime_core.runs.commit import TurnPort
 from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, suspend
 
 FIRST = f'{DIGEST}K1700000000000"first"'.encode()
@@ -20,7 +20,7 @@ SECOND = f'{DIGEST}K1700000000001"second"'.encode()
 
 
 async def test_a_step_is_put_if_absent(broker: Broker, bus: EventBus) -> None:
-    """Hole 19: whoever comes second goes on with what the first has stored."""
+    """The second owner continues with the steps that the first has stored."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     assert await bus.record(turn, "1", FIRST) == FIRST
@@ -34,7 +34,7 @@ async def test_a_step_is_put_if_absent(broker: Broker, bus: EventBus) -> None:
 async def test_the_adopter_goes_on_with_what_the_dead_owner_stored(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
-    """Hole 19: a model call that was paid for is not paid for again, and the dead one cannot overwrite it."""
+    """A model call that was paid for is not paid for again, and the dead one cannot overwrite it."""
     await broker.submit(bus, "t")
     turn = await broker.take(other)
     assert await other.record(turn, "1", FIRST) == FIRST
@@ -49,7 +49,7 @@ async def test_the_adopter_goes_on_with_what_the_dead_owner_stored(
 
 
 async def test_recording_acknowledges_and_extends_nothing(broker: Broker, bus: EventBus) -> None:
-    """Hole 19: the delivery stays this owner's, to be committed or adopted."""
+    """The delivery stays this owner's, to be committed or adopted."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await bus.record(turn, "1", FIRST)
@@ -58,7 +58,7 @@ async def test_recording_acknowledges_and_extends_nothing(broker: Broker, bus: E
 
 
 async def test_a_turn_that_is_over_records_nothing(broker: Broker, bus: EventBus) -> None:
-    """Hole 19: the turn was committed, by this owner or another; its late step would be the next turn's."""
+    """The turn was committed, by this owner or another; its late step would be the next turn's."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     assert await suspend(bus, turn, ask("1"))
@@ -69,7 +69,6 @@ async def test_a_turn_that_is_over_records_nothing(broker: Broker, bus: EventBus
 
 
 async def test_a_task_that_is_over_records_nothing(broker: Broker, bus: EventBus) -> None:
-    """Holes 19 and 35."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await bus.cancel("t", "not wanted")
@@ -80,7 +79,7 @@ async def test_a_task_that_is_over_records_nothing(broker: Broker, bus: EventBus
 
 
 async def test_a_run_below_a_task_that_is_over_records_nothing(broker: Broker, bus: EventBus) -> None:
-    """Hole 35: the journal of a child run is another key, and goes with the task too."""
+    """The journal of a child run is another key, and goes with the task too."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
     child = await broker.take(bus)
@@ -92,7 +91,7 @@ async def test_a_run_below_a_task_that_is_over_records_nothing(broker: Broker, b
 
 
 async def test_a_delta_is_published_once(broker: Broker, bus: EventBus) -> None:
-    """Hole 1: a turn that is repeated after a crash finds its delta in the journal."""
+    """A turn that is repeated after a crash finds its delta in the journal."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     assert await bus.emit(turn, "1", FIRST, b'"hello"')
@@ -106,7 +105,7 @@ async def test_a_delta_is_published_once(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_a_journal_has_a_limit(broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hole 40: reading a journal at each turn must not grow without bound; the run ends by name."""
+    """Reading a journal at each turn must not grow without bound; the run ends by name."""
     monkeypatch.setattr(commits, "JOURNAL_LIMIT", 12)
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
@@ -128,7 +127,7 @@ async def test_a_journal_has_a_limit(broker: Broker, bus: EventBus, monkeypatch:
 async def test_steps_that_were_journaled_in_mid_turn_are_unrecorded_until_the_commit(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
-    """Hole 26: their rows go with the turn's commit, whoever commits it."""
+    """Their rows are written with the turn's commit, by any owner."""
     await broker.submit(bus, "t")
     turn = await broker.take(other)
     await other.record(turn, "1", FIRST)
@@ -147,7 +146,7 @@ async def test_steps_that_were_journaled_in_mid_turn_are_unrecorded_until_the_co
 
 
 async def test_the_record_holds_as_many_steps_as_the_final_event_counts(broker: Broker, bus: EventBus) -> None:
-    """Hole 26: turns with their local steps, calls, a child run and a dead letter, each once, in one stream."""
+    """Turns with their local steps, calls, a child run and a dead letter, each once, in one stream."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     parts = (ask("1", wait="g1"), ask("2", wait="g1"), ask("3", "editor", stream="agent", wait="g1"))
@@ -168,7 +167,7 @@ async def test_the_record_holds_as_many_steps_as_the_final_event_counts(broker: 
 
 
 async def test_a_late_commit_records_nothing(broker: Broker, bus: EventBus) -> None:
-    """Hole 26: what did not take effect did not happen."""
+    """What did not take effect did not happen."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     assert await suspend(bus, turn, ask("1"), record=b'["a"]', steps=1)
@@ -182,7 +181,7 @@ async def test_a_late_commit_records_nothing(broker: Broker, bus: EventBus) -> N
 
 
 async def test_what_a_lost_turn_was_writing_is_no_error_of_its_own(broker: Broker, bus: EventBus) -> None:
-    """It is dropped, and waits for none of it; whoever declared its owner dead knows."""
+    """The turn is dropped without waiting: its owner was declared dead."""
     unheard: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context["message"]))
     await broker.owner()

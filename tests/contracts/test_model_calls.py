@@ -1,4 +1,4 @@
-"""A model call in mid-turn: counted, its use reserved within the task's limits, journaled with what it has used."""
+"""A model call in mid-turn reserves its usage within the task's limits and journals its actual usage."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from runtime_core.bus.commits import CallBegun
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import CallBegun, Delivery
 from runtime_core.errors import Fenced, LimitExceeded, Reserved
 from tests.contracts.broker import DIGEST, Broker, ask, bury, complete, fail, now, suspend
 
@@ -96,7 +97,7 @@ async def test_a_run_that_ends_gives_back_what_its_calls_have_reserved(broker: B
 
 
 async def test_an_answer_over_the_limit_is_kept_and_says_so(broker: Broker, bus: EventBus) -> None:
-    """The reservation was too small: what was used counts all the same, and whoever asked ends the task."""
+    """The reservation was too small: the actual usage counts, and the next call ends the task."""
     await broker.submit(bus, "t", limits=b'{"tokens":10}')
     turn = await broker.take(bus)
     await begun(bus, turn, "1", tokens(1, 1))

@@ -1,9 +1,9 @@
-"""A asks B asks A (hole 4): a request whose chain waits for its target's run is a nested turn, not a deadlock."""
+"""A calls B calls A: a request from a run that its target waits for is a nested turn, not a deadlock."""
 
 from __future__ import annotations
 
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Delivery
 from tests.contracts.broker import Broker, again, answer, ask, bury, complete, suspend
 
 
@@ -95,6 +95,7 @@ async def test_the_holder_is_not_resumed_beside_a_nested_turn(broker: Broker, bu
     assert await complete(bus, nested)
     resumed = await broker.take(bus)
     assert (resumed.run, resumed.kind) == ("r", "resume")
+    assert resumed.turn == -1, "no run in memory may continue: the nested run may have changed the state"
     await broker.nothing(bus)
     await complete(bus, resumed)
     await broker.idle()
@@ -112,7 +113,7 @@ async def test_a_nested_turn_sees_and_writes_the_holders_state(broker: Broker, b
     resumed = await broker.take(bus)
     seen = await bus.load(resumed)
     assert seen is not None
-    assert (seen.state, seen.overrides) == (b"", {"1": b'{"n":2}'})
+    assert (seen.state, seen.overrides) == (b"", {"1": b'2 {"n":2}'})
     await complete(bus, resumed, state=b'{"n":3}')
     assert await broker.hash("inst:writer/k") == {"state": '{"n":3}'}
     await broker.idle()

@@ -1,4 +1,4 @@
-"""A request to another partition gets its answer, whichever of the two loses its tail, or an error when time is up."""
+"""A request to another partition is answered even if a partition loses its last writes, or fails in time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from runtime_core.bus.values import Delivery, Submitted
+from runtime_core.bus.deliveries import Delivery
+from runtime_core.bus.tasks import Submitted
 from runtime_core.errors import ServerError
 from runtime_core.ingress import relay
 from runtime_core.wire.commands import Submission
@@ -131,7 +132,7 @@ async def test_a_partition_that_loses_its_tail(pair: Pair, loser: str, back_to: 
 
 
 async def test_an_answer_past_its_retention_is_an_error(pair: Pair) -> None:
-    """The submit is known there and its result is gone: the asker is told so, and nothing starts again."""
+    """The submit is known there and its result is gone: the caller gets this error, and nothing starts again."""
     await running(pair)
     saved = await pair.here.save()
     await work(pair)
@@ -183,7 +184,7 @@ async def test_a_request_that_runs_is_not_repeated(pair: Pair) -> None:
     looks = 0
     for _ in range(40):
         await pair.here.broker.pass_time(10_000)
-        looks += await pair.here.relay.look_at_requests()
+        looks += await pair.here.relay.follow_requests()
         assert await pair.here.broker.entries("asks") == []
     assert 5 <= looks <= 10
     for name in ("agent", "task:" + THERE):
@@ -196,7 +197,7 @@ async def test_a_request_that_the_relay_still_has_is_not_repeated(pair: Pair) ->
     await asked(pair)
     for _ in range(3):
         await pair.here.broker.pass_time(61_000)
-        await pair.here.relay.look_at_requests()
+        await pair.here.relay.follow_requests()
     assert len(await pair.here.broker.entries("asks")) == 1
 
 
@@ -320,7 +321,7 @@ async def test_an_answer_that_comes_after_the_time_limit_is_dropped(pair: Pair) 
     await running(pair, ":5000")
     await work(pair)
     await pair.here.broker.pass_time(6000)
-    await pair.here.relay.look_at_requests()
+    await pair.here.relay.follow_requests()
     await pair.carry()
     assert (await error_of(pair))["type"] == "RequestTimeout"
     await assert_nothing_left(pair)

@@ -1,4 +1,4 @@
-"""At `maxmemory` new work is refused, and what is open can still be ended, which frees memory (hole 9)."""
+"""At `maxmemory` new work is rejected, and open work can still end, which frees memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from runtime_core.errors import ServerError
-from runtime_core.maintenance.sweeps import LetterKeeper
+from runtime_core.maintenance.keeper import LetterSweeper
 from tests.conftest import OwnServer
 from tests.contracts.broker import DIGEST, LEASE_MS, Broker, answer, ask, bury, complete, fail, nap, question, suspend
 from tests.contracts.conftest import close_broker, open_broker, server_clients
@@ -94,5 +94,5 @@ async def test_dead_letters_take_a_small_part_of_a_small_server(broker: Broker) 
         ("1mb", 1, 4 * mib),
     ):
         await broker.call("CONFIG", "SET", "maxmemory", memory)
-        await LetterKeeper(bus, partitions=partitions).trim()
+        await LetterSweeper(bus, partitions=partitions).trim()
         assert await broker.call("HGET", broker.keys.meta, "dead_max") == str(bound).encode()

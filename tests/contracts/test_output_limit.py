@@ -1,4 +1,4 @@
-"""How much a task may write to its output."""
+"""The limit of the output of one task."""
 
 from __future__ import annotations
 

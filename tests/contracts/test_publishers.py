@@ -1,4 +1,4 @@
-"""Publishers with ingress streams of their own: what they send is bound to them, and none of them disturbs another."""
+"""Publishers with their own ingress streams: their commands are bound to them, and none disturbs another."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import cast
 import pytest
 
 from runtime_core.bus.admin import MAX_ENTRY_BYTES, IngressEntry, IngressStream
+from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import ingress
+from runtime_core.bus.tasks import Submitted, TopicSubscription
 from runtime_core.bus.topics import Topics
-from runtime_core.bus.values import Submitted, TopicSubscription, pairs
-from runtime_core.declare.announcement import announce
-from runtime_core.declare.manifest import AgentEntry, Manifest
+from runtime_core.declare.manifest import AgentEntry, Manifest, announce
 from runtime_core.errors import InvalidInput, ServerError
 from runtime_core.ids import task_id_of
 from runtime_core.ingress import publishers
@@ -77,9 +77,9 @@ class World:
 @pytest.fixture
 async def world(broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(publishers, "REGISTRY_SECONDS", 0.02)
-    monkeypatch.setattr(publishers, "WAIT_SECONDS", 0.02)
-    monkeypatch.setattr(publishers, "BACKOFF_FIRST_SECONDS", 0.02)
-    monkeypatch.setattr(publishers, "BACKOFF_LAST_SECONDS", 0.02)
+    monkeypatch.setattr(publishers, "STREAM_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(publishers, "STREAM_BACKOFF_MIN_SECONDS", 0.02)
+    monkeypatch.setattr(publishers, "STREAM_BACKOFF_MAX_SECONDS", 0.02)
     world = World(broker, bus)
     await world.register("shop", "acme")
     await world.register("desk", "globex")
@@ -305,7 +305,7 @@ async def test_a_reference_to_another_tenants_blob_is_refused(world: World, url:
         letter = (await world.letters())[-1]
         assert letter["field"] == field
         message = json.loads(letter["error"])["message"]
-        assert f"{field}: refers to {json.dumps(named)}, which is no result of a task of tenant 'acme'" in message
+        assert f"{field}: refers to {json.dumps(named)}, which is not a result of a task of tenant 'acme'" in message
         assert message.endswith("; send the value itself, or a reference from an answer to this tenant")
     await world.broker.nothing(world.bus)
     assert await Schedules(world.bus, Admission([world.bus])).all() == []
@@ -519,7 +519,7 @@ async def test_large_entries_are_never_read_whole(world: World) -> None:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(publishers, "IngressStream", Counted)
-        patched.setattr(publishers, "IN_HAND_BYTES", 1_500_000)
+        patched.setattr(publishers, "STREAM_BYTES_MAX", 1_500_000)
         for number in range(5):
             await world.send("shop", "task.submit", submit(f"t{number}", metadata={"x": "x" * 1_000_000}))
         await world.admitted("shop")

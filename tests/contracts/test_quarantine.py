@@ -1,12 +1,11 @@
-"""A count of deliveries does not convict (hole 12): only deaths of an entry that ran alone do."""
+"""A delivery count does not quarantine an entry: only deaths of owners that ran it alone do."""
 
 from __future__ import annotations
 
 import pytest
 
-from runtime_core.bus.deliveries import CONDEMN_AFTER, QUARANTINE_AFTER
+from runtime_core.bus.deliveries import CONDEMN_AFTER, QUARANTINE_AFTER, Adopted
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Adopted
 from runtime_core.errors import Fenced, ServerError
 from tests.contracts.broker import Broker, bury, complete, group
 
@@ -21,7 +20,7 @@ async def die(broker: Broker, victim: EventBus) -> EventBus:
 async def adopt_alone(owner: EventBus) -> Adopted:
     """As a consumer does: what is not quarantined first, then with empty hands."""
     adopted = await owner.adopt("agent", 10, False)
-    return await owner.adopt("agent", 1, True) if adopted.empty_hands else adopted
+    return await owner.adopt("agent", 1, True) if adopted.must_be_idle else adopted
 
 
 async def test_an_entry_is_run_alone_and_then_condemned(broker: Broker, bus: EventBus) -> None:
@@ -37,7 +36,7 @@ async def test_an_entry_is_run_alone_and_then_condemned(broker: Broker, bus: Eve
         owner = await die(broker, owner)
         adopted = await owner.adopt("agent", 10, False)
         assert adopted.deliveries == []
-        assert adopted.empty_hands
+        assert adopted.must_be_idle
         alone = await owner.adopt("agent", 1, True)
         assert [turn.quarantined for turn in alone.deliveries] == [True], f"death {death}"
         assert alone.condemned == []
@@ -64,7 +63,7 @@ async def test_innocents_are_never_convicted(broker: Broker, bus: EventBus) -> N
         owner = await die(broker, owner)
         adopted = await owner.adopt("agent", 10, False)
         assert adopted.condemned == []
-        if not adopted.empty_hands:
+        if not adopted.must_be_idle:
             continue
         alone = await owner.adopt("agent", 10, True)
         assert alone.condemned == []
@@ -85,14 +84,14 @@ async def test_one_consumer_at_a_time_runs_the_quarantined(broker: Broker, bus: 
         key = broker.keys.stream("agent")
         await broker.call("XCLAIM", key, "agent-handler", bus.owner, 0, entry["id"], "RETRYCOUNT", QUARANTINE_AFTER)
     owner = await die(broker, bus)
-    assert (await owner.adopt("agent", 10, False)).empty_hands
-    assert (await other.adopt("agent", 10, False)).empty_hands is False, "another has its turn"
+    assert (await owner.adopt("agent", 10, False)).must_be_idle
+    assert (await other.adopt("agent", 10, False)).must_be_idle is False, "another has its turn"
     alone = await owner.adopt("agent", 1, True)
     assert len(alone.deliveries) == 1
     assert (await other.adopt("agent", 10, True)).deliveries == []
     await complete(owner, alone.deliveries[0])
     await owner.leave_quarantine(alone.deliveries[0])
-    assert (await other.adopt("agent", 10, False)).empty_hands
+    assert (await other.adopt("agent", 10, False)).must_be_idle
     alone = await other.adopt("agent", 1, True)
     assert len(alone.deliveries) == 1
     await complete(other, alone.deliveries[0])

@@ -1,4 +1,4 @@
-"""Questions to a human: of two answers, or an answer and the deadline, one counts, and one resume follows."""
+"""Questions to a human: the first answer, or the deadline, counts, and one resume follows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_a_question_reaches_the_stream_that_the_user_named(broker: Broker,
 
 
 async def test_the_second_of_two_answers_is_refused(broker: Broker, bus: EventBus) -> None:
-    """Hole 34: it changes nothing and wakes nobody."""
+    """It changes nothing and wakes nobody."""
     await asked(broker, bus, question("1", wait="0"), question("2"))
     assert await bus.signal("t", "r:1", b'"yes"') == ["ok"]
     before = await broker.snapshot()
@@ -51,7 +51,6 @@ async def test_the_second_of_two_answers_is_refused(broker: Broker, bus: EventBu
 
 
 async def test_two_answers_at_once(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Hole 34."""
     await asked(broker, bus, question("1", timeout_ms=DEADLINE_MS))
     answers = await asyncio.gather(bus.signal("t", "r:1", b"1"), other.signal("t", "r:1", b"2"))
     assert sorted(answer[0] for answer in answers) == ["answered", "ok"]
@@ -60,7 +59,7 @@ async def test_two_answers_at_once(broker: Broker, bus: EventBus, other: EventBu
 
 
 async def test_an_answer_before_the_deadline_takes_it_away(broker: Broker, bus: EventBus) -> None:
-    """Hole 34: the timer is gone, and had it stayed it would find the step answered."""
+    """The timer is gone, and had it stayed it would find the step answered."""
     await asked(broker, bus, question("1", timeout_ms=DEADLINE_MS, default=b'"no"'))
     assert await bus.signal("t", "r:1", b'"yes"') == ["ok"]
     assert await broker.call("ZCARD", broker.keys.timers) == 0
@@ -76,7 +75,7 @@ async def test_an_answer_before_the_deadline_takes_it_away(broker: Broker, bus: 
 async def test_an_answer_after_the_deadline_is_refused(
     broker: Broker, bus: EventBus, default: bytes, result: str
 ) -> None:
-    """Hole 34: the default, or the error, stands."""
+    """The default, or the error, stands."""
     await asked(broker, bus, question("1", timeout_ms=DEADLINE_MS, default=default))
     await broker.pass_time(DEADLINE_MS)
     await bus.promote()
@@ -90,7 +89,7 @@ async def test_an_answer_after_the_deadline_is_refused(
 
 
 async def test_answer_and_deadline_at_once(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Hole 34: whichever comes first, there is one result and one resume."""
+    """Whichever comes first, there is one result and one resume."""
     await asked(broker, bus, question("1", timeout_ms=DEADLINE_MS))
     await broker.pass_time(DEADLINE_MS)
     await asyncio.gather(other.promote(), bus.signal("t", "r:1", b"1"), other.promote())
@@ -100,7 +99,7 @@ async def test_answer_and_deadline_at_once(broker: Broker, bus: EventBus, other:
 
 
 async def test_an_answer_during_the_turn_is_not_missed(broker: Broker, bus: EventBus) -> None:
-    """Holes 21 and 34: the run is in flight for another step; its commit sees the answer."""
+    """The run is in flight for another step; its commit sees the answer."""
     await asked(broker, bus, question("1"), ask("2"))
     assert await bus.commit_call(await broker.take(bus, "tool"), b"K", 1_700_000_000_000, b"1", b"[]", 1)
     turn = await broker.take(bus)
@@ -111,7 +110,7 @@ async def test_an_answer_during_the_turn_is_not_missed(broker: Broker, bus: Even
 
 
 async def test_answers_to_what_was_not_asked(broker: Broker, bus: EventBus) -> None:
-    """Holes 34 and 35: an unknown task, a step that is no question, a text that is no request, a task that is over."""
+    """An unknown task, a step that is no question, a text that is no request, a task that is over."""
     await asked(broker, bus, ask("1"), question("2"))
     before = await broker.snapshot()
     assert await bus.signal("nobody", "r:1", b"1") == ["unknown"]
@@ -126,7 +125,7 @@ async def test_answers_to_what_was_not_asked(broker: Broker, bus: EventBus) -> N
 
 
 async def test_a_question_of_a_child_run(broker: Broker, bus: EventBus) -> None:
-    """Hole 34: the request names the run, so that two runs may ask at the same place."""
+    """The request names the run, so that two runs may ask at the same place."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
     assert await suspend(bus, await broker.take(bus), question("1"))
@@ -195,7 +194,7 @@ async def test_only_the_question_itself_says_that_it_expects_a_verdict(broker: B
 
 
 async def test_the_answer_that_counted_may_be_repeated(broker: Broker, bus: EventBus) -> None:
-    """Whoever sent it may have died, or lost its connection, before it heard so."""
+    """The sender may have died, or lost its connection, before it got the reply."""
     await asked(broker, bus, question("1", wait="0"), question("2"))
     assert await bus.signal("t", "r:1", b'"yes"', "shop\ne1") == ["ok"]
     before = await broker.snapshot()

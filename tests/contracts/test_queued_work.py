@@ -1,4 +1,4 @@
-"""Queued work of a task that has ended is settled, and not started."""
+"""Queued work of an ended task is settled without being started."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Delivery
 from runtime_core.consumer import consumer as consumers
 from runtime_core.consumer.consumer import Consumer
 from runtime_core.telemetry.metrics import Metrics
@@ -123,7 +123,7 @@ async def test_a_process_that_starts_later_knows_of_cancelled_tasks(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker tells it in pages of all that it remembers."""
-    monkeypatch.setattr(consumers, "RECALL_AT_ONCE", 3)
+    monkeypatch.setattr(consumers, "RECALL_PAGE", 3)
     for number in range(7):
         await backlog(broker, bus, f"t{number}", 2)
     for number in range(7):
@@ -142,8 +142,8 @@ async def test_of_old_entries_the_broker_is_asked(
     broker: Broker, bus: EventBus, known: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their tasks may have ended before anything that this process was told."""
-    monkeypatch.setattr(consumers, "MOST_TASKS", known or 10)
-    monkeypatch.setattr(consumers, "RECALL_AT_ONCE", 1)
+    monkeypatch.setattr(consumers, "MAX_ENDED_TASKS", known or 10)
+    monkeypatch.setattr(consumers, "RECALL_PAGE", 1)
     for task in ("a", "b", "c", "live"):
         await backlog(broker, bus, task, 1)
     for task in ("a", "b", "c"):
@@ -170,11 +170,11 @@ async def test_a_reopened_task_goes_on(broker: Broker, bus: EventBus) -> None:
     assert await fail_call(broker, bus)
     assert await fail(bus, await broker.take(bus))
     async with consuming(broker, "tool") as (handler, consumer):
-        assert "t" in consumer._ended
+        assert "t" in consumer._ended.ended_ms
         (letter,) = await broker.entries("dead")
         assert await bus.redrive(letter["id"], True) == ["ok", "t"]
         assert await handler.begins() == "t r/0"
-        assert "t" not in consumer._ended
+        assert "t" not in consumer._ended.ended_ms
         handler.go_on.set()
         await drained(broker, "tool")
         assert await broker.status("t") == "running"
@@ -194,7 +194,7 @@ async def test_a_withdrawn_task_goes_on(broker: Broker, bus: EventBus) -> None:
     await backlog(broker, bus, calls=2)
     async with consuming(broker, "tool") as (handler, _):
         assert await handler.begins() == "t r/0"
-        assert await bus.call("withdraw", "t") == b"OK"
+        assert await bus.call("withdraw_request", "t") == b"OK"
         assert await asyncio.wait_for(handler.stopped.get(), SECONDS) == "t"
         handler.go_on.set()
         assert await handler.begins() == "t r/1"

@@ -1,4 +1,4 @@
-"""The record is trimmed behind both its groups, and never past one that is missing (holes 10 and 11)."""
+"""The record is trimmed behind both its groups, and never past a missing one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_either_group_may_be_the_slower(broker: Broker, bus: EventBus, slo
 
 @pytest.mark.parametrize("lost", GROUPS)
 async def test_a_missing_group_stops_trimming(broker: Broker, bus: EventBus, lost: str) -> None:
-    """Hole 10: it is made again from 0, so that it reads what it had not; the groups are fixed in the code."""
+    """It is made again from 0, so that it reads what it had not; the groups are fixed in the code."""
     entries = await finished(broker, bus, 3)
     for name in GROUPS:
         await bus.publish_cursor(name, entries[2])
@@ -61,7 +61,7 @@ async def test_a_missing_group_stops_trimming(broker: Broker, bus: EventBus, los
 
 
 async def test_a_foreign_group_does_not_count(broker: Broker, bus: EventBus) -> None:
-    """Hole 10: neither does one more group hold trimming back for ever."""
+    """Neither does one more group hold trimming back for ever."""
     entries = await finished(broker, bus, 2)
     await broker.call("XGROUP", "CREATE", broker.keys.record, "somebody", "0")
     for name in GROUPS:
@@ -83,7 +83,7 @@ async def test_a_cursor_of_a_lost_group_is_published_again(broker: Broker, bus: 
 
 
 async def test_long_work_holds_nothing_back(broker: Broker, bus: EventBus) -> None:
-    """Hole 11: a delivery that takes hours keeps its own entry, and nobody else's."""
+    """A delivery that takes hours keeps its own entry, and nobody else's."""
     await broker.submit(bus, "long")
     await broker.take(bus)
     entries = await finished(broker, bus, 3)
@@ -94,7 +94,7 @@ async def test_long_work_holds_nothing_back(broker: Broker, bus: EventBus) -> No
 
 
 async def test_a_full_record_stops_admission_and_nothing_else(broker: Broker, bus: EventBus) -> None:
-    """Hole 11: a recorder that is down is answered with backpressure, not with lost rows or endless memory."""
+    """A recorder that is down is answered with backpressure, not with lost rows or endless memory."""
     await broker.submit(bus, "open")
     turn = await broker.take(bus)
     await finished(broker, bus, 2)

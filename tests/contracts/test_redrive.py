@@ -1,4 +1,4 @@
-"""Dead letters that are driven again: only for somebody, once, through the mailbox, with attempts counted again."""
+"""A redriven dead letter runs once, through the mailbox, with a new count of attempts, if its task still wants it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def dead_call(broker: Broker, bus: EventBus) -> str:
 
 
 async def test_redrive_of_an_ended_task_is_refused(broker: Broker, bus: EventBus) -> None:
-    """Hole 36: an external effect for nobody."""
+    """An external effect for nobody."""
     found = await dead_call(broker, bus)
     before = await broker.snapshot()
     assert await bus.redrive(found, reopen=False) == ["ended", "t", "failed"]
@@ -38,7 +38,7 @@ async def test_redrive_of_an_ended_task_is_refused(broker: Broker, bus: EventBus
 
 
 async def test_redrive_reopens_a_task_when_told(broker: Broker, bus: EventBus) -> None:
-    """Hole 36: the same run (so the same idempotency key), from its first attempt; then the task goes on."""
+    """The same run (so the same idempotency key), from its first attempt; then the task goes on."""
     found = await dead_call(broker, bus)
     assert await bus.redrive(found, reopen=True) == ["ok", "t"]
     fields = await broker.task("t")
@@ -67,7 +67,7 @@ async def dead_call_of_an_instance(broker: Broker, bus: EventBus) -> str:
 
 
 async def test_a_reopened_run_of_an_instance_joins_its_mailbox(broker: Broker, bus: EventBus) -> None:
-    """Hole 49: without its instance it would write state beside another turn, or never go on."""
+    """Without its instance it would write state beside another turn, or never go on."""
     found = await dead_call_of_an_instance(broker, bus)
     await broker.submit(bus, "other", key="k")
     running = await broker.take(bus)
@@ -196,7 +196,7 @@ async def test_a_reopened_task_counts_each_row_once(broker: Broker, bus: EventBu
 
 
 async def test_redrive_takes_the_letter(broker: Broker, bus: EventBus) -> None:
-    """Hole 36: a second redrive, at once or later, finds nothing."""
+    """A second redrive, at once or later, finds nothing."""
     found = await dead_call(broker, bus)
     assert await bus.redrive(found, reopen=True) == ["ok", "t"]
     assert await broker.entries("dead") == []
@@ -213,7 +213,7 @@ async def test_redrive_with_other_data(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_a_letter_pins_its_journal(broker: Broker, bus: EventBus) -> None:
-    """Hole 36: it can be driven again after the retention time; once it is dropped, the task may expire."""
+    """It can be driven again after the retention time; once it is dropped, the task may expire."""
     found = await dead_call(broker, bus)
     assert await broker.call("TTL", broker.keys.task("t")) == -1
     assert await bus.drop_letter(found)
@@ -225,7 +225,7 @@ async def test_a_letter_pins_its_journal(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_redrive_without_the_journal_is_refused(broker: Broker, bus: EventBus) -> None:
-    """Hole 36: reopening wants what the run had done; the letter stays."""
+    """Reopening wants what the run had done; the letter stays."""
     found = await dead_call(broker, bus)
     await broker.call("DEL", broker.keys.task("t"))
     before = await broker.snapshot()
@@ -234,7 +234,7 @@ async def test_redrive_without_the_journal_is_refused(broker: Broker, bus: Event
 
 
 async def test_redrive_of_a_call_that_has_a_result_is_refused(broker: Broker, bus: EventBus) -> None:
-    """Hole 36: its run had an answer since, by an earlier redrive of a copy."""
+    """Its run had an answer since, by an earlier redrive of a copy."""
     found = await dead_call(broker, bus)
     fields = (await broker.entries("dead"))[0]
     assert await bus.redrive(found, reopen=True) == ["ok", "t"]
@@ -248,7 +248,7 @@ async def test_redrive_of_a_call_that_has_a_result_is_refused(broker: Broker, bu
 
 
 async def test_redrive_of_a_child_run_that_is_over_is_refused(broker: Broker, bus: EventBus) -> None:
-    """Hole 36: its parent was answered with the error and the run's journal is gone."""
+    """Hole 36: its parent was answered with the error and has acted on it."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
     assert await bury(bus, await broker.take(bus))
@@ -260,7 +260,7 @@ async def test_redrive_of_a_child_run_that_is_over_is_refused(broker: Broker, bu
 
 
 async def test_redrive_of_a_turn_joins_the_mailbox(broker: Broker, bus: EventBus) -> None:
-    """Hole 36: the instance serves others by now, so the reopened run waits for its turn."""
+    """The instance serves others by now, so the reopened run waits for its turn."""
     await broker.submit(bus, "t", key="k")
     assert await bury(bus, await broker.take(bus))
     await broker.submit(bus, "other", key="k")
@@ -286,7 +286,7 @@ async def test_redrive_of_a_turn_without_a_key(broker: Broker, bus: EventBus) ->
 
 
 async def test_a_letter_of_no_work_cannot_be_driven(broker: Broker, bus: EventBus) -> None:
-    """Hole 45: it has no task."""
+    """It has no task."""
     await broker.call("XADD", broker.keys.stream("agent"), "*", "some", "thing")
     _, malformed = await bus.read(["agent"], 1, 5)
     ((stream, entry, _),) = malformed
@@ -297,7 +297,7 @@ async def test_a_letter_of_no_work_cannot_be_driven(broker: Broker, bus: EventBu
 
 
 async def test_a_diverged_run_is_parked(broker: Broker, bus: EventBus) -> None:
-    """Hole 37: the task does not fail and the instance stays the run's; after a fix it goes on where it was."""
+    """The task does not fail and the instance stays the run's; after a fix it goes on where it was."""
     await broker.submit(bus, "t", key="k")
     await broker.submit(bus, "next", key="k")
     assert await suspend(bus, await broker.take(bus), ask("1"))
@@ -323,7 +323,6 @@ async def test_a_diverged_run_is_parked(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_a_parked_run_is_driven_once(broker: Broker, bus: EventBus) -> None:
-    """Holes 36 and 37."""
     await broker.submit(bus, "t")
     assert await bury(bus, await broker.take(bus), reason="diverged")
     found = await letter(broker)
@@ -334,7 +333,7 @@ async def test_a_parked_run_is_driven_once(broker: Broker, bus: EventBus) -> Non
 
 
 async def test_cancel_of_a_parked_run_frees_its_instance(broker: Broker, bus: EventBus) -> None:
-    """Holes 13 and 37: nobody fixes it, and the others go on."""
+    """Nobody fixes it, and the others go on."""
     await broker.submit(bus, "t", key="k")
     await broker.submit(bus, "next", key="k")
     assert await bury(bus, await broker.take(bus), reason="diverged")
@@ -344,7 +343,7 @@ async def test_cancel_of_a_parked_run_frees_its_instance(broker: Broker, bus: Ev
 
 
 async def test_cancel_of_a_parked_child_run_frees_its_instance(broker: Broker, bus: EventBus) -> None:
-    """Holes 13 and 37: the instance belongs to the task's child run."""
+    """The instance belongs to the task's child run."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent", key="k"))
     await broker.submit(bus, "next", "editor", "k")
@@ -355,7 +354,7 @@ async def test_cancel_of_a_parked_child_run_frees_its_instance(broker: Broker, b
 
 
 async def test_a_parked_child_run_goes_on(broker: Broker, bus: EventBus) -> None:
-    """Hole 37: its parent keeps waiting, and gets the answer in the end."""
+    """Its parent keeps waiting, and gets the answer in the end."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
     assert await bury(bus, await broker.take(bus), reason="diverged")
@@ -369,7 +368,7 @@ async def test_a_parked_child_run_goes_on(broker: Broker, bus: EventBus) -> None
 
 
 async def test_a_run_whose_journal_was_dropped_cannot_be_reopened(broker: Broker, bus: EventBus) -> None:
-    """Hole 36: a parked run that was cancelled has nothing to go on from; the refusal changes nothing."""
+    """A parked run that was cancelled has nothing to go on from; the refusal changes nothing."""
     await broker.submit(bus, "t", key="k")
     assert await bury(bus, await broker.take(bus), reason="diverged")
     await bus.cancel("t", "not wanted")
@@ -383,7 +382,7 @@ async def expires(broker: Broker, task: str) -> bool:
 
 
 async def test_a_task_that_went_on_expires(broker: Broker, bus: EventBus) -> None:
-    """Hole 36: its letter is gone, so nothing pins it any more."""
+    """Its letter is gone, so nothing pins it any more."""
     found = await dead_call(broker, bus)
     assert await bus.redrive(found, reopen=True) == ["ok", "t"]
     assert await answer(bus, await broker.take(bus, "tool"))
@@ -392,7 +391,7 @@ async def test_a_task_that_went_on_expires(broker: Broker, bus: EventBus) -> Non
 
 
 async def test_a_task_is_pinned_by_its_last_letter(broker: Broker, bus: EventBus) -> None:
-    """Hole 36: dropped one after the other, while the task runs and after its end."""
+    """Dropped one after the other, while the task runs and after its end."""
     await broker.submit(bus, "t")
     parts = [ask(step, wait="g1") for step in ("1", "2", "3")]
     assert await suspend(bus, await broker.take(bus), *parts)
@@ -418,7 +417,7 @@ async def test_a_running_task_without_letters_is_not_pinned(broker: Broker, bus:
 
 
 async def test_the_heartbeat_does_not_stop_a_reopened_task(broker: Broker, bus: EventBus) -> None:
-    """Hole 36: that it had failed is no news any more for those who work on it again."""
+    """That it had failed is no news any more for those who work on it again."""
     since, _, _ = await bus.beat(LEASE_MS, False, "")
     await broker.pass_time(1000)
     assert await bus.redrive(await dead_call(broker, bus), reopen=True) == ["ok", "t"]

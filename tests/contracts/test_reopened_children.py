@@ -1,11 +1,11 @@
-"""Child runs that were open when their task ended: a reopened task goes on with them, and repeats nothing."""
+"""Child runs that were open when their task ended, or that failed it: a reopened task continues them."""
 
 from __future__ import annotations
 
 import pytest
 
+from runtime_core.bus.deliveries import Delivery, RunFields
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Delivery, RunFields
 from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, fail, nap, now, suspend
 
 RUN = "run:t/r/1"
@@ -236,32 +236,6 @@ async def test_a_journal_goes_with_the_end_of_the_reopened_task(broker: Broker, 
     assert not await kept(broker)
 
 
-async def test_no_journal_is_kept_for_a_letter_that_reopens_nothing(broker: Broker, bus: EventBus) -> None:
-    """The letter belongs to a call of the child run, which a redrive cannot find."""
-    await broker.submit(bus, "t")
-    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
-    assert await suspend(bus, await broker.take(bus), ask("1"))
-    assert await bury(bus, await broker.take(bus, "tool"))
-    assert await bus.cancel("t", "no more") == ["cancelled"]
-    assert not await kept(broker)
-    assert await bus.redrive(await letter(broker), reopen=True) == ["gone", "t"]
-
-
-async def test_a_kept_child_run_is_not_redriven_by_its_own_letters(broker: Broker, bus: EventBus) -> None:
-    """Its call and the first run's call have letters; only that of the first run reopens the task."""
-    doomed = await open_child(broker, bus)
-    assert await suspend(bus, await broker.take(bus), ask("2"))
-    assert await bury(bus, await broker.take(bus, "tool"))
-    assert await bury(bus, doomed)
-    assert await bus.cancel("t", "no more") == ["cancelled"]
-    assert await kept(broker)
-    below, own = [entry["id"] for entry in await broker.entries("dead")]
-    before = await broker.snapshot()
-    assert await bus.redrive(below, reopen=True) == ["gone", "t"]
-    assert await broker.snapshot() == before
-    assert await bus.redrive(own, reopen=True) == ["ok", "t"]
-
-
 async def test_no_journal_is_kept_for_the_completed_run_of_an_instance(broker: Broker, bus: EventBus) -> None:
     """It is not reopened, since it has written its state."""
     await broker.submit(bus, "t", key="k")
@@ -325,6 +299,187 @@ async def test_a_journal_goes_where_the_request_is_refused(broker: Broker, bus: 
     assert await suspend(bus, turn, child)
     assert b"MailboxFull" in (await loaded(bus, await broker.take(bus))).journal["1"]
     assert not await kept(broker)
+
+
+# -- letters below a child run -----------------------------------------------------------------------------------
+
+
+async def fail_below_child(broker: Broker, bus: EventBus, key: str = "") -> str:
+    """Fail task `t` by the second call of its child run 1; the letter."""
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent", key=key))
+    assert await suspend(bus, await broker.take(bus), ask("1"))
+    assert await answer(bus, await broker.take(bus, "tool"), b'"paid"')
+    assert await suspend(bus, await broker.take(bus), ask("2"))
+    assert await bury(bus, await broker.take(bus, "tool"))
+    assert await fail(bus, await broker.take(bus))
+    assert await fail(bus, await broker.take(bus))
+    return await letter(broker)
+
+
+@pytest.mark.parametrize("key", ["", "e"])
+async def test_a_call_of_a_failed_child_run_is_redriven(broker: Broker, bus: EventBus, key: str) -> None:
+    found = await fail_below_child(broker, bus, key)
+    assert (await broker.final("t"))["steps"] == 3, "the dead call has no row here"
+    assert await bus.redrive(found, reopen=True) == ["ok", "t"]
+    root = await broker.take(bus)
+    fields = await loaded(bus, root)
+    assert (root.run, fields.journal, fields.pending) == ("r", {}, {})
+    assert await suspend(bus, root, ask("1", "editor", stream="agent", key=key))
+    child = await broker.take(bus)
+    fields = await loaded(bus, child)
+    assert ([*fields.journal], [*fields.pending]) == (["1"], ["2"])
+    assert await suspend(bus, child, ["a", "2", "!"])
+    call = await broker.take(bus, "tool")
+    assert (call.run, call.attempt) == ("r/1/2", 1)
+    assert await answer(bus, call)
+    await broker.nothing(bus, "tool")
+    assert await complete(bus, await broker.take(bus))
+    assert await complete(bus, await broker.take(bus))
+    final = await broker.final("t")
+    assert (final["status"], final["steps"]) == ("completed", 4), "the runs' repeated rows replace the first ones"
+    await broker.idle()
+
+
+async def test_a_dead_turn_of_a_child_run_is_redriven(broker: Broker, bus: EventBus) -> None:
+    """Its caller requests it again, and it goes on from its journal."""
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    assert await suspend(bus, await broker.take(bus), ask("1"))
+    assert await answer(bus, await broker.take(bus, "tool"))
+    assert await bury(bus, await broker.take(bus))
+    assert await fail(bus, await broker.take(bus))
+    assert await bus.redrive(await letter(broker), reopen=True) == ["ok", "t"]
+    root = await broker.take(bus)
+    assert root.run == "r"
+    await broker.nothing(bus)
+    assert await suspend(bus, root, ask("1", "editor", stream="agent"))
+    child = await broker.take(bus)
+    assert (child.run, child.attempt, [*(await loaded(bus, child)).journal]) == ("r/1", 1, ["1"])
+    assert await complete(bus, child)
+    assert await complete(bus, await broker.take(bus))
+    await broker.idle()
+
+
+async def test_a_call_two_runs_below_is_redriven(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    assert await suspend(bus, await broker.take(bus), ask("1", "writer", stream="agent"))
+    assert await suspend(bus, await broker.take(bus), ask("1"))
+    assert await bury(bus, await broker.take(bus, "tool"))
+    for _ in range(3):
+        assert await fail(bus, await broker.take(bus))
+    assert await bus.redrive(await letter(broker), reopen=True) == ["ok", "t"]
+    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    assert await suspend(bus, await broker.take(bus), ask("1", "writer", stream="agent"))
+    assert await suspend(bus, await broker.take(bus), ["a", "1", "!"])
+    call = await broker.take(bus, "tool")
+    assert (call.run, await answer(bus, call)) == ("r/1/1/1", True)
+    for _ in range(3):
+        assert await complete(bus, await broker.take(bus))
+    await broker.idle()
+
+
+@pytest.mark.parametrize("ends_first", [False, True])
+async def test_a_run_below_a_failed_child_run_goes_on(broker: Broker, bus: EventBus, ends_first: bool) -> None:
+    """It was open when its caller failed: it ends before its task does, or continues from its journal."""
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    inner = ask("1", "writer", stream="agent", wait="g1")
+    assert await suspend(bus, await broker.take(bus), inner, ask("2"))
+    doomed = await broker.take(bus, "tool")
+    assert await suspend(bus, await broker.take(bus), ask("1"))
+    assert await answer(bus, await broker.take(bus, "tool"), b'"paid"')
+    below = await broker.take(bus)
+    assert below.run == "r/1/1"
+    assert await bury(bus, doomed)
+    assert await fail(bus, await broker.take(bus))
+    if ends_first:
+        assert await complete(bus, below)
+    assert await fail(bus, await broker.take(bus))
+    if not ends_first:
+        assert not await complete(bus, below)
+    assert await bus.redrive(await letter(broker), reopen=True) == ["ok", "t"]
+    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    child = await broker.take(bus)
+    fields = await loaded(bus, child)
+    assert ([*fields.journal], [*fields.pending]) == (["1"] if ends_first else [], ["2"])
+    if not ends_first:
+        assert await suspend(bus, child, inner, ["a", "2", "g1"])
+        assert [*(await loaded(bus, await broker.take(bus))).journal] == ["1"]
+
+
+async def test_a_call_of_an_open_child_run_is_redriven(broker: Broker, bus: EventBus) -> None:
+    """The child run had not acted on its error when the task was cancelled."""
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    assert await suspend(bus, await broker.take(bus), ask("1"))
+    assert await bury(bus, await broker.take(bus, "tool"))
+    assert await bus.cancel("t", "no more") == ["cancelled"]
+    assert await kept(broker)
+    assert await bus.redrive(await letter(broker), reopen=True) == ["ok", "t"]
+    assert not await complete(bus, await broker.take(bus)), "the child's resume of its first life"
+    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    fields = await loaded(bus, await broker.take(bus))
+    assert ([*fields.journal], [*fields.pending]) == ([], ["1"])
+
+
+async def refused(broker: Broker, bus: EventBus, found: str, data: bytes = b"") -> list[str]:
+    """Redrive a letter in vain; the answer."""
+    before = await broker.snapshot()
+    answered = await bus.redrive(found, reopen=True, data=data)
+    assert await broker.snapshot() == before
+    return answered
+
+
+async def test_a_call_of_a_child_run_that_has_answered_is_not_redriven(broker: Broker, bus: EventBus) -> None:
+    """It has caught the error, and its caller has its result."""
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    assert await suspend(bus, await broker.take(bus), ask("1"))
+    assert await bury(bus, await broker.take(bus, "tool"))
+    assert await complete(bus, await broker.take(bus))
+    assert await fail(bus, await broker.take(bus))
+    assert await refused(broker, bus, await letter(broker)) == ["gone", "t"]
+
+
+async def test_a_dead_turn_whose_caller_has_other_results_is_not_redriven(broker: Broker, bus: EventBus) -> None:
+    """A run was answered, failed, and its letter is of an earlier call of the same step."""
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    assert await bury(bus, await broker.take(bus))
+    await broker.call("HSET", broker.keys.base + "task:t", "j:1", f"{DIGEST}K{now()}null")
+    assert await fail(bus, await broker.take(bus))
+    assert await refused(broker, bus, await letter(broker)) == ["gone", "t"]
+
+
+async def test_a_dead_turn_that_its_caller_had_left_is_not_redriven(broker: Broker, bus: EventBus) -> None:
+    """The caller had failed before, without a letter, so its journal is gone: its steps would run again."""
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    assert await suspend(bus, await broker.take(bus), ask("1", "writer", stream="agent", wait="0"), ask("2"))
+    left = await broker.take(bus)
+    assert await answer(bus, await broker.take(bus, "tool"))
+    assert await fail(bus, await broker.take(bus))
+    assert await bury(bus, left)
+    assert await fail(bus, await broker.take(bus))
+    assert await refused(broker, bus, await letter(broker)) == ["gone", "t"]
+
+
+async def test_a_child_run_is_not_redriven_with_new_data(broker: Broker, bus: EventBus) -> None:
+    """Its caller gives it its input again."""
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    assert await bury(bus, await broker.take(bus))
+    assert await fail(bus, await broker.take(bus))
+    assert await refused(broker, bus, await letter(broker), b'"new"') == ["called", "t"]
+
+
+async def test_a_task_that_has_answered_another_partition_is_not_redriven(broker: Broker, bus: EventBus) -> None:
+    """The run that called it has the error, and nobody waits for another answer."""
+    await broker.submit(bus, "t", replyto="@1|caller|r|1|writer")
+    assert await bury(bus, await broker.take(bus))
+    assert await refused(broker, bus, await letter(broker)) == ["answered", "t"]
 
 
 # -- instances ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A repair looks again before it frees or ends anything: what is still driven stays as it is."""
+"""A repair checks again before it releases or ends anything: it changes nothing that is still making progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A retry waits on the broker and keeps its instance busy (hole 5); it is promoted once (hole 33)."""
+"""A retry waits on the broker, keeps its instance busy, and is promoted once."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_a_resume_may_be_retried(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_a_retry_is_promoted_once(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Hole 33: any number of consumers promote what is due."""
+    """Any number of consumers promote what is due."""
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1"))
     await bus.retry(await broker.take(bus, "tool"), 0, b"{}")
@@ -69,7 +69,7 @@ async def test_a_retry_is_promoted_once(broker: Broker, bus: EventBus, other: Ev
 
 
 async def test_a_retry_repeated_changes_nothing(broker: Broker, bus: EventBus) -> None:
-    """Hole 44: also when the first one was promoted meanwhile."""
+    """Also when the first one was promoted meanwhile."""
     await broker.submit(bus, "t", key="k")
     turn = await broker.take(bus)
     await bus.retry(turn, 0, b"{}")

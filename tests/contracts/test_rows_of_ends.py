@@ -1,4 +1,4 @@
-"""A task that ends in the middle of a turn keeps the rows of the steps that the turn has finished (hole 52)."""
+"""A task that ends in the middle of a turn keeps the rows of the steps that the turn has finished."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Delivery
 from tests.contracts.broker import Broker, ask, bury, complete, now, suspend
 
 VALUE = b"d1a2b3c4K1700000000000" + json.dumps("a secret").encode()
@@ -79,7 +79,7 @@ async def test_a_commit_does_not_write_them_again(broker: Broker, bus: EventBus)
 async def test_a_run_that_ends_its_process_keeps_the_rows_of_its_steps(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
-    """Whoever buries the delivery has never run it."""
+    """The owner that buries the delivery has never run it."""
     await broker.submit(bus, "t")
     turn = await broker.take(other)
     await other.record(turn, "1", VALUE, "step", "charge")

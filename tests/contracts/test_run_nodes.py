@@ -1,4 +1,4 @@
-"""Run nodes and groups: guarded transitions, groups that always end, waits that are woken. On every broker."""
+"""Run nodes and groups: guarded transitions, groups that always end, and waits that are woken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from runtime_core.aworld.nodes.state_manager import StateManager, StateWaits
-from runtime_core.aworld.nodes.stored import (
+from runtime_core.aworld.nodes.store import (
     MEMBERS_MAX,
     NEXT,
     OPEN_SECONDS,
@@ -271,19 +271,19 @@ async def test_a_sub_group_may_be_added_while_the_group_is_open(state: StateMana
 # -- errors ------------------------------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[Callable[[StateManager], Awaitable[object]], str]] = {
-    "an id with a slash": (lambda state: state.create_node("a/b"), "node_id: 'a/b' cannot be used"),
-    "an unknown type": (lambda state: state.create_node("n", "PLANE"), "busi_type: 'PLANE' is none; there are AGENT"),
+    "an id with a slash": (lambda state: state.create_node("a/b"), "node_id: 'a/b' is not a valid id"),
+    "an unknown type": (lambda state: state.create_node("n", "PLANE"), "busi_type: 'PLANE' is not one of AGENT"),
     "an unknown group": (lambda state: state.create_node("n", group_id="no"), "group_id: no group 'no' is known"),
     "an unknown node": (lambda state: state.run_node("no"), "node_id: no node 'no' is known"),
     "an unknown node to wait for": (lambda state: state.wait_for_node("no"), "node_id: no node 'no' is known"),
     "an unknown run to wait for": (lambda state: state.wait_for_node("no/r"), "node_id: no node 'no/r' is known"),
     "an unknown group to wait for": (lambda state: state.wait_for_group("no"), "group_id: no group 'no' is known"),
-    "no task": (lambda state: state.query_by_task(""), "task_id: '' is no id"),
-    "no session": (lambda state: state.query_by_session(cast(str, None)), "session_id: None is no id"),
-    "no agent": (lambda state: state.query_by_agent(""), "agent: '' is no id"),
-    "an unknown status": (lambda state: state.query_by_task("t", status="GONE"), "status: 'GONE' is none; there are"),
-    "no number": (lambda state: state.query_by_agent("a", limit=0), "limit: 0 is not a whole number from 1"),
-    "one text for many": (lambda state: state.create_group("g", "abc"), "root_node_ids: 'abc' is one text"),
+    "no task": (lambda state: state.query_by_task(""), "task_id: '' is not an id"),
+    "no session": (lambda state: state.query_by_session(cast(str, None)), "session_id: None is not an id"),
+    "no agent": (lambda state: state.query_by_agent(""), "agent: '' is not an id"),
+    "an unknown status": (lambda state: state.query_by_task("t", status="GONE"), "status: 'GONE' is not one of"),
+    "no number": (lambda state: state.query_by_agent("a", limit=0), "limit: 0 is not a whole number of at least 1"),
+    "one text for many": (lambda state: state.create_group("g", "abc"), "root_node_ids: 'abc' is a single text"),
     "a result that is no JSON": (
         lambda state: state.save_result("n", HandleResult("r", result=b"raw")),
         "results.r: bytes cannot be written as JSON",
@@ -309,7 +309,7 @@ async def test_an_unknown_sub_group_is_named(state: StateManager) -> None:
         await state.finish_sub_group("g", "b")
     with pytest.raises(InvalidInput, match="sub_group_root_id: the group has no sub group 'b'"):
         await state.create_node("n", group_id="g", sub_group_root_id="b")
-    with pytest.raises(InvalidInput, match="status: a sub group ends SUCCESS or FAILED, not RUNNING"):
+    with pytest.raises(InvalidInput, match="status: a sub group ends with SUCCESS or FAILED, not RUNNING"):
         await state.finish_sub_group("g", "a", "RUNNING")
 
 
@@ -582,7 +582,7 @@ async def test_nodes_in_another_partition_than_their_group_are_refused(spread: S
     names = [f"n{number}" for number in range(6)]
     for name in names:
         await spread.create_node(name)
-    with pytest.raises(InvalidInput, match=r"root_node_ids: the node 'n.' lives in another partition than the group"):
+    with pytest.raises(InvalidInput, match=r"root_node_ids: the node 'n.' is in another partition than the group"):
         await spread.create_group("g", names)
 
 

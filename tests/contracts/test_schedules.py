@@ -1,22 +1,53 @@
-"""Each time of a schedule starts one task, whoever leads, dies or comes late."""
+"""Each time of a schedule starts one task, even if leaders change, die or are late."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from runtime_core.bus.connection import Argument, Reply, Transport
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.errors import Fenced, InvalidInput, Rejected
+from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, Rejected
 from runtime_core.ingress.admission import Admission
-from runtime_core.ingress.scheduler import REMEMBER_MS, Scheduler
+from runtime_core.ingress.scheduler import ONE_SHOT_RETENTION_MS, Scheduler
 from runtime_core.ingress.schedules import GRACE_MS, Schedule, Schedules, parse_set
 from tests.contracts.broker import Broker, complete
 
 BEGAN = 1_700_000_000_000
 MINUTE = 60_000
 HOUR = 60 * MINUTE
+
+
+class Meanwhile:
+    """A connection on which something happens right before one call: the `nth` that begins with these arguments."""
+
+    def __init__(
+        self, transport: Transport, happens: Callable[[], Awaitable[object]], *before: Argument, nth: int = 1
+    ) -> None:
+        self._transport = transport
+        self._happens = happens
+        self._before = before
+        self._left = nth
+
+    async def call(self, *args: Argument) -> Reply:
+        if args[: len(self._before)] == self._before:
+            self._left -= 1
+            if not self._left:
+                await self._happens()
+        return await self._transport.call(*args)
+
+    async def blocking(self, *args: Argument) -> Reply:
+        return await self._transport.blocking(*args)
+
+    @property
+    def reconnects(self) -> int:
+        return self._transport.reconnects
+
+    async def close(self) -> None:
+        """The broker fixture closes the transport."""
 
 
 class World:
@@ -33,6 +64,10 @@ class World:
     def scheduler(self, bus: EventBus | None = None) -> Scheduler:
         bus = bus or self.bus
         return Scheduler(bus, Admission([bus]), clock=self.clock)
+
+    def reading_while(self, happens: Callable[[], Awaitable[object]]) -> Scheduler:
+        """A scheduler that has found what is due, and has not read it yet, when something happens."""
+        return self.scheduler(EventBus(Meanwhile(self.bus.transport, happens, "HMGET"), self.bus.keys))
 
     async def set(self, **data: Any) -> Schedule:  # Any: JSON
         wanted = {"schedule_id": "s", "agent": "writer", "input": "hi", **data}
@@ -85,7 +120,7 @@ async def test_a_delayed_task_comes_once(world: World, when: dict[str, object]) 
     assert await world.pass_time(5 * HOUR) == due(90_000)
     assert (await world.set(**when, catch_up=False)).started == 1
     assert await world.pass_time(HOUR) == due(90_000)
-    await world.pass_time(REMEMBER_MS)
+    await world.pass_time(ONE_SHOT_RETENTION_MS)
     assert await world.schedules.all() == [], "and it is forgotten a day later"
 
 
@@ -118,6 +153,72 @@ async def test_a_leader_that_was_replaced_starts_nothing(world: World) -> None:
     with pytest.raises(Fenced):
         await world.scheduler().start_due(str(epoch))
     assert await world.tasks() == []
+
+
+async def test_a_time_that_another_leader_has_started_meanwhile_brings_no_later_one_forward(world: World) -> None:
+    await world.set(every_seconds=60, overlap="start")
+    world.now += MINUTE
+    await world.reading_while(world.scheduler().start_due).start_due()
+    assert await world.tasks() == due(MINUTE)
+    assert await world.pass_time(MINUTE) == due(MINUTE, 2 * MINUTE)
+
+
+async def test_a_schedule_that_was_replaced_meanwhile_waits_for_its_own_time(world: World) -> None:
+    await world.set(every_seconds=60)
+    world.now += MINUTE
+    await world.reading_while(lambda: world.set(delay_seconds=3600)).start_due()
+    assert await world.tasks() == []
+    assert await world.pass_time(HOUR) == due(MINUTE + HOUR)
+
+
+async def test_a_schedule_that_came_once_just_now_is_kept(world: World) -> None:
+    """Two processes find it due; the second one reads it when the first has started its only time."""
+    await world.set(delay_seconds=0)
+    await world.reading_while(world.scheduler().start_due).start_due()
+    assert (await world.set(delay_seconds=0)).started == 1
+    assert await world.pass_time(HOUR) == due(0)
+
+
+async def test_a_task_whose_leader_died_overlaps_with_none_that_comes_later(world: World) -> None:
+    schedule = await world.set(every_seconds=60)
+    world.now += MINUTE
+    assert (await Admission([world.bus]).admit(schedule.submission(world.now))).started
+    assert await world.pass_time(MINUTE) == due(MINUTE), "the next leader comes a minute late"
+    assert await world.pass_time(MINUTE) == due(MINUTE), "it knows whom it waits for"
+    assert await complete(world.bus, await world.broker.take(world.bus))
+    assert await world.pass_time(MINUTE) == due(4 * MINUTE)
+    assert (await world.schedules.get("s")).started == 2
+
+
+async def test_a_missed_time_whose_leader_died_overlaps_with_none_that_comes_later(world: World) -> None:
+    """The leader starts the newest of the times that were missed, and dies before it notes that."""
+    await world.set(every_seconds=60)
+    world.now += 3 * MINUTE + 7
+
+    async def dies() -> None:
+        raise BusUnavailable("the leader dies")
+
+    note = b"FCALL", world.bus._functions["schedule"]
+    dying = EventBus(Meanwhile(world.bus.transport, dies, *note, nth=2), world.bus.keys)
+    with pytest.raises(BusUnavailable):
+        await world.scheduler(dying).start_due()
+    assert await world.tasks() == due(3 * MINUTE)
+    assert await world.pass_time(2 * MINUTE) == due(3 * MINUTE)
+    assert (await world.schedules.get("s")).last_task == due(3 * MINUTE)[0]
+
+
+async def test_a_leader_that_was_replaced_changes_no_schedule(world: World) -> None:
+    """What it was told to set or delete, its successor has done already; later commands came after that."""
+    schedule = await world.set(every_seconds=60)
+    epoch = await world.bus.lead("admit")
+    await world.broker.call("HSET", world.broker.keys.base + "leader:admit", "epoch", epoch + 1)
+    with pytest.raises(Fenced):
+        await world.schedules.delete("s", str(epoch))
+    assert (await world.schedules.get("s")).next_ms == schedule.next_ms
+    await world.schedules.delete("s", str(epoch + 1))
+    with pytest.raises(Fenced):
+        await world.schedules.set(schedule, str(epoch))
+    assert await world.schedules.all() == []
 
 
 @pytest.mark.parametrize(("catch_up", "started"), [(True, [3 * HOUR]), (False, [])])

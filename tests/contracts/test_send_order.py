@@ -1,4 +1,4 @@
-"""The sends of one turn are applied in the order of the program, and the instance is released last."""
+"""The sends of one turn are applied in program order, and the instance is released last."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def drain(broker: Broker, bus: EventBus) -> list[str]:
 
 
 async def test_two_sends_to_one_instance_keep_their_order(broker: Broker, bus: EventBus) -> None:
-    """Hole 42, for the turn that ends its run."""
+    """For the turn that ends its run."""
     await broker.submit(bus, "t")
     notes = [send(f"n{number}", key="k", step=str(number)) for number in range(5)]
     assert await complete(bus, await broker.take(bus), *notes)
@@ -26,7 +26,7 @@ async def test_two_sends_to_one_instance_keep_their_order(broker: Broker, bus: E
 
 
 async def test_sends_of_a_turn_that_waits_keep_their_order(broker: Broker, bus: EventBus) -> None:
-    """Hole 42: a message before a question to the same instance comes before it."""
+    """A message before a question to the same instance comes before it."""
     await broker.submit(bus, "t")
     parts = (send("n0", key="k", step="0"), ask("1", "editor", stream="agent", key="k"), send("n2", key="k", step="2"))
     assert await suspend(bus, await broker.take(bus), *parts)
@@ -39,7 +39,7 @@ async def test_sends_of_a_turn_that_waits_keep_their_order(broker: Broker, bus: 
 
 
 async def test_a_send_to_itself_stands_behind_what_waits(broker: Broker, bus: EventBus) -> None:
-    """Hole 42: the release comes last, so what an agent tells itself does not overtake its mail."""
+    """The release comes last, so what an agent tells itself does not overtake its mail."""
     await broker.submit(bus, "t", key="k")
     await broker.submit(bus, "waits", key="k")
     turn = await broker.take(bus)
@@ -49,7 +49,7 @@ async def test_a_send_to_itself_stands_behind_what_waits(broker: Broker, bus: Ev
 
 
 async def test_a_send_to_itself_waits_for_its_own_end(broker: Broker, bus: EventBus) -> None:
-    """Hole 42: a turn that waits is not over."""
+    """A turn that waits is not over."""
     await broker.submit(bus, "t", key="k")
     assert await suspend(bus, await broker.take(bus), send("own", "writer", "k", step="1"), ask("2"))
     await broker.nothing(bus)
@@ -67,7 +67,7 @@ async def test_messages_to_nobody_are_kept(broker: Broker, bus: EventBus) -> Non
 
 
 async def test_a_message_is_sent_once(broker: Broker, bus: EventBus) -> None:
-    """Hole 1: a turn that is done again by replay names the same task for the same step."""
+    """A turn that is done again by replay names the same task for the same step."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), send("note", step="1"), ask("2"))
     assert await bus.commit_call(await broker.take(bus, "tool"), b"K", 1_700_000_000_000, b"1", b"[]", 1)

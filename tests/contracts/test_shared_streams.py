@@ -1,12 +1,12 @@
-"""Several owners read one work stream: each event goes to one of them, and is there until its effects are."""
+"""Several owners read one work stream: each event goes to one owner, and stays until its effects are stored."""
 
 from __future__ import annotations
 
 from typing import cast
 
 from runtime_core.bus.connection import Reply
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Delivery
 from tests.contracts.broker import Broker, complete, group
 
 EVENTS = 300

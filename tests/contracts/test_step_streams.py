@@ -1,4 +1,4 @@
-"""A task whose client wants its steps shows what each commit has recorded, and its stream always has an end."""
+"""A task streams its recorded steps if its client wants them, and its stream always ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is due is done once, by whomever, and not at all for what is over."""
+"""A due timer fires once, in any process, and not at all for an ended task."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def delayed(broker: Broker) -> dict[str, bytes]:
 
 
 async def test_a_retry_waits_on_the_broker(broker: Broker, bus: EventBus) -> None:
-    """Hole 33: before its time nothing happens; then the delivery comes with its next attempt and its errors."""
+    """Before its time nothing happens; then the delivery comes with its next attempt and its errors."""
     await broker.submit(bus, "t")
     assert await bus.retry(await broker.take(bus), RETRY_MS, b'{"type":"A"}')
     done, wait = await bus.promote()
@@ -40,7 +40,7 @@ async def test_a_retry_waits_on_the_broker(broker: Broker, bus: EventBus) -> Non
 
 
 async def test_two_owners_promote_once(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Hole 33: reading, removing and appending is one step, so any number of owners may do it."""
+    """Reading, removing and appending is one step, so any number of owners may do it."""
     for number in range(6):
         await broker.submit(bus, f"t{number}")
         assert await bus.retry(await broker.take(bus), RETRY_MS, b"")
@@ -52,7 +52,7 @@ async def test_two_owners_promote_once(broker: Broker, bus: EventBus, other: Eve
 
 
 async def test_a_timer_that_comes_twice_acts_once(broker: Broker, bus: EventBus) -> None:
-    """Hole 33: a server that lost its last second has the timer again; the run is in flight by then."""
+    """A server that lost its last second has the timer again; the run is in flight by then."""
     await broker.submit(bus, "t", key="k")
     assert await bus.retry(await broker.take(bus), RETRY_MS, b"")
     kept = await delayed(broker)
@@ -66,7 +66,7 @@ async def test_a_timer_that_comes_twice_acts_once(broker: Broker, bus: EventBus)
 
 
 async def test_a_calls_timer_that_comes_twice_after_its_result_acts_once(broker: Broker, bus: EventBus) -> None:
-    """Hole 33: the step is not missing any more, so its call is not appended."""
+    """The step is not missing any more, so its call is not appended."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1"))
     assert await bus.retry(await broker.take(bus, "tool"), RETRY_MS, b"")
@@ -82,7 +82,7 @@ async def test_a_calls_timer_that_comes_twice_after_its_result_acts_once(broker:
 
 
 async def test_a_sleep_answers_its_step_once(broker: Broker, bus: EventBus) -> None:
-    """Hole 33: one resume, also where two promote."""
+    """One resume, also where two promote."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), nap("1", RETRY_MS))
     await broker.pass_time(RETRY_MS)
@@ -95,7 +95,7 @@ async def test_a_sleep_answers_its_step_once(broker: Broker, bus: EventBus) -> N
 
 
 async def test_the_end_of_a_task_takes_its_timers(broker: Broker, bus: EventBus) -> None:
-    """Hole 33: a sleep of three days does not stay on the broker for a task that is over."""
+    """A sleep of three days does not stay on the broker for a task that is over."""
     await broker.submit(bus, "t", timeout_ms=RETRY_MS)
     assert await suspend(bus, await broker.take(bus), nap("1", RETRY_MS), nap("2", 2 * RETRY_MS))
     assert await bus.cancel("t", "not wanted") == ["cancelled"]
@@ -104,7 +104,7 @@ async def test_the_end_of_a_task_takes_its_timers(broker: Broker, bus: EventBus)
 
 
 async def test_the_end_of_a_task_takes_its_retries(broker: Broker, bus: EventBus) -> None:
-    """Holes 13 and 33: what waits to be tried again is not tried for a task that is over."""
+    """What waits to be tried again is not tried for a task that is over."""
     await broker.submit(bus, "t", key="k")
     await broker.submit(bus, "next", key="k")
     assert await bus.retry(await broker.take(bus), RETRY_MS, b"")
@@ -118,7 +118,7 @@ async def test_the_end_of_a_task_takes_its_retries(broker: Broker, bus: EventBus
 
 
 async def test_a_task_over_its_time_fails(broker: Broker, bus: EventBus) -> None:
-    """Hole 33: it ends in the step that finds it due; the turn in flight is settled when it comes in."""
+    """It ends in the step that finds it due; the turn in flight is settled when it comes in."""
     await broker.submit(bus, "t", key="k", timeout_ms=RETRY_MS)
     turn = await broker.take(bus)
     await broker.submit(bus, "next", key="k")
@@ -136,7 +136,7 @@ async def test_a_task_over_its_time_fails(broker: Broker, bus: EventBus) -> None
 
 
 async def test_a_task_that_ended_in_time_is_not_failed_by_its_limit(broker: Broker, bus: EventBus) -> None:
-    """Hole 27: a status only goes forward."""
+    """A status only goes forward."""
     await broker.submit(bus, "t", timeout_ms=RETRY_MS)
     assert await complete(bus, await broker.take(bus))
     await broker.call("ZADD", broker.keys.timers, 0, "d|t")

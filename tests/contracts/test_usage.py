@@ -1,4 +1,4 @@
-"""What a task has used is summed over all its runs and calls, once for each step, and ends it over a limit."""
+"""A task's usage is summed over all its runs and calls, once per step, and ends it over a limit."""
 
 from __future__ import annotations
 
@@ -130,15 +130,15 @@ async def test_attempts_that_failed_are_counted(broker: Broker, bus: EventBus) -
 async def test_a_task_elsewhere_reports_with_its_end(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t", limits=b'{"tokens":10}')
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="@1:there", key="e"), ask("2"))
-    assert await bus.answered("t", "r", "1", b"K", b"1", "editor", "there", b'{"tokens":4}')
-    assert not await bus.answered("t", "r", "1", b"K", b"1", "editor", "there", b'{"tokens":4}')
+    assert await bus.answer_request("t", "r", "1", b"K", b"1", "editor", "there", b'{"tokens":4}')
+    assert not await bus.answer_request("t", "r", "1", b"K", b"1", "editor", "there", b'{"tokens":4}')
     assert json.loads((await broker.task("t"))["us"]) == {"tokens": 4}
 
 
 async def test_a_task_elsewhere_may_end_the_one_that_asked(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t", limits=b'{"tokens":10}', key="k")
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="@1:there", key="e"))
-    assert await bus.answered("t", "r", "1", b"K", b"1", "editor", "there", b'{"tokens":11}')
+    assert await bus.answer_request("t", "r", "1", b"K", b"1", "editor", "there", b'{"tokens":11}')
     assert (await end_of(broker, "t"))[:2] == ("failed", "LimitExceeded")
     await broker.idle()
 

@@ -1,10 +1,10 @@
-"""When a run that waits goes on: by which results, by one resume, and without missing one that came meanwhile."""
+"""When a waiting run resumes: on which results, with one resume, and without missing a concurrent result."""
 
 from __future__ import annotations
 
 from runtime_core.bus.connection import Argument
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Delivery
 from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, suspend
 
 
@@ -25,7 +25,7 @@ async def journal(broker: Broker, task: str = "t") -> set[str]:
 
 
 async def test_any_of_several_wakes(broker: Broker, bus: EventBus) -> None:
-    """Hole 21: a branch that can go on does not wait for the others."""
+    """A branch that can go on does not wait for the others."""
     calls = await waits(broker, bus, ask("1", wait="!"), ask("2", wait="!"))
     assert await answer(bus, calls["2"], b'"two"')
     turn = await broker.take(bus)
@@ -36,7 +36,7 @@ async def test_any_of_several_wakes(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_two_results_append_one_resume(broker: Broker, bus: EventBus) -> None:
-    """Hole 21: the second finds a resume under way; both are in the journal."""
+    """The second finds a resume under way; both are in the journal."""
     calls = await waits(broker, bus, ask("1", wait="!"), ask("2", wait="!"))
     assert await answer(bus, calls["1"])
     assert await answer(bus, calls["2"])
@@ -45,7 +45,7 @@ async def test_two_results_append_one_resume(broker: Broker, bus: EventBus) -> N
 
 
 async def test_a_step_may_wake_nobody(broker: Broker, bus: EventBus) -> None:
-    """Hole 21: a step that is awaited only after another does not wake the run in vain."""
+    """A step that is awaited only after another does not wake the run in vain."""
     calls = await waits(broker, bus, ask("1", wait="0"), ask("2", wait="!"))
     assert await answer(bus, calls["1"])
     assert await resumes(broker) == 0
@@ -55,7 +55,7 @@ async def test_a_step_may_wake_nobody(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_a_group_wakes_with_its_last_result(broker: Broker, bus: EventBus) -> None:
-    """Hole 21: three parallel tools wake the agent once."""
+    """Three parallel tools wake the agent once."""
     calls = await waits(broker, bus, *(ask(step, wait="g1") for step in "123"))
     for step, expected in (("2", 0), ("3", 0), ("1", 1)):
         assert await answer(bus, calls[step])
@@ -65,7 +65,7 @@ async def test_a_group_wakes_with_its_last_result(broker: Broker, bus: EventBus)
 
 
 async def test_two_groups_wake_each_for_itself(broker: Broker, bus: EventBus) -> None:
-    """Hole 21: each branch of a gather has its own count."""
+    """Each branch of a gather has its own count."""
     calls = await waits(broker, bus, ask("1", wait="g1"), ask("2", wait="g1"), ask("3", wait="g2"))
     assert await answer(bus, calls["1"])
     assert await resumes(broker) == 0
@@ -74,7 +74,7 @@ async def test_two_groups_wake_each_for_itself(broker: Broker, bus: EventBus) ->
 
 
 async def test_a_dead_letter_counts_as_a_result(broker: Broker, bus: EventBus) -> None:
-    """Hole 6: the group's last step was given up; the run must hear of it."""
+    """The group's last step failed for good; the run must still resume."""
     calls = await waits(broker, bus, ask("1", wait="g1"), ask("2", wait="g1"))
     assert await answer(bus, calls["1"])
     assert await bury(bus, calls["2"])
@@ -82,7 +82,7 @@ async def test_a_dead_letter_counts_as_a_result(broker: Broker, bus: EventBus) -
 
 
 async def test_a_result_counts_once(broker: Broker, bus: EventBus) -> None:
-    """Hole 22: the group of consumers was lost and made again, so a call that was answered comes again."""
+    """The group of consumers was lost and made again, so a call that was answered comes again."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), *(ask(step, wait="g1") for step in "123"))
     first = await broker.take(bus, "tool")
@@ -105,7 +105,7 @@ async def test_a_result_counts_once(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_a_result_during_the_turn_is_not_missed(broker: Broker, bus: EventBus) -> None:
-    """Hole 21: it appends no resume, since the run is in flight; the commit that suspends sees it and does."""
+    """It appends no resume, since the run is in flight; the commit that suspends sees it and does."""
     calls = await waits(broker, bus, ask("1", wait="!"), ask("2", wait="!"))
     assert await answer(bus, calls["1"])
     turn = await broker.take(bus)
@@ -120,7 +120,7 @@ async def test_a_result_during_the_turn_is_not_missed(broker: Broker, bus: Event
 
 
 async def test_a_group_that_filled_during_the_turn_is_not_missed(broker: Broker, bus: EventBus) -> None:
-    """Hole 21: what is missing is counted again by the commit, as a set of steps."""
+    """What is missing is counted again by the commit, as a set of steps."""
     calls = await waits(broker, bus, ask("1", wait="!"), ask("2", wait="!"), ask("3", wait="!"))
     assert await answer(bus, calls["1"])
     turn = await broker.take(bus)
@@ -134,7 +134,7 @@ async def test_a_group_that_filled_during_the_turn_is_not_missed(broker: Broker,
 
 
 async def test_a_wait_is_replaced_by_the_next_turns(broker: Broker, bus: EventBus) -> None:
-    """Hole 21: a step that woke nobody is awaited now."""
+    """A step that woke nobody is awaited now."""
     calls = await waits(broker, bus, ask("1", wait="!"), ask("2", wait="0"))
     assert await answer(bus, calls["1"])
     assert await suspend(bus, await broker.take(bus), ["a", "2", "!"])
@@ -144,7 +144,7 @@ async def test_a_wait_is_replaced_by_the_next_turns(broker: Broker, bus: EventBu
 
 
 async def test_one_results_resume_is_not_appended_twice_by_a_late_turn(broker: Broker, bus: EventBus) -> None:
-    """Hole 21: the turn before was committed twice (a lost reply) while the next is under way."""
+    """The turn before was committed twice (a lost reply) while the next is under way."""
     await broker.submit(bus, "t")
     first = await broker.take(bus)
     assert await suspend(bus, first, ask("1"))
@@ -154,7 +154,7 @@ async def test_one_results_resume_is_not_appended_twice_by_a_late_turn(broker: B
 
 
 async def test_runs_without_a_key_do_not_wait_for_each_other(broker: Broker, bus: EventBus) -> None:
-    """Hole 24: the agent asks itself twice at once, and a user's key with the task's name is another instance."""
+    """The agent asks itself twice at once, and a user's key with the task's name is another instance."""
     await broker.submit(bus, "t")
     await broker.submit(bus, "u", key="t")
     first, second = await broker.take(bus), await broker.take(bus)
@@ -175,7 +175,7 @@ async def test_runs_without_a_key_do_not_wait_for_each_other(broker: Broker, bus
 
 
 async def test_names_of_runs_are_derived(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Hole 28: the same turn, done again by an adopter, asks for the same runs."""
+    """The same turn, done again by an adopter, asks for the same runs."""
     await broker.submit(bus, "t")
     await broker.take(other)
     await broker.silence(other)

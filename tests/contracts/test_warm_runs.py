@@ -1,4 +1,4 @@
-"""A run that a process still holds in memory goes on with what others have journaled of it meanwhile."""
+"""A run that a process holds in memory continues with the steps that others have journaled since."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two partitions of one namespace with their relays, which a test moves step by step."""
+"""Two partitions of one namespace with relays that a test advances step by step."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Pair:
 
     async def carry(self) -> None:
         """Carry what waits on either side, until nothing does."""
-        while sum([await side.relay.carry() for side in self.sides]):
+        while sum([await side.relay.relay_once() for side in self.sides]):
             pass
 
     async def look(self, after_ms: int = 11_000) -> None:
@@ -71,7 +71,7 @@ class Pair:
         for side in self.sides:
             await side.broker.pass_time(after_ms)
         for side in self.sides:
-            await side.relay.look_at_requests()
+            await side.relay.follow_requests()
         await self.carry()
 
 

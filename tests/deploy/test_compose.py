@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from runtime_core.config.settings import Settings
-from runtime_core.host.services import SERVICES
+from runtime_core.host.service import SERVICES
 from tests.architecture.tree import ROOT
 from tests.deploy.kubectl import K8S, build
 from tests.deploy.manifests import containers, pod_templates

@@ -13,7 +13,7 @@ import tomllib
 
 import pytest
 
-from runtime_core.host.services import SERVICES
+from runtime_core.host.service import SERVICES
 from tests.architecture.tree import ROOT
 
 DOCKERFILE = (ROOT / "deploy" / "images" / "Dockerfile").read_text(encoding="utf-8")

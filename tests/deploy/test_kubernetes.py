@@ -14,7 +14,7 @@ import yaml
 from kubernetes_validate import SchemaNotFoundError
 
 from runtime_core.config.settings import Settings
-from runtime_core.host.services import SERVICES
+from runtime_core.host.service import SERVICES
 from tests.architecture.tree import ROOT
 from tests.deploy.kubectl import K8S, Manifest, build
 from tests.deploy.manifests import Flow, allowed, containers, name_of, pod_templates

@@ -21,7 +21,7 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from runtime_core.bus.namespace import connect, open_namespace
-from runtime_core.host.services import SERVICES
+from runtime_core.host.service import SERVICES
 from tests.conftest import OwnServer
 from tests.deploy.kubectl import K8S
 from tests.servers.matrix import MATRIX, repeat_on

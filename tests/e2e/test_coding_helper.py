@@ -87,7 +87,7 @@ def test_it_looks_searches_and_changes_a_file(openai_server: OpenAIServer, folde
     assert "secret" not in link + outside
     assert "'way_out' is outside the folder" in link
     assert "'../outside.txt' is outside the folder" in outside
-    assert "is no regular expression" in pattern
+    assert "is not a regular expression" in pattern
     assert '"path":"src/area.py"' in written.replace(" ", "")
 
 

@@ -227,7 +227,7 @@ def test_a_service_that_is_killed_in_the_middle_changes_nothing(
     assert report_of(output + rest) == report
     assert sorted(re.findall(r"shard (\d) searched", rest)) == ["1", "2", "3"]
     assert "not complete" not in rest
-    assert "ended by itself (signal 9, SIGKILL)" in (data_dir / "services.log").read_text(encoding="utf-8")
+    assert "exited (signal 9, SIGKILL)" in (data_dir / "services.log").read_text(encoding="utf-8")
 
 
 def test_it_uses_the_broker_that_is_named_under_a_namespace_of_its_own(
@@ -296,10 +296,10 @@ def test_a_service_that_is_killed_meanwhile_makes_no_model_call_twice(
     ("arguments", "said"),
     [
         (["--docs", "missing"], "there is no such folder"),
-        (["--docs", "empty"], "holds no text files"),
+        (["--docs", "empty"], "contains no text files"),
         (["--docs", "file"], "is not a folder"),
-        (["--topic", "?!"], "holds no word to look for"),
-        (["--topic", ""], "holds no word to look for"),
+        (["--topic", "?!"], "contains no word to search for"),
+        (["--topic", ""], "contains no word to search for"),
     ],
 )
 def test_what_cannot_work_is_told_in_one_line(arguments: list[str], said: str, data_dir: Path, tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_a_signal_ends_it_and_all_that_it_started(docs: Path, data_dir: Path, nu
         process.send_signal(number)
         _, errors = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == status
-    assert errors == "stopped; what was accepted goes on at the next start\n"
+    assert errors == "stopped; the task continues at the next start\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent's death")

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 
 from runtime_core.clusters.gateway import RAY, SPARK
-from runtime_core.host import gateway
+from runtime_core.host import app_services
 from runtime_core.host.service import serve
 
 SPANS = "ENGINE_SPANS"
@@ -33,4 +33,7 @@ if __name__ == "__main__":
     if SPANS in os.environ:
         trace_into(os.environ[SPANS])
     served = {"ray": RAY, "spark": SPARK}[sys.argv[1]]
-    serve(f"{served.name}-gateway", partial(gateway.build, served, backend="tests.engine_backends.folder:Folder"))
+    serve(
+        f"{served.name}-gateway",
+        partial(app_services.build_gateway, served, backend="tests.engine_backends.folder:Folder"),
+    )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from runtime_core.client.client import Client
 from runtime_core.client.task import TaskHandle
-from runtime_core.wire.results import StreamingMode, TaskResponse
+from runtime_core.wire.events import StreamingMode, TaskResponse
 from tests.engine_backends.files import FOLDER, Files
 from tests.engine_backends.folder import alive
 from tests.fleet import Fleet

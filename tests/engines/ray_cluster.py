@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from runtime_core.clusters.ray.cluster import ENVIRONMENT, LocalRay
+from runtime_core.clusters.ray.cluster import LOCAL_ENVIRONMENT, LocalRay
 
 PATIENCE_SECONDS = 150.0
 """Of whoever ends one; it decides nothing."""
@@ -33,7 +33,7 @@ class RayCluster(LocalRay):
     @property
     def environ(self) -> dict[str, str]:
         """What a driver needs that shall use it."""
-        return {**os.environ, **ENVIRONMENT, "WEFT_RAY_ADDRESS": self.address}
+        return {**os.environ, **LOCAL_ENVIRONMENT, "WEFT_RAY_ADDRESS": self.address}
 
     def kill(self, *names: str) -> None:
         """SIGKILL to its processes with one of these in their command, and wait until all of it is gone."""

@@ -238,7 +238,7 @@ async def test_what_no_node_has_is_told_and_waited_for(ray_driver: Driver, folde
 
 
 async def test_work_outlives_the_driver_that_has_brought_it(ray_cluster: RayCluster, folder: str) -> None:
-    """Its keeper was made by that driver, too. The next driver attaches by the key, as another gateway's would."""
+    """Its holder was made by that driver, too. The next driver attaches by the key, as another gateway's would."""
     held = work("hold", f"outlive/{folder}", folder=folder, name="a")
     environ = {**ray_cluster.environ, "WEFT_NAMESPACE": "outlive"}
     async with driver_of(environ) as driver:
@@ -254,18 +254,18 @@ async def test_work_outlives_the_driver_that_has_brought_it(ray_cluster: RayClus
     assert runs(folder, "a") == 1
 
 
-async def test_a_killed_keeper_loses_its_work_and_the_next_one_runs_it(ray_driver: Driver, folder: str) -> None:
+async def test_a_killed_holder_loses_its_work_and_the_next_one_runs_it(ray_driver: Driver, folder: str) -> None:
     held = work("hold", f"kept/{folder}", folder=folder, name="a")
     running = asyncio.create_task(ray_driver.run(held))
     await begun(folder, "a")
     worker = pid_of(folder, "a")
     raylet = parent_of(worker)
     # Those of other tests' namespaces too, which nobody asks for anything any more.
-    keepers = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit() and is_keeper(entry, raylet)]
-    assert keepers
-    for keeper in keepers:
-        os.kill(int(keeper.name), signal.SIGKILL)
-    assert failed(await running) == ("lost", "KeeperLost")
+    holders = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit() and is_holder(entry, raylet)]
+    assert holders
+    for holder in holders:
+        os.kill(int(holder.name), signal.SIGKILL)
+    assert failed(await running) == ("lost", "HolderLost")
     await until_slowly(lambda: gone(worker), "what it had submitted has ended")
     again = asyncio.create_task(ray_driver.run(held))
     await until_slowly(lambda: runs(folder, "a") == 2, "it runs again")
@@ -277,10 +277,10 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def is_keeper(entry: Path, raylet: int) -> bool:
-    """Whether it is a keeper of this raylet's node."""
+def is_holder(entry: Path, raylet: int) -> bool:
+    """Whether it is a holder of this raylet's node."""
     try:
-        named = b"Keeper" in (entry / "cmdline").read_bytes()
+        named = b"StepHolder" in (entry / "cmdline").read_bytes()
         return named and parent_of(int(entry.name)) == raylet
     except OSError:
         return False

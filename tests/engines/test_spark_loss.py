@@ -98,7 +98,7 @@ async def test_a_server_dies_with_who_started_it_by_sigkill(tmp_path: Path) -> N
         worker = (tmp_path / "begun-call").read_text()
         os.kill(server.starter, signal.SIGKILL)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            assert "nobody listens" in await losing
+            assert "no server listens" in await losing
             outcome = await running
         assert isinstance(outcome, Error)
         assert outcome.cause == "lost"

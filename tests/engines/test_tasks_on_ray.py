@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.aworld.ray import place as ray_place
+from runtime_core.aworld.ray import target as ray_target
 from runtime_core.config.settings import Settings
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.engines.ray_cluster import RayCluster
@@ -196,7 +196,7 @@ async def test_when_the_head_of_ray_is_killed_the_tasks_go_on_with_the_next_one_
 
         following = asyncio.create_task(follow())
         await until_async(host.exists, following)
-        monkeypatch.setattr(ray_place, "NO_HOST_SECONDS", 1.0)
+        monkeypatch.setattr(ray_target, "NO_HOST_SECONDS", 1.0)
         await asyncio.to_thread(cluster.kill)
         async with asyncio.timeout(PATIENCE_SECONDS):
             await following

@@ -43,7 +43,7 @@ async def test_a_tool_that_returns_twice_answers_once(
                 return len(pids(forked)) == number and not any(map(lives, pids(forked)))
 
             await until(ended, 30, "the child ends where it comes back")
-        assert "came back from the code that forked" in fleet.members["tool-handler-1"].text()
+        assert "returned from the code that forked it" in fleet.members["tool-handler-1"].text()
         assert fleet.harmed == 0
 
 

@@ -1,4 +1,4 @@
-"""The life of a delivery under every mix of a few faults, exhaustively. See docs/model.md."""
+"""The life of a delivery under every combination of a few faults, exhaustively. See docs/model.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keyed agents that ask each other in a circle, exhaustively. See docs/model.md."""
+"""Keyed agents that call each other in a circle, exhaustively. See docs/model.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A question between two partitions that lose what they wrote last, exhaustively. See docs/model.md."""
+"""A request between two partitions that lose their last writes, exhaustively. See docs/model.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that waits for several results, beside time limits and cancels, exhaustively. See docs/model.md."""
+"""A run that waits for several results, with time limits and cancels, exhaustively. See docs/model.md."""
 
 from __future__ import annotations
 

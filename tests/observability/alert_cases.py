@@ -371,16 +371,16 @@ SERVICES = (
     fires(
         "WeftNoLeader", "3m",
         {
-            of("lead", service="state-manager", partition="0"): "0x60",
-            of("lead", "b", service="state-manager", partition="0"): "0x60",
+            of("leader", service="state-manager", partition="0"): "0x60",
+            of("leader", "b", service="state-manager", partition="0"): "0x60",
         },
         {"service": "state-manager", "partition": "0"}, "No state-manager leads partition 0.",
     ),
     fires(
         "WeftNoLeader", "8m",
         {
-            of("lead", service="state-manager", partition="0"): "1x5 _x60",
-            of("lead", "b", service="state-manager", partition="0"): "0x60",
+            of("leader", service="state-manager", partition="0"): "1x5 _x60",
+            of("leader", "b", service="state-manager", partition="0"): "0x60",
         },
         {"service": "state-manager", "partition": "0"}, "No state-manager leads partition 0.",
         "the leader went while Prometheus was away",
@@ -388,32 +388,32 @@ SERVICES = (
     silent(
         "WeftNoLeader", "the lead moves",
         {
-            of("lead", service="state-manager", partition="0"): "1x5 stale",
-            of("lead", "b", service="state-manager", partition="0"): "0x6 1x60",
+            of("leader", service="state-manager", partition="0"): "1x5 stale",
+            of("leader", "b", service="state-manager", partition="0"): "0x6 1x60",
         },
     ),
     fires(
         "WeftTwoLeaders", "4m",
         {
-            of("lead", service="state-manager", partition="0"): "1x60",
-            of("lead", "b", service="state-manager", partition="0"): "1x60",
+            of("leader", service="state-manager", partition="0"): "1x60",
+            of("leader", "b", service="state-manager", partition="0"): "1x60",
         },
         {"service": "state-manager", "partition": "0"}, "2 processes of state-manager lead partition 0.",
     ),
     silent(
         "WeftTwoLeaders", "the leader went while Prometheus was away",
         {
-            of("lead", service="state-manager", partition="0"): "1x5 _x60",
-            of("lead", "b", service="state-manager", partition="0"): "0x5 1x60",
+            of("leader", service="state-manager", partition="0"): "1x5 _x60",
+            of("leader", "b", service="state-manager", partition="0"): "0x5 1x60",
         },
         "7m 8m 9m",
     ),
     silent(
         "WeftTwoLeaders", "each leads one partition",
         {
-            of("lead", service="state-manager", partition="0"): "1x60",
-            of("lead", service="state-manager", partition="1"): "0x60",
-            of("lead", "b", service="state-manager", partition="1"): "1x60",
+            of("leader", service="state-manager", partition="0"): "1x60",
+            of("leader", service="state-manager", partition="1"): "0x60",
+            of("leader", "b", service="state-manager", partition="1"): "1x60",
         },
     ),
     fires(

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from deploy.observability.dashboards.pages import FOLDER, files
-from runtime_core.host.services import SERVICES
+from runtime_core.host.service import SERVICES
 from runtime_core.telemetry import names
 from tests.architecture.tree import ROOT
 from tests.deploy.kubectl import K8S, build

@@ -8,7 +8,7 @@ import random
 import sys
 
 from tests.simulation import history
-from tests.simulation.chooser import Seeded
+from tests.simulation.choice_source import Seeded
 from tests.simulation.history import Outcome
 from tests.simulation.server import SimServer
 from tests.simulation.shrink import minimise

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import runtime_core.bus.partition
 import runtime_core.consumer.consumer
-import runtime_core.consumer.owner
+import runtime_core.consumer.heartbeat
 import runtime_core.ingress.relay
 import runtime_core.ingress.scheduler
 import runtime_core.maintenance.keeper
@@ -30,8 +30,13 @@ async def _measure_nothing(measures: object) -> None:
 
 
 @contextmanager
-def virtual(loop: SimLoop, library: Library, *, seed: int | str, quiet: bool = True) -> Iterator[None]:
-    """Let `time`, `random` and owner names follow the history, and polls be rarer than in production."""
+def virtual(
+    loop: SimLoop, library: Library, *, seed: int | str, poll_seconds: float = 5.0, quiet: bool = True
+) -> Iterator[None]:
+    """Let `time`, `random` and owner names follow the history, and polls be rarer than in production.
+
+    `poll_seconds` is how often schedulers poll.
+    """
     chance = random.Random(f"names {seed}")
     owners = itertools.count(1)
     state = random.getstate()
@@ -44,13 +49,13 @@ def virtual(loop: SimLoop, library: Library, *, seed: int | str, quiet: bool = T
     try:
         with (
             patch.object(secrets, "token_hex", lambda size=8: f"{chance.getrandbits(8 * size):0{2 * size}x}"),
-            patch.object(runtime_core.consumer.owner, "incarnation", lambda service: f"{service}#{next(owners)}"),
+            patch.object(runtime_core.consumer.heartbeat, "incarnation", lambda service: f"{service}#{next(owners)}"),
             patch.object(runtime_core.bus.partition, "library", lambda: library),
             patch.object(runtime_core.consumer.consumer, "PROMOTE_SECONDS", 0.5),
-            patch.object(runtime_core.ingress.relay, "IDLE_SECONDS", 0.4),
-            patch.object(runtime_core.maintenance.keeper, "INTERVAL_SECONDS", 2.0),
-            patch.object(runtime_core.ingress.scheduler, "LOOK_SECONDS", 5.0),
-            patch.object(runtime_core.maintenance.measures.Measures, "look", _measure_nothing),
+            patch.object(runtime_core.ingress.relay, "POLL_SECONDS", 0.4),
+            patch.object(runtime_core.maintenance.keeper, "TIDY_SECONDS", 2.0),
+            patch.object(runtime_core.ingress.scheduler, "POLL_SECONDS", poll_seconds),
+            patch.object(runtime_core.maintenance.measures.Measures, "refresh", _measure_nothing),
         ):
             if quiet:
                 logging.disable(logging.CRITICAL)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, cast
 from runtime_core.bus.connection import Argument
 from runtime_core.bus.keys import group_of
 from runtime_core.errors import ServerError
-from tests.simulation.chooser import pick
+from tests.simulation.choice_source import pick
+from tests.simulation.objects import STREAM as OBJECTS
 from tests.simulation.scheduler import delay_reply, lose_reply, lose_request
 
 if TYPE_CHECKING:
     from tests.simulation.history import History
-    from tests.simulation.processes import HandlerProcess
+    from tests.simulation.processes import HandlerProcess, SchedulerProcess
     from tests.simulation.services import ServiceProcess
 
 
@@ -22,7 +23,7 @@ def kill(history: History) -> None:
     """SIGKILL of a process; another one starts soon."""
     victim = _victim(history)
     if victim is not None:
-        stream, seconds = victim.serves, pick(history.chooser, (0.1, 1.0, 4.0))
+        stream, seconds = victim.serves, pick(history.choice_source, (0.1, 1.0, 4.0))
         history.note(f"{victim.name} is killed; its successor starts in {seconds} s")
         victim.kill()
         history.loop.call_later(seconds, history.start_process, stream)
@@ -32,7 +33,7 @@ def replace(history: History) -> None:
     """A rolling update: a process gets SIGTERM, and its successor starts before or after."""
     victim = _victim(history)
     if victim is not None:
-        stream, before = victim.serves, history.chooser.choose(2)
+        stream, before = victim.serves, history.choice_source.choose(2)
         history.note(f"{victim.name} leaves; its successor starts {'before' if before else 'soon'}")
         if before:
             history.start_process(stream)
@@ -45,7 +46,7 @@ def pause(history: History) -> None:
     """SIGSTOP of a process, for less or more than its lease."""
     victim = _victim(history)
     if victim is not None:
-        seconds = pick(history.chooser, (1.0, 9.0))
+        seconds = pick(history.choice_source, (1.0, 9.0))
         history.note(f"{victim.name} is paused for {seconds} s")
         victim.pause(seconds)
 
@@ -62,19 +63,22 @@ def break_after(history: History) -> None:
 
 def delay(history: History) -> None:
     """A reply comes late, perhaps later than a lease."""
-    seconds = pick(history.chooser, (0.1, 1.0, 8.0))
+    seconds = pick(history.choice_source, (0.1, 1.0, 8.0))
     history.scheduler.call_fault = partial(delay_reply, scheduler=history.scheduler, seconds=seconds)
 
 
 def fail_disk(history: History) -> None:
     """The server refuses some writes, since its disk is full."""
-    history.scheduler.disk_errors = 1 + history.chooser.choose(4)
+    history.scheduler.disk_errors = 1 + history.choice_source.choose(4)
     history.note(f"the disk fails for {history.scheduler.disk_errors} writes")
 
 
 def lose_group(history: History) -> None:
     """The group of a work stream is gone."""
-    base, stream = pick(history.chooser, history.scheduler.bases), pick(history.chooser, ("agent", "tool"))
+    base, stream = (
+        pick(history.choice_source, history.scheduler.bases),
+        pick(history.choice_source, WORK_STREAMS[: 3 if history.objects else 2]),
+    )
     history.note(f"the group of {base}{stream} is lost")
     try:
         history.server.execute("XGROUP", "DESTROY", base + stream, group_of(stream))
@@ -91,14 +95,14 @@ def lose_library(history: History) -> None:
 
 def restart_broker(history: History) -> None:
     """The broker is away for a while, with all its data."""
-    seconds = pick(history.chooser, (0.2, 8.0))
+    seconds = pick(history.choice_source, (0.2, 8.0))
     history.note(f"the broker is away for {seconds} s")
     history.scheduler.lose_connections(seconds)
 
 
 def step_clock(history: History) -> None:
     """The server's clock steps by an hour."""
-    step = pick(history.chooser, (3_600_000, -3_600_000))
+    step = pick(history.choice_source, (3_600_000, -3_600_000))
     history.note(f"the server's clock steps by {step // 1000} s")
     history.scheduler.clock_step_ms += step
     history.clock_stepped = True
@@ -106,7 +110,7 @@ def step_clock(history: History) -> None:
 
 def lose_tail(history: History) -> None:
     """A partition's server crashes a little later, and has lost what it wrote from now on."""
-    base = pick(history.chooser, history.scheduler.bases)
+    base = pick(history.choice_source, history.scheduler.bases)
     saved = _saved(history, base)
     accepted = list(history.accepted)
     history.lost_tail = True
@@ -120,27 +124,54 @@ def lose_tail(history: History) -> None:
         if commands:
             server.pipeline(commands)
         history.ledger.once.clear()
+        history.ledger.stored.clear()
         # What was accepted later may be lost, or not: nobody was promised anything of a server that syncs lazily.
         history.uncertain += [task for task in history.accepted if task not in accepted]
         history.scheduler.lose_connections(0.2)
         history.scheduler.forget_reads()
+        history.client_repeats_schedule()
 
-    history.scheduler.at(history.scheduler.steps + 1 + history.chooser.choose(60), crash)
+    history.scheduler.at(history.scheduler.steps + 1 + history.choice_source.choose(60), crash)
 
 
 def cancel(history: History) -> None:
     """A user cancels a task, perhaps several times at once."""
-    history.client_cancels(history.chooser.choose(len(history.tasks)), 1 + history.chooser.choose(2))
+    history.client_cancels(history.choice_source.choose(len(history.tasks)), 1 + history.choice_source.choose(2))
 
 
 def fork(history: History) -> None:
     """A user forks a task, whatever it is doing."""
-    history.client_forks(history.chooser.choose(len(history.tasks)), pick(history.chooser, (None, "1", "2", "3")))
+    history.client_forks(
+        history.choice_source.choose(len(history.tasks)), pick(history.choice_source, (None, "1", "2", "3"))
+    )
 
 
 def redrive(history: History) -> None:
     """Dead letters are driven again while other tasks go on."""
     history.redrive_letters()
+
+
+def fill_memory(history: History) -> None:
+    """The server is at its maxmemory for a while, and refuses what would need more."""
+    seconds = pick(history.choice_source, (0.3, 2.0, 9.0))
+    history.note(f"the server's memory is full for {seconds} s")
+    history.scheduler.full = True
+
+    def free() -> None:
+        history.note("the server has memory again")
+        history.scheduler.full = False
+
+    history.loop.call_later(seconds, free)
+
+
+def publish(history: History) -> None:
+    """A user publishes a message, perhaps several times at once."""
+    history.client_publishes(1 + history.choice_source.choose(2))
+
+
+def subscribe(history: History) -> None:
+    """An agent appears, and subscribes to a topic that had no subscriber."""
+    history.client_subscribes()
 
 
 FAULTS: tuple[tuple[int, Callable[[History], None]], ...] = (
@@ -156,15 +187,21 @@ FAULTS: tuple[tuple[int, Callable[[History], None]], ...] = (
     (3, restart_broker),
     (1, step_clock),
     (2, lose_tail),
+    (4, fill_memory),
     (6, cancel),
     (3, fork),
     (2, redrive),
+    (2, publish),
+    (1, subscribe),
 )
 
 
-def _victim(history: History) -> HandlerProcess | ServiceProcess | None:
+WORK_STREAMS = ("agent", "tool", OBJECTS)
+
+
+def _victim(history: History) -> HandlerProcess | SchedulerProcess | ServiceProcess | None:
     found = [process for process in history.served if process.serves and not process.paused]
-    return pick(history.chooser, found) if found else None
+    return pick(history.choice_source, found) if found else None
 
 
 def _pattern(base: str) -> str:

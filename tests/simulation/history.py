@@ -1,45 +1,64 @@
 """One history: a few tasks, a few processes, some faults, and what must hold at its end.
 
-1. `chooser.py` says where choices come from
+1. `choice_source.py` says where choices come from
 2. `programs.py` is the app; `ledger.py` counts what it really did
 3. `processes.py` are the processes, `faults.py` what happens to them
 4. `loop.py`, `transport.py`, `scheduler.py`, `server.py`, `clock.py` run them, one broker call at a time
-5. `invariants.py` says what must hold
+5. `invariants.py` and `schedules.py` say what must hold
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 import msgspec
 from prometheus_client import CollectorRegistry
 
 from runtime_core.bus.connection import Argument, Reply
+from runtime_core.bus.durability import NotDurable
 from runtime_core.bus.keys import ingress
-from runtime_core.bus.values import NotDurable
+from runtime_core.bus.tasks import TopicSubscription
+from runtime_core.bus.topics import Topics
 from runtime_core.client.fork import plan_fork
 from runtime_core.errors import BusError, InvalidInput, Rejected, ServerError
+from runtime_core.ids import fingerprint
 from runtime_core.ingress.admission import Admission
+from runtime_core.ingress.schedules import DELETE, SET, Schedules, parse_set
 from runtime_core.maintenance.keeper import ClockWatch
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.wire.commands import CANCEL, SIGNAL, SUBMIT, Submission, digest
+from runtime_core.wire.commands import CANCEL, PUBLISH, SIGNAL, SUBMIT, Submission, digest
 from runtime_core.wire.envelope import Envelope, to_fields
-from tests.simulation import faults, invariants
-from tests.simulation.chooser import Chooser, pick, weighted
+from tests.simulation import faults, invariants, schedules
+from tests.simulation.choice_source import ChoiceSource, pick, weighted
 from tests.simulation.clock import virtual
 from tests.simulation.ledger import Ledger
 from tests.simulation.loop import PROCESS, SimLoop
-from tests.simulation.processes import HandlerProcess, Process, RelayProcess
-from tests.simulation.programs import KEYED, KEYS, LEDGER, Program, draw_program, simulated_app
+from tests.simulation.objects import OBJECT, draw_object_program, envelope_of
+from tests.simulation.objects import STREAM as OBJECTS
+from tests.simulation.processes import HandlerProcess, Process, RelayProcess, SchedulerProcess
+from tests.simulation.programs import (
+    KEYED,
+    KEYS,
+    LATE,
+    LEDGER,
+    SUBSCRIPTIONS,
+    UNHEARD,
+    Program,
+    draw_program,
+    draw_topic,
+    message,
+    simulated_app,
+)
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.server import CLOCK, EPOCH_MS, SimServer
 from tests.simulation.services import MemoryStore, ServiceProcess
+from tests.simulation.snapshot import Broken, Violation
 from tests.simulation.transport import SimTransport
 
 NAMESPACE = "s"
@@ -47,6 +66,10 @@ ANSWERS = "answers"
 """Where clients of the whole system want to be answered."""
 FAULT_STEPS = 125
 """Faults come within so many steps of the history."""
+SOON_MS = 100_000
+"""A schedule that is due later is no work that is left: one that came once is kept for a day."""
+QUESTION_MS = 13
+"""How many digits, of the time at which it was asked, stand before a question on the broker."""
 MOST_SECONDS = 60.0
 """Of virtual time, after which everything must have ended."""
 
@@ -64,6 +87,11 @@ class Task:
     client: int
     tenant: str = ""
 
+    @property
+    def input(self) -> object:
+        """As JSON."""
+        return envelope_of(self.program) if self.agent == OBJECT else self.program
+
     def __str__(self) -> str:
         place = f"{self.agent}/{self.key}" if self.key else self.agent
         limit = f", timeout {self.timeout_seconds} s" if self.timeout_seconds else ""
@@ -78,7 +106,7 @@ class Task:
 class Outcome:
     """How a history ended."""
 
-    violations: list[invariants.Violation]
+    violations: list[Violation]
     lines: list[str]
     choices: list[int]
     steps: int
@@ -94,20 +122,22 @@ class Outcome:
 class History:
     """Runs one history on a server that belongs to it meanwhile."""
 
-    def __init__(self, server: SimServer, chooser: Chooser, *, seed: int | str = 0) -> None:
+    def __init__(self, server: SimServer, choice_source: ChoiceSource, *, seed: int | str = 0) -> None:
         self.server = server
-        self.chooser = chooser
+        self.choice_source = choice_source
         self.seed = seed
         self.loop = SimLoop()
-        partitions = 2 if chooser.choose(8) == 7 else 1
-        self.scheduler = Scheduler(self.loop, server, chooser, NAMESPACE, partitions)
+        partitions = 2 if choice_source.choose(8) == 7 else 1
+        self.scheduler = Scheduler(self.loop, server, choice_source, NAMESPACE, partitions)
         self.ledger = Ledger(self._journaled, self._owner_lives)
         self.scheduler.context.run(LEDGER.set, self.ledger)
         self.app = simulated_app()
-        self.served: list[HandlerProcess | ServiceProcess] = []
+        self.served: list[HandlerProcess | SchedulerProcess | ServiceProcess] = []
         """Processes that faults may hit."""
-        self.whole = chooser.choose(8) == 7
+        self.whole = choice_source.choose(8) == 7
         """Whether clients send commands, and all services run: else handlers run alone, and clients call functions."""
+        self.objects = choice_source.choose(10) == 9
+        """Whether agents that are objects take part: they ask each other in the middle of a turn."""
         self.store = MemoryStore()
         self.accepted: list[str] = []
         """Tasks that clients were told are accepted, in the order in which they were told."""
@@ -119,14 +149,27 @@ class History:
         """By fork, the steps whose results it took over from its origin."""
         self.lost_tail = False
         self.clock_stepped = False
+        self.failure: Exception | None = None
+        """A defect of a client's code here."""
         self.open_calls = 0
         """What clients wait for."""
         self.tasks = self._draw_tasks()
+        self.schedule: list[schedules.Command] = []
+        if choice_source.choose(2 if self.whole else 24) == 1:
+            # In the place of a task, so that no history becomes longer.
+            self.schedule = schedules.draw(choice_source)
+            del self.tasks[1:]
+        self.starters = 1 + choice_source.choose(2) if self.schedule and not self.whole else 0
+        """How many processes start what is due, where no state-manager does."""
+        self.published: list[tuple[str, str, str]] = []
+        """Id, topic and source of each message that clients were told is published."""
+        self.heard = False
+        """Whether a client has subscribed the agent that was not known before."""
         self.planned = self._draw_faults()
-        self._reopen = chooser.choose(3)
-        self._answers = chooser.choose(3)
+        self._reopen = choice_source.choose(3)
+        self._answers = choice_source.choose(3)
         """How many people answer each question at once; the others are answered by their time limit."""
-        self._takes_turns = chooser.choose(4) == 3
+        self._takes_turns = choice_source.choose(4) == 3
         """Whether one unread entry makes a work stream long, so that new tasks wait for the turns of their tenants."""
         self._answered: dict[str, None] = {}
         self._told = 0
@@ -137,24 +180,26 @@ class History:
     # -- the plan ----------------------------------------------------------------------------------------------
 
     def _draw_tasks(self) -> list[Task]:
-        chooser, tasks = self.chooser, []
-        clients = 1 + chooser.choose(2)
-        for number in range(1 + weighted(chooser, [(3, 0), (4, 1), (3, 2), (1, 3)])):
-            agent = pick(chooser, (*KEYED, "free"))
-            key = pick(chooser, KEYS) if agent in KEYED else ""
-            timeout = 2.0 if chooser.choose(12) == 11 else None
-            copies = 2 if chooser.choose(8) == 7 else 1
-            program = draw_program(chooser, agent=agent)
-            client = chooser.choose(clients)
+        choice_source, tasks = self.choice_source, []
+        clients = 1 + choice_source.choose(2)
+        for number in range(1 + weighted(choice_source, [(3, 0), (4, 1), (3, 2), (1, 3)])):
+            agent = OBJECT if self.objects and choice_source.choose(4) else pick(choice_source, (*KEYED, "free"))
+            key = pick(choice_source, KEYS) if agent in (*KEYED, OBJECT) else ""
+            timeout = 2.0 if choice_source.choose(12) == 11 else None
+            copies = 2 if choice_source.choose(8) == 7 else 1
+            program = (
+                draw_object_program(choice_source, key) if agent == OBJECT else draw_program(choice_source, agent=agent)
+            )
+            client = choice_source.choose(clients)
             # One client's submits to an instance stay in order within a tenant.
             tenant = ("", "a")[client] if key else ("", "a", "b")[number % 3]
             tasks.append(Task(f"t{number}", agent, key, program, timeout, copies, client, tenant))
         return tasks
 
     def _draw_faults(self) -> list[tuple[int, Callable[[History], None]]]:
-        chooser = self.chooser
-        count = weighted(chooser, [(2, 0), (5, 1), (4, 2), (2, 3), (1, 4)])
-        return [(1 + chooser.choose(FAULT_STEPS), weighted(chooser, faults.FAULTS)) for _ in range(count)]
+        choice_source = self.choice_source
+        count = weighted(choice_source, [(2, 0), (5, 1), (4, 2), (2, 3), (1, 4)])
+        return [(1 + choice_source.choose(FAULT_STEPS), weighted(choice_source, faults.FAULTS)) for _ in range(count)]
 
     # -- running -----------------------------------------------------------------------------------------------
 
@@ -162,23 +207,25 @@ class History:
         """Run it to its end and look at what is left."""
         scheduler = self.scheduler
         lines = [f"task {task}" for task in self.tasks]
+        lines += [f"schedule: {command}" for command in self.schedule]
         for step, fault in self.planned:
             scheduler.at(step, _bound(fault, self))
-        violations: list[invariants.Violation] = []
-        with virtual(self.loop, self.server.library, seed=self.seed):
+        violations: list[Violation] = []
+        poll_seconds = schedules.POLL_SECONDS if self.schedule else 5.0
+        with virtual(self.loop, self.server.library, seed=self.seed, poll_seconds=poll_seconds):
             self._prepare()
             asyncio.set_event_loop(self.loop)
             try:
                 self.loop.run_until_complete(self._direct())
-            except invariants.Broken as broken:
+            except Broken as broken:
                 violations += broken.violations
             finally:
                 self._dispose()
-        violations += [invariants.Violation(kind, text) for kind, text in self.ledger.broken]
+        violations += [Violation(kind, text) for kind, text in self.ledger.broken]
         return Outcome(
             violations=violations,
             lines=lines,
-            choices=list(self.chooser.made),
+            choices=list(self.choice_source.made),
             steps=scheduler.steps,
             seconds=self.loop.now,
             faults=[fault.__name__ for _, fault in self.planned],
@@ -190,7 +237,13 @@ class History:
         commands.append(("HSET", f"{NAMESPACE}:settings", "partitions", len(self.scheduler.bases), "format", 1))
         for base in self.scheduler.bases:
             commands += [
-                ("HSET", base + "agents", *[item for name in self.app.agents for item in (name, "agent")]),
+                (
+                    "HSET",
+                    base + "agents",
+                    *[part for name in self.app.agents if name != LATE for part in (name, "agent")],
+                ),
+                ("HSET", base + "topics", *[part for each in SUBSCRIPTIONS for part in _subscribed(each)]),
+                ("HSET", base + "agents", OBJECT, OBJECTS),
                 ("HSET", base + "tools", *[item for name in self.app.tools for item in (name, "tool")]),
                 ("HSET", base + "meta", "request_timeout_ms", 15_000, *(("ready_max", 1) if self._takes_turns else ())),
                 ("XGROUP", "CREATE", base + "agent", "agent-handler", "0", "MKSTREAM"),
@@ -204,14 +257,14 @@ class History:
 
     async def _direct(self) -> None:
         """Start everything, then look now and then whether all is done."""
-        scheduler, chooser = self.scheduler, self.chooser
-        for _ in range(1 + chooser.choose(2)):
+        scheduler, choice_source = self.scheduler, self.choice_source
+        for _ in range(1 + choice_source.choose(2)):
             self.start_process("agent")
         if any(_uses(task.program, "tool", "try", "once") for task in self.tasks):
             self.start_process("tool")
         people = self._answers and any(_uses(task.program, "human") for task in self.tasks)
         if self.whole:
-            for _ in range(1 + chooser.choose(2)):
+            for _ in range(1 + choice_source.choose(2)):
                 self.start_process("admit")
             self.start_process("record")
         elif len(scheduler.bases) > 1:
@@ -219,6 +272,10 @@ class History:
         if not self.whole and any(fault is faults.step_clock for _, fault in self.planned):
             keeper = Process(scheduler, "keeper")
             keeper.spawn(self._watch_clock(keeper))
+        if self.schedule:
+            for _ in range(self.starters):
+                self.start_process("schedule")
+            self._ask(self._set_schedule(self.schedule))
         for client in range(2):
             mine = [task for task in self.tasks if task.client == client]
             if mine:
@@ -229,6 +286,8 @@ class History:
         while True:
             if people:
                 self._answer_questions()
+            if self.failure is not None:
+                raise self.failure
             work, opened = self._work_left()
             if work == 0 and not self.open_calls:
                 if not opened and not redriven:
@@ -240,18 +299,18 @@ class History:
                     break
                 still += 1
                 if still > 3:
-                    raise invariants.Broken(invariants.stuck(self))
+                    raise Broken(invariants.stuck(self))
             else:
                 still = 0
             if self.clock_stepped and work and self._only_late_timers(work):
                 # Timers that were set by a clock that had stepped, before that was noticed, are late by that step.
                 return
             if self.loop.now > MOST_SECONDS:
-                raise invariants.Broken(invariants.unsettled(self))
+                raise Broken(invariants.unsettled(self))
             await asyncio.sleep(0.5)
         found = invariants.look(self)
         if found:
-            raise invariants.Broken(found)
+            raise Broken(found)
 
     def _work_left(self) -> tuple[int, int]:
         """How much the broker holds that somebody must still do, and how many tasks are open."""
@@ -263,16 +322,23 @@ class History:
                 ("XPENDING", base + "agent", "agent-handler"), ("XPENDING", base + "tool", "tool-handler"),
                 ("ZCARD", base + "requests"), ("HGET", base + "meta", "queued"), ("ZCARD", base + "open"),
             ]  # fmt: skip
+            if self.objects:
+                commands.append(("XLEN", base + OBJECTS))
         replies = self.server.pipeline(commands)
-        opened = sum(cast(int, reply) for reply in replies[10::11])
+        each = len(replies) // len(self.scheduler.bases)
+        opened = sum(cast(int, reply) for reply in replies[10::each])
         work = 0
         for at, reply in enumerate(replies):
-            if at % 11 == 10 or isinstance(reply, ServerError):
+            if at % each == 10 or isinstance(reply, ServerError):
                 continue
-            if at % 11 == 9:
+            if at % each == 9:
                 work += int(cast(bytes | None, reply) or 0)
                 continue
             work += cast(int, reply[0]) if isinstance(reply, list) else cast(int, reply)
+        if self.schedule:
+            base = self.scheduler.bases[0]
+            soon = self._broker_ms(base) + SOON_MS
+            work += cast(int, self.server.execute("ZCOUNT", base + "scheduled", "-inf", soon))
         if self.whole:
             work += self._unread_commands()
             for number, base in enumerate(self.scheduler.bases):
@@ -302,6 +368,7 @@ class History:
             late += cast(int, self.server.execute("ZCOUNT", base + "timers", self._broker_ms(base) + 60_000, "+inf"))
             late += cast(int, self.server.execute("HLEN", base + "delayed"))
             late += cast(int, self.server.execute("ZCARD", base + "requests"))  # what such a timer keeps waiting
+            late += cast(int, self.server.execute("ZCARD", base + "scheduled"))
         return late >= work
 
     def _broker_ms(self, base: str) -> int:
@@ -313,7 +380,7 @@ class History:
         while True:
             for watch in watches:
                 with suppress(BusError):
-                    await watch.look()
+                    await watch.check()
             await asyncio.sleep(0.5)
 
     def _dispose(self) -> None:
@@ -344,13 +411,17 @@ class History:
         self.scheduler.note(what)
 
     def start_process(self, what: str) -> None:
-        """Start a handler of the stream `agent` or `tool`, a state-manager (`admit`) or a recorder (`record`)."""
+        """Start a handler of the stream `agent` or `tool`, a state-manager (`admit`), a recorder (`record`), or what
+        starts due schedules without a state-manager (`schedule`)."""
         self._started += 1
         name = f"{what}{self._started}"
-        process: HandlerProcess | ServiceProcess
-        if what in ("agent", "tool"):
-            finish = pick(self.chooser, (0.1, 1.0))
-            process = HandlerProcess(self.scheduler, name, what, self.app, _metrics(), finish)
+        process: HandlerProcess | SchedulerProcess | ServiceProcess
+        if what == "schedule":
+            process = SchedulerProcess(self.scheduler, name)
+        elif what in ("agent", "tool"):
+            finish = pick(self.choice_source, (0.1, 1.0))
+            objects = self.objects and what == "agent"
+            process = HandlerProcess(self.scheduler, name, what, self.app, _metrics(), finish, objects)
         else:
             process = ServiceProcess(self.scheduler, name, what, self.store, _metrics())
         self.served.append(process)
@@ -363,6 +434,8 @@ class History:
         async def ask() -> None:
             try:
                 await coroutine
+            except Exception as error:
+                self.failure = error
             finally:
                 self.open_calls -= 1
 
@@ -374,7 +447,7 @@ class History:
         transport = self._client.transport()
         for task in tasks:
             if self.whole:
-                body: dict[str, Any] = {"agent": task.agent, "input": task.program, "task_id": task.id}
+                body: dict[str, Any] = {"agent": task.agent, "input": task.input, "task_id": task.id}
                 body |= {"key": task.key} if task.key else {}
                 body |= {"conf": {"timeout_seconds": task.timeout_seconds}} if task.timeout_seconds else {}
                 for _ in range(task.copies):
@@ -387,7 +460,7 @@ class History:
             task_id=task.id,
             agent=task.agent,
             key=task.key,
-            input_json=msgspec.json.encode(task.program),
+            input_json=msgspec.json.encode(task.input),
             source="sim",
             event_id=task.id,
             digest=digest(SUBMIT, task.program),
@@ -439,19 +512,29 @@ class History:
         ]
 
     def _answer_questions(self) -> None:
-        """Let people answer the questions that are open, each differently, all at once."""
-        for task in (*self.tasks, *self.forks):
-            base = self._base_of(task.id)
-            names = cast(list[bytes], self.server.execute("HKEYS", f"{base}task:{task.id}"))
-            asked = [name.decode()[2:] for name in names if name.startswith(b"q:") and b"m:" + name[2:] in names]
-            for step in asked:
-                place = f"{task.id} r:{step}"
-                if place in self._answered:
-                    continue
-                self._answered[place] = None
-                self.note(f"{self._answers} people answer question r:{step} of {task.id}")
-                for number in range(self._answers):
-                    self._ask(self._signal(task.id, f"r:{step}", f"answer {number}"))
+        """Let people answer the questions that are open, in all runs, each differently, all at once."""
+        for base in self.scheduler.bases:
+            for name in cast(list[bytes], self.server.execute("ZRANGE", base + "open", 0, -1)):
+                task = name.decode()
+                asked = self._asked(f"{base}task:{task}")
+                runs = [found[2:].decode() for found in asked if found.startswith(b"k:")]
+                for fields in (asked, *(self._asked(f"{base}run:{task}/{run}") for run in runs)):
+                    for found, value in fields.items():
+                        if found.startswith(b"q:") and b"m:" + found[2:] in fields:
+                            self._answer_question(task, value)
+
+    def _asked(self, key: str) -> dict[bytes, bytes]:
+        flat = cast(list[bytes], self.server.execute("HGETALL", key))
+        return dict(zip(flat[::2], flat[1::2], strict=True))
+
+    def _answer_question(self, task: str, question: bytes) -> None:
+        request = msgspec.json.decode(question[QUESTION_MS:])["request_id"]
+        if request in self._answered:
+            return
+        self._answered[request] = None
+        self.note(f"{self._answers} people answer question {request} of {task}")
+        for number in range(self._answers):
+            self._ask(self._signal(task, request, f"answer {number}"))
 
     async def _signal(self, task: str, request: str, value: str) -> None:
         if self.whole:
@@ -462,6 +545,64 @@ class History:
         bus = await Admission(self._client.buses()).find(task)
         with suppress(BusError):
             await bus.signal(task, request, msgspec.json.encode(value))
+
+    def client_repeats_schedule(self) -> None:
+        """Send the last command again: the broker may have lost it, and an interval would go on for ever."""
+        if self.schedule:
+            self._ask(self._set_schedule(self.schedule[-1:]))
+
+    async def _set_schedule(self, commands: Sequence[schedules.Command]) -> None:
+        """One client's commands for the schedule, in order."""
+        buses, transport = self._client.buses(), self._client.transport()
+        kept = Schedules(buses[0], Admission(buses))
+        for command in commands:
+            await asyncio.sleep(command.wait_seconds)
+            self.note(f"the schedule {'is deleted' if command.data is None else 'is set'}")
+            if self.whole:
+                self._told += 1
+                kind, body = (
+                    (SET, command.data) if command.data is not None else (DELETE, {"schedule_id": schedules.ID})
+                )
+                await self._command(transport, kind, f"schedule-{self._told}", body)
+            elif command.data is None:
+                await _insist(lambda: kept.delete(schedules.ID))
+            else:
+                schedule = parse_set(command.data, await buses[0].time_ms())
+                await _insist(partial(kept.set, schedule))
+
+    def client_publishes(self, times: int) -> None:
+        """Publish a message, several times at once under one id."""
+        topic, source = draw_topic(self.choice_source)
+        self._told += 1
+        id = f"message-{self._told}"
+        self.note(f"{id} is published on {topic} for {source or 'anybody'}, {times} times at once")
+        self._ask(self._publish(id, topic, source, times))
+
+    async def _publish(self, id: str, topic: str, source: str, times: int) -> None:
+        published = fingerprint("sim", id, digits=32)
+        if self.whole:
+            body: dict[str, Any] = {"topic": topic, "data": message(source)}
+            body |= {"source": source} if source else {}
+            transport = self._client.transport()
+            for _ in range(times):
+                await self._command(transport, PUBLISH, id, body)
+        else:
+            topics, data = Topics(self._client.buses()), msgspec.json.encode(message(source))
+            publishing = (_insist(lambda: topics.publish(published, topic, source, data)) for _ in range(times))
+            await asyncio.gather(*publishing)
+        self.published.append((published, topic, source))
+
+    def client_subscribes(self) -> None:
+        """An agent that nobody knew appears, and hears of messages that nobody has heard."""
+        self.note(f"{LATE} appears, and subscribes to {UNHEARD}")
+        self._ask(self._subscribe())
+
+    async def _subscribe(self) -> None:
+        buses = self._client.buses()
+        for bus in buses:
+            await _insist(partial(bus.transport.call, "HSET", bus.keys.agents, LATE, "agent"))
+        await _insist(lambda: Topics(buses).subscribe(TopicSubscription(UNHEARD, LATE)))
+        self.heard = True
 
     def client_cancels(self, number: int, times: int) -> None:
         task = self.tasks[number].id
@@ -549,15 +690,30 @@ class History:
         return all(self.server.execute("ZSCORE", bus.keys.alive, bus.owner) is not None for bus in process.owners)
 
 
-def run(server: SimServer, chooser: Chooser, *, seed: int | str = 0, story: bool = False) -> Outcome:
+def run(server: SimServer, choice_source: ChoiceSource, *, seed: int | str = 0, story: bool = False) -> Outcome:
     """Run one history. With `story`, its events are in the outcome's lines, and a fingerprint of them."""
-    history = History(server, chooser, seed=seed)
+    history = History(server, choice_source, seed=seed)
     outcome = history.run()
     if story:
         told = invariants.story(history)
         outcome.lines += told
         outcome.fingerprint = hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
     return outcome
+
+
+async def _insist(call: Callable[[], Awaitable[object]]) -> None:
+    """What a client does that wants a thing done: it tries until nothing is in the way."""
+    while True:
+        try:
+            await call()
+        except (BusError, Rejected):
+            await asyncio.sleep(0.2)
+        else:
+            return
+
+
+def _subscribed(each: TopicSubscription) -> tuple[str, str]:
+    return ("^", f"{each.topic} {each.agent}") if each.prefix else (f"={each.topic}", each.agent)
 
 
 @cache

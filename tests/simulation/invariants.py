@@ -3,64 +3,21 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from runtime_core.bus.topics import task_of_message
+from runtime_core.ids import task_of_message as message_of_step
 from runtime_core.wire.commands import SIGNAL
 from runtime_core.wire.events import REJECTED
+from tests.simulation import schedules
+from tests.simulation.programs import LATE, SUBSCRIPTIONS, UNHEARD
+from tests.simulation.snapshot import ENDED, Snapshot, Violation
 
 if TYPE_CHECKING:
     from tests.simulation.history import History
-
-ENDED = ("completed", "failed", "cancelled")
-
-
-@dataclass(frozen=True)
-class Violation:
-    """An invariant that does not hold; `kind` is the same for the same cause, as a rule."""
-
-    kind: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.text}"
-
-
-class Broken(Exception):
-    """Ends a history whose invariants do not hold."""
-
-    def __init__(self, violations: list[Violation]) -> None:
-        super().__init__("; ".join(map(str, violations)))
-        self.violations = violations
-
-
-class Snapshot:
-    """Everything that the broker holds, by key and type."""
-
-    def __init__(self, history: History) -> None:
-        server = history.server
-        keys = sorted(cast(list[bytes], server.execute("KEYS", "*")))
-        types = [cast(bytes, found) for found in server.pipeline([("TYPE", key) for key in keys])] if keys else []
-        self.hashes: dict[str, dict[str, str]] = {}
-        self.streams: dict[str, list[tuple[str, dict[str, str]]]] = {}
-        self.other: dict[str, bytes] = {}
-        wanted: list[tuple[bytes, bytes]] = []
-        for key, kind in zip(keys, types, strict=True):
-            if kind in (b"hash", b"stream"):
-                wanted.append((key, kind))
-            else:
-                self.other[key.decode()] = kind
-        contents = server.pipeline(
-            [("HGETALL", key) if kind == b"hash" else ("XRANGE", key, "-", "+") for key, kind in wanted]
-        ) if wanted else []  # fmt: skip
-        for (key, kind), content in zip(wanted, contents, strict=True):
-            if kind == b"hash":
-                self.hashes[key.decode()] = _fields(cast(list[bytes], content))
-            else:
-                entries = cast(list[tuple[bytes, list[bytes]]], content)
-                self.streams[key.decode()] = [(entry.decode(), _fields(flat)) for entry, flat in entries]
 
 
 def look(history: History) -> list[Violation]:
@@ -72,6 +29,8 @@ def look(history: History) -> list[Violation]:
     found += _ends(history, held)
     found += _rows(history, held)
     found += _keys(history, held)
+    found += _messages(history, held)
+    found += schedules.look(history, held)
     if history.whole:
         found += _answers(history)
     return found
@@ -135,7 +94,8 @@ def _signals(history: History) -> list[Violation]:
         if args[0] != "XADD" or not isinstance(reply, bytes) or SIGNAL not in (_text_of(arg) for arg in args):
             continue
         said = msgspec.json.decode(cast(bytes, args[-1]))
-        if (said["task_id"], said["request_id"], said["value"]) in counted and reply.decode() in refused:
+        place = said["request_id"].rpartition("-")[0]
+        if (said["task_id"], place, said["value"]) in counted and reply.decode() in refused:
             found.append(Violation("signal refused", f"the answer {said} counted, and was told that it did not"))
     return found
 
@@ -186,11 +146,13 @@ def _ends(history: History, held: Snapshot) -> list[Violation]:
 
 
 def _rows(history: History, held: Snapshot) -> list[Violation]:
-    """The record has a row for each finished step, each once, and as many as the final event says."""
+    """The record has a row for each finished step, each once, and as many as the final event says.
+
+    The store of a recorder keeps rows of the time that a broker has lost.
+    """
     rows = _recorded(history, held)
+    more = history.whole and history.lost_tail
     found: list[Violation] = []
-    if history.lost_tail:
-        return found
     for name, fields in held.hashes.items():
         if ":task:" not in name or "out" not in fields:
             continue
@@ -198,13 +160,14 @@ def _rows(history: History, held: Snapshot) -> list[Violation]:
         final = msgspec.json.decode(fields["out"])
         recorded = rows.get(task, [])
         distinct = {(row["run"], row.get("step", ""), row.get("attempt", 1), row["kind"]) for row in recorded}
-        if task not in history.redriven and final["steps"] != len(recorded):
+        enough = len(distinct) >= final["steps"] if more else len(recorded) == final["steps"]
+        if task not in history.redriven and not enough:
             found.append(
                 Violation(
                     "rows count", f"{task} ({final['status']}) says {final['steps']} steps, has {len(recorded)} rows"
                 )
             )
-        if len(distinct) != len(recorded) and task not in history.redriven:
+        if len(distinct) != len(recorded) and task not in history.redriven and not more:
             found.append(Violation("rows twice", f"{task} has {len(recorded)} rows, {len(distinct)} distinct ones"))
         have = {(row["run"], row.get("step", "")) for row in recorded}
         found += [
@@ -218,8 +181,6 @@ def _rows(history: History, held: Snapshot) -> list[Violation]:
 def _keys(history: History, held: Snapshot) -> list[Violation]:
     """Each instance's state has each of its completed runs once; one client's submits to it stand in order."""
     found: list[Violation] = []
-    if history.lost_tail:
-        return found
     completed: dict[str, dict[str, str]] = {}
     for task, rows in _recorded(history, held).items():
         for row in rows:
@@ -236,6 +197,9 @@ def _keys(history: History, held: Snapshot) -> list[Violation]:
             if failed_caller or _undone_with(task, run, instance, runs, history, held):
                 continue
             expected.setdefault(instance, []).append(f"{task}/{run}")
+    if history.lost_tail:
+        # The recorder's store has rows of runs whose ends the broker has lost.
+        expected.clear()
     for name, fields in held.hashes.items():
         if ":inst:" not in name:
             continue
@@ -250,6 +214,48 @@ def _keys(history: History, held: Snapshot) -> list[Violation]:
     for instance, wanted in expected.items():
         found.append(Violation("lost update", f"{instance} has no state and lacks {wanted}"))
     return found
+
+
+def _messages(history: History, held: Snapshot) -> list[Violation]:
+    """Each message that was sent or published has started its tasks, in one partition each, and in order."""
+    if history.lost_tail:
+        return []
+    places: dict[str, list[str]] = {}
+    for name in held.hashes:
+        base, found, task = name.partition("task:")
+        if found and base in history.scheduler.bases:
+            places.setdefault(task, []).append(base)
+    violations = [Violation("task twice", f"{task} is in {bases}") for task, bases in places.items() if len(bases) > 1]
+    wanted = [
+        (task, f"{id} on {topic}")
+        for id, topic, source in history.published
+        for task in _heard(history, id, topic, source, "")
+    ]
+    for task, rows in _recorded(history, held).items():
+        for row in rows:
+            place = task, row["run"], row.get("step", "")
+            if row["status"] == "completed" and place in history.ledger.sends:
+                wanted.append((history.ledger.sends[place][1], f"{row['kind']} {place}"))
+            elif row["status"] == "completed" and place in history.ledger.publishes:
+                wanted += [
+                    (other, f"{row['kind']} {place}")
+                    for other in _heard(history, message_of_step(*place), *history.ledger.publishes[place])
+                ]
+    return violations + [
+        Violation("lost message", f"{what} has not started {task}") for task, what in wanted if task not in places
+    ]
+
+
+def _heard(history: History, id: str, topic: str, source: str, sender: str) -> Iterator[str]:
+    """The tasks that a published message starts."""
+    agents = [
+        each.agent for each in SUBSCRIPTIONS if (topic.startswith(each.topic) if each.prefix else topic == each.topic)
+    ]
+    if topic == UNHEARD and history.heard:
+        agents.append(LATE)
+    for agent in agents:
+        if f"{agent}/{source}" != sender:
+            yield task_of_message(id, agent, source)
 
 
 def _chains(history: History) -> dict[str, list[tuple[str, str]]]:
@@ -408,11 +414,3 @@ def _short(value: Any) -> str:
     text = str(value).replace("\n", "·")
     text = re.sub(r"\b1900\d{6}(\d{3})\b", r"…\1", text)
     return text if len(text) <= 90 else text[:80] + "…"
-
-
-def _fields(flat: list[bytes]) -> dict[str, str]:
-    return {_text(flat[at]): _text(flat[at + 1]) for at in range(0, len(flat), 2)}
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")

@@ -19,6 +19,10 @@ class Ledger:
     finished: list[tuple[str, str, str]] = field(default_factory=list)
     stored: dict[str, dict[tuple[str, str], None]] = field(default_factory=dict)
     """By task, (run, step) of the steps whose result the broker has acknowledged."""
+    sends: dict[tuple[str, str, str], tuple[str, str]] = field(default_factory=dict)
+    """By task, run and step: the instance that a message was sent to, and the task that it starts."""
+    publishes: dict[tuple[str, str, str], tuple[str, str, str]] = field(default_factory=dict)
+    """By task, run and step: topic, source and sender of a published message."""
     calls: dict[tuple[str, str], int] = field(default_factory=dict)
     """Attempts of each tool call that began."""
     once: dict[tuple[str, str], int] = field(default_factory=dict)

@@ -7,17 +7,23 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from runtime_core.actors.actor import Actors
 from runtime_core.app.app import App
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
+from runtime_core.bus.replies import Replies
 from runtime_core.consumer.consumer import Consumer, Handler
 from runtime_core.errors import BusError
+from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.relay import Relay
+from runtime_core.ingress.scheduler import Scheduler as ScheduleStarter
 from runtime_core.runs.turn import TurnHandler
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.tools.handler import CallHandler
 from runtime_core.tools.tool import AbandonedThreads
 from tests.simulation.loop import PROCESS
+from tests.simulation.objects import STREAM as OBJECTS
+from tests.simulation.objects import AppWithObjects
 from tests.simulation.transport import SimTransport
 
 if TYPE_CHECKING:
@@ -94,39 +100,63 @@ class HandlerProcess(Process):
     """An agent-handler or a tool-handler: one consumer per partition."""
 
     def __init__(
-        self, scheduler: Scheduler, name: str, stream: str, app: App, metrics: Metrics, finish_seconds: float
+        self,
+        scheduler: Scheduler,
+        name: str,
+        stream: str,
+        app: App,
+        metrics: Metrics,
+        finish_seconds: float,
+        objects: bool = False,
     ) -> None:
+        """`objects`: it runs agents that are objects, too, and reads what their requests are answered with."""
         super().__init__(scheduler, name)
         self._stream = stream
+        self._app: App | AppWithObjects = app
+        self._actors: Actors | None = None
+        self._replies: list[Replies | None] = [None] * len(scheduler.bases)
+        streams = [stream]
+        if objects:
+            self._app = with_objects = AppWithObjects(app)
+            self._actors = with_objects.actors
+            self._replies = [Replies(bus, name, self.transport()) for bus in self.buses()]
+            streams.append(OBJECTS)
         self.consumers: list[Consumer] = []
         self.leaving = False
         for bus in self.buses():
             self.consumers.append(
                 Consumer(
                     bus,
-                    [stream],
-                    self._handler(bus, app, metrics),
+                    streams,
+                    self._handler(bus, metrics),
                     metrics,
                     service=name,
                     lease_seconds=LEASE_SECONDS,
                     finish_seconds=finish_seconds,
-                    let_go_seconds=0.1,
+                    cancel_grace_seconds=0.1,
                 )
             )
         self.owners = [consumer._bus for consumer in self.consumers]
 
-    def _handler(self, bus: EventBus, app: App, metrics: Metrics) -> Handler:
+    def _handler(self, bus: EventBus, metrics: Metrics) -> Handler:
         if self._stream == "agent":
-            return TurnHandler(bus, app, metrics, partitions=len(self.scheduler.bases))
-        return CallHandler(bus, app.tools, _NO_THREADS, AbandonedThreads(), metrics)
+            replies = self._replies[bus.keys.partition]
+            return TurnHandler(bus, self._app, metrics, partitions=len(self.scheduler.bases), replies=replies)
+        return CallHandler(bus, self._app.tools, _NO_THREADS, AbandonedThreads(), metrics)
 
     @property
     def serves(self) -> str:
         return "" if self.dead or self.leaving else self._stream
 
     def start(self) -> None:
+        for replies in self._replies:
+            if replies is not None:
+                self.spawn(self._read_replies(replies))
         for consumer in self.consumers:
             self.spawn(self._run(consumer))
+
+    async def _read_replies(self, replies: Replies) -> None:
+        replies.start()
 
     async def _run(self, consumer: Consumer) -> None:
         while True:
@@ -143,6 +173,8 @@ class HandlerProcess(Process):
         self.spawn(self._leave())
 
     async def _leave(self) -> None:
+        if self._actors is not None:
+            self._actors.stop()
         await asyncio.gather(*(consumer.stop() for consumer in self.consumers))
         self.scheduler.note(f"{self.name} has left")
         self.kill()
@@ -166,6 +198,29 @@ class RelayProcess(Process):
                     raise
                 # As its leader does: after an error of the broker it begins again.
                 await asyncio.sleep(0.5)
+
+
+class SchedulerProcess(Process):
+    """What starts due schedules where no state-manager runs. Nobody leads: several may run side by side."""
+
+    @property
+    def serves(self) -> str:
+        return "" if self.dead else "schedule"
+
+    def start(self) -> None:
+        self.spawn(self._run())
+
+    async def _run(self) -> None:
+        buses = self.buses()
+        while True:
+            try:
+                await ScheduleStarter(buses[0], Admission(buses)).run()
+            except BusError:
+                await asyncio.sleep(0.5)
+
+    def leave(self) -> None:
+        """SIGTERM: it holds nothing that it could hand back."""
+        self.kill()
 
 
 _NO_THREADS = ThreadPoolExecutor(1)

@@ -12,11 +12,12 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.bus.tasks import TopicSubscription
+from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.errors import StepError
 from runtime_core.runs.context import AgentContext
 from runtime_core.tools.tool import ToolContext
-from tests.simulation.chooser import Chooser, pick, weighted
+from tests.simulation.choice_source import ChoiceSource, pick, weighted
 from tests.simulation.ledger import Ledger
 from weft import App
 
@@ -25,6 +26,13 @@ Program = list[Op]
 
 KEYED = ("alpha", "beta")
 KEYS = ("k", "l")
+LATE = "late"
+"""An agent that nobody knows before a client subscribes it to `UNHEARD`."""
+NEWS, NOTES, UNHEARD = "news", "notes", "quiet"
+TOPICS = (NEWS, NOTES, UNHEARD)
+SUBSCRIPTIONS = (
+    TopicSubscription(NEWS, "alpha"), TopicSubscription("ne", "beta", prefix=True), TopicSubscription(NOTES, "free"),
+)  # fmt: skip
 RETRY = RetryPolicy(attempts=3, base_seconds=0.1, factor=2.0)
 
 
@@ -44,7 +52,7 @@ def simulated_app() -> App:
         return len(program)
 
     app.agent("free", retry=RETRY)(_named(play))
-    for name in KEYED:
+    for name in (*KEYED, LATE):
         app.agent(name, retry=RETRY)(_named(play))
 
     @app.tool(retry=RETRY)
@@ -96,7 +104,13 @@ async def perform(ctx: AgentContext, op: Op, ledger: Ledger) -> None:
         case ["gather", programs]:
             await ctx.gather(*(_branch(ctx, program, ledger) for program in programs))
         case ["send", agent, key, program]:
-            await ctx.send(agent, program, key=key)
+            sent = ctx.send(agent, program, key=key)
+            ledger.sends[ctx.task_id, ctx.run_id, sent.id] = f"{agent}/{key}" if key else "", await sent
+        case ["publish", topic, source]:
+            published = ctx.publish(topic, message(source), source=source)
+            sender = f"{ctx.agent_name}/{ctx.key}" if ctx.key else ""
+            ledger.publishes[ctx.task_id, ctx.run_id, published.id] = topic, source, sender
+            await published
         case ["emit"]:
             await ctx.emit("said")
         case ["sleep", seconds]:
@@ -112,6 +126,11 @@ async def perform(ctx: AgentContext, op: Op, ledger: Ledger) -> None:
             raise AssertionError(op)
 
 
+def message(source: str) -> Program:
+    """The program that a published message is: several agents run it."""
+    return [["count"]] if source else [["charge", 0]]
+
+
 async def _branch(ctx: AgentContext, program: Program, ledger: Ledger) -> None:
     for op in program:
         await perform(ctx, op, ledger)
@@ -125,48 +144,55 @@ async def _charge(ctx: AgentContext, ledger: Ledger, seconds: float, holder: lis
     return 1
 
 
-def draw_program(chooser: Chooser, *, agent: str, depth: int = 0) -> Program:
-    """A program for an agent, by the chooser."""
-    program: Program = [_draw_op(chooser, depth) for _ in range(1 + chooser.choose(3 if depth else 4))]
+def draw_program(choice_source: ChoiceSource, *, agent: str, depth: int = 0) -> Program:
+    """A program for an agent, by the choice_source."""
+    program: Program = [_draw_op(choice_source, depth) for _ in range(1 + choice_source.choose(3 if depth else 4))]
     if agent in KEYED:
-        program.insert(chooser.choose(len(program) + 1), ["count"])
+        program.insert(choice_source.choose(len(program) + 1), ["count"])
     return program
 
 
-def _draw_op(chooser: Chooser, depth: int) -> Op:
+def draw_topic(choice_source: ChoiceSource) -> tuple[str, str]:
+    """A topic, and the source that names the instance of each agent that gets the message."""
+    return pick(choice_source, TOPICS), pick(choice_source, (KEYS[0], KEYS[1], ""))
+
+
+def _draw_op(choice_source: ChoiceSource, depth: int) -> Op:
     kind = weighted(
-        chooser,
+        choice_source,
         [
-            (8, "charge"), (4, "tool"), (4, "long"), (6, "ask" if depth < 2 else "emit"), (2, "once"), (2, "emit"),
-            (1, "sleep"), (2, "gather" if depth < 2 else "charge"), (1, "send" if depth < 2 else "emit"), (1, "human"),
-            (1, "flaky"), (1, "try"), (1, "broken"),
+            (8, "charge"), (4, "tool"), (4, "long"), (6, "ask" if depth < 2 else "emit"), (2, "once"), (1, "emit"),
+            (2, "publish" if depth < 2 else "emit"), (1, "sleep"), (2, "gather" if depth < 2 else "charge"),
+            (1, "send" if depth < 2 else "emit"), (1, "human"), (1, "flaky"), (1, "try"), (1, "broken"),
         ],
     )  # fmt: skip
     match kind:
         case "charge":
             return ["charge", 0]
         case "long":
-            return ["charge", pick(chooser, (0.3, 1.0, 1.0, 4.0))]
+            return ["charge", pick(choice_source, (0.3, 1.0, 1.0, 4.0))]
         case "tool":
-            return ["tool", pick(chooser, (0, 0.2, 1.0)), pick(chooser, (0, 0, 0, 1))]
+            return ["tool", pick(choice_source, (0, 0.2, 1.0)), pick(choice_source, (0, 0, 0, 1))]
         case "try":
-            return ["try", 0, pick(chooser, (3, 1))]
+            return ["try", 0, pick(choice_source, (3, 1))]
         case "broken":
             return ["tool", 0, 3]
         case "once":
-            return ["once", pick(chooser, (0, 0.5, 2.0))]
+            return ["once", pick(choice_source, (0, 0.5, 2.0))]
         case "ask" | "send":
-            agent = pick(chooser, ("beta", "alpha", "free"))
-            key = pick(chooser, KEYS) if agent in KEYED else ""
-            return [kind, agent, key, draw_program(chooser, agent=agent, depth=depth + 1)]
+            agent = pick(choice_source, ("beta", "alpha", "free"))
+            key = pick(choice_source, KEYS) if agent in KEYED else ""
+            return [kind, agent, key, draw_program(choice_source, agent=agent, depth=depth + 1)]
+        case "publish":
+            return [kind, *draw_topic(choice_source)]
         case "gather":
-            branches = [[_draw_op(chooser, 2)] for _ in range(2 + chooser.choose(2))]
+            branches = [[_draw_op(choice_source, 2)] for _ in range(2 + choice_source.choose(2))]
             return ["gather", branches]
         case "sleep":
-            return ["sleep", pick(chooser, (0.1, 1.0))]
+            return ["sleep", pick(choice_source, (0.1, 1.0))]
         case "human":
-            return ["human", pick(chooser, (1.0, 3.0))]
+            return ["human", pick(choice_source, (1.0, 3.0))]
         case "flaky":
-            return ["flaky", pick(chooser, (1, 2))]
+            return ["flaky", pick(choice_source, (1, 2))]
         case _:
             return [kind]

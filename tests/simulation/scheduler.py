@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from runtime_core.bus.connection import Argument, Reply
 from runtime_core.errors import BusUnavailable, ServerError
-from tests.simulation.chooser import Chooser
+from tests.simulation.choice_source import ChoiceSource
 from tests.simulation.loop import PROCESS, SimLoop
 from tests.simulation.server import CLOCK, EPOCH_MS, SimServer
 from tests.simulation.transport import Call, Read, SimTransport
@@ -16,8 +16,9 @@ from tests.simulation.transport import Call, Read, SimTransport
 if TYPE_CHECKING:
     from tests.simulation.processes import Process
 
-INFO = b"# Memory\r\nused_memory:1000000\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n"
+INFO = b"# Memory\r\nused_memory:1000000\r\nmaxmemory:%d\r\nmaxmemory_policy:noeviction\r\n"
 DISK_ERROR = "MISCONF Errors writing to the AOF file: No space left on device"
+OOM_ERROR = "OOM command not allowed when used memory > 'maxmemory'."
 BACKGROUND = ("beat", "promote", "adopt", "lead")
 """Functions that every process calls again and again; faults of calls choose others."""
 TIME_PASSES = 24
@@ -27,10 +28,12 @@ TIME_PASSES = 24
 class Scheduler:
     """Holds what may happen next, and lets one thing happen whenever nothing runs."""
 
-    def __init__(self, loop: SimLoop, server: SimServer, chooser: Chooser, namespace: str, partitions: int) -> None:
+    def __init__(
+        self, loop: SimLoop, server: SimServer, choice_source: ChoiceSource, namespace: str, partitions: int
+    ) -> None:
         self.loop = loop
         self.server = server
-        self.chooser = chooser
+        self.choice_source = choice_source
         self.namespace = namespace
         self.bases = [f"{namespace}:{{{number}}}:" for number in range(partitions)]
         self.active: dict[SimTransport, None] = {}
@@ -47,6 +50,8 @@ class Scheduler:
         """What goes wrong with the next call that work makes; True where it has."""
         self.disk_errors = 0
         """So many writes are still refused."""
+        self.full = False
+        """Whether the server is at its maxmemory."""
         self.clock_step_ms = 0
         """How far the server's clock stands from true time."""
         self._delivered: dict[str, tuple[int, int]] = {}
@@ -79,7 +84,7 @@ class Scheduler:
         if not heads:
             self._pass_time()
             return
-        chosen = self.chooser.choose(len(heads) * 8 + 1)
+        chosen = self.choice_source.choose(len(heads) * 8 + 1)
         if chosen == len(heads) * 8:
             self._pass_time()
             return
@@ -137,6 +142,8 @@ class Scheduler:
         if self.disk_errors and call.args[0] in (b"FCALL", "XADD", "XACK", "HSET", "XGROUP", "XDEL"):
             self.disk_errors -= 1
             call.reply, call.error = None, ServerError(DISK_ERROR)
+        elif self.full and self.server.needs_memory(call.args):
+            call.reply, call.error = None, ServerError(OOM_ERROR)
         else:
             call.reply, call.error = self.run(call.args)
         self.log.append((self.loop.now, repr(transport), call.args, call.error or call.reply))
@@ -147,7 +154,7 @@ class Scheduler:
             ms = self.server_ms()
             return [b"%d" % (ms // 1000), b"%d" % (ms % 1000 * 1000)], None
         if args[0] == "INFO":
-            return INFO, None  # what a real server says differs from run to run
+            return INFO % (1_000_000 if self.full else 0), None  # what a real server says differs from run to run
         if args[0] == "FUNCTION" and args[1] == "LOAD":
             args = ("FUNCTION", "LOAD", self.server.library.source)
         commands: list[tuple[Argument, ...]] = [args]
@@ -245,7 +252,12 @@ class Scheduler:
     def cancelled_read(self, read: Read) -> None:
         """The reader has stopped waiting; the server may have served it just before."""
         self.reads.pop(read, None)
-        if not read.executed and not read.transport.process.dead and self._readable(read) and self.chooser.choose(2):
+        if (
+            not read.executed
+            and not read.transport.process.dead
+            and self._readable(read)
+            and self.choice_source.choose(2)
+        ):
             self.note(f"{read.transport!r}: the read is cancelled when its reply is on the way")
             self.execute_read(read)
             self.reads.pop(read, None)

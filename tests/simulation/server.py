@@ -17,7 +17,7 @@ from typing import Self, cast
 import hiredis
 
 from runtime_core.bus.connection import Argument, Reply
-from runtime_core.bus.library import Library
+from runtime_core.bus.library import FUNCTIONS, Library
 from runtime_core.bus.library import library as real_library
 from runtime_core.errors import ServerError
 from tests.servers.valkey import valkey_command
@@ -90,6 +90,8 @@ class SimServer:
         self._reader = hiredis.Reader(replyError=ServerError)
         self.library = simulated_library()
         self.load_library()
+        self._growing = _growing(cast(list[list[Reply]], self.execute("COMMAND")))
+        self._frugal = {self.library.functions[name] for name, may_run_full in FUNCTIONS.items() if may_run_full}
 
     def __enter__(self) -> Self:
         return self
@@ -104,6 +106,12 @@ class SimServer:
         self._process.kill()
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def needs_memory(self, args: tuple[Argument, ...]) -> bool:
+        """Whether a server at its maxmemory refuses the command: by its flags, or by those of the function."""
+        if args[0] == b"FCALL":
+            return args[1] not in self._frugal
+        return not self._growing.isdisjoint((str(args[0]).lower(), "|".join(map(str, args[:2])).lower()))
 
     def load_library(self) -> None:
         self.execute("FUNCTION", "FLUSH")
@@ -144,6 +152,18 @@ class SimServer:
                 time.sleep(0.01)
             else:
                 return client
+
+
+def _growing(commands: list[list[Reply]]) -> frozenset[str]:
+    """Names of the commands that a server at its maxmemory refuses, with those of subcommands."""
+    found = set()
+    for command in commands:
+        name, flags = cast(bytes, command[0]).decode(), cast(list[bytes], command[2])
+        if b"denyoom" in flags:
+            found.add(name)
+        if len(command) > 9:
+            found |= _growing(cast(list[list[Reply]], command[9]))
+    return frozenset(found)
 
 
 def _pid() -> int:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.database import InMemoryExampleDatabase, choices_to_bytes
 
 from tests.simulation import history
-from tests.simulation.chooser import Drawn, Replayed, Seeded
+from tests.simulation.choice_source import Drawn, Replayed, Seeded
 from tests.simulation.history import Outcome
 from tests.simulation.server import SimServer
 

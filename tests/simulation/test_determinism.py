@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.simulation import history
-from tests.simulation.chooser import Replayed, Seeded
+from tests.simulation.choice_source import Replayed, Seeded
 from tests.simulation.server import SimServer
 
 SEEDS = range(1, 11)

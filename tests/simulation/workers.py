@@ -13,7 +13,7 @@ from multiprocessing.queues import Queue
 from queue import Empty
 
 from tests.simulation import history
-from tests.simulation.chooser import Seeded
+from tests.simulation.choice_source import Seeded
 from tests.simulation.server import SimServer
 
 PROGRESS_SECONDS = 30.0

@@ -144,7 +144,7 @@ def test_only_work_that_waits_without_progress_is_unhealthy() -> None:
     now += 0.5
     health = watch.health()
     assert not health.ok
-    assert health.reason == "work waits and nothing has progressed for 10.5 s (limit 10 s)"
+    assert health.reason == "work has waited without progress for 10.5 s (limit 10 s)"
     watch.progressed()
     assert watch.health().ok
     now += 11

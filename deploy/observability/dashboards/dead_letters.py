@@ -1,4 +1,4 @@
-"""What was given up, why, and the failures that precede it."""
+"""Dead letters by reason, and the failures that precede them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether work flows; what is stuck, and why."""
+"""The flow of work, and what is stuck."""
 
 from __future__ import annotations
 
@@ -121,7 +121,11 @@ def page() -> Page:
             "One process per role and partition leads. None for longer than a lease: start the service. More than "
             "one for long: a process is paused and does not know it yet; its writes are refused.",
             {"service": "Service", "partition": "Partition"},
-            [Column("Leaders", promql.total(names.LEAD, HERE, "service, partition"), limits=Limits(1, 1, low=True))],
+            [
+                Column(
+                    "Leaders", promql.total(names.IS_LEADER, HERE, "service, partition"), limits=Limits(1, 1, low=True)
+                )
+            ],
             sort="Leaders",
             order="up",
             width=7,

@@ -109,7 +109,7 @@ def graph(
     stacked: bool = False,
     limits: Limits | None = None,
 ) -> Placed:
-    """Values over time. `description` says what it shows, and when it needs attention."""
+    """Return a panel of values over time. `description` explains it, and when it needs attention."""
     panel = (
         timeseries.Panel()
         .title(title)

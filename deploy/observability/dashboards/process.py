@@ -93,7 +93,7 @@ def process_row(page: Page, service: str, *more: Placed) -> None:
 
 
 def deliveries_row(page: Page, service: str) -> None:
-    """The work of handlers: how many deliveries, how long they take, and what goes wrong."""
+    """The work of handlers: deliveries, their durations and failures."""
     mine = of(service)
     page.row(
         "Deliveries",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from runtime_core.telemetry.names import Kind, MetricName
 
 WINDOW = "$__rate_interval"
-"""At least four scrapes: what Grafana makes of it."""
+"""Grafana's rate interval, at least four scrapes."""
 RANGE = "$__range"
 """All that the page shows."""
 QUANTILES = (0.5, 0.95, 0.99)
@@ -45,7 +45,7 @@ def number(metric: MetricName, where: str = "", by: str = "") -> str:
 
 
 def quantile(share: float, metric: MetricName, where: str = "", by: str = "", window: str = WINDOW) -> str:
-    """What this share of the observations of a histogram stays below."""
+    """Return a quantile of a histogram."""
     labels = f"le, {by}" if by else "le"
     buckets = MetricName(f"{metric.name}_bucket", Kind.COUNTER, "")
     return f"histogram_quantile({share:g}, {rate(buckets, where, labels, window)})"
@@ -77,7 +77,7 @@ def over_partitions(metric: MetricName, where: str = "") -> str:
 
 
 def share(part: str, whole: str) -> str:
-    """Part of a whole, from 0 to 1; nothing where there is no whole."""
+    """Return the ratio of a part to the whole, from 0 to 1; no data if the whole is 0."""
     return f"{part} / ({whole} > 0)"
 
 

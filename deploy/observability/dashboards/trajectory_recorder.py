@@ -36,7 +36,7 @@ def page() -> Page:
             [
                 Column(
                     "Leads",
-                    promql.worst(names.LEAD, of(SERVICE), "instance, partition"),
+                    promql.worst(names.IS_LEADER, of(SERVICE), "instance, partition"),
                     words={1: ("leads", "green"), 0: ("stands by", "blue")},
                 )
             ],

@@ -1,4 +1,4 @@
-"""What every engine promises: the test classes of the engines inherit it."""
+"""The promises of every engine, as base classes of the engines' tests."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class EnginePromises:
     async def test_what_is_no_function_is_refused_before_anything_begins(
         self, engine: RuntimeEngine, folder: str
     ) -> None:
-        with pytest.raises(InvalidInput, match=r"calls\[1\]: 'rank' is no function"):
+        with pytest.raises(InvalidInput, match=r"calls\[1\]: 'rank' is not a function"):
             await engine.agather(EngineCall(functions.begun, (folder, "a")), EngineCall("rank"))  # type: ignore[arg-type]
         with pytest.raises(
             ConfigurationError, match=r"calls\[0\]: timeout_seconds=0 is not a number of seconds above 0"
@@ -169,7 +169,7 @@ class EnginePromises:
             await engine.agather(EngineCall(functions.add, timeout_seconds=0))
         whatever: tuple[Any, ...] = (3, "rank", functions.add)
         for wrong in whatever:
-            with pytest.raises(InvalidInput, match=r"funcs: .* is no list or dict of functions"):
+            with pytest.raises(InvalidInput, match=r"funcs: .* is not a list or dict of functions"):
                 await engine.execute(wrong, 1)
         assert functions.count_begun(folder) == 0
 

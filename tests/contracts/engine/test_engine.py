@@ -1,4 +1,4 @@
-"""The local engine in its three modes, by what every engine promises."""
+"""The local engine in its three modes keeps the promises of every engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worker processes that die, hang or cannot be sent to: the failure of one call each."""
+"""A worker process that dies, hangs or cannot be reached fails only its own call."""
 
 from __future__ import annotations
 

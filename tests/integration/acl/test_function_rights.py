@@ -243,7 +243,7 @@ def test_keys_outside_of_the_table_are_refused(broker: Broker) -> None:
                     ("XDEL", full, "1-1"),
                     ("XTRIM", full, "MAXLEN", "0"),
                 ]
-                if key != "unheard":
+                if key != "undelivered":
                     commands.append(("XRANGE", full, "-", "+"))
             for command in commands:
                 assert not broker.may(user.name, *command), f"{user.name} may {command}"

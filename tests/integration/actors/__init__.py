@@ -1,1 +1,1 @@
-"""Agents as objects: requests, topics and state, on `memory://` and on a server that others share."""
+"""Agents as objects: requests, topics and state, on `memory://` and on shared servers."""

@@ -1,4 +1,4 @@
-"""Messages and agents of the tests. They are in a module, so that worker processes know the same classes."""
+"""Messages and agents of the tests, in a module so that worker processes have the same classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JSON = Any  # Any: states are the users' own JSON
 
 @dataclass
 class Ask:
-    """A request whose text says what to do; see the agents."""
+    """A request whose text selects the action; see the agents."""
 
     text: str
 
@@ -30,7 +30,7 @@ class Answer:
 
 @dataclass
 class Note:
-    """Something that is published."""
+    """A message to publish."""
 
     text: str
 
@@ -40,7 +40,7 @@ class OwnError(Exception):
 
 
 class Echo(RoutedAgent):
-    """Answers with what it was told, and counts."""
+    """Answers with its request and counts requests."""
 
     def __init__(self) -> None:
         super().__init__("echoes")
@@ -66,7 +66,7 @@ class Echo(RoutedAgent):
 
 
 class Sink(RoutedAgent):
-    """Keeps what was published to it."""
+    """Collects published messages."""
 
     def __init__(self) -> None:
         super().__init__("keeps notes")
@@ -84,7 +84,7 @@ class Sink(RoutedAgent):
 
 
 class Asker(RoutedAgent):
-    """Asks `echo/<key>` for each word of the text, all at once, then publishes how many answers came."""
+    """Calls `echo/<key>` for each word of the text at once, then publishes the number of answers."""
 
     def __init__(self) -> None:
         super().__init__("asks others")
@@ -98,7 +98,7 @@ class Asker(RoutedAgent):
 
 
 class Ping(RoutedAgent):
-    """Counts down with `pong`, which calls back into the very agent that asked it."""
+    """Counts down with `pong`, which calls back into this agent."""
 
     def __init__(self, other: str) -> None:
         super().__init__("counts down")
@@ -121,7 +121,7 @@ class Ping(RoutedAgent):
 
 
 class Gate(BaseAgent):
-    """Says when a handler is in it, and holds it until it is let go. For tests that share the process."""
+    """Signals when a handler is inside and holds it until released. For tests in one process."""
 
     def __init__(self) -> None:
         super().__init__("holds handlers")
@@ -147,7 +147,7 @@ DEFAULT = TopicId("default", "default")
 
 
 class Slow(RoutedAgent):
-    """Says in a folder that it was entered, then waits there for the file `go`; for tests over processes."""
+    """Writes a file when entered, then waits for the file `go`; for tests across processes."""
 
     def __init__(self) -> None:
         super().__init__("waits for a file")
@@ -171,7 +171,7 @@ class Slow(RoutedAgent):
 
 
 class Teller(Slow):
-    """Asks an echo, publishes, and only then waits for the file."""
+    """Calls an echo, publishes, and then waits for the file."""
 
     @message_handler
     async def on_ask(self, message: Ask, ctx: MessageContext) -> Answer:
@@ -182,7 +182,7 @@ class Teller(Slow):
 
 
 class Mortal(RoutedAgent):
-    """Kills its process as often as the text says, and then asks an echo."""
+    """Kills its process as often as the text says, then calls an echo."""
 
     def __init__(self) -> None:
         super().__init__("kills its process")
@@ -199,7 +199,7 @@ class Mortal(RoutedAgent):
 
 
 class Who(RoutedAgent):
-    """Says which process handled the message."""
+    """Answers with the process that handled the message."""
 
     def __init__(self) -> None:
         super().__init__("names its process")
@@ -218,7 +218,7 @@ ROUNDS = 5
 
 
 class Cascade(RoutedAgent):
-    """Publishes the next round for each message of a round that it gets."""
+    """Publishes the next round for each message of a round."""
 
     def __init__(self) -> None:
         super().__init__("goes round")

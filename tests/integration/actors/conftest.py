@@ -16,7 +16,7 @@ MEMORY = "memory"
 
 
 class MakeRuntime(Protocol):
-    """Makes a runtime that is closed at the end of the test."""
+    """Create a runtime that is closed at the end of the test."""
 
     def __call__(self, **options: Any) -> Runtime: ...  # Any: the runtime's own
 
@@ -25,7 +25,7 @@ class MakeRuntime(Protocol):
 async def broker_url(
     request: pytest.FixtureRequest, shared_server: Callable[[str], Server], namespace: str
 ) -> AsyncIterator[str]:
-    """A broker; on a server as the user `runtime` that `weft acl` prints, which must never be refused."""
+    """A broker; on a server with the user `runtime` of `weft acl`, which must never be refused."""
     kind: str = request.param
     if kind == MEMORY:
         yield "memory://"
@@ -36,7 +36,7 @@ async def broker_url(
 
 @pytest.fixture
 async def make_runtime(broker_url: str, namespace: str) -> AsyncIterator[MakeRuntime]:
-    """Runtimes of this test's namespace; on `memory://` each has a database of its own."""
+    """Runtimes of this test's namespace; on `memory://` each has its own database."""
     made: list[Runtime] = []
 
     def make(**options: Any) -> Runtime:

@@ -1,4 +1,4 @@
-"""What a caller may give by mistake: an error at once, which names the argument and says what to give instead."""
+"""A wrong argument raises at once; the error names the argument and the remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.runtime import AgentId, DefaultInterventionHandler, Runtime, TopicId
 SECONDS = 60
 ECHO = AgentId("echo", "a")
 Call = Callable[[Any], Awaitable[object]]
-"""Of a runtime. Any: the calls are wrong on purpose, which no type may say."""
+"""Calls of a runtime. Any: they are wrong on purpose, so no type fits."""
 
 WRONG_CALLS: dict[str, tuple[Call, str]] = {
     "recipient, a text": (lambda it: it.send_message(Ask("x"), "echo/a"), r"^recipient: 'echo/a' .* AgentId"),
@@ -32,12 +32,12 @@ WRONG_CALLS: dict[str, tuple[Call, str]] = {
     "topic, a text": (lambda it: it.publish_message(Ask("x"), "default"), "^topic_id: 'default' .* TopicId"),
     "topic, an agent": (lambda it: it.publish_message(Ask("x"), ECHO), "^topic_id: .* TopicId"),
     "publisher": (lambda it: it.publish_message(Ask("x"), DEFAULT, sender=TopicId("a", "b")), "^sender"),
-    "type": (lambda it: it.register_factory(None, Echo), "^type: None .* text"),
+    "type": (lambda it: it.register_factory(None, Echo), "^type: None .* string"),
     "factory": (lambda it: it.register_factory("new", Echo()), "^agent_factory: .* function or a class"),
     "object": (lambda it: it.register_agent_instance(None, AgentId("one", "a")), "^agent: None .* BaseAgent"),
     "object, a class": (lambda it: it.register_agent_instance(Echo, AgentId("one", "a")), "^agent: .* BaseAgent"),
     "object's id": (lambda it: it.register_agent_instance(Echo(), "one/a"), "^agent_id: 'one/a'"),
-    "class": (lambda it: it.try_get_underlying_agent_instance(ECHO, "Echo"), "^type: 'Echo' is no class"),
+    "class": (lambda it: it.try_get_underlying_agent_instance(ECHO, "Echo"), "^type: 'Echo' is not a class"),
     "id of an object": (lambda it: it.try_get_underlying_agent_instance("echo/a"), "^id: 'echo/a'"),
     "get": (lambda it: it.get(None), "^type: None"),
     "metadata": (lambda it: it.agent_metadata("echo/a"), "^agent: 'echo/a'"),
@@ -76,7 +76,7 @@ async def test_a_wrong_serializer_is_named(runtime: Runtime) -> None:
 async def test_who_asks_an_agent_that_is_none_is_told(runtime: Runtime, made: object) -> None:
     await runtime.register_factory("echo", lambda: made)
     runtime.start()
-    with pytest.raises(InvalidInput, match=r"^agent: .* of the factory of type 'echo' is no agent"):
+    with pytest.raises(InvalidInput, match=r"^agent: .* of the factory of type 'echo' is not an agent"):
         await asyncio.wait_for(runtime.send_message(Ask("hi"), ECHO), SECONDS)
 
 

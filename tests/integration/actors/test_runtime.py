@@ -1,4 +1,4 @@
-"""What other runtimes of agents break in one process (a1 to a13), and what they have that must be here too."""
+"""Failures of other agent runtimes in one process (a1 to a13), and their features that Weft must have."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_a2_concurrent_first_messages_make_one_object(runtime: Runtime) ->
 
 
 class _Drop(DefaultInterventionHandler):
-    """Drops everything that says so."""
+    """Drops every message that requests it."""
 
     async def on_send(self, message: Any, *, message_context: MessageContext, recipient: AgentId) -> Any:
         return DropMessage if message.text == "drop" else message
@@ -266,7 +266,7 @@ async def test_a7_overlapping_subscriptions_deliver_once(runtime: Runtime) -> No
 
 
 class _Custom:
-    """A subscription of the program's own: everything from source `one` for `sink/one`, else for `sink/all`."""
+    """A custom subscription: source `one` goes to `sink/one`, others to `sink/all`."""
 
     id = "custom"
 
@@ -507,7 +507,7 @@ async def test_a_factory_that_fails_answers_the_request(runtime: Runtime) -> Non
     runtime.start()
     with pytest.raises(OwnError, match="cannot be made"):
         await runtime.send_message(Ask("hi"), AgentId("echo", "a"))
-    with pytest.raises(ValueError, match="gave a Sink, not a Echo"):
+    with pytest.raises(ValueError, match="returned a Sink, not a Echo"):
         await runtime.send_message(Ask("hi"), AgentId("wrong", "a"))
 
 
@@ -515,7 +515,7 @@ async def test_starting_twice_and_stopping_what_is_not_started_are_errors(runtim
     with pytest.raises(RuntimeError, match="not started"):
         await runtime.stop()
     runtime.start()
-    with pytest.raises(RuntimeError, match="started already"):
+    with pytest.raises(RuntimeError, match="already started"):
         runtime.start()
     await runtime.stop()
     with contextlib.suppress(RuntimeStopped):
@@ -523,7 +523,7 @@ async def test_starting_twice_and_stopping_what_is_not_started_are_errors(runtim
 
 
 def test_a_runtime_outlives_its_event_loop() -> None:
-    """As in scripts that call `asyncio.run` again and again; the first run ends without a stop, in mid-handler."""
+    """Scripts call `asyncio.run` repeatedly; the first run ends without a stop, in the middle of a handler."""
     runtime = Runtime("memory://", lease_seconds=1.0)
 
     async def first() -> Answer:

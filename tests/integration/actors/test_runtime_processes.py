@@ -1,4 +1,4 @@
-"""Agents in processes of their own (b1 to b10): what other distributed runtimes of agents lose, hang or mix up."""
+"""Agents in separate processes (b1 to b10): messages that other distributed runtimes lose, hang or mix up."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TIED = ROOT / "tests" / "servers" / "tied.py"
 
 
 class Start(Protocol):
-    """Starts a worker process and waits until it is ready."""
+    """Start a worker process and wait until it is ready."""
 
     async def __call__(self, *types: str, url: str = "") -> subprocess.Popen[bytes]: ...
 
@@ -137,7 +137,7 @@ async def test_b5_a_request_outlives_the_process_that_handles_it(
 
 
 async def ask_while_it_dies(runtime: Runtime, start: Start, deaths: int) -> Answer:
-    """Ask an agent that kills its process; there is one process at a time, which runs all types."""
+    """Call an agent that kills its process; a single process runs all types."""
     asked = asyncio.create_task(runtime.send_message(Ask(str(deaths)), AgentId("mortal", "a")))
     async with asyncio.timeout(SECONDS):
         while not asked.done():
@@ -149,7 +149,7 @@ async def ask_while_it_dies(runtime: Runtime, start: Start, deaths: int) -> Answ
 
 
 async def test_a_request_that_is_run_alone_may_ask_agents_of_the_same_process(runtime: Runtime, start: Start) -> None:
-    """Its process died so often that it is quarantined: what it asks is handled all the same, in the only process."""
+    """Its process has died so often that it is quarantined. The only process still handles its calls."""
     (await start("echo", "mortal")).kill()  # the type is known
     answer = await ask_while_it_dies(runtime, start, QUARANTINE_AFTER)
     assert answer.by == "echo/asked by a mortal"
@@ -304,7 +304,7 @@ async def test_who_has_no_services_beside_it_is_told_once(
 async def test_a_call_back_into_another_process_shares_the_state(
     runtime: Runtime, valkey: Server, namespace: str
 ) -> None:
-    """Each of several calls back lands in either process, where the object is another one."""
+    """Several calls back reach either process, each with its own object."""
     keys = [str(n) for n in range(20)]
     async with Runtime(valkey.url, namespace, services=False) as other:
         for each in (runtime, other):

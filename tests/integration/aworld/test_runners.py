@@ -157,10 +157,10 @@ def test_code_without_a_loop_runs_tasks() -> None:
 async def test_what_is_no_task_and_no_runner_is_named() -> None:
     task: Any = Task(id="one", input="hi", agent=upper)
     given: tuple[tuple[Any, str], ...] = (
-        (None, "^task: null is no Task and no list of them"),
-        ("one", '^task: "one" is no Task and no list of them'),
-        ([task, 3], r"^task\.1: 3 is no Task"),
-        ([task, Task(id="two", agent=upper), task], r"^task\.2\.id: 'one' is also that of task\.0"),
+        (None, "^task: null is neither a Task nor a list of them"),
+        ("one", '^task: "one" is neither a Task nor a list of them'),
+        ([task, 3], r"^task\.1: 3 is not a Task"),
+        ([task, Task(id="two", agent=upper), task], r"^task\.2\.id: 'one' is also the id of task\.0"),
         (Task(agent=upper, runner_cls=dict), "^runner_cls: <class 'dict'> is not a subclass of Runner"),
     )
     for wrong, named in given:
@@ -170,7 +170,7 @@ async def test_what_is_no_task_and_no_runner_is_named() -> None:
 
 async def test_sync_run_works_inside_a_running_loop_too() -> None:
     assert Runners.sync_run("hi", agent=upper).answer == "HI"
-    with pytest.raises(InvalidInput, match=r"^wrong: is no field of Task"):
+    with pytest.raises(InvalidInput, match=r"^wrong: is not a field of Task"):
         Runners.sync_run("hi", agent=upper, wrong=1)
 
 
@@ -179,8 +179,8 @@ async def test_sync_run_works_inside_a_running_loop_too() -> None:
     [
         (Task(agent="nobody"), "agent: no agent is named 'nobody'"),
         (Task(swarm=Swarm(upper, "nobody")), "swarm: no agent is named 'nobody'"),
-        (Task(agent=5), "agent: 5 is no agent: give async def"),
-        (Task(agent=upper, tools=[5]), "tools: 5 is no tool"),
+        (Task(agent=5), "agent: 5 is not an agent: pass async def"),
+        (Task(agent=upper, tools=[5]), "tools: 5 is not a tool"),
         (Task(agent=upper, runner_cls="no.such.Runner"), "runner_cls: 'no.such.Runner' cannot be found"),
         (Task(agent=upper, runner_cls="Nowhere"), "runner_cls: no runner is named 'Nowhere'"),
         (Task(agent=upper, runner_cls="asyncio.Queue"), "runner_cls: 'asyncio.Queue' is not a subclass of Runner"),
@@ -515,7 +515,7 @@ class NoContext(Runner):
 async def test_a_runner_outside_of_a_run_says_what_to_do() -> None:
     from runtime_core.errors import WeftError
 
-    with pytest.raises(WeftError, match=r"give the task runner_cls=NoContext and call Runners.run_task"):
+    with pytest.raises(WeftError, match=r"runner_cls=NoContext and call Runners.run_task"):
         await NoContext(Task()).run()
 
 
@@ -558,7 +558,7 @@ async def test_what_is_no_sub_task_is_named() -> None:
             return await self.run_sub_task(wrong)
 
     response = await Runners.run("hi", agent=upper, runner_cls=Confused)
-    assert failure(response) == ("InvalidInput", "task: 'hi' is no Task")
+    assert failure(response) == ("InvalidInput", "task: 'hi' is not a Task")
 
 
 async def test_a_runner_runs_other_tasks_as_parts_of_its_own() -> None:
@@ -707,7 +707,7 @@ async def test_a_class_that_needs_arguments_is_given_as_an_object() -> None:
             return f"{self.greeting}, {observation.content}"
 
     assert (await Runners.run("x", agent=Named("Hello"))).answer == "Hello, x"
-    with pytest.raises(ConfigurationError, match=r"Named\(\) needs 'greeting': give an object of it"):
+    with pytest.raises(ConfigurationError, match=r"Named\(\) needs 'greeting': give it a default"):
         await Runners.run("x", agent=Named)
 
 
@@ -770,7 +770,7 @@ async def test_a_swarm_with_code_must_be_declared_where_it_runs() -> None:
         by_name = await Runners.run_task(Task(id="n", input="x", swarm="loop"), client=client)
         assert by_name["n"].answer == "x!!!"
         assert (await (await client.submit("loop", "y")).result(timeout=60)).value() == "y!!!"
-        with pytest.raises(InvalidInput, match=r"^swarm: .* declare it with app.add_swarm"):
+        with pytest.raises(InvalidInput, match=r"^swarm: .* declare the swarm with app.add_swarm"):
             await Runners.run("x", swarm=swarm, client=client)
 
 
@@ -808,7 +808,7 @@ async def test_agents_that_hand_over_without_an_end_are_stopped() -> None:
     assert failure(response)[0] == "LimitExceeded"
     assert "4 times, which endless_threshold=4 does not allow" in response.msg
     response = await Runners.run("back", swarm=HELP, conf={"max_steps": 7})
-    assert "max_steps=7 handings over" in response.msg
+    assert "max_steps=7 handoffs" in response.msg
 
 
 async def test_only_those_of_the_edges_are_handed_over_to() -> None:
@@ -816,7 +816,7 @@ async def test_only_those_of_the_edges_are_handed_over_to() -> None:
         return Handoff("nobody")
 
     response = await Runners.run("x", swarm=HandoffSwarm((rogue, billing)))
-    assert failure(response) == ("UnknownHandoff", "agent 'rogue' hands over to 'nobody'; it may to billing")
+    assert failure(response) == ("UnknownHandoff", "agent 'rogue' hands off to 'nobody'; it may hand off to billing")
 
 
 class Router:

@@ -120,7 +120,7 @@ async def test_services_refuse_what_they_do_not_have(valkey: Server, namespace: 
     ):
         with pytest.raises(InvalidInput, match=r"^agent: no agent is named 'nobody'; known are first, "):
             await Runners.run("x", agent="nobody", client=client)
-        with pytest.raises(InvalidInput, match=r"^runner_cls: no runner is named 'Missing' in the app"):
+        with pytest.raises(InvalidInput, match=r"^runner_cls: no app there has a runner named 'Missing'"):
             await Runners.run("x", agent="first", runner_cls="some.package.Missing", client=client)
         # A client in another language names a runner and an agent in the same way.
         handle = await client.submit("weft.task", {"agent": "first", "input": {"path": str(tmp_path / "e"), "way": []}})

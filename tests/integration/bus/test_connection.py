@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import ClassVar, cast
 
@@ -18,22 +16,21 @@ from redis.credentials import CredentialProvider
 
 from runtime_core.bus.connection import Reply, RespTransport
 from runtime_core.bus.connector import parse_address
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect, open_namespace
-from runtime_core.bus.values import Delivery
 from runtime_core.consumer.consumer import Consumer
-from runtime_core.consumer.owner import Owner
+from runtime_core.consumer.heartbeat import Owner
 from runtime_core.errors import BusUnavailable, ConfigurationError, Fenced, ServerError
 from runtime_core.telemetry.metrics import Metrics
 from tests.conftest import OwnServer
 from tests.contracts.broker import Broker, answer, ask, complete, send, suspend
-from tests.servers import tied
 from tests.servers.cluster import CLUSTER_OPTIONS, SLOTS, join
 from tests.servers.matrix import repeat_on
 from tests.servers.process import HOST, Server, free_port
 from tests.servers.proxy import Proxy
-from tests.servers.valkey import valkey_command
+from tests.servers.sentinel import sentinel
 
 SECONDS = 60.0
 """How long anything may take on a machine that is busy."""
@@ -123,7 +120,7 @@ async def test_calls_wait_while_nobody_listens(valkey: Server, namespace: str) -
 
 
 async def test_a_commit_whose_reply_is_lost_takes_effect_once(valkey: Server, namespace: str) -> None:
-    """Hole 44: the repeated call is told that all is done, and that is no error."""
+    """The repeated call finds its work done, which is not an error."""
     async with Proxy(valkey.url) as proxy, partition(proxy.url, namespace) as (broker, bus):
         await broker.submit(bus, "t", key="k")
         turn = await broker.take(bus)
@@ -156,7 +153,7 @@ async def test_a_request_that_never_arrived_is_sent_again(valkey: Server, namesp
 
 
 async def test_a_submit_whose_reply_is_lost_starts_one_task(valkey: Server, namespace: str) -> None:
-    """Hole 44: the id is taken before the first try."""
+    """The id is taken before the first try."""
     async with Proxy(valkey.url) as proxy, partition(proxy.url, namespace) as (broker, bus):
         lost = proxy.lose_reply(b"_submit")
         submitted = await broker.submit(bus, "t")
@@ -166,7 +163,7 @@ async def test_a_submit_whose_reply_is_lost_starts_one_task(valkey: Server, name
 
 
 async def test_a_read_whose_reply_is_lost_leaves_what_can_be_found(valkey: Server, namespace: str) -> None:
-    """Hole 7: the group says that this owner holds it; looking there gives the delivery."""
+    """The group says that this owner holds it; looking there gives the delivery."""
     async with Proxy(valkey.url) as proxy, partition(proxy.url, namespace) as (broker, bus):
         await broker.submit(bus, "t")
         lost = proxy.lose_reply(b"XREADGROUP")
@@ -218,7 +215,7 @@ async def consuming(transport: RespTransport, keys: Keys) -> AsyncIterator[Compl
 
 
 async def test_a_consumer_takes_what_came_with_a_lost_reply(valkey: Server, namespace: str) -> None:
-    """Hole 7: while it lives nobody adopts it, so it has to look by itself."""
+    """While it lives nobody adopts it, so it has to look by itself."""
     async with partition(valkey.url, namespace) as (broker, bus), Proxy(valkey.url) as proxy:
         lost = proxy.lose_reply(b"XREADGROUP")
         await broker.submit(bus, "t")
@@ -288,7 +285,7 @@ async def test_a_connection_that_says_nothing_is_given_up(valkey: Server, namesp
 
 
 async def test_a_read_on_a_connection_that_says_nothing_ends(valkey: Server, namespace: str) -> None:
-    """Hole 7: or its reader would wait for ever for entries that the server has handed to a dead socket."""
+    """Or its reader would wait for ever for entries that the server has handed to a dead socket."""
     async with Proxy(valkey.url) as proxy, partition(proxy.url, namespace, silence_seconds=1.0) as (broker, bus):
         await broker.nothing(bus)
         await broker.submit(bus, "t")
@@ -347,7 +344,7 @@ async def test_a_server_that_is_killed_and_started_again(own_server: OwnServer, 
 
 
 async def test_a_server_that_stands_still_for_a_while(own_valkey: Server, namespace: str) -> None:
-    """Hole 16: nobody is declared dead for what the broker did."""
+    """Nobody is declared dead for what the broker did."""
     async with (
         partition(own_valkey.url, namespace) as (broker, bus),
         client(own_valkey.url) as transport,
@@ -366,7 +363,7 @@ async def test_a_server_that_stands_still_for_a_while(own_valkey: Server, namesp
 
 
 async def test_functions_that_were_flushed_are_loaded_again(own_valkey: Server, namespace: str) -> None:
-    """Hole 38: in the middle of the work, by somebody else's deployment."""
+    """In the middle of the work, by somebody else's deployment."""
     async with partition(own_valkey.url, namespace) as (broker, bus):
         await broker.submit(bus, "t")
         await broker.call("FUNCTION", "FLUSH")
@@ -514,33 +511,6 @@ def certify(key: Path, certificate: Path, name: str) -> None:
          "-addext", f"subjectAltName={name}", "-keyout", str(key), "-out", str(certificate)],
         check=True, capture_output=True,
     )  # fmt: skip
-
-
-@contextmanager
-def sentinel(
-    directory: Path, master: Server, *settings: str, port: int = 0, command: Sequence[str] = ()
-) -> Iterator[int]:
-    """A Sentinel that watches the server on `port` as `main`; its own port."""
-    directory.mkdir()
-    own = free_port()
-    file = directory / "sentinel.conf"
-    file.write_text(
-        f"port {own}\nbind {HOST}\ndir {directory}\n"
-        f"sentinel monitor main {HOST} {port or master.port} 1\n"
-        "sentinel down-after-milliseconds main 300\n"
-        "sentinel failover-timeout main 3000\n" + "".join(f"{line}\n" for line in settings).replace("{own}", str(own))
-    )
-    launcher = [sys.executable, "-I", "-S", tied.__file__, str(os.getpid())]
-    with (directory / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*launcher, *(command or valkey_command()), str(file), "--sentinel"],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-    try:
-        yield own
-    finally:
-        process.kill()
-        process.wait()
 
 
 async def test_a_failover_by_sentinel(own_server: OwnServer, namespace: str, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ async def test_an_instance_lives_in_one_partition_whoever_asks(valkey: Server, n
 async def test_a_submit_with_another_partitionkey_starts_nothing(
     valkey: Server, namespace: str, tmp_path: Path
 ) -> None:
-    """Hole 55: from clients and by the ingress stream, at once and one after the other."""
+    """From clients and by the ingress stream, at once and one after the other."""
     keys = [next(f"{n}" for n in range(99) if partition_of(f"{n}", PARTITIONS) == place) for place in range(PARTITIONS)]
     async with (
         Fleet(valkey.url, namespace, tmp_path, environ=SETTINGS),

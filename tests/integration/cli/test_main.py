@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 import redis
 
+from docs import generate_command
 from runtime_core.bus.embedded import find_endpoint
 from runtime_core.cli.main import main
 from runtime_core.cli.output import typed
-from runtime_core.cli.reference import reference
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -290,13 +290,11 @@ def letters_of(weft: Weft, task: str) -> list[str]:
 
 
 def test_the_page_of_the_command_is_current() -> None:
-    assert (ROOT / "docs" / "command.md").read_text("utf-8") == reference(), (
-        "run python -m runtime_core.cli.reference > docs/command.md"
-    )
+    assert generate_command.PAGE.read_text("utf-8") == generate_command.page(), "run `python -m docs.generate_command`"
 
 
 def test_every_command_has_an_example_in_its_help() -> None:
-    for section in reference().split("\n## ")[1:]:
+    for section in generate_command.page().split("\n## ")[1:]:
         path, _, text = section.partition("\n")
         if "COMMAND [ARGS]" not in text:
             assert "Example" in text, f"{path} has no example"
@@ -323,20 +321,20 @@ def test_help_imports_nothing_that_takes_time() -> None:
         (["nothing"], "weft: No such command 'nothing'"),
         (["tsk"], "weft: No such command 'tsk'. Did you mean 'task'?"),
         (["task", "list", "--status", "odd"], "weft task list: "),
-        (["schedule", "set", "s", "echo"], "weft schedule set: Invalid value: say when: give one of --every"),
-        (["dead", "redrive"], "weft dead redrive: Invalid value: give the ids of letters, or --all"),
+        (["schedule", "set", "s", "echo"], "weft schedule set: Invalid value: give exactly one of --every"),
+        (["dead", "redrive"], "weft dead redrive: Invalid value: give either ids or --all"),
         (["dead", "drop", "1-1", "--all"], "weft dead drop: "),
         (["dead", "redrive", "--all", "--data", "{}"], "weft dead redrive: "),
         (
             ["trajectory", "export", "--format", "parquet"],
-            "weft trajectory export: Invalid value: Parquet cannot go to",
+            "weft trajectory export: Invalid value: Parquet cannot be written to",
         ),
         (["trajectory", "export", "--since", "yesterday"], "weft trajectory export: "),
         (["trajectory", "export", "--format", "sar-parquet"], "weft trajectory export: Invalid value: Parquet cannot"),
         (["trajectory", "export", "--min-reward", "1"], "weft trajectory export: Invalid value: --strategy, --reward"),
     ],
 )
-def test_wrong_use_is_told_in_one_line_with_status_2(
+def test_wrong_usage_is_one_line_with_status_2(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
@@ -510,12 +508,12 @@ def test_ctrl_c_leaves_the_task_running(weft: Weft, desk: Desk) -> None:
         assert process.stderr is not None
         try:
             assert process.stderr.readline() == '? Publish it?  {"text":"draft"}\n'
-            answer_it = process.stderr.readline()
-            assert answer_it.startswith("  answer it: weft task signal ctrl-1 r:1-")
-            request = answer_it.split()[6]
+            answer_with = process.stderr.readline()
+            assert answer_with.startswith("  answer with: weft task signal ctrl-1 r:1-")
+            request = answer_with.split()[6]
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 130
-            assert process.stderr.read() == "the task goes on: weft task show ctrl-1\n"
+            assert process.stderr.read() == "the task is still running; see weft task show ctrl-1\n"
         finally:
             process.kill()
     assert weft("task", "signal", "ctrl-1", request, "true").status == 0
@@ -583,14 +581,14 @@ def test_show_tells_times_input_output_and_runs(weft: Weft) -> None:
 
 
 def test_open_questions_are_listed_with_the_commands_that_answer_them(weft: Weft) -> None:
-    assert weft("task", "questions").out == "no task asks anything\n"
+    assert weft("task", "questions").out == "no open questions\n"
     assert weft("task", "questions", "--json").json == []
     for agent, task in (("approver", "open-1"), ("asker", "open-2")):
         assert weft("submit", agent, "draft", "--task-id", task, "--no-wait").status == 0
         shown_with(weft, task, lambda view: view.get("questions"))
     listed = weft("task", "questions").out
     assert 'open-1 (approver): Send it?\n  {"text":"draft"}\n  until ' in listed
-    assert ", then it is false\n" in listed
+    assert ", then the answer is false\n" in listed
     first, second = weft("task", "questions", "--json").json
     one, two = first["request_id"], second["request_id"]
     assert f"  weft task signal open-1 {one} true\n  weft task signal open-1 {one} false\n" in listed
@@ -598,7 +596,7 @@ def test_open_questions_are_listed_with_the_commands_that_answer_them(weft: Weft
     assert (first["task_id"], first["agent"], first["expects"]) == ("open-1", "approver", "verdict")
     assert (one[:4], two[:6]) == ("r:1-", "r/1:1-")
     assert [one["task_id"] for one in weft("task", "questions", "--limit", "1", "--json").json] == ["open-1"]
-    assert f"answer it: weft task signal open-1 {one} false\n" in weft("task", "show", "open-1").out
+    assert f"answer with: weft task signal open-1 {one} false\n" in weft("task", "show", "open-1").out
 
     wrong = weft("task", "signal", "open-1", one, "perhaps")
     assert wrong.status == 1
@@ -611,7 +609,7 @@ def test_open_questions_are_listed_with_the_commands_that_answer_them(weft: Weft
     done = shown_with(weft, "open-1", lambda view: view["status"] == "completed")
     assert done["output"] == ["edit", "final"]
     shown_with(weft, "open-2", lambda view: view["status"] == "completed")
-    assert weft("task", "questions").out == "no task asks anything\n"
+    assert weft("task", "questions").out == "no open questions\n"
 
 
 def test_hooks_may_be_named_by_their_point(weft: Weft) -> None:
@@ -631,7 +629,7 @@ def test_a_question_in_a_nested_run_is_shown_and_answered(weft: Weft) -> None:
     assert {(wait["kind"], wait.get("name")) for wait in view["waits_for"]} == {("agent", "publisher"), ("human", None)}
     text = weft("task", "show", "ask-1").out
     assert 'question Publish it?  {"text":"draft"}\n' in text
-    assert f"answer it: weft task signal ask-1 {asked} VALUE\n" in text
+    assert f"answer with: weft task signal ask-1 {asked} VALUE\n" in text
     assert "trajectory: nothing is recorded yet" in text
     wrong = weft("task", "signal", "ask-1", "r:9", "true")
     assert wrong.status == 1
@@ -660,21 +658,19 @@ def test_a_retry_under_way_is_shown_with_its_error(weft: Weft) -> None:
 
 def test_cancel_ends_a_task_once(weft: Weft) -> None:
     weft("submit", "sleeper", "300", "--task-id", "stop-1", "--no-wait")
-    assert weft("task", "cancel", "stop-1", "--reason", "changed my mind").out == "task stop-1 is cancelled\n"
+    assert weft("task", "cancel", "stop-1", "--reason", "changed my mind").out == "cancelled task stop-1\n"
     assert weft("task", "cancel", "stop-1", "--json").json == {"task_id": "stop-1", "status": "cancelled"}
     view = weft("task", "show", "stop-1", "--json").json
     assert view["error"] == {"type": "Cancelled", "message": "changed my mind"}
     weft("submit", "echo", "x", "--task-id", "stop-2")
     ended = weft("task", "cancel", "stop-2")
-    assert ended == Ended(1, "", "weft task cancel: task_id: the task 'stop-2' has ended already (completed)\n")
+    assert ended == Ended(1, "", "weft task cancel: task_id: task 'stop-2' has already ended (completed)\n")
 
 
 @pytest.mark.parametrize("verb", ["show", "cancel", "delete"])
 def test_an_unknown_task_is_one_line(verb: str, weft: Weft) -> None:
     ended = weft("task", verb, "unheard-of")
-    assert ended == Ended(
-        1, "", f"weft task {verb}: task_id: no task 'unheard-of' is known; `weft task list` shows those that are\n"
-    )
+    assert ended == Ended(1, "", f"weft task {verb}: task_id: there is no task 'unheard-of'; see `weft task list`\n")
     # In particular, to cancel it must not keep the id from a first submit.
     assert weft("submit", "echo", "x", "--task-id", f"unheard-of-{verb}").status == 0
 
@@ -705,7 +701,7 @@ def test_delete_refuses_a_task_that_runs(weft: Weft) -> None:
     weft("submit", "sleeper", "300", "--task-id", "busy-1", "--no-wait")
     ended = weft("task", "delete", "busy-1", "--yes")
     assert ended.status == 1
-    assert "end it first, weft task cancel busy-1" in ended.err
+    assert "cancel it first with weft task cancel busy-1" in ended.err
     weft("task", "cancel", "busy-1")
 
 
@@ -742,7 +738,7 @@ def test_a_trajectory_is_shown_as_a_tree(weft: Weft) -> None:
     assert (tree["task"], tree["complete"], tree["steps"]) == ("tree-1", True, 2)
     missing = weft("trajectory", "show", "unheard-of")
     assert missing.status == 1
-    assert missing.err.startswith("weft trajectory show: task_id: nothing is recorded of a task 'unheard-of'")
+    assert missing.err.startswith("weft trajectory show: task_id: no steps of task 'unheard-of' are recorded yet")
 
 
 def test_trajectories_are_exported(weft: Weft, desk: Desk) -> None:
@@ -776,7 +772,7 @@ def test_items_for_training_are_scored_and_exported(weft: Weft, monkeypatch: pyt
     assert item["state"]["messages"] == [{"role": "user", "content": "short"}]
     refused = weft(*exported, "--strategy", "desk:app")
     assert (refused.status, refused.out) == (1, "")
-    assert "is no TrajectoryStrategy" in refused.err
+    assert "is not a TrajectoryStrategy" in refused.err
 
 
 def test_trajectories_are_exported_to_parquet(weft: Weft, desk: Desk) -> None:
@@ -840,7 +836,7 @@ def test_a_letter_that_was_cut_is_not_driven_again(weft: Weft, desk: Desk) -> No
     until(oversized)
     (letter,) = oversized()
     text = weft("dead", "show", letter["letter_id"]).out
-    assert f"only the head of event:data is kept ({len(data)} bytes, SHA256 {sha256(data).hexdigest()})" in text
+    assert f"only the start of event:data is stored ({len(data)} bytes, SHA256 {sha256(data).hexdigest()})" in text
     assert "cannot be redriven" in text
     refused = weft("dead", "redrive", letter["letter_id"])
     assert refused.status == 1
@@ -907,7 +903,7 @@ def test_dead_letters_are_dropped(weft: Weft) -> None:
 def test_what_is_no_id_of_a_letter_is_told(letter: str, weft: Weft) -> None:
     ended = weft("dead", "show", "--", letter)
     assert ended.status == 1
-    assert "is no id of a dead letter, as in 1731240000000-0" in ended.err
+    assert "is not the id of a dead letter, as in 1731240000000-0" in ended.err
 
 
 def test_a_rejected_event_is_mended_and_submitted_again(weft: Weft, desk: Desk) -> None:
@@ -974,7 +970,7 @@ def test_lag_shows_streams_groups_and_totals(weft: Weft, desk: Desk) -> None:
     assert found["timers"] >= found["timers_due"] == 0
     text = weft("lag").out
     assert "{0}:agent  agent-handler  0        1" in text
-    assert "mailboxes     1 events wait in 1 mailboxes\n" in text
+    assert "mailboxes     1 events in 1 mailboxes\n" in text
     assert "waits    for its turn in the mailbox of blocked/k\n" in weft("task", "show", "lag-2").out
     flag.touch()
     shown_with(weft, "lag-2", lambda view: view["status"] == "completed")
@@ -995,10 +991,10 @@ def test_tenants_have_settings(weft: Weft) -> None:
     ended = weft("tenant", "remove", "acme")
     assert (ended.status, ended.err) == (
         1,
-        "weft tenant remove: tenant: nothing is set for 'acme'; see `weft tenant list`\n",
+        "weft tenant remove: tenant: 'acme' has no settings; see `weft tenant list`\n",
     )
     ended = weft("tenant", "set", "", "--max-open", "1")
-    assert (ended.status, "only a tenant with a name can have limits" in ended.err) == (1, True)
+    assert (ended.status, "the unnamed tenant cannot have limits" in ended.err) == (1, True)
 
 
 def test_tasks_that_wait_for_turns_are_shown_and_repaired(weft: Weft, desk: Desk) -> None:
@@ -1039,7 +1035,7 @@ def wrong_or_nothing(ended: Ended) -> dict[str, str]:
 def test_the_doctor_finds_nothing_wrong(weft: Weft) -> None:
     ended = weft("doctor")
     assert ended.status == 0, ended.out
-    assert ended.out.endswith("\nall is well\n")
+    assert ended.out.endswith("\nall checks passed\n")
     assert "✗" not in ended.out
     found = weft("doctor", "--json").json
     assert found["ok"] is True
@@ -1068,7 +1064,7 @@ def test_the_doctor_sees_an_evicting_server(weft: Weft, desk: Desk) -> None:
             text = weft("doctor").out
         finally:
             server.config_set("maxmemory-policy", "noeviction")
-    assert "✗ maxmemory-policy: allkeys-lru: the server may throw away work that is not done\n" in text
+    assert "✗ maxmemory-policy: allkeys-lru: the server may evict unfinished work\n" in text
     assert "    → CONFIG SET maxmemory-policy noeviction" in text
 
 
@@ -1079,7 +1075,7 @@ def test_the_doctor_says_what_a_server_without_a_file_loses(weft: Weft, desk: De
             found = wrong(weft("doctor", "--json"))
         finally:
             server.config_set("appendonly", "yes")
-    assert found == {"persistence": "appendonly is off: a restart of the server loses everything"}
+    assert found == {"persistence": "appendonly is off: a restart of the server loses all data"}
 
 
 def test_the_doctor_sees_an_empty_namespace(weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1129,7 +1125,7 @@ def test_the_doctor_repairs_a_run_whose_entry_was_cut_out(weft: Weft, desk: Desk
         assert server.xdel("weft:{0}:agent", entry) == 1
         server.xack("weft:{0}:agent", "agent-handler", entry)
     found = wrong(weft("doctor", "--json"))
-    assert found == {"stuck": f"run r of task cut-1: what would carry it on ({entry.decode()}) is gone"}
+    assert found == {"stuck": f"run r of task cut-1: its entry or timer ({entry.decode()}) is missing"}
     repaired = weft("doctor", "--repair")
     assert repaired.status == 0, repaired.out
     assert "repaired: run r of task cut-1" in repaired.out
@@ -1148,7 +1144,9 @@ def test_the_doctor_repairs_a_step_that_nothing_will_answer(weft: Weft, desk: De
     shown_with(weft, "cut-2", lambda view: any("due" in wait for wait in view.get("waits_for", ())))
     with closing(desk.redis()) as server:
         assert server.zrem("weft:{0}:timers", "s|cut-2|r|1") == 1
-    assert wrong(weft("doctor", "--json")) == {"stuck": "step r/1 of task cut-2: the call that would answer it is gone"}
+    assert wrong(weft("doctor", "--json")) == {
+        "stuck": "step r/1 of task cut-2: the call that would answer it is missing"
+    }
     assert weft("doctor", "--repair").status == 0
     view = shown_with(weft, "cut-2", lambda view: view["status"] == "failed")
     assert "deleted from the broker" in view["error"]["message"]
@@ -1159,7 +1157,7 @@ def test_the_doctor_repairs_a_held_instance_and_a_forgotten_mailbox(weft: Weft, 
         server.hset("weft:{0}:inst:echo/held", "busy", "ghost|r")
         weft("submit", "echo", "at last", "--key", "held", "--task-id", "held-1", "--no-wait")
         assert wrong(weft("doctor", "--json")) == {
-            "stuck": "instance echo/held is held by task ghost, which is no more"
+            "stuck": "instance echo/held is held by task ghost, which does not exist any more"
         }
         assert weft("doctor", "--repair").status == 0
         assert shown_with(weft, "held-1", lambda view: view["status"] == "completed")["output"] == "at last"
@@ -1257,13 +1255,13 @@ def test_a_step_that_waits_for_an_engine_is_seen_until_its_end(weft: Weft, desk:
         in ended.out
     )
     assert f"    → {nobody}\n" in ended.out
-    assert "✓ stuck: every open run has something that carries it on" in ended.out
+    assert "✓ stuck: every open run has an event or timer that continues it" in ended.out
     assert weft("task", "cancel", "ranks-1").status == 0
     until(lambda: "✓ engines: " in weft("doctor").out)
 
     with closing(desk.redis()) as server:
         server.zadd("weft:{0}:timers", {"e|spark|1-0": 9e14})
-        assert "spark: no gateways, no steps and 1 to be tried again\n" in weft("doctor").out
+        assert "spark: no gateways, no steps and 1 to be retried\n" in weft("doctor").out
         server.zrem("weft:{0}:timers", "e|spark|1-0")
 
     refused = weft("submit", "ranks", "a", "--engine-wait", "0")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from runtime_core.bus.values import pairs
+from runtime_core.bus.deliveries import pairs
 from runtime_core.errors import InvalidInput, Rejected
-from runtime_core.hooks.verdicts import Change, Deny, HookEvent
+from runtime_core.hooks.declared import Change, Deny, HookEvent
 from runtime_core.host.local import LocalApp
 from runtime_core.replay.replay import replay
 from runtime_core.trajectory.tree import render

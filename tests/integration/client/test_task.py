@@ -10,7 +10,7 @@ import pytest
 from runtime_core.bus.connection import Argument, Reply, Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.client.client import TaskHandle
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.host.local import LocalApp
 from weft import AgentContext, App, Client, Reject, Rejected, StreamEvent, SubmitOptions, ToolContext
 from weft.aworld import StreamingMode

@@ -33,7 +33,7 @@ async def test_a_step_runs_on_the_engine_and_each_way_to_fail_is_one_clear_error
         task = await here.client.submit("all", str(here.files.folder), options=SubmitOptions(traceparent=TRACEPARENT))
         value, unknown, wrong, unspeakable, third, refused, died, large = (await here.result(task)).value()
         assert value == 42
-        assert unknown == "UnknownName: no engine function is named nobody_has_it"
+        assert unknown == "UnknownName: there is no engine function 'nobody_has_it'"
         assert wrong.startswith("InvalidInput: arguments.number: ")
         assert unspeakable.startswith("Invalid")
         assert "result" in unspeakable
@@ -75,7 +75,7 @@ async def test_a_map_gives_what_its_items_give(valkey: Server, namespace: str, t
         assert empty == []
         # Each item by reference where it is large.
         assert (large[0], "weft.reference" in large[1], "weft.reference" in large[2]) == ("x", True, True)
-        assert unknown == "UnknownName: no engine function is named nobody_has_it"
+        assert unknown == "UnknownName: there is no engine function 'nobody_has_it'"
 
 
 async def test_the_cancel_of_a_task_stops_its_step_on_the_engine_and_no_other(

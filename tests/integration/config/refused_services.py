@@ -12,8 +12,7 @@ import json
 import sys
 
 from runtime_core.bus.namespace import connect
-from runtime_core.host.service import run_service
-from runtime_core.host.services import build_of
+from runtime_core.host.service import build_of, run_service
 
 CONNECT_SECONDS = 0.3
 """How long a broker is waited for that does not answer."""

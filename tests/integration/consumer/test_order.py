@@ -1,4 +1,4 @@
-"""Messages of one sender to one agent instance are handled in order and one at a time, by any number of replicas."""
+"""Messages of one sender to one agent instance are handled one at a time and in order, by any number of replicas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_a_thousand_messages_of_four_senders_to_one_instance(
     ):
 
         async def send(sender: str) -> list[TaskHandle]:
-            """One after the other, without waiting for what becomes of them."""
+            """Send one after the other, without waiting for their tasks."""
             return [
                 await client.submit(
                     "ledger",

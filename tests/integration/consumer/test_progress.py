@@ -1,4 +1,4 @@
-"""A process that waits for its broker is no process that hangs: no probe may restart it."""
+"""A process that waits for its broker does not hang: no probe may restart it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry
 
 from runtime_core.bus.connection import RespTransport
 from runtime_core.bus.connector import parse_address
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect, open_namespace
-from runtime_core.bus.values import Delivery
 from runtime_core.config.settings import Settings
 from runtime_core.consumer.consumer import Consumer
 from runtime_core.consumer.progress import ProgressWatch
@@ -33,7 +33,7 @@ STALL_SECONDS = 2.0
 
 
 class Holds:
-    """A handler that never comes to an end."""
+    """A handler that never ends."""
 
     def __init__(self) -> None:
         self.holds = asyncio.Event()
@@ -43,10 +43,10 @@ class Holds:
         await asyncio.Event().wait()
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """Nothing to drop."""
 
     def drain(self) -> None:
-        """It is one step, and has begun."""
+        """Its one step has begun."""
 
     def stop_task(self, task: str) -> None:
         """Nobody cancels."""
@@ -140,7 +140,7 @@ async def test_leaders_are_healthy_while_the_broker_is_away(own_valkey: Server, 
 async def test_a_state_manager_is_healthy_while_one_of_its_servers_is_away(
     away: str, valkey: Server, namespace: str
 ) -> None:
-    """In a Cluster the ingress may live on another server than any partition."""
+    """In a Cluster the ingress may be on another server than every partition."""
     transport = await connect(valkey.url)
     keys = await open_namespace(transport, namespace, 1)
     settings = Settings.from_environment({"WEFT_LEASE_SECONDS": f"{LEASE_SECONDS:g}", "WEFT_NAMESPACE": namespace})

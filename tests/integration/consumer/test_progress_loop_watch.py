@@ -1,4 +1,4 @@
-"""Code that holds the event loop of its handler ends with an error that says where; nothing else notices."""
+"""Code that blocks the event loop of its handler gets an error that names the place; nothing else is affected."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_code_that_holds_the_loop_ends_with_its_stack(valkey: Server, name
                 end = await neighbour.result(timeout=60)
                 assert (end.status, end.output) == ("completed", "1")
             logs = "".join(member.text() for member in fleet.members.values())
-            assert "the event loop has been held for" in logs
+            assert "the event loop has been blocked for" in logs
             assert where in logs
         assert fleet.declared_dead() == set()
         assert fleet.harmed == 0

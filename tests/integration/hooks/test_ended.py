@@ -1,4 +1,4 @@
-"""The hooks of a task's end run once, whatever ended it: in an app of one process, and on the services."""
+"""Hooks of a task's end run once, whatever ended it: in an app of one process, and on the services."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.bus.values import pairs
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.bus.deliveries import pairs
+from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.errors import Reject
-from runtime_core.hooks.verdicts import Deny
+from runtime_core.hooks.declared import Deny
 from runtime_core.host.local import LocalApp
 from runtime_core.ids import instance_address, partition_of
 from runtime_core.maintenance.dead_letters import DeadLetters
@@ -49,7 +49,7 @@ def place(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest) -> Callable[[], Server]:
-    """A server, started only where it is asked for."""
+    """A server that starts when it is first used."""
 
     def start() -> Server:
         found = request.getfixturevalue("valkey")
@@ -60,12 +60,12 @@ def server(request: pytest.FixtureRequest) -> Callable[[], Server]:
 
 
 def noted(path: Path) -> list[list[str]]:
-    """What the hooks have noted: hook, task, agent, name, type of the error."""
+    """The hooks' notes: hook, task, agent, name, type of the error."""
     return [line.split(" ") for line in path.read_text().splitlines()] if path.exists() else []
 
 
 async def all_done(client: Client) -> None:
-    """Wait until no hook of an end is on its way any more."""
+    """Wait until no hook of an end is running or queued."""
 
     async def done() -> bool:
         for bus in client.buses:
@@ -239,7 +239,7 @@ async def test_hooks_that_always_run_are_told_of_a_task_that_never_began() -> No
 
 
 async def test_an_app_ends_after_the_hooks_of_its_tasks_ends() -> None:
-    """More than its consumer takes at once: what is left in the broker's memory would be lost with it."""
+    """More hooks than a consumer takes at once; the rest is in the memory of the broker."""
     desk, seen = App("desk"), set()
 
     @desk.hook("error", always=True)

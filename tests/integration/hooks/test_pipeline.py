@@ -1,4 +1,4 @@
-"""Hooks and callbacks of an app: what they see, what they change, what they refuse, and what their failure means."""
+"""Hooks and callbacks of an app: their events, changes, denials and failures."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ from typing import Any
 
 import pytest
 
-from runtime_core.declare.announcement import announce
+from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.declare.hook_points import HookPoint
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.manifest import announce
 from runtime_core.errors import ConfigurationError, Denied, InvalidInput, Reject, Rejected, ToolError
-from runtime_core.hooks.declared import CallbackResult, CallbackResultType, ToolResult
-from runtime_core.hooks.verdicts import Allow, Ask, Change, Deny, HookEvent
+from runtime_core.hooks.declared import (
+    Allow,
+    Ask,
+    CallbackResult,
+    CallbackResultType,
+    Change,
+    Deny,
+    HookEvent,
+    ToolResult,
+)
 from runtime_core.host.local import LocalApp
 from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.replay.replay import replay
@@ -47,14 +55,14 @@ def desk() -> App:
 
 
 async def run(app: App, agent: str, input: Json, hooks: Mapping[str, list[str]] | None = None) -> Json:
-    """The answer of one task, or TaskFailed."""
+    """Return the answer of one task, or raise TaskFailed."""
     async with LocalApp(app) as client:
         task = await client.submit(agent, input, options=SubmitOptions(hooks=hooks))
         return (await task.result(timeout=60)).value()
 
 
 async def ended(client: Client, agent: str, input: Json, **options: Any) -> tuple[str, Json, list[str]]:
-    """The status of a task, its output or its error's type and message, and its deltas."""
+    """Return a task's status, its output or its error's type and message, and its deltas."""
     task = await client.submit(agent, input, stream=True, **options)
     deltas = [event.text async for event in task.stream() if event.type == "weft.output.delta"]
     response = await task.result(timeout=60)
@@ -62,7 +70,7 @@ async def ended(client: Client, agent: str, input: Json, **options: Any) -> tupl
 
 
 async def question(task: TaskHandle) -> dict[str, Json]:
-    """The first question of a task."""
+    """Return the first question of a task."""
     async for event in task.stream():
         if event.type == "weft.human.requested":
             return event.data
@@ -168,7 +176,7 @@ async def test_hooks_that_are_not_named_do_not_run_and_named_ones_reach_the_agen
 
 
 async def test_named_hooks_also_reach_an_agent_that_is_asked_after_a_wait() -> None:
-    """What travels with a task must not be lost by the resume, which does not carry it."""
+    """A resume event has no context, so the run must keep the task's."""
     app, seen = desk(), []
 
     @app.hook("before_tool_call")
@@ -548,7 +556,7 @@ async def test_a_submit_that_names_what_there_is_not_is_rejected(
 
 def test_declarations_that_cannot_work_are_refused() -> None:
     app = App("wrong")
-    with pytest.raises(ConfigurationError, match="is no hook point"):
+    with pytest.raises(ConfigurationError, match="is not a hook point"):
         app.hook("sometimes")(lambda event: None)
     with pytest.raises(ConfigurationError, match="one argument"):
         app.hook("start", name="none")(lambda: None)
@@ -615,7 +623,7 @@ async def test_a_replay_meets_the_recorded_hooks_and_a_fork_keeps_them() -> None
 
 
 async def test_a_hook_that_was_announced_a_moment_ago_may_be_named() -> None:
-    """What admission has read of an app counts for two seconds; a name that it does not know makes it look again."""
+    """Admission caches an app's manifest for two seconds; an unknown name makes it read again."""
     app = desk()
     async with LocalApp(app) as client:
         await ended(client, "researcher", "x", options=SubmitOptions(hooks={"start": []}))

@@ -1,4 +1,4 @@
-"""Handlers that fail in every way, services that die or freeze, brokers that go away, settings that cannot work."""
+"""Failing handlers, services that die or freeze, unavailable brokers, and invalid settings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def connected(url: str, namespace: str) -> AsyncIterator[Client]:
 
 
 async def letters_of(server: Server, namespace: str) -> list[dict[str, str]]:
-    """The dead letters, oldest first."""
+    """Return the dead letters, oldest first."""
     async with plain_redis(server.port, text=True) as redis:
         return [fields for _, fields in await redis.xrange(f"{namespace}:{{0}}:dead")]
 
@@ -158,7 +158,7 @@ async def test_what_a_dead_handler_held_goes_on(
         if harm == "pause":
 
             async def came_back() -> bool:
-                return "declared dead after a silence" in victim.text()
+                return "this owner was declared dead" in victim.text()
 
             await until(came_back, 60, "the paused one hears that it was declared dead")
         # It takes part again, and what it had in hand has changed nothing.
@@ -230,7 +230,7 @@ async def test_another_recorder_writes_while_the_leader_is_away(
 
 
 async def leader_of(redis: PlainRedis, fleet: Fleet, namespace: str, role: str) -> str:
-    """The replica that leads a role, once there is one."""
+    """Wait for the replica that leads a role."""
     found: list[str] = []
 
     async def leads() -> bool:
@@ -246,7 +246,7 @@ async def leader_of(redis: PlainRedis, fleet: Fleet, namespace: str, role: str) 
 
 
 async def survive(url: str, server: Server, namespace: str, folder: Path, away: Callable[[], Awaitable[None]]) -> None:
-    """Tasks of which some run and some are submitted while the broker is away all end as they should."""
+    """All tasks end correctly, those running and those submitted while the broker is unavailable."""
     effects = folder / "effects"
     tasks = [f"t{number}" for number in range(60)]
     async with (
@@ -308,7 +308,7 @@ async def test_a_connection_that_is_gone_for_ten_seconds(
 
 
 def refused(folder: Path, services: Sequence[str] = SERVICES, **environ: str) -> dict[str, str]:
-    """The one line with which each service refuses to start; they are started at once."""
+    """Start all services at once, and return the line with which each refuses to start."""
     started = {
         service: subprocess.Popen(
             [sys.executable, "-m", f"services.{service.replace('-', '_')}"],
@@ -354,7 +354,7 @@ async def test_another_number_of_partitions_is_refused(valkey: Server, namespace
         pass
     said = refused(tmp_path, WEFT_REDIS_URL=valkey.url, WEFT_NAMESPACE=namespace, WEFT_PARTITIONS="3")
     for line in said.values():
-        assert re.search(r"WEFT_PARTITIONS=3: .* made with 2.*set WEFT_PARTITIONS=2", line)
+        assert re.search(r"WEFT_PARTITIONS=3: .* created with 2.*set WEFT_PARTITIONS=2", line)
 
 
 def test_a_server_that_cannot_be_reached_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""At the broker's memory limit services can be started again: who else would make room?"""
+"""At the broker's memory limit, services can restart: only they can free memory."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ async def test_services_that_come_back_to_a_full_broker_do_its_work(
         await fleet.restart()
         ends = [await task.result(timeout=120) for task in tasks]
         assert [end.output for end in ends] == ["rested"] * len(tasks)
-        assert "the limits that it holds stay" in fleet.members["state-manager-1"].text()
-        assert "is announced when it has room" in fleet.members["agent-handler-1"].text()
+        assert "its stored limits stay as they are" in fleet.members["state-manager-1"].text()
+        assert "is announced again when memory is free" in fleet.members["agent-handler-1"].text()
         await check_trajectories(fleet.trajectory_url, namespace, ends, 1, seconds=60.0)
         await check_broker(redis, namespace, seconds=60.0)
 

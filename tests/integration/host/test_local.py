@@ -1,4 +1,4 @@
-"""An app in one process: the same behaviour as with the services."""
+"""An app in one process behaves as with the services."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime_core.errors import InvalidInput
-from runtime_core.runs.agent import Agent, handles
+from runtime_core.runs.definition import Agent, handles
 from runtime_core.trajectory.store import TrajectoryStore
 from weft import AgentContext, App, ToolContext
 from weft.errors import ConfigurationError

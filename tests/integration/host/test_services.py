@@ -1,4 +1,4 @@
-"""The services, as processes, do what a client in any language asks of them."""
+"""The services, as processes, serve clients in any language."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from runtime_core.client.client import Client
-from runtime_core.wire.results import StreamingMode
+from runtime_core.wire.events import StreamingMode
 from tests.fleet import Fleet, PlainRedis, plain_redis, until
 from tests.servers.matrix import repeat_on
 from tests.servers.process import Server
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.timeout(300)
 
 KINDS = repeat_on("redis-7.0", "valkey-9")
 ANSWER_SECONDS = 50.0
-"""Below the minute after which the connection itself gives up."""
+"""Below the timeout of a connection, one minute."""
 
 
 class Plain:
-    """A client that knows nothing but XADD and XREAD, as `redis-cli` does."""
+    """A client that only uses XADD and XREAD, as `redis-cli` does."""
 
     def __init__(self, redis: PlainRedis, namespace: str) -> None:
         self.redis = redis
@@ -33,7 +33,7 @@ class Plain:
         self._cursor = "0"
 
     async def send(self, type: str, data: object, **attributes: str) -> None:
-        """One event in binary mode; `data` is JSON, or bytes as they are."""
+        """Append one event in binary mode; `data` is JSON or raw bytes."""
         body = data if isinstance(data, bytes) else json.dumps(data)
         fields: list[str | bytes] = ["type", type, "replyto", self.answers]
         for name, value in attributes.items():
@@ -41,7 +41,7 @@ class Plain:
         await self.redis.execute_command("XADD", f"{self.namespace}:tasks", "*", *fields, "data", body)
 
     async def next(self) -> tuple[str, dict[str, object]]:
-        """The next answer: its type and data."""
+        """Return the next answer: its type and data."""
         found = await self.redis.execute_command(
             "XREAD", "COUNT", 1, "BLOCK", int(ANSWER_SECONDS * 1000), "STREAMS", self.answers, self._cursor
         )
@@ -53,7 +53,7 @@ class Plain:
         return named[b"type"].decode(), json.loads(named[b"data"])
 
     async def answer(self, type: str, task: str = "") -> dict[str, object]:
-        """The data of the next answer of this type, about this task. An answer may come again at any time."""
+        """Return the data of the next answer of this type for this task. Answers may repeat."""
         while True:
             found, data = await self.next()
             if found == type and task in ("", data.get("task_id")):
@@ -67,7 +67,7 @@ async def plain(server: Server, namespace: str) -> AsyncIterator[Plain]:
 
 
 async def have_ended(client: Plain, agent: str, count: int) -> bool:
-    """Whether so many tasks of an agent have ended, and no more."""
+    """Return whether exactly this many tasks of an agent have ended."""
     base = f"{client.namespace}:{{0}}:task:"
     found = 0
     async for key in client.redis.scan_iter(match=f"{base}*", count=1000):
@@ -125,7 +125,7 @@ async def test_a_client_needs_nothing_but_xadd_and_xread(
 async def test_w5_steps_and_the_end_are_streamed_to_another_process_than_the_run_s(
     valkey: Server, namespace: str, tmp_path: Path
 ) -> None:
-    """Also where that reader comes late, or goes on in the middle."""
+    """Also if the reader starts late or continues in the middle."""
     async with Fleet(valkey.url, namespace, tmp_path):
         async with Client.connect(valkey.url, namespace=namespace) as client:
             task = await client.submit("naps", 0.01, stream=StreamingMode.ALL)

@@ -1,4 +1,4 @@
-"""Admission keeps the order of the ingress stream, also over the death of the state-manager that leads."""
+"""Admission keeps the order of the ingress stream, even if the leading state-manager dies."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_senders_keep_their_order_while_the_admitter_is_killed(
 
 
 async def test_the_others_go_on_without_a_state_manager(valkey: Server, namespace: str, tmp_path: Path) -> None:
-    """Hole 32: adoption and timers are every consumer's business."""
+    """Every consumer reclaims deliveries and promotes timers."""
     replicas = {"agent-handler": 2, "tool-handler": 1, "trajectory-recorder": 1}
     async with (
         Fleet(valkey.url, namespace, tmp_path, replicas=replicas) as fleet,

@@ -1,4 +1,4 @@
-"""Whatever is written to the ingress stream is answered with the field that is wrong, kept, and stops nothing."""
+"""Every invalid entry of the ingress stream is answered with its wrong field and kept, and blocks nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUBMIT = "weft.task.submit"
 
 
 def body(**changes: object) -> bytes:
-    """A submit's data, with these members changed or added."""
+    """Return a submit's data with these members changed or added."""
     return json.dumps({"agent": "echo", "input": 1, **changes}).encode()
 
 
@@ -67,7 +67,7 @@ BAD: dict[str, tuple[dict[str, bytes | str], str]] = {
 
 
 class Sender:
-    """Writes raw entries, and reads what is answered to each."""
+    """Writes raw entries and reads the answers."""
 
     def __init__(self, redis: PlainRedis, namespace: str) -> None:
         self.redis = redis
@@ -75,7 +75,7 @@ class Sender:
         self._count = 0
 
     async def send(self, fields: dict[str, bytes | str], *, reply: bool = True) -> str:
-        """Append an entry; returns the stream that is answered to."""
+        """Append an entry and return the stream for its answer."""
         self._count += 1
         answers = f"{self.namespace}-answers-{self._count}"
         flat: list[bytes | str] = [part for pair in fields.items() for part in pair]
@@ -85,7 +85,7 @@ class Sender:
         return answers
 
     async def answers(self, stream: str, count: int) -> list[tuple[str, dict[str, object]]]:
-        """The first answers on a stream, once there are so many."""
+        """Wait for this many answers on a stream."""
 
         async def there() -> bool:
             return int(await self.redis.xlen(stream)) >= count

@@ -1,4 +1,4 @@
-"""Thousands of commands that a hostile program has changed: each is carried out or refused, and none stops anybody."""
+"""Thousands of mutated commands: each is executed or refused, and none blocks others."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ RAW = (
 
 
 def spoiled(chance: random.Random, value: Any) -> Any:  # Any: JSON
-    """The value with one thing in it changed, taken out, or put in."""
+    """Return the value with one part changed, removed or added."""
     if isinstance(value, dict) and value and chance.random() < 0.8:
         name = chance.choice(list(value))
         match chance.randrange(5):
@@ -133,7 +133,7 @@ def spoiled(chance: random.Random, value: Any) -> Any:  # Any: JSON
 
 
 def cut(chance: random.Random, data: bytes) -> bytes:
-    """Bytes with some of them lost, changed or repeated."""
+    """Return the bytes with some lost, changed or repeated."""
     at = chance.randrange(len(data) + 1)
     match chance.randrange(4):
         case 0:
@@ -147,7 +147,7 @@ def cut(chance: random.Random, data: bytes) -> bytes:
 
 
 def entry(chance: random.Random, number: int) -> list[bytes]:
-    """The fields of one entry. Most are nearly right, so that they come far."""
+    """Return the fields of one entry. Most are almost valid, so that they get far."""
     kind = chance.choice(list(COMMANDS))
     command: Any = copy.deepcopy(COMMANDS[kind])  # Any: JSON
     if "task_id" in command and chance.random() < 0.7:

@@ -1,4 +1,4 @@
-"""Two tenants under the broker's users that docs/publishers.md gives them: neither reaches what is the other's."""
+"""Two tenants with the broker users of docs/publishers.md: neither reaches the other's data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(300)
 
 LAST_ID = "18446744073709551615-18446744073709551615"
 TURN_SECONDS = 10.0
-"""Far less than 100,000 commands take, and far more than a turn does on a machine that is busy."""
+"""Far less than 100,000 commands take, and far more than a turn takes on a busy machine."""
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ async def as_user(broker: Server, user: str) -> AsyncIterator[PlainRedis]:
 
 @asynccontextmanager
 async def tenants(broker: Server, folder: Path) -> AsyncIterator[tuple[Fleet, PlainRedis, PlainRedis]]:
-    """The services, and the publishers `shop` of acme and `desk` of globex with the documented rights."""
+    """Start the services, and the publishers `shop` of acme and `desk` of globex with the documented rights."""
     rule = documented_rule()
     admin: PlainRedis
     async with Fleet(broker.url, "weft", folder, app="tests.apps.publishers_app:app") as fleet:
@@ -73,7 +73,7 @@ async def send(publisher: PlainRedis, name: str, kind: str, data: object, **attr
 
 
 async def told(publisher: PlainRedis, stream: str, kind: str) -> dict[str, Any]:  # Any: JSON
-    """The data of the first answer of this type."""
+    """Return the data of the first answer of this type."""
     deadline, last = time.monotonic() + 60, b"0"
     while time.monotonic() < deadline:
         for _, entries in await publisher.xread({stream: last}, block=500) or []:
@@ -241,7 +241,7 @@ async def test_the_command_registers_lists_and_removes(broker: Server, tmp_path:
         done = weft(
             fleet, "publisher", "set", "web", "--tenant", "acme", "--agents", "echo,approver", "--topics", "a.*"
         )
-        assert done.stdout == "web of tenant acme writes weft:tasks:web and reads web:answers…\n"
+        assert done.stdout == "web of tenant acme writes to weft:tasks:web and reads web:answers…\n"
         listed = json.loads(weft(fleet, "publisher", "list", "--json").stdout)
         assert listed[2] == {
             "publisher": "web", "tenant": "acme", "agents": ["echo", "approver"], "topics": ["a.*"],
@@ -249,10 +249,10 @@ async def test_the_command_registers_lists_and_removes(broker: Server, tmp_path:
         }  # fmt: skip
         assert "web        acme    echo,approver  a.*     0" in weft(fleet, "publisher", "list").stdout
         wrong = weft(fleet, "publisher", "set", "A b", "--tenant", "acme")
-        assert wrong.stderr.startswith('weft publisher set: publisher: "A b" is not a name: give 1 to 63 of a-z')
+        assert wrong.stderr.startswith('weft publisher set: publisher: "A b" is not a valid name: use 1 to 63 of a-z')
         assert weft(fleet, "publisher", "delete", "web").returncode == 0
         gone = weft(fleet, "publisher", "delete", "web")
-        assert (gone.returncode, "no publisher is named 'web'" in gone.stderr) == (1, True)
+        assert (gone.returncode, "there is no publisher 'web'" in gone.stderr) == (1, True)
         lag = json.loads(weft(fleet, "lag", "--json").stdout)
         assert [row["stream"] for row in lag["streams"] if row["stream"].startswith("tasks")] == [
             "tasks", "tasks:desk", "tasks:shop",

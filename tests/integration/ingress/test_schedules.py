@@ -1,4 +1,4 @@
-"""Schedules with the services, whose leader dies, and in an app whole in one process."""
+"""Schedules with services whose leader dies, and in an app in one process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def tick(ctx: AgentContext, text: str) -> str:
 
 
 async def ended(client: Client, task_id: str) -> str:
-    """The output of a task that may not have begun."""
+    """Return the output of a task that may not have started."""
     while True:
         try:
             return str((await (await client.task(task_id)).result(timeout=60)).value())
@@ -53,7 +53,7 @@ async def test_a_time_in_the_past_comes_at_once() -> None:
         assert await ended(client, schedule.next_task_id) == "now"
         with pytest.raises(InvalidInput, match="no time zone"):
             await client.schedule("naive", "tick", at=datetime(2030, 1, 1))  # the mistake that is meant
-        with pytest.raises(InvalidInput, match=r'^at: "tomorrow" is no time'):
+        with pytest.raises(InvalidInput, match=r'^at: "tomorrow" is not a time'):
             await client.schedule("wordy", "tick", at="tomorrow")  # type: ignore[arg-type]  # what a user may give
         with pytest.raises(InvalidInput, match=r"^task_id: 3 is not text"):
             await client.task(3)  # type: ignore[arg-type]  # as above
@@ -63,7 +63,7 @@ async def test_a_time_in_the_past_comes_at_once() -> None:
 async def test_each_time_starts_one_task_though_leaders_die(
     shared_server: Callable[[str], Server], namespace: str, tmp_path: Path
 ) -> None:
-    """State-managers are killed again and again while a schedule comes every second."""
+    """State-managers are killed repeatedly while a schedule fires every second."""
     server = shared_server("valkey-9")
     replicas = {"agent-handler": 1, "state-manager": 2}
     fleet = Fleet(

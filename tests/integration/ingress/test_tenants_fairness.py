@@ -1,4 +1,4 @@
-"""With services as processes: a tenant's flood does not keep the lone task of another one waiting."""
+"""A tenant's flood does not delay another tenant's only task, with services as processes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.timeout(300)
 
 FLOOD = 20_000
 OVERTAKEN = 1_000
-"""At most so many tasks of the flood may end while the lone task is under way: a second's worth, or less."""
+"""Tasks of the flood that may end while the lone task runs: at most a second's worth."""
 
 
 async def flood(url: str, namespace: str, count: int, tenant: str) -> None:
-    """Start tasks as fast as the broker takes them, without a reader for their answers."""
+    """Submit tasks as fast as the broker accepts them, without reading answers."""
     transport = await connect(url)
     bus = EventBus(transport, Keys(namespace, 0))
     try:
@@ -104,7 +104,7 @@ async def test_no_kill_leaves_a_task_in_its_queue(valkey: Server, namespace: str
 
 
 async def test_a_state_manager_alone_moves_tasks_on(valkey: Server, namespace: str, tmp_path: Path) -> None:
-    """During an update all handlers may be of a release that does not know of queues."""
+    """During an update, all handlers may be of a release without queues."""
     stream = f"{namespace}:{{0}}:agent"
     async with (
         plain_redis(valkey.port) as redis,

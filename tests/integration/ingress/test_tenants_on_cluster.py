@@ -1,4 +1,4 @@
-"""On a Cluster of three masters, under the users of `weft acl`: all services work, and tenants are apart."""
+"""On a Cluster of three masters with the users of `weft acl`, all services work and tenants are isolated."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(300)
 PUBLISHERS = {"shop": "acme", "desk": "globex"}
 FLOOD = 5_000
 LONE_SECONDS = 10.0
-"""Far less than the flood takes, and far more than a lone task does on a busy machine."""
+"""Far less than the flood takes, and far more than a lone task takes on a busy machine."""
 DEAD_MAX_BYTES = 4 * 1024 * 1024
 
 
@@ -49,7 +49,7 @@ class Cluster:
 
     @asynccontextmanager
     async def program(self, user: str) -> AsyncIterator[PlainRedis]:
-        """A program outside of Weft, with a client library for Clusters."""
+        """A program without Weft, with a client library for Clusters."""
         client: PlainRedis
         async with RedisCluster.from_url(self.url(user), protocol=2) as client:
             yield client
@@ -118,7 +118,7 @@ async def send(publisher: PlainRedis, name: str, kind: str, data: object, **attr
 
 
 async def answer(publisher: PlainRedis, stream: str, kind: str) -> dict[str, Any]:  # Any: JSON
-    """The data of the first answer of this type."""
+    """Return the data of the first answer of this type."""
     found: list[dict[str, Any]] = []
 
     async def arrived() -> bool:
@@ -206,7 +206,7 @@ async def test_no_tenant_reaches_another_on_a_cluster(cluster: Cluster, tmp_path
 
 
 async def test_a_flood_delays_and_fills_nothing_on_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
-    """A flood of submits over all partitions and servers, and one of commands that are refused."""
+    """Send a flood of submits to all partitions and servers, and one of refused commands."""
     async with AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(
             services(cluster, tmp_path / "fleet", WEFT_DEAD_MAX_BYTES=str(DEAD_MAX_BYTES))

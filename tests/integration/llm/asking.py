@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.declaration import RetryPolicy
 from tests.openai_server.driver import OpenAIServer
 from weft import App, Client, LLMAgent, StreamEvent
 

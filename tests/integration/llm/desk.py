@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.declaration import RetryPolicy
 from tests.openai_server.driver import OpenAIServer
 from weft import App, Client, LLMAgent, TaskHandle
 

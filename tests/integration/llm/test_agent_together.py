@@ -140,7 +140,7 @@ async def test_handing_over_in_circles_ends(desk: Desk) -> None:
     async with LocalApp(desk.app) as client:
         kind, message = await failure(client, agent="a")
     assert kind == "HandoffLimit"
-    assert "handed over 10 times without an answer, a → b → a" in message
+    assert "handed off 10 times without an answer, a → b → a" in message
     assert desk.server.counts().complete == 11
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from runtime_core.declare.retry_policy import RetryPolicy
-from runtime_core.llm.budget import Price
+from runtime_core.declare.declaration import RetryPolicy
+from runtime_core.llm.tokens import Price
 from runtime_core.replay.replay import replay
 from tests.integration.llm.desk import Desk, ask, failure, questions, until
 from tests.openai_server.driver import Call, OpenAIServer, Usage, When, answer, calls, output, refusal, turns
@@ -85,7 +85,7 @@ async def test_calls_of_one_answer_run_beside_each_other(desk: Desk) -> None:
         (("search", '{"query": '), "arguments are not a JSON object"),
         (("search", {"limit": 1}), "arguments.query: is missing"),
         (("search", {"query": "a", "limit": "many"}), "arguments.limit"),
-        (("find", {"query": "a"}), "there is no tool named 'find'; there are: search"),
+        (("find", {"query": "a"}), "there is no tool named 'find'; the tools are: search"),
     ],
 )
 async def test_a_wrong_call_is_told_and_not_made(desk: Desk, call: tuple[str, Any], told: str) -> None:
@@ -107,7 +107,7 @@ async def test_calls_that_stay_wrong_end_the_conversation(desk: Desk) -> None:
     async with LocalApp(desk.app) as client:
         kind, message = await failure(client)
     assert kind == "ToolCallsInvalid"
-    assert "agent 'researcher' has called search wrongly 3 times (tool_retries=2)" in message
+    assert "agent 'researcher' called search wrongly 3 times (tool_retries=2)" in message
     assert "arguments.query" in message
     assert desk.server.counts().complete == 3
 
@@ -167,8 +167,8 @@ async def test_a_tool_that_no_app_offers_is_one_clear_error(desk: Desk) -> None:
         kind, message = await failure(client)
     assert (kind, message) == (
         "ToolsMissing",
-        "agent 'researcher' names tool 'publish', which no app offers: start the service that has it, or correct the "
-        "name",
+        "agent 'researcher' names tool 'publish', which no app offers: start the service that declares it, or correct "
+        "the name",
     )
 
 
@@ -202,7 +202,7 @@ async def test_an_answer_that_stays_wrong_ends_the_conversation(desk: Desk) -> N
     async with LocalApp(desk.app) as client:
         kind, message = await failure(client)
     assert kind == "OutputInvalid"
-    assert "after 3 tries (output_retries=2)" in message
+    assert "after 3 attempts (output_retries=2)" in message
     assert "output.year" in message
     assert desk.server.counts().complete == 3
 
@@ -314,8 +314,8 @@ async def test_a_human_approves_denies_and_edits_while_other_calls_go_on(desk: D
     assert sorted(desk.called, key=str) == [("pay", 20), ("pay", 4), ("pay", 5), ("search", "a")]
     small, approved, denied, edited, found = desk.results()
     assert (small, approved) == ("paid 5", "paid 20")
-    assert "a human has denied it: too much" in denied
-    assert json.loads(edited) == {"note": 'A human has edited the arguments to {"amount":4}.', "result": "paid 4"}
+    assert "a human denied it: too much" in denied
+    assert json.loads(edited) == {"note": 'A human edited the arguments to {"amount":4}.', "result": "paid 4"}
     assert "a is fine" in found
 
 
@@ -339,7 +339,7 @@ async def test_silence_is_a_denial_unless_a_default_says_otherwise(desk: Desk) -
     async with LocalApp(desk.app) as client:
         assert await ask(client) == "Done."
     assert desk.called == [("search", "a")]
-    assert "nobody has approved it in time" in desk.results()[0]
+    assert "nobody approved it in time" in desk.results()[0]
 
 
 async def test_cost_so_far_makes_calls_ask(desk: Desk) -> None:

@@ -101,7 +101,7 @@ async def test_a_deploy_with_other_tools_rules_and_instructions_disturbs_no_conv
     assert offered == [["pay", "search"], ["audit", "search", "pay", "final_result"]]
     results = [message["content"] for message in asked[1]["messages"] if message["role"] == "tool"]
     assert results[0] == "paid 3 CHF", "approved, as it was asked by the rules of then"
-    assert "there is no tool named 'find'; there are: pay, search" in results[2], "as it was decided then"
+    assert "there is no tool named 'find'; the tools are: pay, search" in results[2], "as it was decided then"
 
 
 async def test_tools_of_another_app_are_called_in_their_pool(

@@ -9,9 +9,9 @@ import time
 import httpx2
 import pytest
 
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.llm.model_call import ask_model
-from runtime_core.llm.window import said
+from runtime_core.llm.tokens import said
 from runtime_core.record.step import Step
 from runtime_core.runs import turn as turn_handler
 from runtime_core.telemetry.attributes import REQUEST_MODEL
@@ -162,7 +162,7 @@ async def test_a_rate_limit_longer_than_anyone_waits_ends_at_once(openai_server:
     async with LocalApp(app) as client:
         kind, message = await failure(client)
     assert kind == "RateLimited"
-    assert ("the task's time ends" if hurried else "rate_limit_patience_seconds=60") in message
+    assert ("the task's time limit is" if hurried else "rate_limit_patience_seconds=60") in message
     assert len(openai_server.ledger()) == 1
 
 
@@ -228,7 +228,7 @@ async def test_after_a_rate_limit_the_others_ask_nothing_until_then(
         ("gpt-test", {}, "Unknown model"),
         ("nobody:gpt-test", {}, "Unknown model"),
         ("openai-chat:gpt-test", {"base_url": None, "api_key": None}, "OPENAI_API_KEY"),
-        (lambda: "no model", {}, "it must give a Model"),
+        (lambda: "no model", {}, "it must return a Model"),
         ("groq:llama", {}, "groq"),
     ],
     ids=["no provider", "unknown provider", "no key", "a function that makes none", "a library that is not there"],

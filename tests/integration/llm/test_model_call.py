@@ -10,8 +10,7 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from typing_extensions import TypedDict
 
-from runtime_core.llm.budget import Price
-from runtime_core.llm.window import said
+from runtime_core.llm.tokens import Price, said
 from tests.integration.llm.asking import app_of, asked, asker, shown
 from tests.openai_server.driver import OpenAIServer, Usage, answer, calls, failing, output, turns
 from weft import Change, HookEvent

@@ -89,7 +89,7 @@ def test_nothing_of_the_client_is_loaded_before_the_first_call() -> None:
     """A service that asks no model starts without it, and one that does starts as fast."""
     heavy = ("pydantic_ai", "openai", "httpx2", "mcp", "opentelemetry")
     code = (
-        "import sys, runtime_core.host.agent_handler, runtime_core.llm.definition, tests.apps.llm_app\n"
+        "import sys, runtime_core.host.app_services, runtime_core.llm.agent, tests.apps.llm_app\n"
         f"print([name for name in {heavy!r} if name in sys.modules])"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Refused commands, however many and large, do not fill the broker, and another sender's task goes through."""
+"""A flood of refused commands does not fill the broker, and another sender's task completes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SUBMIT = "weft.task.submit"
 
 
 async def append(redis: PlainRedis, key: str, fields: Mapping[str, str | bytes]) -> None:
-    """Append an entry as soon as the server has room for it."""
+    """Append an entry as soon as the server has memory for it."""
     deadline = time.monotonic() + SECONDS
     while True:
         try:
@@ -38,7 +38,7 @@ async def append(redis: PlainRedis, key: str, fields: Mapping[str, str | bytes])
 
 
 async def answered(client: Client, value: int) -> object:
-    """The output of one task, submitted as soon as the server has room for it."""
+    """Submit a task as soon as the server has memory for it, and return its output."""
     deadline = time.monotonic() + SECONDS
     while True:
         try:

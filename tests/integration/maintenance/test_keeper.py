@@ -1,4 +1,4 @@
-"""Hole 31: a step of the broker's clock neither fires every timer at once nor stops them."""
+"""A step of the broker's clock neither fires all timers at once nor stops them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOUR_MS = 3_600_000
 
 
 class SteppingClock(RespTransport):
-    """A server whose wall clock steps, for those who ask it for the time and for the functions of one partition."""
+    """A server whose wall clock steps, for TIME and for the functions of one partition."""
 
     step_ms = 0
 
@@ -36,7 +36,7 @@ class SteppingClock(RespTransport):
 
 
 async def due(bus: EventBus) -> int:
-    """How long until the next timer, in ms, as the functions of the bus count."""
+    """Return the milliseconds until the next timer, by the clock of the bus's functions."""
     return (await bus.promote())[1]
 
 
@@ -47,10 +47,10 @@ async def test_timers_go_on_as_if_the_clock_had_not_stepped(valkey: Server, name
     watch = ClockWatch(bus)
     await bus.load_library()
     await bus.transport.call("ZADD", bus.keys.timers, time.time_ns() // 1_000_000 + HOUR_MS // 2, "s|t|r|1")
-    await watch.look()
+    await watch.check()
     for step in (HOUR_MS, -2 * HOUR_MS, HOUR_MS):
         await server.step(bus.keys.meta, step)
-        await watch.look()
+        await watch.check()
         assert abs(await due(bus) - HOUR_MS // 2) < 10_000
     assert await bus.transport.call("ZCARD", bus.keys.timers) == 1
     await server.close()

@@ -1,4 +1,4 @@
-"""Replays of recorded tasks: nothing is called again, and what differs is told with both sides."""
+"""Replays of recorded tasks: nothing is called again, and a divergence names both sides."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from weft.aworld import (
 
 
 def desk(calls: Counter[str], *, order: str = "search first") -> App:
-    """An app that counts what is really done; `order` is a change of its program."""
+    """An app that counts its real calls; `order` changes its program."""
     app = App("desk")
 
     @app.tool
@@ -110,7 +110,7 @@ async def test_the_code_of_a_task_runs_again_on_its_results_and_calls_nothing() 
 
 
 async def test_a_replay_sees_the_times_that_the_run_saw(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where every look at the clock gives another millisecond: a message carries the time of its emission."""
+    """Also if every reading of the clock differs: a message has the time of its emission."""
     clock, looks = time.time_ns, count(1)
     monkeypatch.setattr(time, "time_ns", lambda: clock() + next(looks) * 3_000_000)
     monkeypatch.setattr(time, "time", lambda: time.time_ns() / 1e9)
@@ -140,7 +140,7 @@ async def test_a_replay_may_stop_at_a_message_and_refuses_what_is_no_step() -> N
     assert message.id.endswith(f"r/{stopped.run.stopped_at}")
     assert stopped.run.status == "stopped"
     for wrong in ("99", "nonsense", "r/9:1", "t-1/r/99", ""):
-        with pytest.raises(InvalidInput, match=r"until: .* is no recorded step"):
+        with pytest.raises(InvalidInput, match=r"until: .* is not a recorded step"):
             await replay(trajectory, "t-1", app, until=wrong)
     with pytest.raises(InvalidInput, match="speed: "):
         await replay(trajectory, "t-1", app, speed="fast")  # type: ignore[arg-type]  # what a user may give
@@ -190,7 +190,7 @@ async def test_a_replay_that_goes_another_way_is_told_with_both_sides() -> None:
     found = await replay(trajectory, "t-1", desk(calls, order="otherwise"))
     assert found.run.status == "diverged"
     (diverged,) = found.divergences
-    assert str(diverged).startswith("step 1 of run r: recorded is tool search")
+    assert str(diverged).startswith("step 1 of run r: the record has tool search")
     assert (diverged.run, diverged.step) == ("r", "1")
     assert "redis" in diverged.recorded
     assert "redis?" in diverged.asked
@@ -256,7 +256,7 @@ async def test_messages_end_before_the_one_that_was_named() -> None:
     given.clear()
     found = await replay(trajectory, "t-1", given.append, until=last.id)
     assert (len(given), found.stopped_at) == (4, last.id)
-    with pytest.raises(InvalidInput, match="no message of this task"):
+    with pytest.raises(InvalidInput, match="a message of this task"):
         await replay(trajectory, "t-1", given.append, until="99")
 
 
@@ -270,7 +270,7 @@ async def test_a_task_without_messages_gives_its_steps_as_messages() -> None:
 
 
 class Shouting(DefaultToolHandler):
-    """Other code than that which was recorded, which asks the same tools."""
+    """Different code that calls the same tools."""
 
     async def handle(self, message: Message) -> AsyncIterator[Message]:
         result = await self.call(message.receiver, message.payload)
@@ -279,10 +279,10 @@ class Shouting(DefaultToolHandler):
 
 
 class Asking(Handler):
-    """Asks what nobody has asked then."""
+    """Calls a tool that was not recorded."""
 
     async def handle(self, message: Message) -> AsyncIterator[Message]:
-        await self.ctx.tool("search", query="unheard of")
+        await self.ctx.tool("search", query="undelivered of")
         yield message
 
 

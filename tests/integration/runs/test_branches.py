@@ -1,4 +1,4 @@
-"""Work beside a run, and messages that outlive it; a cancel reaches all that belongs to a task."""
+"""Background work of a run and messages that outlive it; a cancel reaches everything of its task."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 from runtime_core.client.client import TaskHandle
 from runtime_core.host.local import LocalApp
-from runtime_core.runs.agent import Agent, handles
+from runtime_core.runs.definition import Agent, handles
 from weft import AgentContext, App, Client, SubmitOptions, ToolContext
 
 app = App("background")
 
 
 class Signals:
-    """What the work under test has begun and what it was told, for the test to wait on."""
+    """Events of the work under test, for the test to wait on."""
 
     def __init__(self) -> None:
         self.begun: asyncio.Queue[str] = asyncio.Queue()

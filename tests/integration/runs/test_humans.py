@@ -1,4 +1,4 @@
-"""Questions to humans: answered from the command line, from Python and with XADD, after everything was restarted."""
+"""Questions to humans, answered from the command line, from Python and with XADD, after a restart of everything."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def by_client(fleet: Fleet, server: Server, task: str, request: str, value
 
 
 async def by_xadd(fleet: Fleet, server: Server, task: str, request: str, value: Json) -> None:
-    """As `redis-cli` does it."""
+    """Send it as `redis-cli` does."""
     data = json.dumps({"task_id": task, "request_id": request, "value": value})
     async with plain_redis(server.port) as redis:
         await redis.execute_command("XADD", f"{fleet.namespace}:tasks", "*", "type", "weft.task.signal", "data", data)
@@ -56,7 +56,7 @@ async def by_command(fleet: Fleet, server: Server, task: str, request: str, valu
 
 
 async def asked(task: TaskHandle) -> str:
-    """The id of the task's first question."""
+    """Return the id of the task's first question."""
     async for event in task.stream():
         if event.type == "weft.human.requested":
             return str(event.data["request_id"])
@@ -98,7 +98,7 @@ async def test_w8_an_answer_finds_its_run_after_everything_was_restarted(
 
 
 async def recorded(fleet: Fleet, task: str) -> list[Any]:  # Any: rows of the trajectory
-    """The task's rows, once all are there."""
+    """Return the task's rows when all are there."""
     store = await TrajectoryStore.open(fleet.trajectory_url)
     try:
         found: list[Any] = []
@@ -144,7 +144,7 @@ async def test_a_bad_answer_on_the_wire_is_rejected_by_its_field_and_the_questio
         answers, last = f"answers-of-{namespace}", "0"
 
         async def told(value: Json) -> tuple[str, str]:
-            """The field and message of the rejection of this answer."""
+            """Return the field and message of the answer's rejection."""
             nonlocal last
             data = json.dumps({"task_id": task.task_id, "request_id": request, "value": value})
             await redis.execute_command(
@@ -236,9 +236,9 @@ async def test_a_default_that_is_no_verdict_fails_the_run_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda ctx: ctx.human({"a": 1}), 'prompt of ctx.human: {"a":1} is no text'),
+        (lambda ctx: ctx.human({"a": 1}), 'prompt of ctx.human: {"a":1} is not a string: pass other values as data='),
         (lambda ctx: ctx.human(object()), "prompt of ctx.human: <object object"),
-        (lambda ctx: ctx.approve(None), "prompt of ctx.approve: null is no text"),
+        (lambda ctx: ctx.approve(None), "prompt of ctx.approve: null is not a string: pass other values as data="),
         (lambda ctx: ctx.human("?", timeout=timedelta.max), "is more than 1000000000 seconds"),
         (lambda ctx: ctx.approve("?", timeout=1e300), "timeout of ctx.approve: 1e+300 is more than"),
         (lambda ctx: ctx.sleep(1e300), "delay of ctx.sleep: 1e+300 is more than"),

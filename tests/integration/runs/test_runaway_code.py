@@ -1,4 +1,4 @@
-"""Agents and tools that emit, report or return without end: each ends itself, and nothing else."""
+"""Agents and tools that emit, report or return without end: each fails alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 
 from runtime_core.app.app import App
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.replay.replay import replay
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.model_step import ModelCall

@@ -1,4 +1,4 @@
-"""`ctx.context` and `ctx.session`: in one process, replayed at each turn, and by services that die."""
+"""`ctx.context` and `ctx.session` in one process, replayed at each turn, and with services that die."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import runtime_core.host.agent_handler
+import runtime_core.host.app_services
 from runtime_core.client.client import Client
 from runtime_core.host.local import LocalApp
-from runtime_core.runs.state import SESSION_AGENT
+from runtime_core.runs.sharing import SESSION_AGENT
 from runtime_core.runs.turn import TurnHandler
 from tests.apps.context_app import ROOT_RESULT, app
 from tests.fleet import Fleet
@@ -22,7 +22,7 @@ from weft import AgentContext, App
 @pytest.fixture(params=["warm", "replayed at each turn"])
 def local(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LocalApp:
     if request.param != "warm":
-        monkeypatch.setattr(runtime_core.host.agent_handler, "TurnHandler", partial(TurnHandler, warm_runs=0))
+        monkeypatch.setattr(runtime_core.host.app_services, "TurnHandler", partial(TurnHandler, warm_runs=0))
     return LocalApp(app, trajectory=True)
 
 
@@ -138,7 +138,7 @@ async def test_a_session_needs_an_id_and_someone_who_keeps_it() -> None:
             pass
 
     async with LocalApp(lone) as client:
-        for session, said in (("", "session_id: this task belongs to no session"), ("s", r"app.add_sessions()")):
+        for session, said in (("", "session_id: this task has no session"), ("s", r"app.add_sessions()")):
             response = await (await client.submit("reads", session_id=session)).result(timeout=60)
             assert response.error is not None
             assert said in response.error["message"]

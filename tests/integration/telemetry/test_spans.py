@@ -1,4 +1,4 @@
-"""Spans of turns, tools and model calls in a process that traces; counts of model calls in one that does not."""
+"""Spans of turns, tools and model calls in a process with tracing; counts of model calls without."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def spans_of_program(*words: str) -> list[dict[str, Any]]:
 
 
 def lines_of(spans: list[dict[str, Any]]) -> Counter[str]:
-    """The names of the spans, each behind those of the spans that it is under."""
+    """Return the names of the spans, each after the names of its ancestors."""
     known = {span["context"]["span_id"]: span for span in spans}
 
     def line(span: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""One task is one tree of spans over all services, sent to a real receiver; where nothing is asked for, nothing is."""
+"""One task is one tree of spans over all services, sent to a real receiver; without settings, nothing is sent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def ended(redis: PlainRedis, namespace: str, *tasks: str) -> None:
 
 
 async def collected(receiver: OtlpReceiver, trace: str, check: Callable[[Sequence[Span]], None]) -> list[Span]:
-    """The spans of a trace once `check` raises no AssertionError: each service sends its own when it gets to it."""
+    """Return the spans of a trace once `check` passes: each service sends its spans with a delay."""
     deadline = time.monotonic() + WAIT
     while True:
         spans = receiver.spans(trace)
@@ -60,7 +60,7 @@ async def collected(receiver: OtlpReceiver, trace: str, check: Callable[[Sequenc
 
 
 def is_one_tree(spans: Sequence[Span], root: str = "") -> None:
-    """Each span's parent is among them; `root` is a parent outside, that of the publisher."""
+    """Check that each span's parent is among them; `root` is the publisher's span, outside."""
     ids = Counter(span.id for span in spans)
     assert [id for id, count in ids.items() if count > 1] == []
     tops = [span for span in spans if span.parent not in ids]
@@ -175,7 +175,7 @@ def is_right(spans: Sequence[Span]) -> None:
 
 
 def is_right_after_a_kill(spans: Sequence[Span]) -> None:
-    """A task whose publisher has named no trace that can be read is the root itself."""
+    """A task without a valid trace from its publisher is the root."""
     is_one_tree(spans)
     (root,) = (span for span in spans if not span.parent)
     assert (root.name, root.service, root.attributes["weft.status"]) == ("task held", "state-manager", "completed")
@@ -192,7 +192,7 @@ def is_right_after_a_kill(spans: Sequence[Span]) -> None:
 
 
 def of_users(logs: str, spans: Sequence[Span], told: str, quiet: str) -> None:
-    """Lines of the app's own code say which task and which span they belong to, also from a tool's thread."""
+    """Log lines of the app's code have the task and span, also from a tool's thread."""
     lines: list[dict[str, Any]] = [json.loads(each) for each in logs.splitlines() if '"traces_app"' in each]
     found = [each for each in lines if each["task_id"] == "told"]
     at = {span.id: span.name for span in spans}

@@ -1,4 +1,4 @@
-"""What a task goes through leaves its spans one tree: other partitions, timers, a redrive, a process that is fenced."""
+"""A task's spans stay one tree across partitions, timers, a redrive and a fenced process."""
 
 from __future__ import annotations
 

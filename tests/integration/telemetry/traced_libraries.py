@@ -73,7 +73,7 @@ class Said:
 
 
 class Worker(RoutedAgent):
-    """Traces what it does, as a library would that it calls."""
+    """Creates spans, as a called library would."""
 
     def __init__(self) -> None:
         super().__init__("a worker")

@@ -1,4 +1,4 @@
-"""What tests of the trajectory store share: databases, and steps to write."""
+"""Databases and steps for tests of the trajectory store."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ENDED_MS = 1_793_491_200_000.0
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """An empty database of one test."""
+    """An empty database for one test."""
 
     url: str
     path: Path | None = None
 
     async def execute(self, *statements: str) -> None:
-        """Run statements beside the store, each committed."""
+        """Run statements outside the store, each committed."""
         if self.path is not None:
             with closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
                 for statement in statements:
@@ -38,7 +38,7 @@ class Database:
             await session.close()
 
     async def number(self, query: str) -> int:
-        """The one number that a query gives."""
+        """Return the number that a query returns."""
         if self.path is not None:
             with closing(sqlite3.connect(self.path)) as connection:
                 return int(connection.execute(query).fetchone()[0] or 0)

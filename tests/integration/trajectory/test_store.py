@@ -1,4 +1,4 @@
-"""The trajectory store on SQLite and on PostgreSQL: what one promises, the other keeps."""
+"""The trajectory store makes the same promises on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 

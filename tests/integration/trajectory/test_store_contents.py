@@ -1,4 +1,4 @@
-"""What steps repeat is stored once: long conversations, large values, forks; and stores of the release before."""
+"""Repeated contents are stored once: long conversations, large values, forks. Stores of the previous release open."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.integration.trajectory.stores import Database, end, entry, step
 from tests.servers.matrix import is_full
 
 TURNS = 1_000 if is_full() else 300
-"""Each turn writes the whole conversation once more, so 1,000 take eleven times as long as 300."""
+"""Each turn writes the whole conversation again, so 1,000 take eleven times as long as 300."""
 TABLES = ("weft_steps", "weft_contents", "weft_lists", "weft_uses")
 
 
@@ -28,7 +28,7 @@ def message(number: int) -> dict[str, object]:
 
 
 def turn(number: int, history: list[dict[str, object]]) -> Step:
-    """A model call that is given all messages so far."""
+    """A model call with all messages so far."""
     given = {"model": "m", "messages": history, "temperature": 0.5}
     return step(path=str(number), kind="step", name="call", input=json_of(given), output=json_of(history[-1]))
 
@@ -45,7 +45,7 @@ async def stored_bytes(database: Database) -> int:
 
 
 async def converse(store: TrajectoryStore, history: list[dict[str, object]], turns: int) -> None:
-    """Go on with a conversation for some turns, each a model call of one task."""
+    """Continue a conversation for some turns, each a model call of one task."""
     first = len(history) // 2 + 1
     for number in range(first, first + turns):
         history += [message(2 * number), message(2 * number + 1)]

@@ -1,4 +1,4 @@
-"""Turns take linear room: on the record stream and in the store, in one run and over the tasks of an instance."""
+"""Turns take linear space on the record stream and in the store, within a run and over the tasks of an instance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from pydantic_ai import messages as ai
 
-from runtime_core.record.shortening import SHORT_BYTES, ToldLists
+from runtime_core.record.contents import UNSHORTENED_BYTES, SentLists
 from runtime_core.record.step import ENCODER, INCOMPLETE, STEPS, Step
 from runtime_core.runs.model_step import ModelCall
 from runtime_core.telemetry.redaction import Redactor
@@ -25,7 +25,7 @@ Messages = list[dict[str, Any]]  # Any: JSON of pydantic-ai
 
 
 def turn(number: int) -> Messages:
-    """A question and its answer, as pydantic-ai writes them."""
+    """A question and its answer in pydantic-ai's format."""
     asked = ai.ModelRequest([ai.UserPromptPart(f"question {number} " + "x" * 200)])
     said = ai.ModelResponse([ai.TextPart(f"answer {number} " + "y" * 200)], model_name="m", finish_reason="stop")
     made: Messages = ai.ModelMessagesTypeAdapter.dump_python([asked, said], mode="json")
@@ -40,12 +40,12 @@ def call(path: str, messages: Sequence[object], run: str = "r") -> Step:
 
 
 class Recorded:
-    """Commits rows as a process does, into a store."""
+    """Commits rows to a store, as a process does."""
 
     def __init__(self, store: TrajectoryStore, secrets: Redactor | None = None) -> None:
         self.store = store
         self.secrets = secrets or Redactor()
-        self.told = ToldLists()
+        self.told = SentLists()
         self.bytes = 0
         self.entries = 0
 
@@ -140,13 +140,13 @@ async def test_rows_of_one_commit_build_on_each_other(store: TrajectoryStore) ->
 
 
 def rows_after(recorded: Recorded, *lists: Sequence[object]) -> list[bool]:
-    """Which of these lists' rows tell only what is new."""
+    """Return which rows of these lists hold only new messages."""
     return [bool(STEPS.decode(recorded.shortened(call("1", messages)))[0].input_after) for messages in lists]
 
 
 async def test_a_list_is_told_whole_where_nobody_knows_it_and_each_time_it_has_doubled(store: TrajectoryStore) -> None:
     history = [message for number in range(1, 40) for message in turn(number)]
-    assert len(ENCODER.encode([call("1", history[:6])])) > SHORT_BYTES
+    assert len(ENCODER.encode([call("1", history[:6])])) > UNSHORTENED_BYTES
     recorded = Recorded(store)
     assert rows_after(recorded, history[:6], history[:10], history[:12], history[:22], history[:24]) == [
         False,
@@ -169,9 +169,9 @@ async def test_a_list_is_told_whole_where_nobody_knows_it_and_each_time_it_has_d
 def test_other_rows_go_as_they_are(given: bytes) -> None:
     step = call("1", turn(1))
     step.input = msgspec.Raw(given)
-    step.output = msgspec.Raw(b'"%b"' % (b"x" * SHORT_BYTES))
+    step.output = msgspec.Raw(b'"%b"' % (b"x" * UNSHORTENED_BYTES))
     record = ENCODER.encode([step])
-    assert ToldLists().shortened(record, Redactor().data) == (record, {})
+    assert SentLists().shortened(record, Redactor().data) == (record, {})
 
 
 async def test_a_beginning_that_was_erased_is_told_of(store: TrajectoryStore) -> None:

@@ -1,4 +1,4 @@
-"""What clients, consumers, timers and people do when nothing goes wrong."""
+"""The actions of clients, consumers, timers and people without faults."""
 
 from __future__ import annotations
 

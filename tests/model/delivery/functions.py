@@ -73,7 +73,7 @@ class Functions:
         return -1
 
     def settle(self, stream: int, event: Event) -> None:
-        """Acknowledge and delete, as `settle` of the Lua library does, whoever calls it."""
+        """Acknowledge and delete, as `settle` of the Lua library does, for any caller."""
         place = self.place(stream, event)
         if place >= 0:
             del self.streams[stream][place]

@@ -1,4 +1,4 @@
-"""What must hold in every state, and what must hold once nothing has to happen any more."""
+"""The invariants of every state, and of every final state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scenario of the delivery model: who sends what, which faults may happen, and how many."""
+"""A scenario of the delivery model: the senders and messages, and the possible faults with their number."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Scenario(NamedTuple):
     poison: tuple[str, ...] = ()
     """Runs or calls that kill their process each time."""
     failing: tuple[str, ...] = ()
-    """Runs or calls that fail until somebody redrives them."""
+    """Runs or calls that fail until they are redriven."""
     redrives: int = 0
     check_flight: bool = True
     """Whether two events in flight are an error at once. Without it, the search finds what they lead to."""

@@ -1,4 +1,4 @@
-"""The scenarios that hold, and the dropped guards that break one."""
+"""The scenarios that hold, and the dropped guards that each break one."""
 
 from __future__ import annotations
 

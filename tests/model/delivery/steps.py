@@ -1,4 +1,4 @@
-"""Small steps that actions and faults share."""
+"""Steps that actions and faults share."""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant, lua, python
 
+SCHEDULER = "ingress/scheduler.py"
+
 MUTANTS: tuple[Mutant, ...] = (
     lua(
         "submit",
@@ -148,8 +150,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "checks",
         "publish_meta",
-        "check_stream(base, 'unheard')\n  redis.call('HLEN', base .. 'meta')",
-        "check_stream(base, 'unheard')",
+        "check_stream(base, 'undelivered')\n  redis.call('HLEN', base .. 'meta')",
+        "check_stream(base, 'undelivered')",
         "a message is published only while the partition's settings can be counted in",
         "contracts:atomicity",
     ),
@@ -172,6 +174,22 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     lua(
         "subscribe",
+        "same_millisecond",
+        "return #found > 0 and found[#found][1] or text(now - 1)",
+        "return text(now - 1)",
+        "an agent gets a message that was published in the millisecond in which it appeared, before it",
+        "contracts:topics",
+    ),
+    lua(
+        "subscribe",
+        "server_clock",
+        "local now = server_ms()",
+        "local now = now_ms(base)",
+        "a corrected step of the server's clock does not change which kept messages an agent gets",
+        "contracts:topics",
+    ),
+    lua(
+        "subscribe",
         "once",
         "if other == line then return 0 end",
         "",
@@ -185,6 +203,62 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         "two schedulers do not start an occurrence twice",
         "contracts:schedules",
+    ),
+    lua(
+        "schedule",
+        "fence",
+        "if tonumber(args[6]) < tonumber(newest or '0') then return 'FENCED' end",
+        "",
+        "a leader that was replaced changes no schedule",
+        "contracts:schedules",
+    ),
+    python(
+        SCHEDULER,
+        "moved",
+        "        if due > now:\n",
+        "        if False:\n",
+        "a schedule that was moved or replaced meanwhile waits for its time",
+        "contracts:schedules",
+    ),
+    python(
+        SCHEDULER,
+        "came_once",
+        "if looked_at is not None and looked_at <= now:",
+        "if True:",
+        "a schedule that came once is kept for a day",
+        "contracts:schedules",
+    ),
+    python(
+        SCHEDULER,
+        "unnoted",
+        "            if await self._status(schedule.task_id(due)) is not None:\n",
+        "            if False:\n",
+        "a task that a dead leader has started overlaps with none",
+        "contracts:schedules",
+    ),
+    python(
+        SCHEDULER,
+        "notes_first",
+        "            schedule.next_ms = time_ms\n",
+        "            pass\n",
+        "a task that a dead leader has started for a missed time overlaps with none",
+        "contracts:schedules",
+    ),
+    python(
+        "ingress/admitter.py",
+        "epoch_of_delete",
+        "await self._schedules.delete(schedule_id, epoch)",
+        "await self._schedules.delete(schedule_id)",
+        "an admitter that was replaced deletes no schedule",
+        "contracts:ingress",
+    ),
+    python(
+        "ingress/admitter.py",
+        "epoch_of_set",
+        "await self._schedules.set(schedule, epoch)",
+        "await self._schedules.set(schedule)",
+        "an admitter that was replaced sets no schedule",
+        "contracts:ingress",
     ),
     lua(
         "create_node",
@@ -303,7 +377,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "refuse",
         "started_task",
-        "if h then return {'started', lines(h)[9]} end",
+        "if header then return {'started', lines(header)[9]} end",
         "",
         "a claim whose task has started is not refused",
         "contracts:claims",
@@ -351,7 +425,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "unclaim",
         "window",
-        "redis.call('LREM', base .. 'seenq', -1, string.sub(token, 1, -4) .. '\\n' .. line)",
+        "redis.call('LREM', base .. 'seen_order', -1, string.sub(token, 1, -4) .. '\\n' .. line)",
         "",
         "a claim that was given up does not push a newer one out of the window",
         "contracts:claims",

@@ -6,6 +6,14 @@ from tests.mutants.mutant import Mutant, python
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
+        "bus/replies.py",
+        "waits_for_broker",
+        "            except (BusError, TimeoutError):\n                keep_at = 0.0\n",
+        "            except BusError:\n                keep_at = 0.0\n",
+        "answers arrive however long the broker was away",
+        "integration/bus:replies",
+    ),
+    python(
         "bus/connection.py",
         "hung_up",
         "        if reader.at_eof() or self.transport.is_closing():\n",
@@ -62,10 +70,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration/bus:connection",
     ),
     python(
-        "config/values.py",
+        "config/settings.py",
         "password_options",
-        'PASSWORD_OPTION.sub("***", PASSWORD.sub(r"\\1:***@", url))',
-        'PASSWORD.sub(r"\\1:***@", url)',
+        'PASSWORD_IN_OPTION.sub("***", PASSWORD_IN_URL.sub(r"\\1:***@", url))',
+        'PASSWORD_IN_URL.sub(r"\\1:***@", url)',
         "a password among the options of a URL is not shown",
         "unit/bus:connector",
     ),

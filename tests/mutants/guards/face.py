@@ -22,12 +22,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit:lazy",
     ),
     python(
-        "host/services.py",
+        "host/service.py",
         "unknown",
         "    if len(arguments) > 1 or name not in SERVICES:\n",
         "    if False:\n",
         "a name of no service is told in one line",
-        "unit/host:services",
+        "unit/host:service",
     ),
     python(
         "host/stack.py",
@@ -78,7 +78,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/client:client",
     ),
     python(
-        "client/schedules.py",
+        "client/client.py",
         "own_ids",
         "        if options.event_id or options.traceparent:\n",
         "        if False:\n",

@@ -7,9 +7,17 @@ from tests.mutants.mutant import Mutant, python
 TURNS = "runs/turn.py"
 CALLS = "tools/handler.py"
 CONSUMER = "consumer/consumer.py"
-ENDED = "consumer/ended_tasks.py"
+ENDED = "consumer/heartbeat.py"
 
 MUTANTS: tuple[Mutant, ...] = (
+    python(
+        TURNS,
+        "warm_connection",
+        " and delivery.attempt == 1 and same_server:",
+        " and delivery.attempt == 1:",
+        "a run in memory from before a reconnect is replayed: the server may have lost the turns that it knows",
+        "contracts:kept_turns",
+    ),
     python(
         TURNS,
         "warm_turn",
@@ -18,7 +26,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a run in memory goes on only with its next turn",
         "contracts:kept_turns",
         "contracts:finished_steps",
-        survives="a kept run is brought the results that it lacks, and looks at the journal before its next step",
+        survives="a warm run gets its missing results, and checks the journal before its next step",
     ),
     python(
         TURNS,
@@ -118,11 +126,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if place in self._held:",
         "if False:",
         "a delivery in hand is not handled twice",
-        "contracts:lost_replies",
-        "contracts:queued_work",
-        "contracts:lost_replies",
-        "integration/consumer:stopping",
-        "integration/bus:connection",
+        "contracts:consumer_fences",
     ),
     python(
         CONSUMER,
@@ -207,7 +211,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         CONSUMER,
         "unbegun",
-        "            self._let_go(place)\n            self._unreconciled = True\n",
+        "            self._release(place)\n            self._unreconciled = True\n",
         "            pass\n",
         "a delivery that was cancelled before it began is let go",
         "contracts:lost_replies",
@@ -219,9 +223,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "for delivery in () if self._stop.is_set() else deliveries:",
         "for delivery in deliveries:",
         "a process that stops begins nothing",
-        "contracts:finished_steps",
-        "contracts:queued_work",
-        "integration/consumer:stopping",
+        "contracts:consumer_fences",
     ),
     python(
         CONSUMER,
@@ -249,6 +251,22 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "actors/actor.py",
+        "kept_over_limit",
+        "            self.sends[:0] = sends  # nothing was written: the commit publishes them\n",
+        "",
+        "messages that a limit keeps from leaving in mid-turn leave with the commit",
+        "unit/actors:actor",
+    ),
+    python(
+        "actors/actor.py",
+        "awaits_write",
+        "            await self._written()\n            state =",
+        "            state =",
+        "a handler does not end before its messages are written",
+        "unit/actors:actor",
+    ),
+    python(
+        "actors/actor.py",
         "published_first",
         "            if self._is_last(failed):\n",
         "            if False:\n",
@@ -264,12 +282,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/actors:actor",
     ),
     python(
-        "runs/foreign.py",
+        "runs/guest.py",
         "at_work",
         "                with flow.at_work():\n",
         "                if True:\n",
         "a turn does not end while a thread of its code is at work",
-        "unit/runs:foreign",
+        "unit/runs:guest",
     ),
     python(
         "actors/actor.py",
@@ -331,15 +349,15 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         CONSUMER,
         "asks_of_old",
-        "return delivery.task in self._ended or entry_ms <= self._ended.since_ms",
-        "return delivery.task in self._ended",
+        "return delivery.task in self._ended.ended_ms or entry_ms <= self._ended.since_ms",
+        "return delivery.task in self._ended.ended_ms",
         "of entries older than what is known the broker is asked",
         "contracts:queued_work",
     ),
     python(
         CONSUMER,
         "old_may_live",
-        "if delivery.task not in self._ended and await self._bus.is_live(delivery.task):",
+        "if delivery.task not in self._ended.ended_ms and await self._bus.is_live(delivery.task):",
         "if False:",
         "old work of a task that goes on starts",
         "contracts:queued_work",
@@ -375,34 +393,34 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         ENDED,
         "bounded",
-        "if len(self._ended) > self._most:",
+        "if len(self.ended_ms) > self._most:",
         "if False:",
         "what is known of ended tasks is bounded",
-        "unit/consumer:ended_tasks",
+        "unit/consumer:heartbeat",
     ),
     python(
         ENDED,
         "gap",
-        "self.since_ms = max(self.since_ms, self._ended.popitem(last=False)[1])",
-        "self._ended.popitem(last=False)",
+        "self.since_ms = max(self.since_ms, self.ended_ms.popitem(last=False)[1])",
+        "self.ended_ms.popitem(last=False)",
         "of forgotten tasks the broker is asked",
-        "unit/consumer:ended_tasks",
+        "unit/consumer:heartbeat",
     ),
     python(
         ENDED,
         "silence",
-        "if now_ms - asked_from_ms > KEEP_MS:",
+        "if now_ms - since_ms > ENDED_TASK_KEPT_MS:",
         "if False:",
         "after a long silence the broker is asked",
-        "unit/consumer:ended_tasks",
+        "unit/consumer:heartbeat",
     ),
     python(
         ENDED,
         "age",
-        "while self._ended and next(iter(self._ended.values())) <= now_ms - KEEP_MS:",
+        "while self.ended_ms and next(iter(self.ended_ms.values())) <= now_ms - ENDED_TASK_KEPT_MS:",
         "while False:",
         "ended tasks are forgotten",
-        "unit/consumer:ended_tasks",
+        "unit/consumer:heartbeat",
     ),
     python(
         CALLS,
@@ -431,7 +449,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "consumer/progress.py",
         "interrupts",
-        "signal.pthread_kill(threading.main_thread().ident or 0, signal.Signals(SIGNAL or 0))",
+        "signal.pthread_kill(threading.main_thread().ident or 0, signal.Signals(INTERRUPT_SIGNAL or 0))",
         "pass",
         "code that holds the loop is ended",
         "unit/consumer:progress",
@@ -495,9 +513,17 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "host/supervisor.py",
         "group",
-        "            _kill_group(process.pid)  # what it has started and left behind\n",
+        "            _kill_group(process.pid)  # processes that it has started and left behind\n",
         "",
         "what a dead service has started is killed",
         "unit/host:supervisor",
+    ),
+    python(
+        "host/app_services.py",
+        "mcp_sdk",
+        "        need_sdk(declared)\n",
+        "",
+        "a missing MCP SDK is named with the extra that installs it",
+        "unit/host:app_services",
     ),
 )

@@ -150,7 +150,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "journal",
         "override",
-        "redis.call('HSET', rk, RUN.override_from .. step, override)",
+        "redis.call('HSET', rk, RUN.override_from .. step, number .. ' ' .. override)",
         "",
         "a run sees what a nested run did to the state",
         "contracts:nested_calls",
@@ -284,8 +284,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "journal",
         "override_replays",
-        "return text(redis.call('HINCRBY', rk, RUN.turn, 1)), true",
-        "return turn, true",
+        "local number = text(redis.call('HINCRBY', rk, RUN.turn, 1))",
+        "local number = turn",
         "a run in memory sees the state that a nested run left",
         "contracts:warm_runs",
     ),

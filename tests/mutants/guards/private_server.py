@@ -8,6 +8,30 @@ SERVER = "bus/private_server.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
+        "bus/connection.py",
+        "lost_calls",
+        "                    _fail(self._unsent, self._lost)\n",
+        "",
+        "a call does not wait for a server that has ended",
+        "unit/bus:private_server",
+    ),
+    python(
+        "bus/replies.py",
+        "lost_answers",
+        "                    _fail(future, lost)\n                return\n",
+        "                    pass\n                return\n",
+        "nobody waits for an answer of a server that has ended",
+        "unit/bus:private_server",
+    ),
+    python(
+        "client/task.py",
+        "lost_stream",
+        "                except BusLost:\n                    raise\n",
+        "",
+        "a stream of a server that has ended fails",
+        "unit/bus:private_server",
+    ),
+    python(
         SERVER,
         "waits_for_its_end",
         "            status = self.process.wait()\n",
@@ -82,8 +106,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "bus/connection.py",
         "end_of_loop",
-        "                connection.abort()  # the end of an event loop",
-        "                # the end of an event loop",
+        "                connection.abort()  # an event loop that ends",
+        "                # an event loop that ends",
         "an event loop that ends leaves no open connection behind",
         "unit/bus:private_server",
     ),

@@ -131,17 +131,17 @@ MUTANTS: tuple[Mutant, ...] = (
         TESTS,
     ),
     python(
-        "blobs/urls.py",
+        "blobs.py",
         "path_as_read",
         '    unsafe = not plain.isprintable() or "?" in inner or "#" in inner\n',
         "    unsafe = False\n",
         "a reference's path is checked as it is read later",
-        "unit/blobs:store",
+        "unit:blobs",
     ),
     lua(
         "messages",
-        "unheard_bytes",
-        " and before + size - n <= UNHEARD_MAX_BYTES then break end",
+        "undelivered_bytes",
+        " and before + size - n <= UNDELIVERED_MAX_BYTES then break end",
         " then break end",
         "messages that nobody hears are bounded in bytes",
         "contracts:topics",
@@ -221,7 +221,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         STREAMS,
         "turns",
-        "                await asyncio.sleep(WAIT_SECONDS if waiting else 0 if entries else self._idle_seconds())\n",
+        "                await asyncio.sleep(STREAM_RETRY_SECONDS if waiting else 0 if entries else self._poll_seconds())\n",
         "                if waiting or not entries:\n"
         "                    await asyncio.sleep(WAIT_SECONDS if waiting else self._idle_seconds())\n",
         "a long stream delays no other",
@@ -230,7 +230,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         STREAMS,
         "again",
-        '                elif not waiting:\n                    # From the first entry again: what was settled is gone, and a stream that was made again begins\n                    # with smaller ids.\n                    last = b""\n',
+        '                elif not waiting:\n                    # Read from the start again: settled entries are gone, and a recreated stream may have smaller ids.\n                    last = b""\n',
         "                elif entries:\n                    last = entries[-1].id\n",
         "a stream that was made again is read",
         TESTS,
@@ -238,7 +238,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         STREAMS,
         "future",
-        '    if int(entry.id.partition(b"-")[0]) > time.time() * 1000 + AHEAD_MS:\n',
+        '    if int(entry.id.partition(b"-")[0]) > time.time() * 1000 + MAX_ID_AHEAD_MS:\n',
         "    if False:\n",
         "no command has its time from an id in the future",
         TESTS,

@@ -203,7 +203,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "cancel",
         "leave_queue",
-        "if v[5] == 'queue' then QUEUE.leave(base, task, v[2]) end",
+        "if current == 'queue' then QUEUE.leave(base, task, header) end",
         "",
         "a task that is cancelled leaves its queue",
         FAIRNESS,
@@ -211,7 +211,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "promote",
         "leave_queue",
-        "if v[5] == 'queue' then QUEUE.leave(base, task, v[2]) end",
+        "if current == 'queue' then QUEUE.leave(base, task, header) end",
         "",
         "a task over its time leaves its queue",
         FAIRNESS,
@@ -259,10 +259,10 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "maintenance/keeper.py",
         "refill",
-        "            partial(bus.refill, REFILL),\n",
+        "            partial(bus.refill, REFILL_EVENTS),\n",
         "",
         "tasks move on while all handlers are of an older release",
-        "integration/ingress:tenants_fairness",
+        FAIRNESS,
     ),
     lua(
         "idle",

@@ -11,6 +11,30 @@ HOST = "host/host.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
+        "host/manager.py",
+        "edge",
+        "    edge = await host.connect() if clustered else None\n",
+        "    edge = None\n",
+        "in a Cluster, answers to another server do not interrupt the admission",
+        "integration/ingress:answers_on_cluster",
+    ),
+    python(
+        "bus/namespace.py",
+        "valkey_cluster",
+        'return "cluster" in (info.get("redis_mode"), info.get("server_mode"))',
+        'return info.get("redis_mode") == "cluster"',
+        "a Cluster of Valkey is one",
+        "integration/ingress:answers_on_cluster",
+    ),
+    python(
+        "ingress/admitter.py",
+        "edge",
+        "Answers(edge or transport, home, metrics)",
+        "Answers(transport, home, metrics)",
+        "in a Cluster, answers of the admission do not interrupt it",
+        "integration/ingress:answers_on_cluster",
+    ),
+    python(
         ADMITTER,
         "left_behind",
         '        cursor = "0-0"\n        waiting',
@@ -50,9 +74,9 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         RELAY,
         "deletes_after",
-        "            if place not in looking.passed and await self._carried(",
+        "            if place not in scan.skipped and await self._deliver(",
         '            await call("XDEL", stream, entry)\n'
-        "            if place not in looking.passed and await self._carried(",
+        "            if place not in scan.skipped and await self._deliver(",
         "an answer that could not be carried is carried later",
         "contracts:ingress",
         "contracts:open_requests",
@@ -147,7 +171,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         ADMITTER,
         "look_ahead",
-        "if len(waiting) >= LOOK_AHEAD:",
+        "if len(waiting) >= WAITING_MAX:",
         "if False:",
         "commands that wait are bounded",
         "contracts:ingress",
@@ -187,7 +211,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         ADMITTER,
         "tries",
-        "if command.tries < TRIES:",
+        "if command.tries < TRIES_MAX:",
         "if True:",
         "a command that always fails is given up",
         "contracts:ingress",
@@ -219,7 +243,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         RELAY,
         "order",
-        "                looking.pass_by(place)\n",
+        "                scan.skip(place)\n",
         "                pass\n",
         "answers to one stream keep their order",
         "contracts:ingress",
@@ -260,7 +284,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         RELAY,
         "bounded",
-        "if len(looking.passed) >= LOOK_AHEAD:",
+        "if len(scan.skipped) >= WAITING_MAX:",
         "if False:",
         "answers that wait are bounded",
         "contracts:ingress",

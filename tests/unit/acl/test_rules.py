@@ -15,11 +15,11 @@ from runtime_core.acl.users import SERVICES, USERS
 from runtime_core.bus.library import FUNCTIONS
 from runtime_core.cli.main import main
 from runtime_core.errors import ConfigurationError
-from runtime_core.host import services
+from runtime_core.host import service
 
 
 def test_every_service_has_a_user_and_every_function_a_caller() -> None:
-    assert {user.name for user in SERVICES} == set(services.SERVICES)
+    assert {user.name for user in SERVICES} == set(service.SERVICES)
     called = {name for user in USERS.values() for name in user.called(2)}
     assert set(FUNCTIONS) - called == set(), "say in acl/users.py who calls them"
 
@@ -39,7 +39,7 @@ def test_only_leaders_write_where_leaders_are_kept_and_only_consumers_may_take_w
         takes = [grant for grant in user.selectors() if "xreadgroup" in grant.commands]
         assert bool(takes) == (bool(user.serves) or user.name == "state-manager"), user.name
     handlers = [user for user in SERVICES if user.serves]
-    assert {user.name for user in handlers} == set(services.SERVICES) - {"state-manager", "trajectory-recorder"}
+    assert {user.name for user in handlers} == set(service.SERVICES) - {"state-manager", "trajectory-recorder"}
     for user in handlers:
         assert not {"schedules", "scheduled"} & {key for keys in user.keys(2) for key in keys}
 

@@ -14,11 +14,11 @@ from runtime_core.actors.instances import Instances
 from runtime_core.actors.message import MessageEnvelope, content_of, encode_envelope
 from runtime_core.actors.serialization import SerializationRegistry
 from runtime_core.actors.vocabulary import native
+from runtime_core.bus.deliveries import RunFields
 from runtime_core.bus.replies import Answer
-from runtime_core.bus.values import RunFields
 from runtime_core.consumer.effects import COMPLETED, Call, Completed, Failed, Publish, Send
 from runtime_core.declare.declaration import Place
-from runtime_core.errors import BusError
+from runtime_core.errors import BusError, JournalMoved, LimitExceeded
 from runtime_core.ids import step_digest
 from runtime_core.runs.journal import packed_now
 from runtime_core.runs.ports import Attempt, Meta, Workplace
@@ -31,30 +31,49 @@ ECHO = AgentId("echo", "one")
 
 
 class Broker(World):
-    """Answers what is asked in mid-turn with null, or fails."""
+    """Answers requests in the middle of a turn with null, or fails."""
 
-    def __init__(self, fault: BusError | None = None) -> None:
+    def __init__(self, fault: BusError | LimitExceeded | None = None, lost: JournalMoved | None = None) -> None:
+        """`fault`: every request fails with it. `lost`: every answer is lost."""
         super().__init__()
         self.fault = fault
+        self.lost = lost
+        self.called = asyncio.Event()
+        self.gate = asyncio.Event()
+        """Cleared: requests wait."""
+        self.gate.set()
         self.left: list[str] = []
-        """Steps that have left in mid-turn, in order."""
+        """Steps sent in the middle of a turn, in order."""
+        self.states: list[bytes] = []
+        """The state that each request took along."""
 
     async def ask(
         self, calls: Sequence[Call], sends: Sequence[Send | Publish] = (), state: bytes = b""
     ) -> dict[str, asyncio.Future[Answer]]:
+        self.called.set()
+        await self.gate.wait()
         if self.fault is not None:
             raise self.fault
         self.left += [each.step for each in (*sends, *calls)]
+        self.states.append(state)
         answers = {call.step: asyncio.get_running_loop().create_future() for call in calls}
         for call in calls:
-            answers[call.step].set_result(Answer(packed_now(call.digest, COMPLETED)))
+            if self.lost is not None:
+                answers[call.step].set_exception(self.lost)
+            else:
+                answers[call.step].set_result(Answer(packed_now(call.digest, COMPLETED)))
         return answers
 
 
 def run_of(
-    handle: Handle, broker: Broker, *, seconds: float = 30.0, journal: Mapping[str, bytes] | None = None
+    handle: Handle,
+    broker: Broker,
+    *,
+    seconds: float = 30.0,
+    journal: Mapping[str, bytes] | None = None,
+    log: list[str] | None = None,
 ) -> ActorRun:
-    """A run whose handler calls `handle` with it."""
+    """Create a run whose handler calls `handle` with it. `log` is the agent's state."""
     registry = SerializationRegistry()
 
     class Handler:
@@ -66,10 +85,18 @@ def run_of(
         async def close(self) -> None:
             """Nothing to close."""
 
+    class Logging(Handler):
+        async def save_state(self) -> Mapping[str, object]:
+            return {"log": log}
+
+        async def load_state(self, state: Mapping[str, object]) -> None:
+            """Nothing else writes it."""
+
     async def build(type: str, key: str) -> Handler:
-        return Handler()
+        return Handler() if log is None else Logging()
 
     actors = Actors(native(), registry, Instances(build, native().keeps_state, 10), lambda error: None)
+    actors.shared = log is not None
     definition = ActorDefinition("handler", actors, Place(__file__, 1), timeout_seconds=seconds)
     data = encode_envelope(MessageEnvelope(content_of("go", registry), message_id="m"))
     stored = RunFields(data=data, started_ms=1, journal=dict(journal or {}))
@@ -77,7 +104,7 @@ def run_of(
 
 
 async def test_steps_are_named_after_what_they_say() -> None:
-    """Processes of other releases find these ids in the journal: they may not change."""
+    """Processes of other releases find these ids in the journal, so they may not change."""
     told, asked = MessageEnvelope(message_id="told"), MessageEnvelope(message_id="asked")
 
     async def handle(run: ActorRun) -> None:
@@ -130,6 +157,56 @@ async def test_an_error_of_the_broker_ends_the_run_whatever_the_handler_makes_of
         await run_of(handle, Broker(BusError("gone"))).advance()
 
 
+async def test_a_request_that_the_broker_has_lost_ends_the_run_whatever_the_handler_makes_of_it() -> None:
+    """It is replayed from what the broker holds, and asks again."""
+
+    async def handle(run: ActorRun) -> None:
+        try:
+            await run.request(ECHO, MessageEnvelope(), None)
+        except BaseException:
+            return
+
+    with pytest.raises(JournalMoved, match="lost"):
+        await run_of(handle, Broker(lost=JournalMoved("lost"))).advance()
+
+
+async def test_a_replay_keeps_the_state_that_was_written_last() -> None:
+    """Two calls back changed the state while the handler waited for both; the one that it asked first ended last."""
+    seen: list[bytes] = []
+
+    async def handle(run: ActorRun) -> None:
+        for number in ("1", "2"):
+            await run.request(ECHO, MessageEnvelope(message_id=number), None)
+
+    def step(number: str) -> str:
+        return step_digest("agent", "echo", "one", encode_envelope(MessageEnvelope(message_id=number)))
+
+    journal = {f"c{step(number)}.0": packed_now(step(number), COMPLETED, b"null") for number in ("1", "2")}
+    run = run_of(handle, Broker(), journal=journal)
+    run.overrides = {f"c{step('1')}.0": b'10 {"calls":2}', f"c{step('2')}.0": b'9 {"calls":1}'}
+
+    async def see(state: bytes) -> None:
+        seen.append(state)
+
+    run._see = see  # type: ignore[method-assign]
+    assert isinstance(await run.advance(), Completed)
+    assert [state for state in seen if state] == [b'{"calls":2}']
+
+
+async def test_a_request_takes_the_state_along_if_it_has_changed() -> None:
+    """Between two requests, a call back by the first one may have changed the state on the broker."""
+    log: list[str] = []
+
+    async def handle(run: ActorRun) -> None:
+        await asyncio.gather(*(run.request(ECHO, MessageEnvelope(message_id=id), None) for id in ("1", "2")))
+        log.append("changed")
+        await run.request(ECHO, MessageEnvelope(message_id="3"), None)
+
+    broker = Broker()
+    assert isinstance(await run_of(handle, broker, log=log).advance(), Completed)
+    assert broker.states == [b'{"log":[]}', b"", b'{"log":["changed"]}']
+
+
 async def test_what_a_handler_published_before_it_failed_for_good_leaves() -> None:
     async def handle(run: ActorRun) -> None:
         run.publish(TOPIC, MessageEnvelope())
@@ -140,6 +217,37 @@ async def test_what_a_handler_published_before_it_failed_for_good_leaves() -> No
     assert isinstance(result, Failed)
     assert len(broker.left) == 1
     assert [row.kind for row in result.steps] == ["publish"]
+
+
+async def test_over_a_limit_the_commit_publishes() -> None:
+    """A write in mid-turn was refused, which changes nothing."""
+    broker = Broker(LimitExceeded("max_steps"))
+
+    async def handle(run: ActorRun) -> None:
+        run.publish(TOPIC, MessageEnvelope(message_id="1"))
+        await broker.called.wait()
+        await asyncio.sleep(0)
+        run.publish(TOPIC, MessageEnvelope(message_id="2"))
+        with pytest.raises(LimitExceeded):
+            await run.request(ECHO, MessageEnvelope(), None)
+
+    result = await run_of(handle, broker).advance()
+    assert isinstance(result, Completed)
+    assert [json.loads(send.data)["message_id"] for send in result.sends] == ["1", "2"]
+
+
+async def test_a_handler_that_ends_while_its_messages_are_written_loses_none() -> None:
+    broker = Broker(LimitExceeded("max_steps"))
+    broker.gate.clear()
+
+    async def handle(run: ActorRun) -> None:
+        run.publish(TOPIC, MessageEnvelope())
+        await broker.called.wait()
+        asyncio.get_running_loop().call_later(0.05, broker.gate.set)
+
+    result = await run_of(handle, broker).advance()
+    assert isinstance(result, Completed)
+    assert len(result.sends) == 1
 
 
 async def test_what_a_task_of_the_handler_sends_after_its_end_is_no_part_of_the_run() -> None:

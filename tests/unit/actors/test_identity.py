@@ -1,4 +1,4 @@
-"""Agents' and topics' names: what may be one, and that each has one spelling on the broker."""
+"""Names of agents and topics: which are valid, and that each has one form on the broker."""
 
 from __future__ import annotations
 

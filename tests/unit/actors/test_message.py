@@ -1,4 +1,4 @@
-"""What messages are written as and come back as; errors on their way; handlers and how they are picked."""
+"""Messages and errors survive the transport; handlers are selected by type."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_no_module_is_imported_for_a_name_in_a_message() -> None:
 
 
 class _Upper:
-    """A serializer of the user's own, of a content type of its own."""
+    """A custom serializer with its own content type."""
 
     data_content_type = "text/plain"
     type_name = f"{__name__}.Inner"

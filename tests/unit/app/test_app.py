@@ -12,10 +12,9 @@ from pydantic import BaseModel
 
 from runtime_core.app.app import App
 from runtime_core.app.registry import Functions
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.errors import ConfigurationError, InvalidInput
-from runtime_core.runs.agent import Agent, handles
-from runtime_core.runs.definition import AgentDefinition
+from runtime_core.runs.definition import Agent, AgentDefinition, handles
 from runtime_core.tools.tool import ToolContext
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ def test_a_function_of_two_names_must_be_named_by_text() -> None:
     app.tool(name="b")(search)
 
     assert app.functions.tool("b") is app.tools["b"]
-    with pytest.raises(ConfigurationError, match=r"search is declared as 'a' and 'b': name it"):
+    with pytest.raises(ConfigurationError, match=r"search is declared as 'a' and 'b': use one"):
         app.functions.tool(search)
 
 
@@ -196,7 +195,7 @@ async def test_a_function_agent_takes_no_input_or_one_with_a_default() -> None:
     app.check()
 
     assert await run(app.agents["none"], None) == "ran"
-    with pytest.raises(InvalidInput, match=r"^input: agent 'none' takes no input: leave it out$"):
+    with pytest.raises(InvalidInput, match=r"^input: agent 'none' takes no input: remove it$"):
         app.agents["none"].decode_input(b'"x"')
     assert await run(app.agents["default"], None) == "standard"
     assert await run(app.agents["default"], {"topic": "own"}) == "own"
@@ -517,7 +516,10 @@ def _includes_no_app(app: App) -> None:
 @pytest.mark.parametrize(
     ("declare", "message"),
     [
-        (_duplicate_tool, r"^tool 'it' is declared twice, at \S*test_app\.py:\d+ and at \S*test_app\.py:\d+: give one"),
+        (
+            _duplicate_tool,
+            r"^tool 'it' is declared twice, at \S*test_app\.py:\d+ and at \S*test_app\.py:\d+: rename one",
+        ),
         (_duplicate_agent, "^agent 'it' is declared twice, at "),
         (_duplicate_engine_function, "^engine function 'it' is declared twice, at "),
         (_duplicate_by_include, "^tool 'it' is declared twice, at "),
@@ -533,13 +535,13 @@ def _includes_no_app(app: App) -> None:
         (_agent_without_context, r"^agent 'it' \(.*\) does not take ctx: AgentContext first"),
         (_agent_of_two_inputs, r"^agent 'it' \(.*\) takes 2 inputs: take one"),
         (_agent_of_untyped_input, r"^agent 'it' \(.*\): argument 'topic' has no type"),
-        (_agent_that_yields, r"is a generator: stream with await ctx\.emit"),
+        (_agent_that_yields, r"is a generator: use await ctx\.emit"),
         (_tool_that_yields, r"^tool 'it' \(.*\) is a generator: return a list"),
         (_async_engine_function, r"^engine function 'it' \(.*\) is async: declare a plain function"),
         (_wrong_timeout, r"^tool 'it' \(.*\) has timeout_seconds=0: give a number above 0"),
         (_wrong_retry, r"^tool 'it' \(.*\) has retry=3: give a RetryPolicy"),
         (_wrong_pool, r"^engine function 'it' \(.*\) has pool='a:b'"),
-        (_unnamed, r"^tool name '<lambda>' \(.*\) cannot be used"),
+        (_unnamed, r"^tool name '<lambda>' \(.*\) is invalid"),
         (_two_contexts, r"^tool 'it' \(.*\) takes a ToolContext twice, 'a' and 'b'"),
         (_no_agent_class, r"^agent 'it' \(.*test_app\.py:\d+\): .* is not a subclass of Agent"),
         (_same_message_twice, r"^agent 'it' \(.*\): one and two both handle Facts: keep one"),

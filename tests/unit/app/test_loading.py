@@ -58,7 +58,7 @@ def test_an_app_is_found_in_the_current_directory(folder: Path) -> None:
     ],
 )
 def test_another_spelling_is_refused_with_the_likely_one(folder: Path, reference: str, hint: str) -> None:
-    assert refusal(reference) == f"app {reference!r} is not written as package.module:app{hint}"
+    assert refusal(reference) == f"app {reference!r} is not of the form package.module:app{hint}"
 
 
 def test_a_missing_module_says_where_it_was_looked_for(folder: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_refused_declaration_is_shown_as_it_is(folder: Path) -> None:
     )
 
     assert refusal("twice_e:app") == (
-        "tool 'a' is declared twice, at twice_e.py:3 and at twice_e.py:5: give one of them another name"
+        "tool 'a' is declared twice, at twice_e.py:3 and at twice_e.py:5: rename one of them"
     )
 
 
@@ -107,15 +107,15 @@ def test_a_missing_attribute_lists_the_apps_or_similar_names(folder: Path) -> No
     (folder / "similar_f.py").write_text("appp = 1\n")
     (folder / "bare_f.py").touch()
 
-    assert refusal("names_f:app") == "app 'names_f:app': names_f has no 'app': its apps are desk"
+    assert refusal("names_f:app") == "app 'names_f:app': names_f has no 'app'; its apps are desk"
     assert refusal("similar_f:app") == "app 'similar_f:app': similar_f has no 'app': did you mean appp?"
-    assert refusal("bare_f:app").endswith("has no 'app': write app = App('name') in it")
+    assert refusal("bare_f:app").endswith("has no 'app': add app = App('name') to it")
 
 
 def test_what_is_not_an_app_is_named_by_its_type(folder: Path) -> None:
     (folder / "other_g.py").write_text(HEAD + "desk = App('x')\napp = 5\n")
 
-    assert refusal("other_g:app") == "app 'other_g:app' is not an App but of type int: its apps are desk"
+    assert refusal("other_g:app") == "app 'other_g:app' is of type int, not App; its apps are desk"
 
 
 def test_a_loaded_app_has_been_checked(folder: Path) -> None:

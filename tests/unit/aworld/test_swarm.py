@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from runtime_core.aworld.described import describe, read_description, task_of
 from runtime_core.aworld.swarm import (
     GraphBuildType,
     HandoffSwarm,
@@ -15,7 +14,7 @@ from runtime_core.aworld.swarm import (
     TeamSwarm,
     WorkflowSwarm,
 )
-from runtime_core.aworld.task import Task
+from runtime_core.aworld.task import Task, describe, read_description, task_of
 from runtime_core.declare.declaration import label
 from runtime_core.errors import InvalidInput
 
@@ -54,7 +53,7 @@ def test_agents_come_once_and_in_order_and_a_swarm_travels_as_json(swarm: Swarm,
     [
         (lambda: Swarm(), "swarm: is empty"),
         (lambda: Swarm("a", []), "swarm.1: is empty"),
-        (lambda: Swarm("a", None), "swarm.1: None is no agent"),
+        (lambda: Swarm("a", None), "swarm.1: None is not an agent"),
         (lambda: Swarm("a", ""), "swarm.1: an agent's name is empty"),
         (lambda: Swarm("a", "b", "a"), "no cycles, but a → b → a: use Loopable"),
         (lambda: Swarm("a", ["b", ("c", "a")]), "no cycles, but a → c → a"),
@@ -62,10 +61,10 @@ def test_agents_come_once_and_in_order_and_a_swarm_travels_as_json(swarm: Swarm,
         (lambda: Swarm("a", max_steps=0), "swarm.max_steps: 0"),
         (lambda: Swarm("a", "b", root_agent="c"), "swarm.root_agent: c is not in the topology"),
         (lambda: Swarm("a", "b", root_agent="b"), "swarm.root_agent: a workflow begins with its first"),
-        (lambda: HandoffSwarm("a", "b"), "swarm.0: 'a' is no pair"),
-        (lambda: HandoffSwarm(("a", ["b"])), "swarm.0: a HANDOFF is between agents"),
+        (lambda: HandoffSwarm("a", "b"), "swarm.0: 'a' is not a pair"),
+        (lambda: HandoffSwarm(("a", ["b"])), "swarm.0: a HANDOFF connects agents"),
         (lambda: HandoffSwarm(), "swarm: is empty"),
-        (lambda: TeamSwarm("a", ["b"]), "swarm.1: a team is a leader and its members"),
+        (lambda: TeamSwarm("a", ["b"]), "swarm.1: a team consists of a leader and its members"),
         (lambda: Loopable("a", 0), "max_run_times: 0"),
     ],
 )

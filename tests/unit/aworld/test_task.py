@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime_core.aworld.described import describe, read_description, task_of
-from runtime_core.aworld.task import Task, TaskConfig
+from runtime_core.aworld.task import Task, TaskConfig, describe, read_description, task_of
 from runtime_core.declare.declaration import label
 from runtime_core.errors import InvalidInput
-from runtime_core.wire.results import StreamingMode, TaskResponse
+from runtime_core.wire.events import StreamingMode, TaskResponse
 
 
 def test_a_config_reads_like_a_dict() -> None:
@@ -20,13 +19,14 @@ def test_a_config_reads_like_a_dict() -> None:
     assert (conf.max_steps, conf.run_mode, conf.check_input) == (20, "interactive", True)
     assert (conf.get("max_steps"), conf.get("depth", 3), conf.get("breadth", 3)) == (20, 2, 3)
     assert conf["run_mode"] == "interactive"
+    assert Task(conf={"run_mode": "INTERACTIVE"}).config == Task(conf={"run_mode": "interactive"}).config
 
 
 def test_names_that_a_runner_of_ones_own_reads_are_kept_for_it() -> None:
     assert Task(conf={"max_depth": 2}, runner_cls="Tree").config.get("max_depth", 3) == 2
     with pytest.raises(InvalidInput, match=r"^conf.max_step: is not known; did you mean max_steps\?"):
         Task(conf={"max_step": 2})
-    with pytest.raises(InvalidInput, match=r"belongs into conf.ext$"):
+    with pytest.raises(InvalidInput, match=r"belong in conf.ext$"):
         Task(conf={"depth": 2})
 
 
@@ -38,27 +38,28 @@ def test_names_that_a_runner_of_ones_own_reads_are_kept_for_it() -> None:
         ({"timeout": -1}, "timeout: -1"),
         ({"endless_threshold": 0}, "endless_threshold: 0"),
         ({"agent": "a", "swarm": "b"}, "swarm: a task has an agent or a swarm, not both"),
-        ({"streaming_mode": "some"}, 'streaming_mode: "some" is no streaming mode; known are core'),
+        ({"streaming_mode": "some"}, 'streaming_mode: "some" is not a streaming mode; known are core'),
         ({"conf": 5}, "conf: 5 is neither"),
         ({"hooks": ["start"]}, 'hooks: ["start"] is not an object of hook points'),
-        ({"hooks": {"strat": ["alert"]}}, "hooks.strat: is no hook point; known are task_created"),
-        ({"hooks": {"start": "alert"}}, 'hooks.start: "alert" is not a list of names'),
+        ({"hooks": {"strat": ["alert"]}}, "hooks.strat: is not a hook point; known are task_created"),
+        ({"hooks": {"start": "alert"}}, 'hooks.start: "alert" is not a list of hook names'),
         ({"conf": {"max_steps": True}}, "conf.max_steps: True"),
         ({"conf": {"run_mode": "both"}}, "conf.run_mode: 'both' is not one of one_way, interactive"),
         ({"conf": {"stream": "yes"}}, "conf.stream: 'yes' is not True or False"),
         ({"conf": {"engine": "gpu"}}, "conf.engine: 'gpu' is not one of"),
         ({"conf": {"engine_wait_seconds": -1}}, "conf.engine_wait_seconds: -1 is not a number of seconds; 0 means not"),
-        ({"conf": {"trajectory_strategy": 3}}, "conf.trajectory_strategy: 3 is no text"),
+        ({"conf": {"trajectory_strategy": "default"}}, "conf.trajectory_strategy: is not known; known are max_steps"),
+        ({"conf": {"run_mode": 3}}, "conf.run_mode: 3 is not one of one_way, interactive"),
         ({"conf": {"handlers": {3: "mine"}}}, "conf.handlers: {3: 'mine'} is not a dict"),
-        ({"name": 3}, "name: 3 is no text"),
-        ({"user_id": 3}, "user_id: 3 is no text"),
-        ({"session_id": b"s"}, "session_id: b's' is no text"),
-        ({"group_id": 3}, "group_id: 3 is no text"),
-        ({"parent_task": 3}, "parent_task: 3 is no text"),
+        ({"name": 3}, "name: 3 is not text"),
+        ({"user_id": 3}, "user_id: 3 is not text"),
+        ({"session_id": b"s"}, "session_id: b's' is not text"),
+        ({"group_id": 3}, "group_id: 3 is not text"),
+        ({"parent_task": 3}, "parent_task: 3 is not text"),
         ({"swarm": ["a", "b"]}, "swarm: ['a', 'b'] is neither a Swarm nor the name of one"),
         ({"tools": len}, "tools: <built-in function len> is not a list of functions"),
         ({"tool_names": "add"}, "tool_names: 'add' is not a list of names"),
-        ({"tool_names": ["add", 3]}, "tool_names.1: 3 is no text"),
+        ({"tool_names": ["add", 3]}, "tool_names.1: 3 is not text"),
         ({"context": ["a"]}, "context: ['a'] is not a dict"),
     ],
 )

@@ -8,7 +8,7 @@ from redis.asyncio.sentinel import SentinelConnectionPool, SentinelManagedSSLCon
 from redis.credentials import CredentialProvider
 
 from runtime_core.bus.connector import parse_address
-from runtime_core.config.values import without_password
+from runtime_core.config.settings import without_password
 from runtime_core.errors import ConfigurationError
 
 

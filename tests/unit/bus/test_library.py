@@ -58,4 +58,4 @@ def test_a_shared_file_keeps_the_names_that_no_other_file_uses() -> None:
     lists = re.findall(r"^local (\w+(?:, \w+)*)$", library().source.decode(), flags=re.MULTILINE)
     outside = {name for names in lists for name in names.split(", ")}
     assert {"forget_waits", "QUEUE"} <= outside
-    assert outside.isdisjoint({"OF_ONE_LIFE", "keep_unheard"})
+    assert outside.isdisjoint({"OF_ONE_LIFE", "keep_undelivered"})

@@ -12,7 +12,11 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +24,11 @@ from runtime_core.bus import private_server
 from runtime_core.bus.connection import Argument, Reply
 from runtime_core.bus.namespace import connect
 from runtime_core.bus.private_server import PrivateServer
-from runtime_core.errors import ConfigurationError
+from runtime_core.client.task import TaskHandle
+from runtime_core.errors import BusLost, ConfigurationError
 from runtime_core.host.local import LocalApp
 from weft import AgentContext, App, Client
-from weft.runtime import Runtime
+from weft.runtime import AgentId, MessageContext, RoutedAgent, Runtime, message_handler
 
 SECONDS = 30.0
 
@@ -169,7 +174,7 @@ async def test_a_server_that_cannot_start_says_why_and_is_tried_again(
     broken.chmod(0o755)
     with monkeypatch.context() as patched:
         patched.setattr(private_server, "find_binary", lambda: broken)
-        with pytest.raises(ConfigurationError, match=r"memory://: its server ended at start \(status 3\): no room"):
+        with pytest.raises(ConfigurationError, match=r"memory://: its server exited at start \(status 3\): no room"):
             await connect("memory://")
     assert await ask("PING") == b"PONG"
     assert private_server._server is not None
@@ -193,20 +198,100 @@ def test_a_process_that_ends_at_once_leaves_no_server(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_that_ends_later_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_exits_later_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     server = PrivateServer()
     server.ready.result(SECONDS)
     assert server.process is not None
     server.process.kill()
     server._thread.join(SECONDS)
-    assert "the server behind memory:// ended (signal 9, SIGKILL)" in caplog.text
+    assert "the server behind memory:// exited (signal 9, SIGKILL)" in caplog.text
     server.end()
+
+
+@dataclass
+class Text:
+    text: str
+
+
+async def end_server() -> None:
+    """Kill the server of this process, and wait until its end is known."""
+    server = private_server._server
+    assert server is not None
+    assert server.process is not None
+    server.process.kill()
+    await asyncio.to_thread(server._thread.join, SECONDS)
+
+
+async def wait_for_result(client: Client, task: TaskHandle, begun: asyncio.Event) -> None:
+    begun.set()
+    await task.result()
+
+
+async def read_stream(client: Client, task: TaskHandle, begun: asyncio.Event) -> None:
+    async for _ in task.stream():
+        begun.set()
+
+
+async def submit_others(client: Client, task: TaskHandle, begun: asyncio.Event) -> None:
+    while True:
+        begun.set()
+        await client.submit("sleeper", "y")
+
+
+@pytest.mark.parametrize("waits", [wait_for_result, read_stream, submit_others])
+async def test_nobody_waits_for_a_server_that_has_ended(
+    waits: Callable[[Client, TaskHandle, asyncio.Event], Coroutine[Any, Any, None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_server, "_server", None)
+    app = App("sleeping")
+
+    @app.agent("sleeper")
+    async def sleeper(ctx: AgentContext, text: str) -> None:
+        await ctx.emit("sleeping")
+        await ctx.sleep(3600)
+
+    async with asyncio.timeout(SECONDS):
+        local = LocalApp(app)
+        client = await local.__aenter__()
+        begun = asyncio.Event()
+        waiting = asyncio.create_task(waits(client, await client.submit("sleeper", "x"), begun))
+        await begun.wait()
+        await end_server()
+        with pytest.raises(BusLost, match=r"exited .*SIGKILL.* restart this process"):
+            await waiting
+        with suppress(BusLost):  # a handler may have heard of it, or not
+            await local.__aexit__(None, None, None)
+        with pytest.raises(ConfigurationError, match=r"exited .*SIGKILL"):
+            await connect("memory://")
+
+
+async def test_an_agent_object_does_not_wait_for_a_server_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_server, "_server", None)
+    async with asyncio.timeout(SECONDS):
+        runtime = Runtime(url="memory://", shutdown_seconds=0.1)
+        asked = asyncio.Event()
+
+        class Deaf(RoutedAgent):
+            @message_handler
+            async def on_text(self, message: Text, ctx: MessageContext) -> Text:
+                asked.set()
+                return await asyncio.Future[Text]()
+
+        await runtime.register_factory("deaf", lambda: Deaf("hears and says nothing"))
+        runtime.start()
+        asking = asyncio.create_task(runtime.send_message(Text("hello"), AgentId("deaf", "one")))
+        await asked.wait()
+        await end_server()
+        with pytest.raises(BusLost):
+            await asking
+        with suppress(BusLost):
+            await runtime.close()
 
 
 @pytest.mark.parametrize("durability", ["fsync", "quorum"])
 async def test_more_than_fast_is_refused(durability: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_DURABILITY", durability)
-    with pytest.raises(ConfigurationError, match=f"WEFT_DURABILITY={durability}: memory:// keeps nothing"):
+    with pytest.raises(ConfigurationError, match=f"WEFT_DURABILITY={durability}: memory:// stores nothing on disk"):
         await Client.connect("memory://").open()
 
 

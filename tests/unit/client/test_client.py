@@ -84,7 +84,7 @@ async def test_a_schedule_takes_the_same_options(client: Client) -> None:
         "metadata": {"order": 7},
     }
     for given in (SubmitOptions(event_id="e"), SubmitOptions(traceparent="00-1")):
-        with pytest.raises(InvalidInput, match="leave it out"):
+        with pytest.raises(InvalidInput, match="a schedule starts many: remove it"):
             await client.schedule("later", whose, delay=3600, options=given)
 
 
@@ -114,7 +114,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "no cost": ({"options": SubmitOptions(max_cost=-1)}, "data.conf.max_cost", "-1 is not"),
     "a high priority": ({"options": SubmitOptions(priority=10)}, "data.conf.priority", "10 is not"),
     "a long tenant": ({"options": SubmitOptions(tenant="a" * 257)}, "tenant", "is not text of 1 to 256"),
-    "an unknown engine": ({"options": SubmitOptions(engine="mars")}, "data.conf.engine", "there are local, ray, spark"),
+    "an unknown engine": ({"options": SubmitOptions(engine="mars")}, "data.conf.engine", "known are local, ray, spark"),
     "a negative wait": (
         {"options": SubmitOptions(engine_wait_seconds=-1)},
         "data.conf.engine_wait_seconds",
@@ -125,7 +125,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "large metadata": (
         {"input": "x" * 1000, "options": SubmitOptions(metadata={"x": "x" * (MAX_DATA_BYTES - 500)})},
         "data.metadata",
-        "is, with the input, over the limit",
+        "with the input, is over the limit",
     ),
     "an event id as number": ({"options": SubmitOptions(event_id=3)}, "id", "3 is not text"),  # type: ignore[arg-type]
     "a trace with a control": ({"options": SubmitOptions(traceparent="a\n")}, "traceparent", "control"),

@@ -65,12 +65,12 @@ def test_a_name_and_its_versions() -> None:
     assert value(called("alone")) == value(called("alone@7")) == "alone"
     several = refused(called("rank", passages=[]))
     assert (several.cause, several.message) == (
-        "invalid", "engine function 'rank' has several versions: name one of 'rank@1' and 'rank@2'"
+        "invalid", "engine function 'rank' has several versions: use one of 'rank@1' and 'rank@2'"
     )  # fmt: skip
     assert "has no version '3'; this app declares 'rank@1' and 'rank@2'" in refused(called("rank@3")).message
     unknown = refused(called("nothing"))
     assert (unknown.cause, unknown.type) == ("invalid", "UnknownName")
-    assert unknown.message == "no engine function of tests.apps.remote_app:app is named nothing"
+    assert unknown.message == "the app tests.apps.remote_app:app has no engine function 'nothing'"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_cannot_be_run_so_says_why(name: str, arguments: dict[str, object],
         ("retry", "function", "Retry", "busy", True, 7.0),
         ("reject", "function", "Refused", "not this one", False, None),
         ("import", "invalid", "ModuleNotFoundError", "No module named 'a_module_that_nobody_has'", False, None),
-        ("silent", "function", "_Unreadable", "its message cannot be shown", True, None),
+        ("silent", "function", "_Unreadable", "its message cannot be read", True, None),
     ],
 )
 def test_a_function_that_raises_is_the_error_of_its_call(
@@ -139,7 +139,7 @@ def test_a_result_that_is_too_large_is_one_clear_error(tmp_path: Path) -> None:
     error = refused(called("large", count=2_000_000))
     assert (error.cause, error.type, error.retryable) == ("invalid", "ResultTooLarge", False)
     assert error.message == (
-        "result: is 2,000,002 bytes of JSON, over the 1,048,576 that a value may have, and there is no blob store: "
+        "result: is 2,000,002 bytes of JSON, over the limit of 1,048,576 for a value, and there is no blob store: "
         "set WEFT_BLOB_URL, or return less"
     )
     error = refused(called("large", Results(tmp_path.as_uri(), inline_bytes=10, max_bytes=100), count=200))
@@ -163,9 +163,9 @@ def test_a_reference_reads_nothing_outside_of_the_blob_store(tmp_path: Path) -> 
     ):
         error = refused(called("size", Results(store.as_uri()), text={"weft.reference": url, "bytes": 8}))
         assert (error.cause, error.type) == ("invalid", "InvalidInput")
-        assert error.message.startswith(f"arguments.text: {url!r} lies outside of the blob store")
+        assert error.message.startswith(f"arguments.text: {url!r} is outside the blob store")
     error = refused(called("size", text={"weft.reference": secret.as_uri(), "bytes": 8}))
-    assert "this process knows of none" in error.message
+    assert "this process has none" in error.message
 
 
 def test_a_reference_that_is_gone_or_changed_says_so(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_worker_imports_the_app_once_from_the_folder_of_who_asks(tmp_path: Pat
         (None, "there is no module 'shop_app' in "),
         ("import numpie_or_so\n", "ModuleNotFoundError: No module named 'numpie_or_so'"),
         ("1/0\n", "ZeroDivisionError: division by zero"),
-        ("app = 1\n", "is not an App but of type int"),
+        ("app = 1\n", "is of type int, not App"),
     ],
 )
 def test_an_app_that_cannot_be_imported_is_a_clear_error(tmp_path: Path, source: str | None, message: str) -> None:

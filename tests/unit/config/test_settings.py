@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.config.settings import Settings
-from runtime_core.config.values import without_password
+from runtime_core.config.settings import Settings, without_password
 from runtime_core.errors import ConfigurationError
 
 

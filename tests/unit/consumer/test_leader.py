@@ -1,4 +1,4 @@
-"""A leader whose work cannot go on says why, and does not say it again several times a second."""
+"""A leader logs why its work failed, but not several times a second."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtime_core.errors import StoreUnavailable
 
 
 class Bus:
-    """A broker on which nobody else leads."""
+    """A broker without another leader."""
 
     owner = ""
     keys = SimpleNamespace(partition=0)
@@ -28,7 +28,7 @@ class Bus:
         return 1
 
     async def leave(self, unstarted: Sequence[object]) -> None:
-        """Nothing is held."""
+        """Holds nothing."""
 
 
 async def test_the_same_reason_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -51,7 +51,7 @@ async def test_the_same_reason_is_told_once(caplog: pytest.LogCaptureFixture) ->
     await leader.stop()
     assert [record.getMessage() for record in caplog.records] == [
         "leads record of partition 0 (epoch 1)",
-        "record: the disk is full; starting again",
-        "record: the disk is gone; starting again",
+        "record: the disk is full; restarting",
+        "record: the disk is gone; restarting",
     ]
     assert not any(record.exc_info for record in caplog.records)

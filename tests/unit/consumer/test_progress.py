@@ -1,4 +1,4 @@
-"""The watch over the event loop: what it interrupts, and what it leaves alone."""
+"""The watch over the event loop: which code it interrupts, and which it spares."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from typing import cast
 import pytest
 
 from runtime_core.consumer import progress
-from runtime_core.consumer.attempt import failed_from
-from runtime_core.consumer.progress import SIGNAL, LoopWatch, interruptible
+from runtime_core.consumer.failure import failed_from, failure_of
+from runtime_core.consumer.progress import INTERRUPT_SIGNAL, LoopWatch, interruptible
 from runtime_core.errors import LoopBlocked, LoopInterrupt
-from runtime_core.runs.failure import failure_of
 from runtime_core.tools.tool import run_limited
 
 LIMIT = 0.4
@@ -51,12 +50,12 @@ async def test_code_that_holds_the_loop_is_interrupted(
     async with watched(monkeypatch):
         began = time.monotonic()
         with pytest.raises(
-            LoopBlocked, match=r"held the event loop for .* at .*test_progress.py:\d+ \(spin\)"
+            LoopBlocked, match=r"blocked the event loop for .* at .*test_progress.py:\d+ \(spin\)"
         ) as caught:
             await run_limited("spin", 60, spin)
         assert time.monotonic() - began < 20
     assert "in spin" in "".join(traceback.format_exception(caught.value))
-    assert "the event loop has been held for" in caplog.text
+    assert "the event loop has been blocked for" in caplog.text
     assert "in spin" in caplog.text
 
 
@@ -72,7 +71,7 @@ async def test_a_service_without_users_code_only_says_so(
 ) -> None:
     async with watched(monkeypatch, interrupts=False):
         end_at = time.monotonic() + 60
-        while "the event loop has been held for" not in caplog.text:
+        while "the event loop has been blocked for" not in caplog.text:
             assert time.monotonic() < end_at
         for _ in range(10):
             time.sleep(LIMIT / 20)  # holding the loop is the point
@@ -80,13 +79,13 @@ async def test_a_service_without_users_code_only_says_so(
 
 async def test_a_stray_signal_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async with watched(monkeypatch):
-        assert SIGNAL is not None
-        signal.raise_signal(SIGNAL)
+        assert INTERRUPT_SIGNAL is not None
+        signal.raise_signal(INTERRUPT_SIGNAL)
         await asyncio.sleep(0)
 
 
 def frames(*modules: str) -> FrameType | None:
-    """A stack, innermost first."""
+    """Return a stack, innermost frame first."""
     frame: SimpleNamespace | None = None
     for module in reversed(modules):
         frame = SimpleNamespace(f_globals={"__name__": module}, f_back=frame)
@@ -160,4 +159,4 @@ def test_a_child_ends_where_it_would_come_back(how: str, said: list[str]) -> Non
         env=dict(os.environ),
     )
     assert done.stdout.split() == said
-    assert ("came back from the code that forked" in done.stderr) is (how == "fork")
+    assert ("returned from the code that forked it" in done.stderr) is (how == "fork")

@@ -1,4 +1,4 @@
-"""The manifest as JSON, and the check of inputs by its schemas."""
+"""The manifest as JSON."""
 
 from __future__ import annotations
 
@@ -9,31 +9,16 @@ import pytest
 from pydantic import BaseModel
 
 from runtime_core.app.app import App
-from runtime_core.declare.manifest import AgentEntry, InputCheck, Manifest
-from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.declare.manifest import Manifest
+from runtime_core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext
 
 
-class Source(BaseModel):
-    url: str
-
-
 class Question(BaseModel):
     topic: str
     limit: int = 3
-    sources: list[Source] = []
-
-
-def entry_of(input_type: object) -> AgentEntry:
-    app = App("test")
-
-    async def it(ctx: AgentContext, value: object) -> None: ...
-
-    it.__annotations__["value"] = input_type
-    app.agent("it")(it)
-    return app.manifest().agents["it"]
 
 
 def test_a_manifest_survives_the_broker_and_ignores_later_fields() -> None:
@@ -64,98 +49,3 @@ def test_a_manifest_survives_the_broker_and_ignores_later_fields() -> None:
 def test_bytes_that_are_no_manifest_are_refused(data: bytes) -> None:
     with pytest.raises(InvalidInput, match=r"^manifest: cannot be read"):
         Manifest.from_json(data)
-
-
-@pytest.mark.parametrize(
-    ("schema", "value", "refusal"),
-    [
-        (None, object(), None),
-        ({}, {"a": 1}, None),
-        ({"title": "T"}, 5, None),
-        ({"type": "string"}, "x", None),
-        ({"type": "string"}, 5, "data.input: 5 is not of type string"),
-        ({"type": "integer"}, 5, None),
-        ({"type": "integer"}, 5.0, None),
-        ({"type": "integer"}, 5.5, "data.input: 5.5 is not of type integer"),
-        ({"type": "integer"}, True, "data.input: True is not of type integer"),
-        ({"type": "number"}, 5.5, None),
-        ({"type": "number"}, False, "data.input: False is not of type number"),
-        ({"type": "boolean"}, False, None),
-        ({"type": "boolean"}, 0, "data.input: 0 is not of type boolean"),
-        ({"type": "null"}, None, None),
-        ({"type": "null"}, "x", "data.input: 'x' is not of type null"),
-        ({"type": "array"}, [1], None),
-        ({"type": "array"}, {}, "data.input: {} is not of type array"),
-        ({"type": "object", "additionalProperties": True}, {"a": 1}, None),
-        ({"type": "object", "additionalProperties": True}, [], "data.input: [] is not of type object"),
-        ({"type": ["string", "null"]}, None, None),
-        ({"type": ["string", "null"]}, 5, "data.input: 5 is not of type 'string', 'null'"),
-        ({"type": "string", "minLength": 2}, "a", "data.input: 'a' is too short"),
-    ],
-)
-def test_inputs_are_checked_by_their_schema(schema: dict[str, object] | None, value: object, refusal: str) -> None:
-    entry = AgentEntry(input=schema)
-
-    if refusal is None:
-        InputCheck("it", entry).value(value)
-    else:
-        with pytest.raises(InvalidInput) as refused:
-            InputCheck("it", entry).value(value)
-        assert str(refused.value) == refusal
-
-
-@pytest.mark.parametrize(
-    ("value", "refusal"),
-    [
-        ({"topic": "x"}, None),
-        ({"topic": "x", "sources": [{"url": "u"}]}, None),
-        ({}, "data.input: 'topic' is a required property"),
-        ({"topic": 5}, "data.input.topic: 5 is not of type 'string'"),
-        ({"topic": "x", "limit": True}, "data.input.limit: True is not of type 'integer'"),
-        ({"topic": "x", "sources": [{"url": "u"}, {"url": 1}]}, "data.input.sources.1.url: 1 is not of type 'string'"),
-        ("x", "data.input: 'x' is not of type 'object'"),
-    ],
-)
-def test_an_input_of_some_depth_is_refused_at_its_place(value: object, refusal: str | None) -> None:
-    check = InputCheck("it", entry_of(Question))
-
-    if refusal is None:
-        check.value(value)
-        check.json(json.dumps(value).encode())
-        return
-    with pytest.raises(InvalidInput) as refused:
-        check.value(value)
-    assert str(refused.value) == refusal
-    with pytest.raises(InvalidInput) as refused:
-        check.json(json.dumps(value).encode())
-    assert str(refused.value) == refusal
-
-
-def test_a_huge_wrong_value_is_quoted_shortly() -> None:
-    with pytest.raises(InvalidInput) as refused:
-        InputCheck("it", entry_of(Question)).value({"topic": ["x" * 100_000]})
-
-    assert len(str(refused.value)) < 300
-
-
-def test_json_is_checked_without_decoding_where_the_schema_allows() -> None:
-    text = InputCheck("it", AgentEntry(input={"type": "string"}))
-    text.json(b'"x"')
-    InputCheck("it", AgentEntry()).json(b"anything")
-
-    with pytest.raises(InvalidInput, match=r"^data\.input: 5 is not of type string"):
-        text.json(b"5")
-    with pytest.raises(InvalidInput, match=r"^data\.input: cannot be read"):
-        text.json(b"{")
-
-
-def test_a_schema_that_is_none_is_refused_by_the_agents_name() -> None:
-    with pytest.raises(ConfigurationError, match="input of agent 'it' is not valid"):
-        InputCheck("it", AgentEntry(input={"type": "strin"}))
-
-
-def test_a_reference_to_elsewhere_is_refused_and_never_fetched() -> None:
-    check = InputCheck("it", AgentEntry(input={"$ref": "http://127.0.0.1:9/schema.json"}))
-
-    with pytest.raises(ConfigurationError, match=r"refers to .*127\.0\.0\.1.* put it under \$defs"):
-        check.value(1)

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from runtime_core import codec
-from runtime_core.consumer.attempt import failed_from
-from runtime_core.declare.schema import encode, encode_result
+from runtime_core.consumer.failure import failed_from, failure_of
+from runtime_core.declare.declaration import Place
+from runtime_core.declare.schema import Value, encode, encode_result
 from runtime_core.errors import InvalidInput, Reject, Retry, ToolError
-from runtime_core.runs.failure import failure_of
 
 MIB = 1024 * 1024
 
@@ -111,3 +111,12 @@ def test_an_error_of_any_size_is_kept_in_short(name: str) -> None:
         kept = msgspec.json.encode([failed.type, failed.message, failed.traceback])
         assert len(kept) < 100_000
         assert len(failed.type) <= 201
+
+
+def test_a_secret_in_a_refused_argument_is_hidden_before_the_message_is_shortened() -> None:
+    key = "sk-" + "proj-Ab12Cd34Ef56Gh78Ij90"
+    before = "x" * 30  # so that the quote ends within the key
+    with pytest.raises(InvalidInput) as refused:
+        Value("it", int, Place("it.py", 1)).decode(json.dumps(f"{before} {key}").encode())
+    assert before in refused.value.message
+    assert key[:12] not in refused.value.message

@@ -1,4 +1,4 @@
-"""What may be declared as an engine function, and what is said where it may not."""
+"""Declarations of engine functions, and the errors of invalid ones."""
 
 from __future__ import annotations
 

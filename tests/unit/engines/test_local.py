@@ -11,7 +11,7 @@ from weft.errors import ConfigurationError
 
 
 class OwnEngine(LocalEngine):
-    """An engine of one's own."""
+    """A custom engine."""
 
 
 def test_local_is_an_engine_and_gets_its_settings() -> None:
@@ -41,12 +41,11 @@ async def test_an_engine_that_is_not_installed_is_named_when_it_starts() -> None
     [
         (
             "cloud",
-            "engine 'cloud' is none; there are 'local', 'ray', 'spark', and engines of your own as "
-            "'package.module:Class'",
+            "engine 'cloud' does not exist: use 'local', 'ray', 'spark', or your own engine as 'package.module:Class'",
         ),
         ("no.such:Engine", "engine 'no.such:Engine' cannot be loaded: No module named 'no'"),
         ("os:Engine", "engine 'os:Engine' cannot be loaded: module 'os' has no attribute 'Engine'"),
-        ("os:getcwd", "engine 'os:getcwd' is <built-in function getcwd>: give a subclass of RuntimeEngine"),
+        ("os:getcwd", "engine 'os:getcwd' is <built-in function getcwd>: name a subclass of RuntimeEngine"),
     ],
 )
 def test_what_is_no_engine_is_named(name: str, message: str) -> None:
@@ -61,7 +60,7 @@ def test_what_is_no_engine_is_named(name: str, message: str) -> None:
         ({"name": ""}, "RunConfig: name='' names no engine"),
         ({"worker_num": 0}, "RunConfig: worker_num=0 is not a whole number from 1"),
         ({"worker_num": True}, "RunConfig: worker_num=True is not a whole number from 1"),
-        ({"mode": "fibres"}, "RunConfig: mode='fibres' is none; there are threads, processes, async"),
+        ({"mode": "fibres"}, "RunConfig: mode='fibres' is not a mode: use threads, processes, async"),
         ({"timeout_seconds": -1}, "RunConfig: timeout_seconds=-1 is not a number of seconds above 0"),
         ({"timeout_seconds": float("nan")}, "RunConfig: timeout_seconds=nan is not a number of seconds above 0"),
     ],

@@ -1,4 +1,4 @@
-"""`engine_wait_seconds` goes from the submit to the step, and to the steps of agents that are asked."""
+"""`engine_wait_seconds` of a submit reaches the step, and steps of called agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks are steps of their run: whatever dies when, each runs once, and a replay sees what they said."""
+"""Hooks are steps of their run: each runs once whatever dies, and a replay gets the same verdicts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,20 @@ import pytest
 
 from runtime_core.app.app import App
 from runtime_core.consumer.effects import Completed, Failed, Suspended
+from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.declare.hook_points import HookPoint
-from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.errors import Denied
 from runtime_core.hooks.around import RunHooks
-from runtime_core.hooks.declared import CallbackResult, CallbackResultType, Selection, ToolResult, select
-from runtime_core.hooks.verdicts import Ask, Change, HookEvent
+from runtime_core.hooks.declared import (
+    Ask,
+    CallbackResult,
+    CallbackResultType,
+    Change,
+    HookEvent,
+    Selection,
+    ToolResult,
+    select,
+)
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.run import Run
 from tests.unit.runs.run_world import Program, World
@@ -48,7 +56,7 @@ class HookedWorld(World):
 
 
 def watched(executed: list[tuple[str, str]]) -> App:
-    """An app with a hook or callback at each of several points, which note what they are told."""
+    """Return an app with a hook or callback at several points, which record their events."""
     app = App("watched")
 
     def note(event: HookEvent) -> None:
@@ -178,7 +186,7 @@ async def test_a_hook_that_was_removed_meanwhile_counts_as_one_that_fails(guard:
 
 
 async def test_hooks_of_a_failure_are_told_of_each_delivery_that_fails_for_good() -> None:
-    """A redriven run fails elsewhere, at a place that other steps have taken: it must find its own."""
+    """A redriven run may fail at a place that other steps have taken, and must find its own."""
     told: list[str] = []
     world = HookedWorld()
     world.app.hook("agent_stopped", name="alert", always=True)(lambda event: told.append(event.error["message"]))

@@ -85,7 +85,7 @@ async def test_parts_stop_in_the_reverse_order_of_their_start() -> None:
     host = told.host()
     await host.connect()
     host.add(start=told.step("start a"), stop=told.step("stop a"))
-    host.carry(Worker(told, "b"), Worker(told, "c"))
+    host.add_roles(Worker(told, "b"), Worker(told, "c"))
     host.add(start=told.step("start d"), stop=told.step("stop d"))
     host.announce(told.step("announce"))
     await host.start()
@@ -112,7 +112,7 @@ async def test_a_part_that_only_runs_is_cancelled() -> None:
 async def test_a_host_ends_with_the_error_of_a_part() -> None:
     told = Told()
     host = told.host()
-    host.carry(Worker(told, "a"))
+    host.add_roles(Worker(told, "a"))
     host.add(run=told.step("run b", WeftError("b has ended")))
     await host.start()
     with pytest.raises(WeftError, match="b has ended"):
@@ -149,9 +149,9 @@ async def test_a_part_that_cannot_stop_keeps_no_other_from_stopping() -> None:
 async def test_what_joins_a_host_that_works_is_started_and_stopped_once() -> None:
     told = Told()
     host = told.host()
-    host.carry(Worker(told, "a"))
+    host.add_roles(Worker(told, "a"))
     await host.start()
-    host.carry(Worker(told, "b"))
+    host.add_roles(Worker(told, "b"))
     await host.join()
     await asyncio.sleep(0)
     await host.stop()
@@ -162,10 +162,10 @@ async def test_a_host_is_as_ready_and_as_healthy_as_its_worst_role() -> None:
     told = Told()
     host = told.host()
     healthy, stalled = Worker(told, "a"), Worker(told, "b", Health(False, "b stalls"))
-    host.carry(healthy)
+    host.add_roles(healthy)
     assert host.ready()
     assert host.progress().ok
-    host.carry(stalled)
+    host.add_roles(stalled)
     assert host.progress().reason == "b stalls"
     stalled.is_ready = False
     assert not host.ready()
@@ -178,7 +178,7 @@ async def test_a_full_broker_does_not_end_a_host_that_announces(caplog: pytest.L
     host.announce(told.step("announce b"))
     await host.start()
     assert told.lines[:2] == ["announce a", "announce b"]
-    assert "is announced when it has room" in caplog.text
+    assert "is announced again when memory is free" in caplog.text
     await host.stop()
     refused = told.host()
     refused.announce(told.step("announce c", ServerError("NOPERM")))

@@ -17,12 +17,18 @@ from pathlib import Path
 import pytest
 
 from runtime_core.config.settings import Settings
+from runtime_core.host import service as service_module
+from runtime_core.host.service import Build
+from runtime_core.host.stack import RAY_GATEWAY, SPARK_GATEWAY
+from runtime_core.host.stack import SERVICES as STARTED
+from tests.architecture.tree import ROOT
 
 # A role whose behaviour is chosen by words in argv; what it does is printed.
 PROGRAM = """
 import asyncio, sys, threading, time
 from runtime_core.errors import ConfigurationError
-from runtime_core.host.service import Health, ProgressWatch, serve
+from runtime_core.consumer.progress import ProgressWatch
+from runtime_core.host.service import serve
 
 words = set(sys.argv[1:])
 
@@ -102,7 +108,7 @@ class Running:
         self.process.send_signal(number)
 
     def ended(self) -> int:
-        """The exit status, once all it said is read."""
+        """Return the exit status, after reading all output."""
         assert self.process.stdout is not None
         self.said += self.process.stdout.read().splitlines()
         return self.process.wait(timeout=60)
@@ -139,7 +145,7 @@ def get(url: str) -> tuple[int, str]:
 
 
 def wait_for(url: str, wanted: tuple[int, str]) -> None:
-    """Asks until the answer is as wanted."""
+    """Poll until the response is the expected one."""
     end_at = time.monotonic() + 60
     while (got := get(url)) != wanted:
         assert time.monotonic() < end_at, got
@@ -221,7 +227,7 @@ def test_health_fails_when_work_waits_and_nothing_moves(start: type[Running]) ->
     service.until("ready in")
     status, body = get(f"{url}/healthz")
     assert status == 503
-    assert re.fullmatch(r"work waits and nothing has progressed for [\d.]+ s \(limit 0 s\)\n", body)
+    assert re.fullmatch(r"work has waited without progress for [\d.]+ s \(limit 0 s\)\n", body)
 
 
 def test_a_wrong_setting_is_one_line_and_status_1(start: type[Running]) -> None:
@@ -243,7 +249,7 @@ def test_a_metrics_port_in_use_is_one_line_and_status_1(start: type[Running]) ->
         assert service.ended() == 1
     assert service.said == [
         f"weft agent-handler: WEFT_METRICS_PORT={port}: cannot listen on 127.0.0.1: the port is in use;"
-        " choose another port (0 takes a free one)"
+        " choose another port (0: any free port)"
     ]
 
 
@@ -257,7 +263,7 @@ def test_a_crash_shows_its_traceback_and_stops_what_was_started(start: type[Runn
 def test_a_role_that_ends_by_itself_is_a_clean_end(start: type[Running]) -> None:
     service = start("leave")
     assert service.ended() == 0
-    assert any("ended by itself" in line for line in service.said)
+    assert any("ended without a signal" in line for line in service.said)
 
 
 def test_metrics_are_off_by_default(start: type[Running]) -> None:
@@ -286,3 +292,51 @@ def test_the_settings_reach_the_build(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "weft probe: mine probe\n")
     assert Settings.from_environment({}).namespace == "weft"
+
+
+# -- by name -------------------------------------------------------------------------------------------------------
+
+
+def test_every_service_has_a_folder_and_every_folder_a_service() -> None:
+    folders = {path.parent.name for path in (ROOT / "services").glob("*/__main__.py")}
+    assert folders == {name.replace("-", "_") for name in service_module.SERVICES}
+    assert {*STARTED, RAY_GATEWAY, SPARK_GATEWAY} == folders
+
+
+@pytest.mark.parametrize("name", service_module.SERVICES)
+def test_every_service_can_be_wired(name: str) -> None:
+    assert callable(service_module.build_of(name))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable"), [(["tool-handler"], ""), (["tool_handler"], "state-manager"), ([], "tool_handler")]
+)
+def test_a_service_is_named_by_an_argument_or_the_variable(
+    arguments: list[str], variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[tuple[str, Build]] = []
+    monkeypatch.setattr(service_module, "serve", lambda name, build: served.append((name, build)))
+    monkeypatch.setenv("SERVICE", variable)
+    service_module.main(arguments)
+    assert served == [("tool-handler", service_module.build_of("tool-handler"))]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "said"),
+    [
+        (["tool-handlr"], "tool-handler", "tool-handlr: there is no such service"),
+        (["tool-handler", "more"], "", "tool-handler more: there is no such service"),
+        ([], "tool-handlr", "SERVICE='tool-handlr': there is no such service"),
+        ([], "", "SERVICE is not set"),
+    ],
+)
+def test_a_name_of_no_service_is_told_in_one_line(
+    arguments: list[str],
+    variable: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SERVICE", variable)
+    assert service_module.main(arguments) == 2
+    assert capsys.readouterr().err == f"weft: {said}; choose one of {', '.join(service_module.SERVICES)}\n"

@@ -1,4 +1,4 @@
-"""The supervisor: real child processes that live, die, refuse and hang."""
+"""The supervisor, with real child processes that run, die, refuse to start and hang."""
 
 from __future__ import annotations
 
@@ -92,9 +92,7 @@ async def test_a_killed_child_is_started_again_and_said_so() -> None:
     assert supervisor.pids["a"] != first
     supervisor.stop()
     assert await running == 0
-    assert re.search(
-        r"a  ! ended by itself \(signal 9, SIGKILL\) after \d+\.\d s; starting it again in 0\.2 s", output.getvalue()
-    )
+    assert re.search(r"a  ! exited \(signal 9, SIGKILL\) after \d+\.\d s; restarting in 0\.2 s", output.getvalue())
 
 
 async def test_the_pauses_grow_and_a_crash_is_never_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,10 +103,10 @@ async def test_the_pauses_grow_and_a_crash_is_never_given_up(monkeypatch: pytest
     supervisor = Supervisor([spec], output)
     supervisor._children[0].backoff_seconds = 0.01
     running = asyncio.create_task(supervisor.run())
-    await output.until("starting it again", 5)
+    await output.until("restarting", 5)
     supervisor.stop()
     assert await running == 0
-    assert re.findall(r"again in ([\d.]+) s", output.getvalue())[:5] == ["0.01", "0.02", "0.04", "0.04", "0.04"]
+    assert re.findall(r"restarting in ([\d.]+) s", output.getvalue())[:5] == ["0.01", "0.02", "0.04", "0.04", "0.04"]
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
@@ -141,7 +139,7 @@ async def test_a_child_that_does_not_stop_is_killed_with_what_it_started() -> No
     grandchild = int(output.lines()[0].rpartition(" ")[2])
     supervisor.stop()
     assert await running == 0
-    assert "did not end in time" in output.getvalue()
+    assert "did not stop in time" in output.getvalue()
     await until(lambda: not is_alive(grandchild))
 
 
@@ -246,7 +244,8 @@ def told_by(environ: dict[str, str], **flags: bool) -> list[str]:
 
 
 SERVICE = """
-from runtime_core.host.service import Health, serve
+from runtime_core.consumer.progress import Health
+from runtime_core.host.service import serve
 import asyncio, os, sys
 
 class Role:
@@ -356,9 +355,9 @@ async def test_a_killed_up_leaves_nothing_behind(
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"WEFT_APP": ""}, "weft up: WEFT_APP is not set; .*WEFT_APP=package.module:app\n"),
+        ({"WEFT_APP": ""}, "weft up: WEFT_APP is not set: .*WEFT_APP=package.module:app\n"),
         ({"WEFT_DATA_DIR": "path/small_services.py"}, "weft up: WEFT_DATA_DIR=.*: not a directory; .*\n"),
-        ({"WEFT_REDIS_URL": "memory://"}, "weft up: WEFT_REDIS_URL: memory:// .*\n"),
+        ({"WEFT_REDIS_URL": "memory://"}, "weft up: WEFT_REDIS_URL=memory:// .*\n"),
         (
             {"WEFT_REDIS_URL": "redis://127.0.0.1:1", "WEFT_METRICS_PORT": "0", "WEFT_LOG_FORMAT": "json"},
             "weft up: WEFT_REDIS_URL: no answer from redis://127.0.0.1:1/0: .*; is the server running there\\?\n",

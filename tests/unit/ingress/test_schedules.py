@@ -1,4 +1,4 @@
-"""The times of cron expressions, also where a clock is changed."""
+"""The times of cron expressions, also when the clock changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def utc(text: str) -> datetime:
 
 
 def times(expression: str, after: str, count: int, zone: str = "UTC") -> list[str]:
-    """The next times in the zone's own clock, with its offset."""
+    """Return the next times in the zone's local time, with its offset."""
     cron, moment, found = Cron.parse(expression, ZoneInfo(zone)), utc(after), []
     for _ in range(count):
         following = cron.after(moment)
@@ -63,8 +63,8 @@ def test_a_time_is_never_its_own_next() -> None:
 @pytest.mark.parametrize(
     ("expression", "word"),
     [
-        ("", "no cron expression"),
-        ("* * * *", "no cron expression"),
+        ("", "not a cron expression"),
+        ("* * * *", "not a cron expression"),
         ("60 * * * *", "from 0 to 59"),
         ("* 24 * * *", "hour"),
         ("* * 0 * *", "day of month"),
@@ -72,10 +72,10 @@ def test_a_time_is_never_its_own_next() -> None:
         ("* * * * 8", "day of week"),
         ("*/0 * * * *", "step of 0"),
         ("9-5 * * * *", "backwards"),
-        ("*-5 * * * *", "no minute"),
-        ("1,,2 * * * *", "no minute"),
-        ("x * * * *", "no minute"),
-        ("0 0 31 feb *", "never comes"),
+        ("*-5 * * * *", "not a minute"),
+        ("1,,2 * * * *", "not a minute"),
+        ("x * * * *", "not a minute"),
+        ("0 0 31 feb *", "never matches"),
     ],
 )
 def test_what_is_no_expression_is_refused_by_name(expression: str, word: str) -> None:
@@ -109,7 +109,7 @@ def test_every_hour_follows_the_hours_that_pass() -> None:
 @pytest.mark.parametrize("zone", [BERLIN, NEW_YORK, "Australia/Lord_Howe", "America/Havana", "UTC"])
 @pytest.mark.parametrize("expression", ["*/15 * * * *", "0,30 0-4 * * *", "20 3 * * sun", "0 0 1 * *"])
 def test_times_only_go_forward_and_agree_with_each_other(zone: str, expression: str) -> None:
-    """From wherever one looks: the next time is the first of all that come later. A whole year, with both changes."""
+    """From every moment of a year with both clock changes, the next time is the first of all later ones."""
     cron = Cron.parse(expression, ZoneInfo(zone))
     moment, last = utc("2024-01-01 00:00"), utc("2025-01-01 00:00")
     found = []

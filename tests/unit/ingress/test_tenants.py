@@ -1,4 +1,4 @@
-"""Settings of tenants: what may be set, and what each partition stores."""
+"""Valid settings of tenants, and what each partition stores of them."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime_core.llm.definition import ModelAgent
+from runtime_core.llm.agent import ModelAgent
 from runtime_core.llm.input import is_conversation
 from weft import App, Approve, LLMAgent
 from weft.errors import ConfigurationError, InvalidInput
@@ -29,22 +29,22 @@ from weft.errors import ConfigurationError, InvalidInput
         ({"max_turns": 0}, "max_turns"),
         ({"output_retries": -1}, "output_retries"),
         ({"tool_retries": True}, "tool_retries"),
-        ({"temperature": 0}, "unknown temperature"),
-        ({"name": 3}, "name=3: give text"),
-        ({"description": 3}, "description=3: give text"),
-        ({"base_url": "localhost:8000"}, "base_url='localhost:8000': give a URL"),
-        ({"api_key": b"secret"}, "api_key=what is no text: give text"),
-        ({"settings": 3}, "settings=3: give a dict"),
-        ({"settings": {3: 1}}, "settings=.*: give a dict"),
-        ({"prices": {"m": 2.0}}, "prices=.*: give a dict of models"),
-        ({"window": 3}, "window=3: give KeepAll"),
-        ({"estimate": 3}, "estimate=3: give a function"),
-        ({"stream": "yes"}, "stream='yes': give True or False"),
-        ({"retry": 3}, "retry=3: give a RetryPolicy"),
-        ({"call_seconds": -1}, "call_seconds=-1: give seconds"),
-        ({"connect_seconds": 0}, "connect_seconds=0: give seconds"),
-        ({"silence_seconds": "10"}, "silence_seconds='10': give seconds"),
-        ({"rate_limit_patience_seconds": float("nan")}, "rate_limit_patience_seconds=nan: give seconds"),
+        ({"temperature": 0}, "no argument temperature"),
+        ({"name": 3}, "name=3: pass text"),
+        ({"description": 3}, "description=3: pass text"),
+        ({"base_url": "localhost:8000"}, "base_url='localhost:8000': pass a URL"),
+        ({"api_key": b"secret"}, "api_key=a value that is not text: pass text"),
+        ({"settings": 3}, "settings=3: pass a dict"),
+        ({"settings": {3: 1}}, "settings=.*: pass a dict"),
+        ({"prices": {"m": 2.0}}, "prices=.*: pass a dict of models"),
+        ({"window": 3}, "window=3: pass KeepAll"),
+        ({"estimate": 3}, "estimate=3: pass a function"),
+        ({"stream": "yes"}, "stream='yes': pass True or False"),
+        ({"retry": 3}, "retry=3: pass a RetryPolicy"),
+        ({"call_seconds": -1}, "call_seconds=-1: pass seconds"),
+        ({"connect_seconds": 0}, "connect_seconds=0: pass seconds"),
+        ({"silence_seconds": "10"}, "silence_seconds='10': pass seconds"),
+        ({"rate_limit_patience_seconds": float("nan")}, "rate_limit_patience_seconds=nan: pass seconds"),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_name(arguments: dict[str, Any], named: str) -> None:

@@ -6,40 +6,42 @@ from datetime import timedelta
 
 import pytest
 
-from runtime_core.llm.agent import Asking, asked_at, asking
+from runtime_core.llm.agent import MatchedRule, applicable_rule, matching_rules
 from weft import Approve
 from weft.errors import ConfigurationError
 
 
 def test_a_rule_fits_by_the_name_of_the_tool() -> None:
     rules = [Approve("delete_*"), Approve("files.write")]
-    assert asking(rules, "delete_all", {}) == [Asking()]
-    assert asking(rules, "files.write", {}) == [Asking()]
-    assert asking(rules, "search", {}) == []
+    assert matching_rules(rules, "delete_all", {}) == [MatchedRule()]
+    assert matching_rules(rules, "files.write", {}) == [MatchedRule()]
+    assert matching_rules(rules, "search", {}) == []
 
 
 def test_a_rule_fits_by_the_arguments() -> None:
     rules = [Approve("pay", when=lambda arguments: arguments["amount"] > 100)]
-    assert asking(rules, "pay", {"amount": 101}) == [Asking()]
-    assert asking(rules, "pay", {"amount": 100}) == []
+    assert matching_rules(rules, "pay", {"amount": 101}) == [MatchedRule()]
+    assert matching_rules(rules, "pay", {"amount": 100}) == []
 
 
 def test_a_look_at_the_arguments_that_fails_asks() -> None:
-    assert asking([Approve("pay", when=lambda arguments: arguments["amount"] > 100)], "pay", {}) == [Asking()]
+    assert matching_rules([Approve("pay", when=lambda arguments: arguments["amount"] > 100)], "pay", {}) == [
+        MatchedRule()
+    ]
 
 
 def test_a_rule_of_cost_waits_for_its_cost() -> None:
-    [rule] = asking([Approve(cost_over=1.0)], "anything", {})
-    assert asked_at([rule], 1.0) is None
-    assert asked_at([rule], 1.01) == rule
+    [rule] = matching_rules([Approve(cost_over=1.0)], "anything", {})
+    assert applicable_rule([rule], 1.0) is None
+    assert applicable_rule([rule], 1.01) == rule
 
 
 def test_the_first_rule_that_asks_says_how_long() -> None:
     rules = [Approve("a", cost_over=5, timeout=1), Approve("a", timeout=timedelta(days=2), default=False), Approve("a")]
-    found = asking(rules, "a", {})
-    assert found == [Asking(5.0, 1.0), Asking(None, 172_800.0, False)]
-    assert asked_at(found, 0.0) == found[1]
-    assert asked_at(found, 6.0) == found[0]
+    found = matching_rules(rules, "a", {})
+    assert found == [MatchedRule(5.0, 1.0), MatchedRule(None, 172_800.0, False)]
+    assert applicable_rule(found, 0.0) == found[1]
+    assert applicable_rule(found, 6.0) == found[0]
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ from typing_extensions import TypedDict
 
 from runtime_core.consumer.effects import Completed, Failed, Suspended
 from runtime_core.errors import ConfigurationError
-from runtime_core.llm.budget import ENDED_AT, TOLD_AT, ConversationFailed
-from runtime_core.llm.conversation import MAX_PROBLEMS
-from runtime_core.llm.pydantic_ai.durability import Guarding
+from runtime_core.llm.conversation import MAX_REPORTED_ERRORS
+from runtime_core.llm.failures import ConversationFailed
+from runtime_core.llm.pydantic_ai.durability import FAIL_AT, WARN_AT, RepetitionGuard
 from runtime_core.llm.toolset import FINAL
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.definition import AgentDefinition, Coro
@@ -112,7 +112,7 @@ async def test_what_is_told_of_a_wrong_answer_is_bounded() -> None:
     result, sent, _ = await conversation(lambda number: final(answers[number]), output=list[int])
     assert isinstance(result, Completed), result
     told = sent[1][0].content
-    assert len(told) < 400 * MAX_PROBLEMS
+    assert len(told) < 400 * MAX_REPORTED_ERRORS
     assert re.search(r"; and \d{4} more;", told)
 
 
@@ -127,7 +127,7 @@ async def test_an_answer_that_stays_empty_ends_the_conversation() -> None:
     result, sent, _ = await conversation(lambda number: [TextPart(" ")], output_retries=1)
     assert isinstance(result, Failed), result
     assert result.type == "OutputInvalid"
-    assert "after 2 tries (output_retries=1)" in result.message
+    assert "after 2 attempts (output_retries=1)" in result.message
     assert len(sent) == 2
 
 
@@ -136,7 +136,7 @@ async def test_a_call_that_is_wrong_twice_is_told_with_what_there_is() -> None:
     answers = [[ToolCallPart("find", "{", "1")], [ToolCallPart("find", {}, "2")], [TextPart("Sorry.")]]
     result, sent, _ = await conversation(lambda number: answers[number], tool_retries=2)
     assert isinstance(result, Completed), result
-    assert [parts[0].content for parts in sent[1:]] == ["there is no tool named 'find'; there are: none"] * 2
+    assert [parts[0].content for parts in sent[1:]] == ["there is no tool named 'find'; the tools are: none"] * 2
 
 
 async def test_what_was_decided_of_a_call_stays_with_its_answer() -> None:
@@ -170,7 +170,7 @@ async def test_what_was_decided_of_a_call_stays_with_its_answer() -> None:
 
 
 async def test_a_call_that_is_approved_counts_once_among_repeated_ones() -> None:
-    guarding = Guarding("agent 'a'")
+    guarding = RepetitionGuard("agent 'a'")
 
     async def ask(args: object) -> object:
         raise ApprovalRequired
@@ -184,13 +184,13 @@ async def test_a_call_that_is_approved_counts_once_among_repeated_ones() -> None
             cast("Any", None), call=call, tool_def=ToolDefinition(name="pay"), args={}, handler=handler
         )
 
-    for number in range(1, ENDED_AT):
+    for number in range(1, FAIL_AT):
         with pytest.raises(ApprovalRequired):
             await wrap(number, ask)
         result = await wrap(number, do)
-        assert (result == "done") == (number < TOLD_AT)
+        assert (result == "done") == (number < WARN_AT)
     with pytest.raises(ConversationFailed, match="6 times in a row"):
-        await wrap(ENDED_AT, ask)
+        await wrap(FAIL_AT, ask)
 
 
 async def test_without_the_extra_the_run_ends_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

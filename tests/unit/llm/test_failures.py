@@ -8,22 +8,22 @@ import pytest
 from pydantic_ai import exceptions as client
 
 from runtime_core.llm.failures import (
-    Broken,
     ContextTooLong,
-    Later,
+    Endpoint,
     ModelOutage,
     ModelProblem,
-    Place,
     QuotaUsedUp,
     RequestRefused,
+    StreamBroken,
+    Transient,
     UnknownModel,
     WrongKey,
     WrongModelSettings,
-    given_up,
-    judged,
+    classify,
+    final_error,
 )
 
-PLACE = Place("openai", "gpt-x", "http://127.0.0.1:1/v1")
+ENDPOINT = Endpoint("openai", "gpt-x", "http://127.0.0.1:1/v1")
 
 
 def http(status: int, category: Any = None, **more: Any) -> client.ModelHTTPError:
@@ -48,14 +48,14 @@ def http(status: int, category: Any = None, **more: Any) -> client.ModelHTTPErro
         (client.ModelRequestTimeout("gpt-x", 5.0), "ModelOutage", None),
         (client.ModelAPIError("gpt-x", "broke off"), "ModelOutage", None),
         (client.UnexpectedModelBehavior("no JSON"), "ModelOutage", None),
-        (Broken("silent"), "ModelOutage", None),
+        (StreamBroken("silent"), "ModelOutage", None),
         (TimeoutError(), "ModelOutage", None),
         (ConnectionResetError("reset"), "ModelUnreachable", None),
     ],
 )
 def test_what_may_pass_is_told_from_the_rest(error: Exception, kind: str, after: float | None) -> None:
-    verdict = judged(error, PLACE)
-    assert isinstance(verdict, Later)
+    verdict = classify(error, ENDPOINT)
+    assert isinstance(verdict, Transient)
     assert (verdict.type, verdict.after_seconds) == (kind, after)
 
 
@@ -73,19 +73,19 @@ def test_what_may_pass_is_told_from_the_rest(error: Exception, kind: str, after:
     ],
 )
 def test_what_will_not_pass_names_place_and_remedy(error: Exception, kind: type[ModelProblem]) -> None:
-    verdict = judged(error, PLACE)
+    verdict = classify(error, ENDPOINT)
     assert type(verdict) is kind
     assert str(verdict).startswith("model 'gpt-x' of openai at http://127.0.0.1:1/v1: ")
     assert str(verdict).endswith(kind.remedy)
 
 
 def test_an_error_of_somebody_else_passes() -> None:
-    assert judged(ZeroDivisionError("theirs"), PLACE) is None
+    assert classify(ZeroDivisionError("theirs"), ENDPOINT) is None
 
 
 def test_a_message_is_one_line_without_keys_and_not_endless() -> None:
     body = {"error": {"message": "wrong key\n sk-abcdefghijklmnopqrstuvwxyz0123 " + "x" * 5_000}}
-    verdict = judged(http(401, client.ModelAuthenticationError, body=body), PLACE)
+    verdict = classify(http(401, client.ModelAuthenticationError, body=body), ENDPOINT)
     text = str(verdict)
     assert "\n" not in text
     assert "abcdefghijklmnop" not in text
@@ -97,11 +97,11 @@ def test_a_key_at_the_end_of_a_shortened_message_is_not_shown_in_half() -> None:
     key = "sk-" + "abcdefghijklmnopqrstuvwxyz0123"
     for spaces in range(20):
         body = {"error": {"message": "x" * (295 - spaces) + f" {key} and more" * 3}}
-        text = str(judged(http(401, client.ModelAuthenticationError, body=body), PLACE))
+        text = str(classify(http(401, client.ModelAuthenticationError, body=body), ENDPOINT))
         assert "sk-" not in text
 
 
 def test_giving_up_says_why() -> None:
-    error = given_up(Later("ModelOutage", "HTTP 503: down"), PLACE, "tried 8 times")
+    error = final_error(Transient("ModelOutage", "HTTP 503: down"), ENDPOINT, "tried 8 times")
     assert type(error) is ModelOutage
     assert "HTTP 503: down; tried 8 times: " in str(error)

@@ -10,7 +10,8 @@ import pytest
 
 from runtime_core.declare.manifest import AgentEntry, Manifest, ToolEntry
 from runtime_core.errors import InvalidInput
-from runtime_core.llm.toolset import FINAL, Toolset, ToolsMissing, edge_names, toolset_of
+from runtime_core.llm.toolset import FINAL, Toolset, ToolsMissing, edge_names, refusal, toolset_of
+from runtime_core.text import LONGEST_MESSAGE
 from weft import AgentContext, App, LLMAgent
 
 EDGE = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -171,3 +172,8 @@ def test_the_final_answer_keeps_its_name_and_is_not_among_the_tools() -> None:
     offered = found.find(name)
     assert offered is not None
     assert offered.name == "final_result"
+
+
+def test_the_model_reads_a_bounded_reason_for_a_refused_call() -> None:
+    assert refusal(ValueError("no")) == "the call was not made: no; correct the arguments and call again"
+    assert len(refusal(ValueError("x" * 1_000_000))) < 2 * LONGEST_MESSAGE

@@ -1,4 +1,4 @@
-"""What is kept on the broker for a while goes again, at any rate of tasks."""
+"""Housekeeping removes expired data from the broker, at any rate of tasks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.bus.replies import TRIM_EVERY
 from runtime_core.client.client import Client
 from runtime_core.host.local import LocalApp
-from runtime_core.maintenance.ends import Ends
-from runtime_core.maintenance.keeper import Keeper
+from runtime_core.maintenance.keeper import SWEEP_BATCH, Keeper
 from runtime_core.maintenance.measures import Measures
-from runtime_core.maintenance.sweeps import SWEEP
+from runtime_core.maintenance.record_follower import RecordFollower
 from runtime_core.telemetry.metrics import Metrics
 from weft import AgentContext, App
 
@@ -31,14 +30,16 @@ async def test_one_round_of_chores_forgets_all_expired_tasks_of_the_index(namesp
     keys = (await open_namespace(transport, namespace, 1))[0]
     bus = EventBus(transport, keys)
     await bus.make_groups(())
-    expired = [f"expired-{number}" for number in range(3 * SWEEP)]
+    expired = [f"expired-{number}" for number in range(3 * SWEEP_BATCH)]
     for task in (*expired, "kept"):
         await transport.call("ZADD", keys.index, LONG_AGO_MS, task)
     await transport.call("HSET", keys.task("kept"), "status", "waiting")
 
     metrics = Metrics(CollectorRegistry(), "state-manager")
     measures = Measures(bus, metrics.measured, lambda: True, transport)
-    keeper = Keeper(bus, retention_seconds=0.0, follow_record=Ends(bus, metrics).follow, measure=measures.look)
+    keeper = Keeper(
+        bus, retention_seconds=0.0, follow_record=RecordFollower(bus, metrics).follow, measure=measures.refresh
+    )
     chores = asyncio.create_task(keeper.run())
     try:
         deadline = time.monotonic() + DEADLINE_SECONDS
@@ -61,7 +62,7 @@ async def test_one_round_of_chores_forgets_all_expired_tasks_of_the_index(namesp
 
 
 def objects_of_the_runtime() -> Counter[str]:
-    """How many objects of each of our classes there are."""
+    """Count the live objects of each of our classes."""
     gc.collect()
     found: Counter[str] = Counter()
     for each in gc.get_objects():

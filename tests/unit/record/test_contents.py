@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from runtime_core.record.contents import Contents, Node, missing
+from runtime_core.record.contents import Contents, Node, missing_nodes
 from runtime_core.record.step import ENCODER
 
 
@@ -12,14 +12,14 @@ def contents_of(*lists: list[object]) -> tuple[Contents, list[bytes]]:
     contents, heads = Contents(), []
     for messages in lists:
         data = ENCODER.encode({"messages": messages})
-        _, references = contents.take_out(data.decode(), data)
+        _, references = contents.extract(data.decode(), data)
         heads += [bytes.fromhex(reference.digest) for reference in references]
     return contents, heads
 
 
 def search(heads: list[bytes], nodes: dict[bytes, Node], stored: set[bytes]) -> tuple[list[bytes], int, int]:
     """What is missing, how many digests were looked up, in how many rounds."""
-    finding = missing(heads, nodes)
+    finding = missing_nodes(heads, nodes)
     looked, rounds = 0, 0
     try:
         asked = next(finding)
@@ -63,11 +63,11 @@ def test_the_same_message_in_another_place_is_another_node_and_one_content() -> 
 def test_json_that_cannot_be_read_stays_as_it_is() -> None:
     for text in ('{"messages":[1', '{"messages" 1}', '{"messages":[1]} x'):
         contents = Contents()
-        assert contents.take_out(text, text.encode()) == (text, [])
+        assert contents.extract(text, text.encode()) == (text, [])
         assert not contents.nodes
 
 
 def test_what_was_erased_meanwhile_is_empty() -> None:
     data = ENCODER.encode({"messages": [1, 2], "n": 1})
-    text, references = Contents().take_out(data.decode(), data)
-    assert msgspec.json.decode(Contents().put_back(text, references)) == {"messages": [], "n": 1}
+    text, references = Contents().extract(data.decode(), data)
+    assert msgspec.json.decode(Contents().restore(text, references)) == {"messages": [], "n": 1}

@@ -1,4 +1,4 @@
-"""A broker for runs, in memory: journals, wakes by the rules of a Suspended, and crashes where asked."""
+"""A broker for runs, in memory: it journals, wakes runs by the rules of `Suspended`, and crashes on request."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 
 from runtime_core.app.app import App
 from runtime_core.app.registry import Functions
+from runtime_core.bus.commits import CallBegun
+from runtime_core.bus.deliveries import RunFields
 from runtime_core.bus.replies import Answer
-from runtime_core.bus.values import CallBegun, RunFields
 from runtime_core.consumer.effects import (
     COMPLETED,
     FAILED,
@@ -29,7 +30,7 @@ from runtime_core.consumer.effects import (
     TurnResult,
 )
 from runtime_core.declare.manifest import Manifest
-from runtime_core.record.usage import Usage, total
+from runtime_core.record.step import Usage, total_usage
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.journal import pack
 from runtime_core.runs.ports import Attempt, Meta, Workplace
@@ -44,7 +45,7 @@ class Crash(Exception):
 
 
 class Program:
-    """An agent's definition around a function of a test."""
+    """The definition of an agent around a test's function."""
 
     def __init__(self, code: Code, timeout_seconds: float = 30.0) -> None:
         self.code = code
@@ -64,13 +65,13 @@ class Program:
 
 
 def calls_of(turn: TurnResult) -> list[Call]:
-    """What a waiting turn asks of tools, agents and engines, in the order of the program."""
+    """Return the calls of a suspended turn, in the order of the program."""
     assert isinstance(turn, Suspended), turn
-    return [asked for asked in turn.asked if isinstance(asked, Call)]
+    return [asked for asked in turn.requests if isinstance(asked, Call)]
 
 
 def answer(kind: str, name: str, data: object) -> object:
-    """What the world answers; an Exception is an error. Depends on the question alone."""
+    """Answers a call; an Exception is an error. Depends only on the call."""
     if name.startswith("bad"):
         return ValueError(f"{name} is bad")
     return {"of": name, "got": data}
@@ -78,23 +79,23 @@ def answer(kind: str, name: str, data: object) -> object:
 
 @dataclass
 class World:
-    """One task's run on a broker: what was asked, sent, recorded; the journal survives crashes."""
+    """One task's run on a broker, with its requests, messages and rows. The journal survives crashes."""
 
     functions: Functions = field(default_factory=lambda: App("test").functions)
     order: random.Random | None = None
-    """Which of the open steps is answered next; None: the oldest."""
+    """Selects the open step to answer next; None: the oldest."""
     cold: bool = False
-    """Whether each turn replays from the journal instead of going on in memory."""
+    """Whether each turn replays from the journal instead of continuing in memory."""
     crash_at: int = 0
-    """The number of the port's write or of the commit at which the process dies; 0: never."""
+    """The number of the write or commit at which the process dies; 0: never."""
     crash_before: bool = False
-    """Whether it dies before that write has reached the broker."""
+    """Whether it dies before that write reaches the broker."""
     state: bytes = b""
     unanswered: frozenset[str] = frozenset()
-    """Steps that get no answer until `answer_all`."""
+    """Steps without an answer until `answer_all`."""
 
     offers: Sequence[Manifest] = ()
-    """What all apps have announced."""
+    """The manifests of all apps."""
 
     journal: dict[str, bytes] = field(default_factory=dict)
     pending: dict[str, str] = field(default_factory=dict)
@@ -105,7 +106,7 @@ class World:
     streamed: list[tuple[str, int, object]] = field(default_factory=list)
     progressed: list[tuple[str, object]] = field(default_factory=list)
     begun: dict[str, int] = field(default_factory=dict)
-    """How often each model call was begun."""
+    """How often each model call has begun."""
     recorded: list[str] = field(default_factory=list)
     sent: list[tuple[str, str, object]] = field(default_factory=list)
     used: list[Usage] = field(default_factory=list)
@@ -118,7 +119,7 @@ class World:
     # ---- the port
 
     async def confirm(self, known: Container[str]) -> None:
-        """Nobody else runs here."""
+        """No other process runs here."""
 
     async def record(
         self,
@@ -158,7 +159,7 @@ class World:
         self.progressed.append((step, json.loads(data)))
 
     async def usage(self) -> bytes:
-        return total(self.used).to_json()
+        return total_usage(self.used).to_json()
 
     async def manifests(self) -> Sequence[Manifest]:
         return self.offers
@@ -171,7 +172,7 @@ class World:
         self._dies(before=False)
 
     def room(self) -> None:
-        """The broker takes all at once."""
+        """The broker accepts everything at once."""
 
     def note(self, step: str, digest: str, name: str = "") -> None:
         self._dies(before=True)
@@ -211,7 +212,7 @@ class World:
         return Run(program, Attempt("t-1", "r", number=attempt), stored, self, Workplace(self.functions), meta)
 
     async def play(self, code: Code | Program, input: object = None) -> Completed | Failed:
-        """Drive the program to its end, through crashes."""
+        """Run the program to its end, through crashes."""
         program = code if isinstance(code, Program) else Program(code)
         while True:
             try:
@@ -258,7 +259,7 @@ class World:
             self.run = None
             return
         waits = dict(result.again)
-        for asked in result.asked:
+        for asked in result.requests:
             match asked:
                 case Call():
                     self._ask(asked.step, asked.digest, asked.kind, asked.name, json.loads(asked.data))
@@ -280,7 +281,7 @@ class World:
         self.asked.append((step, kind, name, shown))
 
     def awake(self) -> bool:
-        """The broker's rule for waking a suspended run."""
+        """Apply the broker's rule for waking a suspended run."""
         missing = {step for step in self.waits if step not in self.journal}
         for step, wait in self.waits.items():
             if wait == WAKE and step not in missing:
@@ -315,7 +316,7 @@ class World:
 
 
 def counting(calls: list[str], result: object = None) -> Callable[[str], Awaitable[object]]:
-    """An async body that notes each time it runs."""
+    """Return an async body that counts its executions."""
 
     async def body(name: str) -> object:
         calls.append(name)

@@ -1,4 +1,4 @@
-"""Jobs in the background of a run: joined, cancelled, replayed."""
+"""Background jobs of a run: joined, cancelled, replayed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def value(code: Code, **world: Any) -> object:  # Any: fields of World
 
 @pytest.mark.parametrize("cold", [False, True])
 async def test_the_function_goes_on_while_its_jobs_wait(cold: bool) -> None:
-    """All is asked for in one turn, and each result comes where it is awaited."""
+    """One turn requests everything, and each result arrives where it is awaited."""
 
     async def code(ctx: AgentContext, input: Any) -> object:
         job = ctx.background(ctx.tool("slow"))
@@ -165,7 +165,7 @@ async def test_a_job_that_had_ended_cannot_be_cancelled(cold: bool) -> None:
 
 
 async def test_a_replay_does_not_begin_what_was_cancelled() -> None:
-    """By now the call of the cancelled job has its result: its code would go on to a step that was never asked for."""
+    """The cancelled job's call has its result by now, so a replay could continue to a step that was never requested."""
     program = Program(cancelling)
     world = World(unanswered=frozenset({"1.1"}))
     assert isinstance(await world.turn(program), Suspended)
@@ -238,7 +238,7 @@ async def test_wrong_use_is_said(wrong: str) -> None:
         assert isinstance(result, Completed)
         return
     assert isinstance(result, Failed)
-    assert ("future" if wrong == "a future" else "two branches at once") in result.message.lower()
+    assert ("future" if wrong == "a future" else "two branches await") in result.message.lower()
 
 
 async def test_a_message_says_which_task_it_starts() -> None:

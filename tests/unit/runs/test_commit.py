@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from runtime_core.app.app import App
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.topics import sent
-from runtime_core.bus.values import Delivery
 from runtime_core.consumer.effects import Call, Completed, Send
 from runtime_core.ids import partition_of
 from runtime_core.runs.commit import parts, parts_of
@@ -17,7 +17,7 @@ def delivery() -> Delivery:
 
 
 def test_a_name_cannot_pass_for_another_partition() -> None:
-    """`@1:writer` in a commit means partition 1; in the program it is a name that nobody has declared."""
+    """`@1:writer` in a commit means partition 1; in the program it is an undeclared name."""
     for name in ("@home", "@1:writer"):
         parts, count = parts_of(Completed(b"1", sends=[Send("1", name, "", b"1", "00000000")]), delivery(), App("x"))
         assert count == 1
@@ -39,7 +39,7 @@ def test_a_message_takes_along_what_is_said_of_all_the_work_and_not_what_is_the_
 
 
 def test_a_request_to_another_partition_carries_its_own_time_limit() -> None:
-    """Within a partition the limit has no place: nothing enforces it there."""
+    """Within a partition nothing enforces the limit."""
     call = Call("agent", "1", "writer", b"1", "00000000", key="far", timeout_ms=5000)
     partitions = next(number for number in range(2, 9) if partition_of("writer/far", number) != 0)
     assert str(parts([call], delivery(), App("x"), partitions)[1]).split(":")[2:] == ["5000"]

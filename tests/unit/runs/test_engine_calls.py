@@ -1,4 +1,4 @@
-"""What `ctx.engine(...)` asks others for, and what it makes of their answers."""
+"""The requests of `ctx.engine(...)`, and the results for the code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REFERENCE = {"weft.reference": "file:///blobs/a/b.json", "bytes": 9}
 async def asked(
     code: Callable[[AgentContext, object], Coroutine[Any, Any, object]], answer: object, status: bytes
 ) -> tuple[Call, Any]:  # Any: JSON
-    """Run until the code has asked, answer its one call, and give what it made of that and what it asked."""
+    """Run until the code makes a call, answer it, and return the code's result and its calls."""
     world = World(functions=functions.functions)
     program = Program(code)
     turn = await world.turn(program)
@@ -116,7 +116,7 @@ async def test_the_task_may_choose_the_engine(conf: str, kind: str) -> None:
         (lambda ctx: ctx.engine("mars").call("add"), InvalidInput, "'mars' is not an engine; there are local, ray"),
         (lambda ctx: ctx.engine("ray").map("add", "text"), InvalidInput, "a str has no items to map over"),
         (lambda ctx: ctx.engine("ray").map("add", 7), InvalidInput, "a int has no items to map over"),
-        (lambda ctx: ctx.engine("ray").map("add", [1], in_flight=-1), InvalidInput, "-1 is no whole number from 0"),
+        (lambda ctx: ctx.engine("ray").map("add", [1], in_flight=-1), InvalidInput, "-1 is not a whole number from 0"),
         (lambda ctx: ctx.engine("ray").map("add", [1], left=1, right=1), InvalidInput, "leave none for the items"),
         (lambda ctx: ctx.engine("ray").map("add", [object()]), InvalidInput, "cannot be written as JSON"),
         (lambda ctx: ctx.engine("ray").call("add", left="x" * 2**20), InvalidInput, "over the limit of 1,048,576"),
@@ -176,7 +176,7 @@ async def test_a_local_map_is_one_step_with_progress_and_the_same_when_it_is_rep
 
 
 class Counting:
-    """Processes that count how many calls are under way at once."""
+    """Processes that count their concurrent calls."""
 
     workers = 5
 

@@ -1,4 +1,4 @@
-"""Journal values, and what a journal knows of a step."""
+"""Journal values, and what a journal knows about a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ctx.model`: what its function is told, what is recorded, and what a replay, a death or a limit makes of it."""
+"""`ctx.model`: its function's arguments, its record, and the effects of a replay, a death or a limit."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from runtime_core import errors
-from runtime_core.bus.values import CallBegun
+from runtime_core.bus.commits import CallBegun
 from runtime_core.consumer.effects import Completed, Failed
-from runtime_core.record.usage import total
+from runtime_core.record.step import total_usage
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.model_step import ModelCall, takes_call
 from tests.unit.runs.run_world import World
 
 
 class Model:
-    """Answers with the number of the request; counts and notes what it was told."""
+    """Answers with the number of the request, and records its calls."""
 
     def __init__(self) -> None:
         self.requests: list[object] = []
@@ -50,7 +50,7 @@ async def test_what_the_function_is_told_and_what_is_kept() -> None:
     (call,) = model.calls
     assert (call.attempt, call.idempotency_key, call.granted) == (1, "t-1/r/1", {"tokens": 8})
     assert world.streamed == [("1", 1, "Re"), ("1", 1, {"dis": 1})]
-    assert total(world.used).amounts == {"tokens": 5, "requests": 1}
+    assert total_usage(world.used).amounts == {"tokens": 5, "requests": 1}
     (row,) = result.steps
     assert (row.kind, row.name, row.status, row.usage) == ("model", "small", "completed", {"tokens": 5, "requests": 1})
     assert json.loads(bytes(row.input)) == {"messages": ["hi"]}
@@ -60,7 +60,7 @@ async def test_what_the_function_is_told_and_what_is_kept() -> None:
 @pytest.mark.parametrize("crash_at", range(1, 6))
 @pytest.mark.parametrize("crash_before", [True, False])
 async def test_a_call_that_was_answered_is_not_made_again(crash_at: int, crash_before: bool) -> None:
-    """Wherever the process dies: what was journaled is not asked for again, and is counted once."""
+    """Wherever the process dies: a journaled answer is not requested again, and counts once."""
     model, world = Model(), World(crash_at=crash_at, crash_before=crash_before)
 
     async def code(ctx: AgentContext, _: object) -> object:
@@ -72,7 +72,7 @@ async def test_a_call_that_was_answered_is_not_made_again(crash_at: int, crash_b
     assert isinstance(result, Completed)
     settled = [step for step in world.journal if step in ("1", "3")]
     assert settled == ["1", "3"]
-    assert total(world.used).amounts == {"tokens": 10, "requests": 2}
+    assert total_usage(world.used).amounts == {"tokens": 10, "requests": 2}
     assert len(model.requests) <= 3, "only a call that died before its answer was kept is made again"
     for step, begun in world.begun.items():
         attempts = [call.attempt for call in model.calls if call.idempotency_key == f"t-1/r/{step}"]
@@ -81,7 +81,7 @@ async def test_a_call_that_was_answered_is_not_made_again(crash_at: int, crash_b
 
 
 async def test_another_prompt_finds_the_answer_again_by_its_identity() -> None:
-    """What a deploy may change in the middle of a conversation must not park it."""
+    """A deploy in the middle of a conversation must not park it."""
     model, world = Model(), World(cold=True)
     versions = iter(range(100))
 
@@ -208,7 +208,7 @@ async def test_an_error_of_the_function_keeps_what_was_used() -> None:
         return True
 
     assert isinstance(await world.play(code), Completed)
-    assert total(world.used).amounts == {"tokens": 4}
+    assert total_usage(world.used).amounts == {"tokens": 4}
 
 
 @pytest.mark.parametrize("reserve", [{"tokens": 4}, {"tokens": (5, 4)}, {"tokens": (-1, 4)}, {"tokens": ("1", 4)}])

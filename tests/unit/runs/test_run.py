@@ -1,4 +1,4 @@
-"""What a suspended run asks for, and which results wake it."""
+"""The requests of a suspended run, and the results that wake it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def suspended(world: World, code: Code) -> Suspended:
 
 
 def waits(result: Suspended) -> dict[str, str]:
-    return {asked.step: asked.wait for asked in result.asked} | dict(result.again)
+    return {asked.step: asked.wait for asked in result.requests} | dict(result.again)
 
 
 async def test_a_single_step_wakes_the_run() -> None:
@@ -47,7 +47,7 @@ async def test_a_gather_of_steps_is_one_group_in_program_order() -> None:
     world = World()
     result = await suspended(world, code)
     assert waits(result) == dict.fromkeys("1234", "g0")
-    assert [type(asked) for asked in result.asked] == [Timer, Call, Question, Call]
+    assert [type(asked) for asked in result.requests] == [Timer, Call, Question, Call]
     assert [call.name for call in calls_of(result)] == ["b", "a"]
     for step in "214":
         world.answer_one(step)
@@ -55,7 +55,7 @@ async def test_a_gather_of_steps_is_one_group_in_program_order() -> None:
     # A turn all the same (a spurious resume): only one step is missing now, so it wakes by itself.
     result = await suspended(world, code)
     assert result.again == [("3", "!")]
-    assert not result.asked
+    assert not result.requests
     world.answer_one("3")
     assert world.awake()
     assert isinstance(await world.turn(Program(code)), Completed)
@@ -75,7 +75,7 @@ async def test_a_helper_goes_on_while_a_human_thinks() -> None:
     assert world.awake()
     result = await suspended(world, code)
     assert waits(result) == {"1": "0", "2": "0", "3.2.2": "!"}
-    assert [call.step for call in result.asked] == ["3.2.2"]
+    assert [call.step for call in result.requests] == ["3.2.2"]
     world.answer_one("3.2.2")
     # The helper has ended: the leaves are waited for as a plain gather's.
     assert waits(await suspended(world, code)) == {"1": "g0", "2": "g0"}
@@ -121,7 +121,7 @@ async def test_a_step_that_two_branches_wait_for_wakes_the_run() -> None:
     world = World()
     result = await suspended(world, code)
     assert waits(result)["1"] == "!"
-    assert [call.step for call in result.asked].count("1") == 1
+    assert [call.step for call in result.requests].count("1") == 1
     assert isinstance(await world.play(code), Completed)
 
 

@@ -1,4 +1,4 @@
-"""How a run ends: errors of the code, divergence, misuse, limits, cancellation, being dropped."""
+"""The ends of a run: errors of the code, divergence, misuse, limits, cancellation, drop."""
 
 from __future__ import annotations
 
@@ -500,7 +500,7 @@ async def test_a_turn_over_its_time_is_cancelled() -> None:
 
 
 async def test_code_that_ignores_its_cancellation_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime_core.runs.scheduler.GRACE_SECONDS", 0.01)
+    monkeypatch.setattr("runtime_core.runs.scheduler.CANCEL_GRACE_SECONDS", 0.01)
     release = asyncio.Event()
 
     async def code(ctx: AgentContext, _: object) -> object:
@@ -531,7 +531,7 @@ async def test_waiting_does_not_count_against_a_turns_time() -> None:
 
 
 async def test_too_many_steps_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "MAX_STEPS", 20)
+    monkeypatch.setattr(run_module, "MAX_RUN_STEPS", 20)
 
     async def code(ctx: AgentContext, _: object) -> object:
         while True:

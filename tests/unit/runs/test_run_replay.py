@@ -1,4 +1,4 @@
-"""A program gives the same whether it runs through, replays at each turn, or crashes anywhere in between."""
+"""A program gives the same result whether it runs through, replays at each turn, or crashes anywhere."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ async def test_a_run_that_replays_each_turn_is_the_same_as_a_warm_one(code: Code
 @pytest.mark.parametrize("cold", [False, True])
 @pytest.mark.parametrize("code", PROGRAMS)
 async def test_the_order_of_results_changes_nothing(code: Code, cold: bool) -> None:
-    """Hole 20: a step's id is its place in the program, not the order in which results come."""
+    """A step's id is its place in the program, not the order in which results come."""
     expected, _ = await reference(code)
     for seed in range(12):
         world = World(cold=cold, order=random.Random(seed))

@@ -1,4 +1,4 @@
-"""Contexts: levels, branches that come together again, and their JSON."""
+"""Contexts: levels, merged branches, and their JSON."""
 
 from __future__ import annotations
 
@@ -252,9 +252,9 @@ def test_a_branch_travels_as_json() -> None:
     there.get("tags").add("b")
     there.add_token({"input_tokens": 2})
     assert there.changed
-    data = there.to_branch()
+    data = there.export_changes()
     for _ in range(2):
-        top.bring_in(data)
+        top.merge_changes(data)
     assert (top.get("found"), top.get("tags"), top.token_usage) == (["0", "1"], {"a", "b"}, {"input_tokens": 3})
 
 
@@ -264,7 +264,7 @@ def test_a_context_that_lives_long_forgets_who_has_added_what() -> None:
         fork = Context.restore(top.fork().snapshot())
         fork.add_token({"input_tokens": 1})
         fork.increment("tasks")
-        top.bring_in(fork.to_branch(), fold=True)
+        top.merge_changes(fork.export_changes(), fold=True)
     assert (top.token_usage, top.count("tasks")) == ({"input_tokens": 100}, 100)
     assert len(top.snapshot()) < 700
 
@@ -296,14 +296,14 @@ def test_what_is_no_amount_of_tokens_is_refused(usage: Any) -> None:
 def test_what_is_no_name_no_number_and_no_context_is_refused() -> None:
     top: Any = session()
     for wrong, named in (
-        (lambda: top.put(3, "x"), "key: 3 is no text"),
-        (lambda: top.increment(3), "key: 3 is no text"),
-        (lambda: top.increment("visits", "one"), r"counters\.visits: 'one' is no number"),
-        (lambda: top.increment("visits", float("nan")), r"counters\.visits: nan is no number"),
-        (lambda: top.add_token(812), "usage: 812 is no object"),
-        (lambda: top.add_token({"input": float("inf")}), r"usage\.input: inf is no number"),
-        (lambda: top.merge("branch"), "branch: 'branch' is no Context"),
-        (lambda: Context.restore({}), "snapshot: is damaged or none at all"),  # type: ignore[arg-type]
+        (lambda: top.put(3, "x"), "key: 3 is not a string"),
+        (lambda: top.increment(3), "key: 3 is not a string"),
+        (lambda: top.increment("visits", "one"), r"counters\.visits: 'one' is not a finite number"),
+        (lambda: top.increment("visits", float("nan")), r"counters\.visits: nan is not a finite number"),
+        (lambda: top.add_token(812), "usage: 812 is not an object"),
+        (lambda: top.add_token({"input": float("inf")}), r"usage\.input: inf is not a finite number"),
+        (lambda: top.merge("branch"), "branch: 'branch' is not a Context"),
+        (lambda: Context.restore({}), "snapshot: is damaged or not from a context"),  # type: ignore[arg-type]
     ):
         with pytest.raises(InvalidInput, match=f"^{named}"):
             wrong()
@@ -334,7 +334,7 @@ def test_a_snapshot_holds_everything() -> None:
     assert dict(again.agent_info) == dict(level.agent_info)
     assert (again.token_usage, again.counters) == (level.token_usage, level.counters)
     assert (again.id, again.session_id, again.task_id, again.agent) == (level.id, "s", "t", "writer")
-    assert again.to_branch() == level.to_branch()
+    assert again.export_changes() == level.export_changes()
     assert again.snapshot() == level.snapshot()
     top.merge(again)
     assert top.get("found") == ["0", "1"]
@@ -355,7 +355,7 @@ def test_snapshots_are_the_same_in_each_process() -> None:
         lambda data: data.replace(b"draft", b"trick"),
         lambda data: data.replace(b'"weft.context":1', b'"weft.context":2'),
         lambda data: data.replace(b'"kind":"snapshot"', b'"kind":"branch"'),
-        lambda data: session().to_branch(),
+        lambda data: session().export_changes(),
     ],
 )
 def test_a_damaged_snapshot_is_an_error_and_never_an_empty_context(damage: Any) -> None:

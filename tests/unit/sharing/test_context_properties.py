@@ -1,4 +1,4 @@
-"""What holds for contexts whatever branches they are made of."""
+"""Properties of contexts for arbitrary branches."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_tokens_are_exact_however_often_and_by_whichever_way_branches_come_in(
         contexts.append(branch)
         wherever = contexts[other % len(contexts)]
         if wherever is not branch:
-            wherever.bring_in(Context.restore(branch.snapshot()).to_branch())
+            wherever.merge_changes(Context.restore(branch.snapshot()).export_changes())
     rest = contexts[1:] * 2
     random.Random(seed).shuffle(rest)
     for branch in rest:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runtime_core.telemetry import attributes, gen_ai, gen_ai_messages, trace_context
+from runtime_core.telemetry import attributes, gen_ai, trace_context
 
 PROGRAM = Path(__file__).with_name("traced_calls.py")
 TRACE, PARENT = "0x0af7651916cd43dd8448eb211c80319c", "0xb7ad6b7169203331"
@@ -188,7 +188,7 @@ def test_messages_of_all_kinds_become_roles_with_parts() -> None:
         ai.ModelRequest([ai.ToolReturnPart("look", {"a": 1}, "c1")], instructions="be quick"),
     ]
     dumped = json.loads(ai.ModelMessagesTypeAdapter.dump_json(history))
-    assert gen_ai_messages.input_messages(dumped) == [
+    assert gen_ai.input_messages(dumped) == [
         {"role": "system", "parts": [{"type": "text", "content": "be good"}]},
         {
             "role": "user",
@@ -209,4 +209,4 @@ def test_messages_of_all_kinds_become_roles_with_parts() -> None:
         },
         {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": {"a": 1}}]},
     ]
-    assert gen_ai_messages.instructions(dumped) == [{"type": "text", "content": "be quick"}]
+    assert gen_ai.instructions(dumped) == [{"type": "text", "content": "be quick"}]

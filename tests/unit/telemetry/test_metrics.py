@@ -23,12 +23,12 @@ from runtime_core.record.step import Step
 from runtime_core.telemetry import endpoint as endpoint_module
 from runtime_core.telemetry import logs, names
 from runtime_core.telemetry.attributes import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
-from runtime_core.telemetry.endpoint import Answer, Endpoint, plain
+from runtime_core.telemetry.endpoint import Endpoint, Response, plain
 from runtime_core.telemetry.metrics import (
     FRESH_SECONDS,
     MOST_TOOLS,
-    Measured,
     Metrics,
+    PartitionMetrics,
     Sample,
     Series,
     count_model_calls,
@@ -59,7 +59,7 @@ def test_every_metric_is_exposed_as_it_is_named() -> None:
 
 def test_what_was_measured_is_shown_while_it_is_fresh_and_the_partition_is_led() -> None:
     now, leads = 0.0, True
-    measured = Measured(lambda: now)
+    measured = PartitionMetrics(lambda: now)
     metrics = CollectorRegistry()
     metrics.register(measured)
     for partition in (0, 1):
@@ -228,7 +228,7 @@ def test_json_lines_carry_the_fields(log: logging.Logger) -> None:
     }
 
 
-def broken() -> Answer:
+def broken() -> Response:
     raise ValueError("no")
 
 
@@ -256,12 +256,12 @@ async def ask(port: int, request: bytes) -> str:
         (b"GET /ok HTTP/1.1", "200 OK", "fine\n"),
         (b"GET /ok?x=1 HTTP/1.0", "200 OK", "fine\n"),
         (b"HEAD /ok HTTP/1.1", "200 OK", ""),
-        (b"GET /other HTTP/1.1", "404 Not Found", "nothing here; there are /ok, /broken\n"),
+        (b"GET /other HTTP/1.1", "404 Not Found", "no such path; paths are /ok, /broken\n"),
         (b"POST /ok HTTP/1.1", "405 Method Not Allowed", "only GET and HEAD\n"),
-        (b"GET /broken HTTP/1.1", "500 Internal Server Error", "the answer could not be made; see the log\n"),
-        (b"GET  HTTP/1.1", "400 Bad Request", "not a request of HTTP/1.1\n"),
-        (b"\x16\x03\x01\xff\xfe", "400 Bad Request", "not a request of HTTP/1.1\n"),
-        (b"", "400 Bad Request", "not a request of HTTP/1.1\n"),
+        (b"GET /broken HTTP/1.1", "500 Internal Server Error", "internal error; see the log\n"),
+        (b"GET  HTTP/1.1", "400 Bad Request", "not an HTTP/1.1 request\n"),
+        (b"\x16\x03\x01\xff\xfe", "400 Bad Request", "not an HTTP/1.1 request\n"),
+        (b"", "400 Bad Request", "not an HTTP/1.1 request\n"),
     ],
 )
 async def test_requests_and_answers(endpoint: Endpoint, request_line: bytes, status: str, body: str) -> None:

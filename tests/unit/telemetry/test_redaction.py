@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from runtime_core.clusters.remote import error_of
 from runtime_core.clusters.spark import backend as spark_backend
 from runtime_core.clusters.spark import calls as spark_calls
-from runtime_core.consumer.attempt import failed_from
+from runtime_core.consumer.failure import MAX_ERROR_CHARACTERS, failed_from, failure_of
+from runtime_core.declare.declaration import one_line
 from runtime_core.errors import ConfigurationError, Reject
-from runtime_core.runs.failure import MAX_TEXT, failure_of
 from runtime_core.telemetry.redaction import (
     CUT_MARGIN,
     READ_CHARACTERS,
@@ -28,7 +28,7 @@ from runtime_core.telemetry.redaction import (
     use,
 )
 from runtime_core.text import LONGEST_MESSAGE, LONGEST_TRACEBACK
-from runtime_core.tools.mcp import failures as mcp_failures
+from runtime_core.tools.mcp import connection as mcp_connection
 from runtime_core.tools.mcp import listing as mcp_listing
 from runtime_core.tools.mcp import transport as mcp_transport
 
@@ -90,6 +90,39 @@ def test_what_looks_like_a_secret_is_taken_out_of_json_at_any_depth(case: str) -
     assert "***" in found["a"][0]["b"]
     assert "***" in json.loads(found["arguments"])["said"]
     assert "***" in json.loads(json.loads(found["deeper"])[0])["said"]
+
+
+@pytest.mark.parametrize(
+    "before", ["\\n", "\\\\r\\n", "\\t", "\\x1b", "\\u2028", "%20", "q%3D", "\x1b[1;31m", "\\x1b[m"]
+)
+@pytest.mark.parametrize("secret", [OPENAI, "hf_" + "a1" * 16, AMAZON, "Bearer abc123def456"])
+def test_an_escape_before_a_key_is_no_part_of_its_word(before: str, secret: str) -> None:
+    text = f"a{before}{secret} b"
+    shown = Redactor().text(text)
+    assert secret.removeprefix("Bearer ") not in shown
+    assert shown == f"a{before}{'Bearer ' if ' ' in secret else ''}*** b"
+    assert json.loads(Redactor().data(json.dumps([text]).encode())) == [shown]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"args": json.dumps({"password": "hunter two", "n": 1})}),
+        repr({"args": json.dumps({"password": "hunter two", "it's": 1})}),
+        repr("it's {'pw': 'hunter two', \"n\": 1}"),
+        json.dumps(json.dumps({"args": json.dumps({"api_key": "hunter two"})})),
+    ],
+)
+def test_a_password_in_escaped_quotes_is_hidden_in_text(text: str) -> None:
+    shown = Redactor().text(text)
+    assert "hunter" not in shown
+    assert "***" in shown
+
+
+def test_json_inside_of_a_text_may_begin_with_white_space() -> None:
+    inner = '\n  {"secret": "plain"}'
+    assert json.loads(Redactor().data(json.dumps([inner]).encode())) == ['\n  {"secret": "***"}']
+    assert json.loads(Redactor().data(json.dumps([inner, '\t["x"'], ensure_ascii=False).encode()))[1] == '\t["x"'
 
 
 @pytest.mark.parametrize("text", HARMLESS)
@@ -202,7 +235,7 @@ def test_json_stays_json_and_only_what_is_secret_changes(value: object, secret: 
 def test_a_secret_at_a_cut_is_not_shown_in_half() -> None:
     """A rule finds no half of a secret, so texts are shortened after their secrets are gone."""
     half = GITHUB[: len(GITHUB) // 2]
-    for limit, failed in ((LONGEST_MESSAGE, failed_from), (MAX_TEXT, failure_of)):
+    for limit, failed in ((LONGEST_MESSAGE, failed_from), (MAX_ERROR_CHARACTERS, failure_of)):
         said = "x" * (limit - len(half) - 1) + " " + GITHUB
         for error in (ValueError(said), Reject(said)):
             message = failed(error).message
@@ -218,8 +251,9 @@ def test_a_secret_at_a_cut_is_not_shown_in_half() -> None:
         (LONGEST_MESSAGE, lambda error: error_of(Reject(str(error))).message),
         (LONGEST_MESSAGE, spark_calls.first_lines),
         (300, spark_backend._one_line),
-        (1000, lambda error: str(mcp_failures.told(error))),
+        (1000, lambda error: str(mcp_connection.failure_of(error))),
         (200, lambda error: mcp_listing._line(str(error))),
+        (300, lambda error: one_line(error).removeprefix("RuntimeError: ")),
     ],
 )
 def test_engines_and_mcp_servers_redact_before_they_shorten(limit: int, shown: Callable[[Exception], str]) -> None:
@@ -247,7 +281,8 @@ def test_a_line_of_an_mcp_server_is_redacted_before_it_is_shortened(caplog: pyte
 
 
 @pytest.mark.parametrize(
-    ("limit", "failed"), [(LONGEST_TRACEBACK, failed_from), (MAX_TEXT, failure_of), (LONGEST_TRACEBACK, error_of)]
+    ("limit", "failed"),
+    [(LONGEST_TRACEBACK, failed_from), (MAX_ERROR_CHARACTERS, failure_of), (LONGEST_TRACEBACK, error_of)],
 )
 def test_a_secret_at_the_start_of_a_shortened_traceback_is_not_shown_in_half(limit: int, failed: Any) -> None:
     end = GITHUB[len(GITHUB) // 2 :]

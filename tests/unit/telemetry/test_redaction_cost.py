@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from runtime_core.record.step import ENCODER, STEPS, Step, StepError
 from runtime_core.telemetry import redaction
 from runtime_core.telemetry.redaction import ESCAPES, PLACES, Redactor, patterns_of
 from runtime_core.telemetry.secret_patterns import RULE, look_for
+from tests.unit.telemetry.former_rules import secrets_in
 
 KNOWN = "a word that is known"
 KEY = "ghp" + "_0123456789abcdefghijABCDEFGHIJ012345"
@@ -155,6 +157,118 @@ def test_of_json_with_too_many_places_the_upper_levels_are_kept() -> None:
     assert third == rows[2]
 
 
+ROW: dict[str, object] = {"a": "sk-abcdef " + "words " * 30, "n": 1}
+NESTED: dict[str, object] = {"a": {**ROW, "pw": "words"}, "b": [ROW]}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [ROW] * (MIB // 200),
+        [[ROW] * 20] * (MIB // 4000),
+        {"rows": [ROW] * (MIB // 200)},
+        [{f"sk-abcdef {n}": "words " * 30 for n in range(MIB // 200)}],
+        [NESTED] * (MIB // 500),
+        [{"a": "日本 sk-abcdef \n" * (MIB // 30)}],
+        [{"a": '"日本語" \n' * (MIB // 20) + KEY}],
+        ["-----BEGIN PRIVATE " + "KEY-----" + "-----END OTHER-----" * (MIB // 19)],
+    ],
+    ids=range(8),
+)
+def test_hostile_json_costs_a_few_searches(value: object) -> None:
+    known = Redactor([KNOWN])
+    data = json.dumps(value, ensure_ascii=False).encode()
+    once = _seconds(lambda: known.data(b'["%b"]' % (b"some words " * (len(data) // 11))))
+    assert _seconds(lambda: known.data(data)) < 12 * once
+    assert KEY.encode() not in known.data(data)
+
+
+def test_of_json_with_too_many_places_only_so_many_values_are_looked_at() -> None:
+    rows = [{"a": "sk-abcdef " + "words " * 30, "n": n} for n in range(1000)]
+    shown = json.loads(Redactor().data(json.dumps(rows).encode()))
+    assert shown[0] == {"a": "***", "n": 0}
+    assert shown[-1] == "***"
+    assert len(shown) == redaction.VALUES // 2 + 1
+    members = {f"a{n}": {"b": "sk-abcdef " + "words " * 200} for n in range(400)}
+    shown = json.loads(Redactor().data(json.dumps(members).encode()))
+    assert (shown["a0"], shown["***"]) == ({"b": "***"}, "***")
+    assert len(shown) == redaction.VALUES // 2 + 1
+    few = [{"n": n, "text": "words " * 30} for n in range(1000)] + [{"a": ["sk-abcdef"] * 2 * PLACES}]
+    assert json.loads(Redactor().data(json.dumps(few).encode())) == [*few[:-1], {"a": "***"}]
+
+
+def test_many_rows_with_many_places_stay_rows() -> None:
+    rows = [
+        Step("r", "tool", "charge", "completed", 1.0, 2.0, input=_raw({"said": f"{KEY} {n}", "pw": "plain"}))
+        for n in range(500)
+    ]
+    rows.append(Step("r", "tool", "charge", "completed", 1.0, 2.0, input=_raw({"n": [1]})))
+    data = ENCODER.encode(rows)
+    shown = Redactor().rows(data)
+    assert KEY.encode() not in shown
+    assert b"plain" not in shown
+    found = STEPS.decode(shown)
+    assert [(row.name, row.status) for row in found] == [("charge", "completed")] * 501
+    assert found[-1] == rows[-1]
+    assert Redactor().rows(ENCODER.encode(rows[-1:])) == ENCODER.encode(rows[-1:])
+    assert KEY.encode() not in Redactor().rows(data[:-1])
+
+
+@given(
+    texts=st.lists(st.sampled_from(("a ", "é", "日", "\ud800", "\U0001f600", KEY + " ", "N1", "\n")), max_size=12).map(
+        "".join
+    )
+)
+def test_a_text_keeps_all_but_its_secrets(texts: str) -> None:
+    known = Redactor.from_environment({}, r"N\d")
+    expected = re.sub(r"(?:\*\*\*)+", "***", texts.replace(KEY, "***").replace("N1", "***"))
+    assert known.text(texts) == expected
+
+
+def test_half_of_a_character_in_a_match_of_a_pattern_breaks_nothing() -> None:
+    assert "N1" not in Redactor.from_environment({}, r"N1.").text("é" * 100 + "N1\ud800 x " + "é" * 10)
+
+
+@given(text=st.text(alphabet='aé日"\\/\n\t\r\b\f \x00\x1f', max_size=20), slashes=st.booleans())
+def test_strings_outside_of_ascii_are_read_and_written_as_json_says(text: str, slashes: bool) -> None:
+    written = json.dumps(text, ensure_ascii=False).encode()
+    if slashes:
+        written = written.replace(b"/", b"\\/")
+    assert redaction._unescaped(written) == text.encode()
+    assert json.loads(redaction._escaped(text.encode())) == text
+
+
+def test_a_key_behind_more_places_than_are_looked_at_needs_no_decoding() -> None:
+    crowded = "日 sk-abcd " * PLACES + "\n日" * 10_000 + f" sk-abcd {KEY} and \u00e9 more"
+    for text in (crowded, json.dumps([crowded], ensure_ascii=False)):
+        shown = Redactor().data(json.dumps({"a": text, "b": "words"}, ensure_ascii=False).encode())
+        assert KEY.encode() not in shown
+        assert json.loads(shown)["a"].endswith("***")
+        assert json.loads(shown)["b"] == "words"
+    after = json.dumps({"a": crowded, "b": {"c": KEY}}, ensure_ascii=False).encode()
+    assert json.loads(Redactor().data(after))["b"] == {"c": "***"}
+
+
+def test_a_private_key_ends_at_its_end() -> None:
+    key = "-----BEGIN PRIVATE " + "KEY-----\nMIIB\n"
+    end = "-----END PRIVATE " + "KEY-----"
+    assert Redactor().text(f"a {key}-----END OTHER----- {end} b") == "a *** b"
+    assert Redactor().text(f"a {key}{'-----END OTHER----- ' * 100}{end} b") == "a ***"
+    assert Redactor().text(f"a {key} b") == "a ***"
+
+
+def test_json_inside_of_a_text_with_too_many_places_is_hidden_alone() -> None:
+    crowded = json.dumps([KEY] * (PLACES + 1))
+    value = {"a": {"before": KEY, "note": "password: required"}, "b": crowded, "c": {"n": "words"}}
+    assert json.loads(Redactor().data(json.dumps(value).encode())) == {
+        "a": {"before": "***", "note": "password: required"},
+        "b": "***",
+        "c": {"n": "words"},
+    }
+    shown = json.loads(Redactor().data(json.dumps({**value, "d": {"after": KEY, "more": ["words"]}}).encode()))
+    assert (shown["b"], shown["d"]["after"], shown["d"]["more"]) == ("***", "***", ["words"])
+
+
 def test_json_with_too_many_places_that_cannot_be_read_is_hidden() -> None:
     many = json.dumps([KEY] * (PLACES + 1)).encode()
     for data in (many[:-1], b"x" + many, b"[" * 100_000 + many):
@@ -229,6 +343,16 @@ def test_the_first_look_finds_each_place_of_a_rule(text: str) -> None:
         for secret in SECRETS:
             if data.startswith(secret.encode(), at):
                 assert look.match(data, at) is not None, data[at:]
+
+
+@settings(max_examples=400)
+@given(text=TEXTS)
+def test_what_an_earlier_release_hid_stays_hidden(text: str) -> None:
+    data = text.encode()
+    shown = Redactor().text(text).encode()
+    for secret in secrets_in(data):
+        if data.count(secret) == 1:
+            assert secret not in shown
 
 
 @settings(max_examples=400)

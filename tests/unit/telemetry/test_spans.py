@@ -1,4 +1,4 @@
-"""Under what a span is, when there is none, and what log lines are told of it."""
+"""Parents of spans, when there is no span, and spans in log lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a service makes of OpenTelemetry's variables, and what a log line says of the delivery in hand."""
+"""Configuration by OpenTelemetry's variables, and the trace of the current delivery in log lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from runtime_core.bus.values import Delivery
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.engines.protocol import Step
 from runtime_core.errors import ConfigurationError
 from runtime_core.telemetry import logs, tracing
@@ -101,7 +101,7 @@ def test_a_collector_that_takes_nothing_is_told_of_now_and_then_with_its_reason(
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
     class Sender:
-        """What says why, as with gRPC: a base in a module of its own."""
+        """A base class in another module that logs failures, as in gRPC."""
 
         __module__ = "tests.unit.sender"
 
@@ -110,22 +110,22 @@ def test_a_collector_that_takes_nothing_is_told_of_now_and_then_with_its_reason(
             logging.getLogger("tests.unit.sender").error("status 503")
             return SpanExportResult.FAILURE if spans else SpanExportResult.SUCCESS
 
-    monkeypatch.setattr(tracing, "COMPLAIN_SECONDS", 1e9)
+    monkeypatch.setattr(tracing, "WARN_SECONDS", 1e9)
     counted: list[int] = []
     exporter = tracing._reporting(Refused(), counted.append)
     span: Any = object()
     try:
         for spans in ([], [span], [span, span]):
             exporter.export(spans)
-        monkeypatch.setattr(tracing, "COMPLAIN_SECONDS", 0.0)  # the time is over
+        monkeypatch.setattr(tracing, "WARN_SECONDS", 0.0)  # the time is over
         exporter.export([span])
     finally:
         for name in (__name__, "tests.unit.sender"):
             logging.getLogger(name).filters.clear()
     assert counted == [1, 2, 1]
     assert [record.getMessage() for record in caplog.records] == [
-        "traces: 1 spans are lost, the collector did not take them (status 503)",
-        "traces: 4 spans are lost, the collector did not take them (status 503)",
+        "traces: 1 spans are lost: the collector did not accept them (status 503)",
+        "traces: 4 spans are lost: the collector did not accept them (status 503)",
     ]
 
 
@@ -176,6 +176,25 @@ def test_spans_go_to_the_console_with_the_names_of_the_process() -> None:
     }
 
 
+LONG = """
+import os
+from runtime_core.telemetry import spans, tracing
+traces = tracing.configure("agent-handler", "a-1", "1.2", os.environ)
+with spans.span("one", "INTERNAL", {"said": "x" * 1_000_000}, make=spans.Span):
+    pass
+traces.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("environ", "longest"),
+    [({}, tracing.LONGEST_ATTRIBUTE), *(({name: "100"}, 100) for name in tracing.LENGTH_LIMITS)],
+)
+def test_a_long_attribute_is_shortened(environ: dict[str, str], longest: int) -> None:
+    [span] = run(LONG, OTEL_TRACES_EXPORTER="console", **environ)
+    assert span["attributes"] == {"said": "x" * longest}
+
+
 def test_a_sampler_that_keeps_nothing_costs_no_task_its_trace() -> None:
     assert run(CONSOLE, OTEL_TRACES_EXPORTER="console", OTEL_TRACES_SAMPLER="always_off") == []
 
@@ -194,7 +213,7 @@ def test_an_end_does_not_wait_for_a_collector_that_does_not_answer(caplog: pytes
 
     # It returns at all: nobody answers meanwhile.
     tracing.Traces(Waiting()).close(timeout_seconds=0.05)  # type: ignore[arg-type]  # what it needs of a provider
-    assert "the last spans were not sent within 0.05 s" in caplog.text
+    assert "could not send the last spans within 0.05 s" in caplog.text
     caplog.clear()
     answers.set()
     tracing.Traces(Waiting()).close(timeout_seconds=60)  # type: ignore[arg-type]  # as above
@@ -203,7 +222,7 @@ def test_an_end_does_not_wait_for_a_collector_that_does_not_answer(caplog: pytes
 
 @pytest.fixture
 def lines() -> Iterator[io.StringIO]:
-    """Where the log goes meanwhile, as JSON."""
+    """Send the log here, as JSON."""
     root, written = logging.getLogger(), io.StringIO()
     handlers, level = list(root.handlers), root.level
     logs.configure("tool-handler", "info", "json", written)

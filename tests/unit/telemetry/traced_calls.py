@@ -1,4 +1,4 @@
-"""A process that has configured an SDK of OpenTelemetry makes spans; prints them as JSON. An SDK stays for good."""
+"""A process with an OpenTelemetry SDK, which cannot be removed, creates spans and prints them as JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ANSWER = {
 
 
 class Broken(Exception):
-    """What a client might raise."""
+    """An error that a client might raise."""
 
 
 def main() -> None:

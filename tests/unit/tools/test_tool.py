@@ -72,7 +72,7 @@ Call = Callable[..., Awaitable[object]]
 
 @pytest.fixture
 def call(threads: ThreadPoolExecutor, abandoned: AbandonedThreads) -> Call:
-    """Declare a function, call it with JSON arguments, give back what its JSON result says."""
+    """Declare a function, call it with JSON arguments, and return its decoded result."""
 
     async def call(function: Callable[..., object], **arguments: object) -> object:
         tool = declared(function)
@@ -363,7 +363,7 @@ def _stops_iteration() -> None:
     [
         (_exits, r"tool 'it' called sys\.exit\(3\)"),
         (_exits_plainly, r"tool 'it' called sys\.exit\(3\)"),
-        (_cancels_itself, "tool 'it' ended with CancelledError, though nobody cancelled it"),
+        (_cancels_itself, "tool 'it' raised CancelledError, but was not cancelled"),
         (_stops_iteration, "tool 'it' raised StopIteration"),
     ],
 )
@@ -511,7 +511,7 @@ def _unknown_type(thing: Nowhere) -> None: ...  # type: ignore[name-defined]  # 
     [
         (_opaque, r"tool 'it', argument 'thing' \(.*test_tool\.py:\d+\): a value of type Opaque cannot be read"),
         (_field_default, r"argument 'limit' has Field\(…\) as its default"),
-        (_unknown_type, r"the type of 'thing' cannot be read, NameError: name 'Nowhere' is not defined"),
+        (_unknown_type, r"the type of 'thing' cannot be evaluated, NameError: name 'Nowhere' is not defined"),
     ],
 )
 def test_types_that_json_cannot_give_are_refused_by_check(function: Callable[..., object], message: str) -> None:

@@ -1,4 +1,4 @@
-"""What a trajectory URL may say."""
+"""Valid and invalid trajectory URLs."""
 
 from __future__ import annotations
 

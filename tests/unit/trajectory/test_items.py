@@ -1,4 +1,4 @@
-"""Trajectory items: what the strategies make of recorded steps, and how they are scored and exported."""
+"""Trajectory items: how strategies build them from recorded steps, and how they are scored and exported."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ async def test_items_below_a_reward_are_left_out(store: TrajectoryStore) -> None
 
 @pytest.mark.parametrize("given", [True, "much", float("nan"), {"score": []}])
 async def test_what_is_no_score_names_the_item(store: TrajectoryStore, given: Any) -> None:
-    with pytest.raises(InvalidInput, match=r"reward: of item t:r:2 is .* finite number"):
+    with pytest.raises(InvalidInput, match=r"reward: .* for item t:r:2 is not a score: .* finite number"):
         await scored(store, lambda item, end: given)
 
 
@@ -222,7 +222,7 @@ async def test_a_reward_function_that_raises_names_the_item(store: TrajectorySto
     def broken(item: TrajectoryItem, end: TaskEnd | None) -> float:
         raise KeyError("score")
 
-    with pytest.raises(InvalidInput, match=r"reward: of item t:r:2: KeyError"):
+    with pytest.raises(InvalidInput, match=r"reward: failed for item t:r:2: KeyError"):
         await scored(store, broken)
 
 
@@ -266,5 +266,5 @@ def test_an_app_has_one_reward_function() -> None:
     assert other.reward_function is reward
     with pytest.raises(ConfigurationError, match="reward function"):
         app.reward(lambda item, end: 0.0)
-    with pytest.raises(ConfigurationError, match="cannot be called"):
+    with pytest.raises(ConfigurationError, match="is not callable"):
         app.reward(3)  # type: ignore[type-var]  # what a user may give

@@ -1,4 +1,4 @@
-"""What a recorded model call of an agent says: its answer, for items, for the tree, and after a crash for its row."""
+"""Reading recorded model calls: answers for items and the tree, and usage after a crash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from runtime_core.runs.context import AgentContext
 from runtime_core.runs.model_step import ModelCall
 from runtime_core.telemetry.redaction import HIDDEN
 from runtime_core.trajectory.items import DefaultTrajectoryStrategy
-from runtime_core.trajectory.model_call import answer_of, content_of, is_model_call, told_by, tool_calls_of, usage_of
+from runtime_core.trajectory.model_call import (
+    answer_of,
+    content_of,
+    is_model_call,
+    tool_calls_of,
+    usage_and_attributes,
+    usage_of,
+)
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.tree import render, to_tree
 from tests.unit.runs.run_world import Program, World
@@ -149,12 +156,12 @@ def test_the_tree_has_a_readable_line_for_each_call() -> None:
 
 
 def test_a_result_alone_says_usage_and_attributes() -> None:
-    usage, attributes = told_by(msgspec.json.encode(ANSWER))
+    usage, attributes = usage_and_attributes(msgspec.json.encode(ANSWER))
     assert usage == ANSWER["usage"]
     assert attributes["gen_ai.response.id"] == "r-1"
     assert attributes["gen_ai.response.finish_reasons"] == ["tool_call"]
-    assert told_by(msgspec.json.encode(PUT_OFF)) == ({}, {"error.type": "RateLimited"})
-    assert told_by(b'{"message":1}') == told_by(b"[1]") == ({}, {})
+    assert usage_and_attributes(msgspec.json.encode(PUT_OFF)) == ({}, {"error.type": "RateLimited"})
+    assert usage_and_attributes(b'{"message":1}') == usage_and_attributes(b"[1]") == ({}, {})
 
 
 async def test_a_call_whose_process_died_after_its_answer_is_recorded_by_its_result() -> None:

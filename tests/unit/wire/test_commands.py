@@ -198,9 +198,9 @@ BAD_SUBMITS: dict[str, tuple[object, str, str]] = {
     "no engine": (
         MINIMAL | {"conf": {"engine": "mars"}},
         "data.conf.engine",
-        '"mars" is no engine; there are local, ray, spark',
+        '"mars" is not an engine; known are local, ray, spark',
     ),
-    "engine is a list": (MINIMAL | {"conf": {"engine": ["ray"]}}, "data.conf.engine", '["ray"] is no engine'),
+    "engine is a list": (MINIMAL | {"conf": {"engine": ["ray"]}}, "data.conf.engine", '["ray"] is not an engine'),
     "run mode is gone": (MINIMAL | {"conf": {"run_mode": "tree"}}, "data.conf.run_mode", "unknown"),
     "streaming mode is a flag": (
         MINIMAL | {"conf": {"streaming_mode": True}},

@@ -31,7 +31,7 @@ TRIES = 30
 RULES: dict[str, str] = json.loads(Path(__file__).with_name("users.json").read_text(encoding="utf-8"))
 """The rights of each user, which `python -m docs.generate_acl` writes."""
 WITHOUT_SECRET = ("default", "probe")
-"""Nobody can be `default`, who has every right: the server reads its append-only file as this user."""
+"""The user `default` has all rights, since the server reads its append-only file as it, but nobody can log in."""
 WITH_URL = (
     "agent-handler", "tool-handler", "state-manager", "trajectory-recorder", "ray-gateway", "spark-gateway",
     "operator", "client", "runtime", "publisher",
@@ -87,7 +87,7 @@ def added(secret: dict[str, object]) -> dict[str, object]:
 
 
 def create() -> str:
-    """Asks the cluster's API; what became of it."""
+    """Send a request to the cluster's API and return its result."""
     namespace = (ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     host = f"[{host}]" if ":" in host else host

@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from runtime_core.app.app import App
     from runtime_core.client.client import Client
     from runtime_core.errors import Reject, Retry
-    from runtime_core.runs.agent import Agent, handles
     from runtime_core.runs.context import AgentContext
+    from runtime_core.runs.definition import Agent, handles
     from runtime_core.tools.tool import ToolContext
 
 __all__ = ["Agent", "AgentContext", "App", "Client", "Reject", "Retry", "ToolContext", "handles"]
 
 _PLACES = {
-    "Agent": "runtime_core.runs.agent",
+    "Agent": "runtime_core.runs.definition",
     "AgentContext": "runtime_core.runs.context",
     "App": "runtime_core.app.app",
     "Client": "runtime_core.client.client",
     "Reject": "runtime_core.errors",
     "Retry": "runtime_core.errors",
     "ToolContext": "runtime_core.tools.tool",
-    "handles": "runtime_core.runs.agent",
+    "handles": "runtime_core.runs.definition",
 }
 
 __getattr__ = loader(__name__, _PLACES)

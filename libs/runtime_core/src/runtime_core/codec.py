@@ -1,8 +1,8 @@
-"""Data of an event ↔ Python values: JSON and msgpack, held to what every client can read.
+"""Converts the data of events to Python values and back: JSON and msgpack that every client can read.
 
-Reading is strict and bounded: what `decode` accepts can be written as JSON, is at most 64 levels deep and
-holds no number that a 64-bit client would change. Depth is measured before a decoder runs, since decoders
-recurse and input is hostile.
+Decoding is strict and bounded: a value that `decode` accepts can be written as JSON, is at most 64 levels deep and
+holds no number that a 64-bit client would change. The depth is measured before a decoder runs, because decoders
+recurse and input may be hostile.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ JSON = "application/json"
 MSGPACK = "application/msgpack"
 
 MAX_DATA_BYTES = 1024 * 1024
-"""The largest data that an event may carry (1 MiB); more travels by reference."""
+"""The largest data of an event (1 MiB). Send larger data by reference."""
 MAX_DEPTH = 64
-"""How many arrays and objects may be inside each other."""
+"""How deep arrays and objects may be nested."""
 
 _MSGPACK_NAMES = frozenset({MSGPACK, "application/x-msgpack", "application/vnd.msgpack"})
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
@@ -39,7 +39,7 @@ _NOT_CONTAINER_HEADS = bytes(b for b in _ALL_BYTES if b not in _CONTAINER_HEADS)
 
 
 def _fixed_sizes() -> list[int]:
-    """For each head byte of a msgpack item its whole size in bytes, or 0 where the head alone does not say it."""
+    """Return the size in bytes of a msgpack item for each head byte, or 0 if the head alone does not give it."""
     sizes = [0] * 256
     for head in (*range(0x80), 0xC0, 0xC1, 0xC2, 0xC3, *range(0xE0, 0x100)):
         sizes[head] = 1
@@ -53,7 +53,7 @@ def _fixed_sizes() -> list[int]:
 
 
 _FIXED_SIZES = _fixed_sizes()
-# Head byte → (bytes of the length that follows, bytes that come besides length and payload).
+# Head byte → (size of the length that follows, further bytes besides length and payload).
 _SIZED = {
     **{0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)},
     **{0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)},
@@ -67,12 +67,12 @@ _msgpack_decoder = msgspec.msgpack.Decoder()
 
 
 def decode(data: bytes, content_type: str = JSON, limit: int = MAX_DATA_BYTES) -> object:
-    """The value of `data`: None, bool, int, float, str, list, or dict with string keys.
+    """Return the value of `data`: None, bool, int, float, str, list, or dict with string keys.
 
-    `content_type` is a `datacontenttype` (empty: JSON); parameters such as a charset are ignored. `limit` is
-    in bytes. Of a key that comes twice the last value wins.
+    `content_type` is a `datacontenttype` (empty: JSON); parameters such as a charset are ignored. `limit` is in bytes.
+    If a key occurs twice, its last value counts.
 
-    Raises InvalidInput, field `datacontenttype` for a type that is not read here, else field `data`.
+    Raises InvalidInput: field `datacontenttype` for an unsupported type, otherwise field `data`.
     """
     wanted = _format(content_type)
     if not data:
@@ -88,7 +88,7 @@ def decode(data: bytes, content_type: str = JSON, limit: int = MAX_DATA_BYTES) -
 
 
 def decode_object(data: bytes, depth: int = MAX_DEPTH) -> dict[str, msgspec.Raw]:
-    """The members of a JSON object, each still as JSON text.
+    """Return the members of a JSON object, each still as JSON text.
 
     Raises InvalidInput, field `data`.
     """
@@ -101,21 +101,21 @@ def decode_object(data: bytes, depth: int = MAX_DEPTH) -> dict[str, msgspec.Raw]
 
 
 def encode(value: object) -> bytes:
-    """Compact JSON of `value`; what this returns, `decode` reads (but for the size, which is not checked).
+    """Return `value` as compact JSON, which `decode` accepts. The size is not checked.
 
-    Raises InvalidInput, field `data`, for what JSON cannot hold: unknown types, NaN and infinities,
-    integers outside 64 bits, lone surrogates, and values nested in themselves or deeper than 64 levels.
+    Raises InvalidInput, field `data`, for values that JSON cannot hold: unknown types, NaN and infinities,
+    integers outside 64 bits, lone surrogates, and values that contain themselves or are deeper than 64 levels.
     """
     return _encode(value, _json_encoder)
 
 
 def canonical(value: object) -> bytes:
-    """As `encode`, with sorted keys: equal values have equal bytes. For digests."""
+    """Return JSON as `encode` does, with sorted keys, so that equal values have equal bytes. For digests."""
     return _encode(value, _canonical_encoder)
 
 
 def readable(data: bytes) -> object:
-    """What JSON says; None for nothing, the text itself where it is none. For people who look at what was kept."""
+    """Return stored JSON as a value to show to people: None if empty, the text itself if it is not JSON."""
     if not data:
         return None
     try:
@@ -126,18 +126,18 @@ def readable(data: bytes) -> object:
 
 
 def quoted(value: object, width: int = 60) -> str:
-    """`value` as one short line for an error message."""
+    """Return `value` as one short line for an error message."""
     try:
         text = _json_encoder.encode(value).decode()
     except (TypeError, ValueError, RecursionError):
         text = repr(value)
-    # Control characters in a message would forge lines in a log.
+    # Control characters could forge lines in a log.
     text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[: width + 1])
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _format(content_type: str) -> str:
-    """JSON or MSGPACK, for any spelling of the two."""
+    """Return JSON or MSGPACK for any spelling of the two."""
     if content_type in ("", JSON, MSGPACK):
         return content_type or JSON
     name = content_type.partition(";")[0].strip().lower()
@@ -145,7 +145,7 @@ def _format(content_type: str) -> str:
         return JSON
     if name in _MSGPACK_NAMES:
         return MSGPACK
-    raise InvalidInput("datacontenttype", f"{quoted(content_type)} is not read here; send `{JSON}` or `{MSGPACK}`")
+    raise InvalidInput("datacontenttype", f"{quoted(content_type)} is not supported; send `{JSON}` or `{MSGPACK}`")
 
 
 def _decode_json(data: bytes) -> object:
@@ -164,10 +164,10 @@ def _decode_json(data: bytes) -> object:
 
 
 def _reason(data: bytes, error: Exception) -> str:
-    """Why JSON was refused. msgspec calls data truncated that ends soon after half of a surrogate pair."""
+    """Return why JSON was refused. msgspec reports data with half of a surrogate pair near its end as truncated."""
     if b"\\u" in data and isinstance(error, msgspec.DecodeError):
         try:
-            json.loads(data)  # reads such halves
+            json.loads(data)  # accepts half pairs
         except (ValueError, RecursionError):
             return str(error)
         return "a text holds half of a surrogate pair"
@@ -197,17 +197,17 @@ def _encode(value: object, encoder: msgspec.json.Encoder) -> bytes:
     except (TypeError, ValueError) as error:
         raise InvalidInput("data", f"cannot be JSON: {error}") from error
     if type(value) is str:
-        return data  # nothing of what follows can be wrong with a text, and most inputs and outputs are one
+        return data  # a text passes all checks below, and most inputs and outputs are texts
     if _json_deeper_than(data, MAX_DEPTH):
         raise _too_deep(MAX_DEPTH)
-    # The encoder writes NaN and infinities as `null`: without a `null` in the text there are none.
+    # The encoder writes NaN and infinities as `null`, so a text without `null` has none.
     if value is not None and (b"null" in data or _LONG_NUMBER.search(data)):
         _refuse_foreign(msgspec.to_builtins(value))
     return data
 
 
 def _refuse_foreign(value: object) -> None:
-    """Refuse what JSON, or a client with 64-bit integers, cannot hold."""
+    """Refuse values that JSON, or a client with 64-bit integers, cannot hold."""
     pending = [value]
     while pending:
         item = pending.pop()
@@ -236,9 +236,9 @@ def _too_deep(depth: int) -> InvalidInput:
 
 
 def _json_deeper_than(data: bytes, depth: int) -> bool:
-    """Whether a decoder would open more than `depth` arrays and objects inside each other.
+    """Return whether a decoder would nest arrays and objects deeper than `depth`.
 
-    Exact for JSON; for other bytes an upper bound of what the decoder opens before it finds the mistake.
+    Exact for JSON. For other bytes it is an upper bound of the depth at which the decoder finds the error.
     """
     if data.count(b"[") + data.count(b"{") <= depth:
         return False
@@ -251,10 +251,10 @@ def _json_deeper_than(data: bytes, depth: int) -> bool:
 
 
 def _msgpack_deeper_than(data: bytes, depth: int) -> bool:
-    """Whether msgpack opens more than `depth` arrays and maps inside each other; bad bytes end the look."""
+    """Return whether msgpack nests arrays and maps deeper than `depth`; malformed bytes end the search."""
     if len(data.translate(None, _NOT_CONTAINER_HEADS)) <= depth:
         return False
-    outer: list[int] = []  # for each open container but the innermost, how many items are still to come
+    outer: list[int] = []  # the number of remaining items of each open container but the innermost
     left = 1  # the same for the innermost; the document itself counts as one
     at, end = 0, len(data)
     while at < end:

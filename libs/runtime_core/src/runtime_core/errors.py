@@ -1,30 +1,32 @@
-"""The errors of Weft, drawn as a tree.
+"""The errors of Weft, as a tree.
 
-WeftError                     anything that Weft raises on purpose: one line that says what to do
-├── ConfigurationError        a setting, an app or a namespace that cannot work: refused at start
-├── InvalidInput              input that breaks the wire's or an agent's rules; names the field
-│   ├── ResultTooLarge        what an engine function has returned is over the limit of a value, or of a blob
-│   └── Rejected              a submit that was answered with `weft.task.rejected`
-├── BusError                  the broker could not be asked, or answered with an error
+WeftError                     base of all errors that Weft raises on purpose; the message says what to do
+├── ConfigurationError        a setting, an app or a namespace that cannot work; raised at start
+├── InvalidInput              input that breaks a rule of the wire or of an agent; names the field
+│   ├── ResultTooLarge        the result of an engine function is larger than a value, or a blob, may be
+│   └── Rejected              Weft rejected a submit with `weft.task.rejected`
+├── BusError                  the broker is unreachable, or replied with an error
 │   ├── BusUnavailable        no connection; the call may or may not have happened
-│   └── ServerError           the server answered with an error text
-├── StoreUnavailable          the trajectory store could not be asked; the same call may be repeated
-├── Fenced                    this owner was declared dead: it must drop what it holds and take a new name
-├── TurnTaken                 another living process works on the same turn: leave it to that one
+│   │   └── BusLost           … and there will be none: the server behind memory:// has ended
+│   └── ServerError           the server replied with an error
+├── StoreUnavailable          the trajectory store is unreachable; the same call may be repeated
+├── Fenced                    this owner was declared dead: it must drop its deliveries and take a new name
+├── TurnTaken                 another live process works on the same turn: leave the turn to it
 ├── JournalMoved              another process has journaled steps of this run: replay it from the broker
-├── LimitExceeded             a task, run or journal went over a limit that is named
-├── NotReady                  what an attempt needs is away or not there yet: made again without counting
-├── JobCancelled              a job of `ctx.background` was awaited and had been cancelled
-├── Divergence                a replay asked for another step than the journal holds
-├── StepError                 a step that the run waited for has failed (type and message are recorded)
+├── JournalLost               the broker has lost a step of this turn: journal it again, then commit
+├── LimitExceeded             a task, run or journal would exceed a limit, which the message names
+├── NotReady                  an attempt needs something that is not available yet: retried without counting
+├── JobCancelled              the code awaited a job of `ctx.background` that had been cancelled
+├── Divergence                a replay requested a different step than the journal holds
+├── StepError                 a step that the run waited for failed (type and message are recorded)
 │   ├── ToolError             … a tool call
-│   ├── AgentError            … an agent that was asked
-│   │   └── Deadlock          … whose instance waits, over others, for the very run that asked
+│   ├── AgentError            … a call of another agent
+│   │   └── Deadlock          … whose instance waits, directly or through others, for the calling run
 │   ├── EngineError           … a compute step
 │   ├── HumanTimeout          … a question that nobody answered in time
 │   ├── LocalStepError        … a `ctx.step`
-│   └── Denied                … refused by a hook, or by the human whom it asked
-└── Outcome                   raised by user code to say how an attempt ends
+│   └── Denied                … a step that a hook, or the human whom it asked, refused
+└── Outcome                   raised by user code to choose how an attempt ends
     ├── Retry                 try again, after a delay
     └── Reject                do not try again: the run fails with this reason
 """
@@ -39,7 +41,7 @@ class WeftError(Exception):
 
 
 class ConfigurationError(WeftError):
-    """A setting, an app or a namespace that cannot work. The message names it and the remedy."""
+    """A setting, an app or a namespace cannot work. The message names it and the remedy."""
 
 
 class InvalidInput(WeftError):
@@ -55,20 +57,20 @@ class InvalidInput(WeftError):
 
 
 class InvalidResult(InvalidInput):
-    """A tool has returned what JSON cannot hold: a defect of its code, which no other arguments would mend."""
+    """A tool returned a value that JSON cannot hold: a defect of its code, whatever the arguments."""
 
 
 class ResultTooLarge(InvalidInput):
-    """An engine function has returned more than may travel, or be stored."""
+    """The result of an engine function is too large to send, or to store."""
 
     def __init__(self, message: str) -> None:
         super().__init__("result", message)
 
 
 class Rejected(InvalidInput):
-    """A submit that was answered with `weft.task.rejected`.
+    """Weft rejected a submit with `weft.task.rejected`.
 
-    `retry_after_seconds` is set where the same submit may be accepted later (an overloaded namespace).
+    `retry_after_seconds` is set if Weft may accept the same submit later (an overloaded namespace).
     """
 
     def __init__(self, field: str, message: str, retry_after_seconds: float | None = None, task_id: str = "") -> None:
@@ -78,15 +80,19 @@ class Rejected(InvalidInput):
 
 
 class BusError(WeftError):
-    """The broker could not be asked, or answered with an error."""
+    """The broker is unreachable, or replied with an error."""
 
 
 class BusUnavailable(BusError):
     """There is no connection, or it broke before the reply: the call may or may not have happened."""
 
 
+class BusLost(BusUnavailable):
+    """The server behind `memory://` has ended, and everything that it held with it: no retry can succeed."""
+
+
 class ServerError(BusError):
-    """The server answered with an error; `str(error)` is its text, as in `NOGROUP No such key …`."""
+    """The server replied with an error; `str(error)` is its text, as in `NOGROUP No such key …`."""
 
 
 _TEMPORARY = (
@@ -95,38 +101,42 @@ _TEMPORARY = (
 
 
 def is_temporary(error: ServerError) -> bool:
-    """Whether the server may do later what it refuses now."""
+    """Return whether the server may accept the same command later."""
     return str(error).startswith(_TEMPORARY)
 
 
 class StoreUnavailable(WeftError):
-    """The trajectory store could not be asked, or refused. Writes are upserts: the same one may be repeated."""
+    """The trajectory store is unreachable, or refused. Writes are upserts, so the same one may be repeated."""
 
 
 class Fenced(WeftError):
-    """This owner was declared dead by others: what it holds belongs to them now."""
+    """Other owners declared this one dead: its deliveries belong to them now."""
 
 
 class TurnTaken(WeftError):
-    """Another living process works on the same turn, since its consumer group was lost: leave the turn to that one."""
+    """Another live process works on the same turn, because the consumer group was lost: leave the turn to it."""
 
 
 class JournalMoved(WeftError):
-    """Another process has journaled steps of this run: drop it and replay it from the broker's journal."""
+    """Another process has journaled steps of this run: drop the run and replay it from the broker's journal."""
+
+
+class JournalLost(WeftError):
+    """The broker has lost its last writes, and a step of this turn with them: journal it again before the commit."""
 
 
 class LimitExceeded(WeftError):
-    """A task, run or journal went over a limit; the message names the limit and its value."""
+    """A task, run or journal would exceed a limit; the message names the limit and its value."""
 
 
 class LoopBlocked(WeftError):
-    """Code held the event loop of its process without awaiting; message and traceback say where."""
+    """Code blocked the event loop of its process; message and traceback say where."""
 
 
 class LoopInterrupt(BaseException):
-    """Raised inside code that holds the event loop; `blocked` is how its run or call has failed.
+    """Raised inside code that blocks the event loop; `blocked` gives the error of its run or call.
 
-    Not an Exception: a loop that catches those and tries again would go on holding the event loop.
+    Not an Exception: a loop that catches exceptions and tries again would keep blocking the event loop.
     """
 
     def blocked(self) -> LoopBlocked:
@@ -134,26 +144,26 @@ class LoopInterrupt(BaseException):
 
 
 class Reserved(WeftError):
-    """What a model call needs of a limit is held by other calls of the task; it may be free when they have ended."""
+    """Other calls of the task have reserved the budget that a model call needs; they may free it when they end."""
 
 
 class NotReady(WeftError):
-    """What an attempt needs is away, or not there yet, and nothing was done: it is made again without counting."""
+    """An attempt needs something that is not available yet. Nothing was done, so Weft retries without counting."""
 
 
 class JobCancelled(WeftError):
-    """A job of `ctx.background` was awaited that `job.cancel()` had stopped."""
+    """The code awaited a job of `ctx.background` after `job.cancel()`."""
 
 
 class Divergence(WeftError):
-    """A replay asked for another step than the journal holds; the message names both."""
+    """A replay requested a different step than the journal holds; the message names both."""
 
 
 class StepError(WeftError):
-    """A step that the run waited for has failed.
+    """A step that the run waited for failed.
 
-    `type` is the name of the original error's class, `message` its text. Live and replayed code sees the
-    same class with the same two values, since both come from the journal.
+    `type` is the class name of the original error, `message` its text. Live and replayed code gets the same class
+    with the same two values, because both come from the journal.
     """
 
     def __init__(self, type: str, message: str) -> None:
@@ -163,27 +173,27 @@ class StepError(WeftError):
 
 
 class TaskCancelled(StepError):
-    """The code of a run has ended it as cancelled, and with it the task whose first run it is."""
+    """The code of a run ended it as cancelled; if it is the task's first run, the task is cancelled too."""
 
 
 class ToolError(StepError):
-    """A tool call has failed for good."""
+    """A tool call failed and will not be retried."""
 
 
 class AgentError(StepError):
-    """An agent that was asked has failed for good."""
+    """A call of another agent failed and will not be retried."""
 
 
 class Deadlock(AgentError):
-    """The request would have waited for itself: its message names who waits for whom. Nothing was asked."""
+    """The request would wait for itself; the message names the circle. Weft sent nothing."""
 
 
 class EngineError(StepError):
-    """A compute step has failed for good."""
+    """A compute step failed and will not be retried."""
 
 
 class HumanTimeout(StepError):
-    """A question to a human passed its deadline without an answer or a default."""
+    """A question to a human passed its deadline, with no answer and no default."""
 
 
 class LocalStepError(StepError):
@@ -191,20 +201,20 @@ class LocalStepError(StepError):
 
 
 class Denied(StepError):
-    """A hook, or the human whom it asked, has refused what the agent wanted to do; or a guard has failed."""
+    """A hook, or the human whom it asked, refused an action of the agent; or a guard failed."""
 
     def __init__(self, message: str) -> None:
         super().__init__("Denied", message)
 
 
 class Outcome(WeftError):
-    """Raised by user code to say how this attempt ends."""
+    """Raised by user code to choose how this attempt ends."""
 
 
 class Retry(Outcome):
-    """Try again later. It counts as an attempt like any other, so that code which always asks does end.
+    """Try again later. It counts as an attempt, so code that always raises it ends too.
 
-    `after` is a delay in seconds or a timedelta; it waits on the broker, not in memory.
+    `after` is a delay in seconds or a timedelta. The delivery waits on the broker, not in memory.
     """
 
     def __init__(self, after: float | timedelta = 0.0, reason: str = "asked for a retry") -> None:
@@ -214,9 +224,9 @@ class Retry(Outcome):
 
 
 class Reject(Outcome):
-    """Do not try again: the run ends failed with this reason.
+    """Do not try again: the run fails with this reason.
 
-    `type` is what who waits for it sees as the error's type.
+    `type` is the error type that callers of the run get.
     """
 
     def __init__(self, reason: str, type: str = "Reject") -> None:

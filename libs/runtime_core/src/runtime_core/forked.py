@@ -1,7 +1,7 @@
-"""What becomes of children that the user's code forks: they die with their parent, and never come back into Weft.
+"""Guards forks by user code: children die with their parent, and never return into Weft.
 
-A child has a copy of everything, the connections to the broker included, which it shares with its parent: a tool that
-forks and returns twice would answer twice, and its child's loop would read what its parent waits for.
+A forked child has a copy of everything, and shares the connections to the broker with its parent. A tool that forks and
+returns twice would answer twice, and the child's event loop would read replies that the parent waits for.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ CAME_BACK_STATUS = 70
 
 _OURS = frozenset({"runtime_core", "weft"})
 _NEVER_RETURN = frozenset({"multiprocessing", "subprocess"})
-"""Their children end in them, by an exec or an exit: nothing has to be watched."""
+"""Modules whose children end by an exec or an exit, and so need no guard."""
 
 _installed = False
 _process = 0
 _lasting = False
-"""Whether the thread that forks lasts as long as its process. The tie is to the thread."""
+"""Whether the forking thread lasts as long as its process: Linux ties a child to the thread that forked it."""
 _prctl = None
 
 
 def guard_forks() -> None:
-    """Look after all children that this process forks from now on. Only Linux ties them to their parent."""
+    """Guard all forks of this process from now on. Only Linux ties the children to their parent."""
     global _installed, _process, _prctl
     _process = os.getpid()
     if _installed or not hasattr(os, "register_at_fork"):
@@ -53,11 +53,11 @@ def _before() -> None:
 def _in_child() -> None:
     global _process
     parent, _process = _process, 0
-    # Not a child's child: it may want to outlive its parent, as a daemon does.
+    # Not for a grandchild, which may want to outlive its parent, as a daemon does.
     if parent and _prctl is not None and _lasting:
         _prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:
-            os._exit(CAME_BACK_STATUS)  # it died before the tie was made
+            os._exit(CAME_BACK_STATUS)  # the parent died before the tie was made
     _reset_signals()
     frame = _frame_of_weft(sys._getframe())
     if frame is not None:
@@ -65,7 +65,7 @@ def _in_child() -> None:
 
 
 def _reset_signals() -> None:
-    """The parent's handlers tell its loop, which is not here: without them SIGTERM would not end the child."""
+    """Remove the parent's signal handlers: they wake an event loop that the child lacks, so SIGTERM would be lost."""
     with contextlib.suppress(ValueError, OSError):
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGURG", signal.SIGTERM)):
@@ -74,7 +74,7 @@ def _reset_signals() -> None:
 
 
 def _frame_of_weft(frame: FrameType | None) -> FrameType | None:
-    """The frame of Weft that has called the code that forks; None where the child cannot return to it."""
+    """Return the frame of Weft that called the forking code; None if the child cannot return to it."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         top = name.partition(".")[0]
@@ -87,13 +87,13 @@ def _frame_of_weft(frame: FrameType | None) -> FrameType | None:
 
 
 class _Returns:
-    """Ends the child when this frame returns or yields. A profile function: only a forked child pays for it."""
+    """A profile function that ends the child when this frame returns or yields. Only a forked child pays for it."""
 
     def __init__(self, frame: FrameType) -> None:
         self._frame = frame
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
         if event == "return" and frame is self._frame:
-            text = f"weft: process {os.getpid()} was forked by {os.getppid()} and came back from the code that forked: "
-            os.write(2, f"{text}it ends here; end such children with os._exit\n".encode())
+            text = f"weft: process {os.getpid()}, forked by {os.getppid()}, returned from the code that forked it"
+            os.write(2, f"{text}: Weft ends it here; end such children with os._exit\n".encode())
             os._exit(CAME_BACK_STATUS)

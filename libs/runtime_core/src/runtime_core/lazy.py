@@ -1,4 +1,4 @@
-"""Names of a package that are loaded when they are first used."""
+"""Loads the names of a package at their first use."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def loader(package: str, places: Mapping[str, str], extras: Mapping[str, str] | 
 
     Args:
         package: The package's name.
-        places: Public name → the module that has it, as `module` or `module:name there`.
-        extras: Public name → the extra of the wheel that brings the libraries behind it.
+        places: Public name → its module, as `module`, or `module:name` if it has another name there.
+        extras: Public name → the extra of the wheel that installs the libraries it needs.
     """
 
     def load(name: str) -> object:
@@ -29,7 +29,7 @@ def loader(package: str, places: Mapping[str, str], extras: Mapping[str, str] | 
             if extra is None:
                 raise
             raise needs_extra(f"{package}.{name}", extra, error) from error
-        # The next use finds it without coming here.
+        # The next use finds it without this function.
         vars(sys.modules[package])[name] = found
         return found
 
@@ -37,7 +37,7 @@ def loader(package: str, places: Mapping[str, str], extras: Mapping[str, str] | 
 
 
 def needs_extra(what: str, extra: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
-    """Return the error for a library that only an extra installs; a missing module of ours stays as it is."""
+    """Return an error that names the extra to install; the error for a missing module of Weft stays as it is."""
     missing = error.name or "a library"
     if missing.partition(".")[0] in _OURS:
         return error

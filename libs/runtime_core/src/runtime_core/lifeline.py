@@ -27,13 +27,13 @@ def tied(command: Sequence[str], signal_number: signal.Signals, name_in: int = N
 
 
 def become(parent: int, signal_number: int, name_in: int, command: list[str]) -> None:
-    """Makes the tie and becomes the command; returns only where it cannot, with an error."""
+    """Make the tie and replace this process by the command. Raises SystemExit if it cannot."""
     if sys.platform == "linux":
         import ctypes  # only here: it costs a third of the launcher's time
 
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
         if os.getppid() != parent:
-            # It died before the tie was made, so its death will not be signalled any more.
+            # The parent died before the tie was made, so no signal will follow.
             raise SystemExit(1)
     if name_in != NO_FILE:
         os.ftruncate(name_in, 0)

@@ -1,21 +1,31 @@
-"""The one loop that every periodic role uses: start, run now and then, stop."""
+"""Tasks in the background: the loop of every periodic role, and the end of a task."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 LONGEST_BACKOFF_SECONDS = 60.0
 
 logger = logging.getLogger(__name__)
 
 
-class Periodic:
-    """Calls an async function at once and then every `interval_seconds`, counted from the end of a call.
+async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:  # Any: whatever they return
+    """Cancel tasks and return when they have ended. Their results and errors are dropped."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        # `wait` and not `await task`: the cancellation of a task must not look like one of the caller.
+        await asyncio.wait(tasks)
 
-    An error never ends the loop: it goes to `on_error` (by default to the log), and the pause doubles
-    with each error in a row, up to a minute or the interval, whichever is longer.
+
+class Periodic:
+    """Calls an async function immediately, then again `interval_seconds` after the end of each call.
+
+    An error never ends the loop: it goes to `on_error` (by default to the log), and the pause doubles with each
+    consecutive error, up to a minute or the interval, whichever is longer.
     """
 
     def __init__(
@@ -30,7 +40,7 @@ class Periodic:
         self.started = asyncio.Event()
         """Set while the loop runs."""
         self.runs = 0
-        """Calls that have ended, with or without an error."""
+        """Number of calls that have ended, with or without an error."""
         self._function = function
         self._on_error = on_error or self._log
         self._errors_in_a_row = 0
@@ -40,34 +50,32 @@ class Periodic:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts the loop in a task of its own. Starting what is started changes nothing."""
+        """Start the loop in a separate task. Does nothing if it is started."""
         if self._task is None:
             self._stopping = False
             self._task = asyncio.get_running_loop().create_task(self._loop(), name=self.name)
 
     async def stop(self) -> None:
-        """Cancels the function if it is running, and returns when the loop has ended."""
+        """Cancel the function if it is running, and wait until the loop has ended."""
         task, self._task = self._task, None
         self._stopping = True
         if task is not None:
-            task.cancel()
-            # `wait` and not `await task`: the cancellation of the loop must not look like one of the caller.
-            await asyncio.wait([task])
+            await cancel_and_wait(task)
         self.started.clear()
 
     def trigger(self) -> None:
-        """Calls the function now, or once more if it is running."""
+        """Call the function now, or once more if it is running."""
         self._wake.set()
 
     async def ran(self, times: int = 1) -> None:
-        """Waits until so many more calls have ended."""
+        """Wait until `times` more calls have ended."""
         until = self.runs + times
         async with self._run_ended:
             await self._run_ended.wait_for(lambda: self.runs >= until)
 
     async def _loop(self) -> None:
         self.started.set()
-        # A function that swallows its cancellation must not keep the loop alive, hence the flag.
+        # The flag ends the loop even if the function swallows its cancellation.
         while not self._stopping:
             self._wake.clear()
             await self._run_once()
@@ -93,7 +101,7 @@ class Periodic:
 
     def _pause_seconds(self) -> float:
         doublings = min(self._errors_in_a_row, 30)
-        # An interval of nothing must not spin on an error either.
+        # An interval of zero must not spin on an error.
         base = max(self.interval_seconds, 0.01) if doublings else self.interval_seconds
         return min(base * 2.0**doublings, max(LONGEST_BACKOFF_SECONDS, self.interval_seconds))
 

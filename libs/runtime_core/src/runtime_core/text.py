@@ -1,22 +1,22 @@
-"""Text from anywhere, fit for one line of a terminal or of a message."""
+"""Text for one line of a terminal or of a message."""
 
 from __future__ import annotations
 
-# Of errors: longer texts say no more, and every one of them is kept with its delivery.
+# Limits on the texts of errors, in characters: every error is kept with its delivery.
 LONGEST_TRACEBACK = 8_000
 LONGEST_MESSAGE = 2_000
 LONGEST_TYPE = 200
 
 
 def plain(text: str) -> str:
-    """On one line, without the control characters by which it could drive the terminal."""
+    """Return the text on one line, without the control characters that could drive a terminal."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else " " if char.isspace() else "�" for char in text)
 
 
 def text_of_error(error: BaseException) -> str:
-    """The error's own text; where that cannot be read, why not."""
+    """Return the error's own text, or why it cannot be read."""
     try:
         return str(error)
     except Exception as unreadable:
@@ -24,13 +24,13 @@ def text_of_error(error: BaseException) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """At most `limit` characters, the last one an ellipsis where some are left out."""
+    """Return at most `limit` characters, the last one an ellipsis if some are left out."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def duration(milliseconds: float) -> str:
     """Return a time span for people, as in `12.3 ms`, `3.42 s`, `2 min 05 s`, `3 h 02 min`."""
-    # The limits are where rounding would show 1000.0 ms or 60.00 s. Clocks that were set back show as zero.
+    # Below these limits, rounding never shows 1000.0 ms or 60.00 s. If a clock was set back, the span is zero.
     if milliseconds < 999.95:
         return f"{max(milliseconds, 0.0):.1f} ms"
     seconds = milliseconds / 1_000

@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from runtime_core.app.app import App
     from runtime_core.client.client import Client
     from runtime_core.client.task import TaskHandle
-    from runtime_core.declare.retry_policy import RetryPolicy
+    from runtime_core.declare.declaration import RetryPolicy
     from runtime_core.engines.function import EngineContext
     from runtime_core.engines.protocol import Resources
     from runtime_core.errors import Reject, Rejected, Retry, WeftError
-    from runtime_core.hooks.verdicts import Allow, Ask, Change, Deny, HookEvent
+    from runtime_core.hooks.declared import Allow, Ask, Change, Deny, HookEvent
     from runtime_core.ingress.schedules import Schedule
     from runtime_core.llm.agent import Approve, LLMAgent
-    from runtime_core.runs.agent import Agent, handles
     from runtime_core.runs.calls import Approval
     from runtime_core.runs.context import AgentContext
+    from runtime_core.runs.definition import Agent, handles
     from runtime_core.sharing.context import Context
     from runtime_core.tools.tool import ToolContext
     from runtime_core.wire.commands import SubmitOptions
-    from runtime_core.wire.results import StreamEvent, TaskFailed, TaskResponse
+    from runtime_core.wire.events import StreamEvent, TaskFailed, TaskResponse
 
 __all__ = [
     "Agent",
@@ -73,34 +73,34 @@ __all__ = [
 ]
 
 _PLACES = {
-    "Agent": "runtime_core.runs.agent",
+    "Agent": "runtime_core.runs.definition",
     "AgentContext": "runtime_core.runs.context",
-    "Allow": "runtime_core.hooks.verdicts",
+    "Allow": "runtime_core.hooks.declared",
     "App": "runtime_core.app.app",
     "Approval": "runtime_core.runs.calls",
     "Approve": "runtime_core.llm.agent",
-    "Ask": "runtime_core.hooks.verdicts",
-    "Change": "runtime_core.hooks.verdicts",
+    "Ask": "runtime_core.hooks.declared",
+    "Change": "runtime_core.hooks.declared",
     "Client": "runtime_core.client.client",
     "Context": "runtime_core.sharing.context",
-    "Deny": "runtime_core.hooks.verdicts",
+    "Deny": "runtime_core.hooks.declared",
     "EngineContext": "runtime_core.engines.function",
-    "HookEvent": "runtime_core.hooks.verdicts",
+    "HookEvent": "runtime_core.hooks.declared",
     "LLMAgent": "runtime_core.llm.agent",
     "Reject": "runtime_core.errors",
     "Rejected": "runtime_core.errors",
     "Resources": "runtime_core.engines.protocol",
     "Retry": "runtime_core.errors",
-    "RetryPolicy": "runtime_core.declare.retry_policy",
+    "RetryPolicy": "runtime_core.declare.declaration",
     "Schedule": "runtime_core.ingress.schedules",
-    "StreamEvent": "runtime_core.wire.results",
+    "StreamEvent": "runtime_core.wire.events",
     "SubmitOptions": "runtime_core.wire.commands",
-    "TaskFailed": "runtime_core.wire.results",
+    "TaskFailed": "runtime_core.wire.events",
     "TaskHandle": "runtime_core.client.task",
-    "TaskResponse": "runtime_core.wire.results",
+    "TaskResponse": "runtime_core.wire.events",
     "ToolContext": "runtime_core.tools.tool",
     "WeftError": "runtime_core.errors",
-    "handles": "runtime_core.runs.agent",
+    "handles": "runtime_core.runs.definition",
 }
 
 _EXTRAS = {"Approve": "llm", "LLMAgent": "llm"}

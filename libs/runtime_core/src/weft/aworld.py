@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         UnknownReceiver,
     )
     from runtime_core.aworld.nodes.state_manager import StateManager
-    from runtime_core.aworld.nodes.stored import (
+    from runtime_core.aworld.nodes.store import (
         HandleResult,
         NodeGroup,
         RunNode,
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
         TrajectoryItem,
         TrajectoryStrategy,
     )
-    from runtime_core.wire.results import StreamingMode
+    from runtime_core.wire.events import StreamingMode
 
 __all__ = [
     "ActionModel",
@@ -173,7 +173,7 @@ _PLACES = {
     "FilteredTrajectoryStrategy": "runtime_core.trajectory.items",
     "GraphBuildType": "runtime_core.aworld.swarm",
     "GroupMessage": "runtime_core.aworld.events.message",
-    "HandleResult": "runtime_core.aworld.nodes.stored",
+    "HandleResult": "runtime_core.aworld.nodes.store",
     "Handler": "runtime_core.aworld.events.manager",
     "HandlerError": "runtime_core.aworld.events.message",
     "HandlerTable": "runtime_core.aworld.events.manager",
@@ -186,19 +186,19 @@ _PLACES = {
     "MemoryEventMessage": "runtime_core.aworld.events.message",
     "MemoryTrajectoryStrategy": "runtime_core.trajectory.items",
     "Message": "runtime_core.aworld.events.message",
-    "NodeGroup": "runtime_core.aworld.nodes.stored",
+    "NodeGroup": "runtime_core.aworld.nodes.store",
     "Observation": "runtime_core.runs.policy",
     "PolicyDefinition": "runtime_core.runs.policy",
     "Priority": "runtime_core.aworld.events.message",
     "Recorded": "runtime_core.aworld.events.message",
-    "RunNode": "runtime_core.aworld.nodes.stored",
-    "RunNodeBusiType": "runtime_core.aworld.nodes.stored",
-    "RunNodeStatus": "runtime_core.aworld.nodes.stored",
-    "RunNodeTree": "runtime_core.aworld.nodes.stored",
+    "RunNode": "runtime_core.aworld.nodes.store",
+    "RunNodeBusiType": "runtime_core.aworld.nodes.store",
+    "RunNodeStatus": "runtime_core.aworld.nodes.store",
+    "RunNodeTree": "runtime_core.aworld.nodes.store",
     "Runner": "runtime_core.aworld.runner",
     "Runners": "runtime_core.aworld.runners",
     "StateManager": "runtime_core.aworld.nodes.state_manager",
-    "StreamingMode": "runtime_core.wire.results",
+    "StreamingMode": "runtime_core.wire.events",
     "Swarm": "runtime_core.aworld.swarm",
     "Task": "runtime_core.aworld.task",
     "TaskConfig": "runtime_core.aworld.task",
@@ -212,7 +212,7 @@ _PLACES = {
     "TopicType": "runtime_core.aworld.events.message",
     "TrajectoryItem": "runtime_core.trajectory.items",
     "TrajectoryStrategy": "runtime_core.trajectory.items",
-    "TransitionRefused": "runtime_core.aworld.nodes.stored",
+    "TransitionRefused": "runtime_core.aworld.nodes.store",
     "UnknownReceiver": "runtime_core.aworld.events.message",
     "WorkflowSwarm": "runtime_core.aworld.swarm",
     "run_events": "runtime_core.aworld.events.manager",

@@ -8,8 +8,7 @@ from runtime_core.lazy import loader
 
 if TYPE_CHECKING:
     from runtime_core.bus.embedded import EmbeddedServer
-    from runtime_core.config.settings import Settings
-    from runtime_core.config.values import without_password
+    from runtime_core.config.settings import Settings, without_password
     from runtime_core.host.stack import SERVICES, child_specs
     from runtime_core.host.supervisor import Supervisor
     from runtime_core.telemetry.logs import configure as configure_logs
@@ -34,7 +33,7 @@ _PLACES = {
     "child_specs": "runtime_core.host.stack",
     "configure_logs": "runtime_core.telemetry.logs:configure",
     "one_line": "runtime_core.telemetry.logs",
-    "without_password": "runtime_core.config.values",
+    "without_password": "runtime_core.config.settings",
 }
 
 __getattr__ = loader(__name__, _PLACES)

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from runtime_core.lazy import loader
 
 if TYPE_CHECKING:
-    from runtime_core.llm.budget import Price
     from runtime_core.llm.failures import ModelFailed
-    from runtime_core.llm.window import KeepAll, KeepRecent, Summarise
-    from runtime_core.record.usage import Usage
+    from runtime_core.llm.tokens import KeepAll, KeepRecent, Price, Summarise
+    from runtime_core.record.step import Usage
     from runtime_core.runs.model_step import ModelCall
 
 __all__ = [
@@ -24,13 +23,13 @@ __all__ = [
 ]
 
 _PLACES = {
-    "KeepAll": "runtime_core.llm.window",
-    "KeepRecent": "runtime_core.llm.window",
+    "KeepAll": "runtime_core.llm.tokens",
+    "KeepRecent": "runtime_core.llm.tokens",
     "ModelCall": "runtime_core.runs.model_step",
     "ModelFailed": "runtime_core.llm.failures",
-    "Price": "runtime_core.llm.budget",
-    "Summarise": "runtime_core.llm.window",
-    "Usage": "runtime_core.record.usage",
+    "Price": "runtime_core.llm.tokens",
+    "Summarise": "runtime_core.llm.tokens",
+    "Usage": "runtime_core.record.step",
 }
 
 _EXTRAS = {"KeepAll": "llm", "KeepRecent": "llm", "ModelFailed": "llm", "Price": "llm", "Summarise": "llm"}

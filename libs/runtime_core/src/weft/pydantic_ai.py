@@ -5,7 +5,7 @@ from __future__ import annotations
 from runtime_core.lazy import needs_extra
 
 try:
-    from runtime_core.llm.pydantic_ai.tool_calls import tool_call
+    from runtime_core.llm.pydantic_ai.definition import tool_call
 except ModuleNotFoundError as error:
     raise needs_extra("weft.pydantic_ai", "llm", error) from error
 

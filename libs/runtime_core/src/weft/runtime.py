@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING
 from runtime_core.lazy import loader
 
 if TYPE_CHECKING:
-    from runtime_core.actors.base_agent import BaseAgent
-    from runtime_core.actors.closure import ClosureAgent, ClosureContext
+    from runtime_core.actors.agents import (
+        BaseAgent,
+        ClosureAgent,
+        ClosureContext,
+        RoutedAgent,
+        event,
+        message_handler,
+        rpc,
+    )
     from runtime_core.actors.errors import (
         CancellationToken,
         CantHandleException,
@@ -29,7 +36,6 @@ if TYPE_CHECKING:
         MessageContext,
     )
     from runtime_core.actors.protocol import AgentProxy
-    from runtime_core.actors.routed import RoutedAgent, event, message_handler, rpc
     from runtime_core.actors.runtime import Runtime
     from runtime_core.actors.serialization import MessageSerializer, UnknownPayload
     from runtime_core.actors.subscription import (
@@ -83,11 +89,11 @@ _PLACES = {
     "AgentInstantiationContext": "runtime_core.actors.message",
     "AgentProxy": "runtime_core.actors.protocol",
     "AgentType": "runtime_core.actors.identity",
-    "BaseAgent": "runtime_core.actors.base_agent",
+    "BaseAgent": "runtime_core.actors.agents",
     "CancellationToken": "runtime_core.actors.errors",
     "CantHandleException": "runtime_core.actors.errors",
-    "ClosureAgent": "runtime_core.actors.closure",
-    "ClosureContext": "runtime_core.actors.closure",
+    "ClosureAgent": "runtime_core.actors.agents",
+    "ClosureContext": "runtime_core.actors.agents",
     "DefaultInterventionHandler": "runtime_core.actors.message",
     "DefaultSubscription": "runtime_core.actors.subscription",
     "DefaultTopicId": "runtime_core.actors.message",
@@ -98,7 +104,7 @@ _PLACES = {
     "MessageSerializer": "runtime_core.actors.serialization",
     "NotAccessibleError": "runtime_core.actors.errors",
     "RemoteError": "runtime_core.actors.errors",
-    "RoutedAgent": "runtime_core.actors.routed",
+    "RoutedAgent": "runtime_core.actors.agents",
     "Runtime": "runtime_core.actors.runtime",
     "RuntimeStopped": "runtime_core.actors.errors",
     "SerializationError": "runtime_core.actors.errors",
@@ -109,9 +115,9 @@ _PLACES = {
     "UndeliverableException": "runtime_core.actors.errors",
     "UnknownPayload": "runtime_core.actors.serialization",
     "default_subscription": "runtime_core.actors.subscription",
-    "event": "runtime_core.actors.routed",
-    "message_handler": "runtime_core.actors.routed",
-    "rpc": "runtime_core.actors.routed",
+    "event": "runtime_core.actors.agents",
+    "message_handler": "runtime_core.actors.agents",
+    "rpc": "runtime_core.actors.agents",
     "type_subscription": "runtime_core.actors.subscription",
 }
 

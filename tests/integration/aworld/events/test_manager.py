@@ -8,7 +8,7 @@ import pytest
 
 from runtime_core.aworld.events.message import Recorded
 from runtime_core.host.local import LocalApp
-from runtime_core.wire.results import TaskResponse
+from runtime_core.wire.events import TaskResponse
 from tests.apps.events_app import GROUP, app
 from weft import AgentContext, App, Client
 from weft.aworld import (
@@ -271,7 +271,10 @@ async def test_a_transformer_that_gives_no_message_is_told_so() -> None:
 
     async with LocalApp(own) as client:
         found = (await (await client.submit("runs", 1)).result(timeout=60)).value()
-    assert found == ["InvalidInput", "message: a transformer gave null: give the Message that goes on"]
+    assert found == [
+        "InvalidInput",
+        "message: a transformer returned null: return the Message that replaces the given one",
+    ]
 
 
 async def test_transformers_change_a_message_and_registrations_can_be_taken_back() -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from runtime_core.aworld.nodes.stored import RunNodeStatus
+from runtime_core.aworld.nodes.store import RunNodeStatus
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.host.local import LocalApp
 from tests.conftest import OwnServer

@@ -15,7 +15,7 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from pydantic_ai.toolsets import AbstractToolset
 
 from runtime_core.host.local import LocalApp
-from runtime_core.llm.window import said
+from runtime_core.llm.tokens import said
 from weft import App, Change, Deny, HookEvent
 
 asked: list[int] = []

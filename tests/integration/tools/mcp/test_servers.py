@@ -1,4 +1,4 @@
-"""Tools of MCP servers, called by agents: both transports, both ways of the protocol, each server a real process."""
+"""Agents call tools of MCP servers, with both transports and both protocols; each server is a real process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from runtime_core.app.app import App
 from runtime_core.client.client import Client
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.errors import ToolError
 from runtime_core.host.local import LocalApp
 from runtime_core.runs.context import AgentContext
@@ -43,14 +43,14 @@ def ledger(tmp_path: Path) -> Ledger:
 
 @pytest.fixture(params=["stdio-auto", "stdio-legacy", "http-auto", "http-legacy"])
 def way(request: pytest.FixtureRequest, tmp_path: Path, ledger: Ledger) -> Iterator[MCPSettings]:
-    """How the server `desk` is reached."""
+    """The settings to connect to the server `desk`."""
     transport, mode = request.param.split("-")
     yield from _reached(transport, mode, tmp_path, ledger)
 
 
 @pytest.fixture(params=["stdio", "http"])
 def either(request: pytest.FixtureRequest, tmp_path: Path, ledger: Ledger) -> Iterator[MCPSettings]:
-    """As `way`, over both transports with the protocol that is agreed on."""
+    """Like `way`, with both transports and the negotiated protocol."""
     yield from _reached(request.param, "auto", tmp_path, ledger)
 
 
@@ -63,7 +63,7 @@ def _reached(transport: str, mode: Mode, tmp_path: Path, ledger: Ledger) -> Iter
 
 
 def app_with(**settings: Any) -> App:  # Any: what `add_mcp` takes
-    """An app whose agent `use` calls one tool and gives its result, or says how it failed."""
+    """An app whose agent `use` calls one tool and returns its result or its error."""
     app = App("desk-app")
     app.add_mcp("desk", **{"retry": QUICK, **settings})
 
@@ -344,8 +344,8 @@ async def test_a_server_that_cannot_be_started_stops_nothing(caplog: pytest.LogC
         assert await used(client, "own") == "served"
         failed = await used(client, "desk.echo", text="a")
     assert failed["error"] == "Unavailable"
-    assert "there is no program 'no-such-program-anywhere' on the PATH" in failed["message"]
-    lines = [record.getMessage() for record in caplog.records if "is away, next try" in record.getMessage()]
+    assert "program 'no-such-program-anywhere' is not on the PATH" in failed["message"]
+    lines = [record.getMessage() for record in caplog.records if "is unavailable, next try" in record.getMessage()]
     assert lines
     assert "\n" not in lines[0]
 

@@ -1,4 +1,4 @@
-"""MCP servers in tool-handlers that are processes: several of them, killed, and what others see of the tools."""
+"""MCP servers in tool-handler processes: several replicas, kills, and the announced tools."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def used(client: Client, tool: str, **arguments: object) -> object:
 
 
 def alive(process: int) -> bool:
-    """Whether it runs; a dead one that nobody has waited for does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

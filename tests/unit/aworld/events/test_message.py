@@ -76,7 +76,7 @@ def test_a_table_has_defaults_that_can_be_replaced_and_restored() -> None:
     assert dict(table)["task"] == DefaultTaskHandler
     assert set(table) > {"mine", "agent", "group"}
     assert "unheard of" not in table
-    with pytest.raises(ConfigurationError, match=r"subclass of events\.Handler"):
+    with pytest.raises(ConfigurationError, match=r"subclass of weft\.aworld\.Handler"):
         table["tool"] = print  # type: ignore[assignment]  # what a user may do
 
 

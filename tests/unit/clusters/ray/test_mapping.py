@@ -145,7 +145,7 @@ async def test_a_cancel_stops_the_items_under_way() -> None:
 
 
 async def test_results_that_are_too_large_together_end_the_map(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapping, "LARGEST_RESULT", 1000)
+    monkeypatch.setattr(mapping, "MAX_RESULT_BYTES", 1000)
     calls = 0
 
     async def play(items: list[int], seconds: float) -> Answer:

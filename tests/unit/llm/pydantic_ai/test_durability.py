@@ -19,8 +19,8 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from runtime_core.app.app import App
 from runtime_core.consumer.effects import COMPLETED, FAILED, Completed, Failed, TurnResult
 from runtime_core.errors import ConfigurationError, InvalidInput
-from runtime_core.llm.pydantic_ai.definition import PydanticAgent
-from runtime_core.llm.pydantic_ai.tool_calls import CARRIED, tool_call
+from runtime_core.llm.pydantic_ai.definition import PydanticAgent, tool_call
+from runtime_core.llm.pydantic_ai.tool_events import CARRIED
 from runtime_core.record.step import Step
 from runtime_core.runs.journal import pack
 from runtime_core.tools.tool import AbandonedThreads, ToolContext
@@ -245,7 +245,7 @@ def test_what_cannot_run_durably_is_refused_where_it_is_declared() -> None:
         app.add_pydantic_agent("wrong", object())
     with pytest.raises(ConfigurationError, match="unique `id`"):
         app.add_pydantic_agent("unnamed", Agent("test", toolsets=[FunctionToolset([_plus])]))
-    with pytest.raises(ConfigurationError, match="give a function that makes them"):
+    with pytest.raises(ConfigurationError, match="pass a function that creates them"):
         app.add_pydantic_agent("live", Agent("test", deps_type=Deps), deps=Deps("ann"))  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""What an app says of MCP servers, and what is made of a server's list."""
+"""Declarations of MCP servers, and the tools of their lists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mcp_types import Tool, ToolAnnotations
 from prometheus_client import CollectorRegistry
 
 from runtime_core.app.app import App
-from runtime_core.bus.values import Delivery
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.consumer.effects import Call
 from runtime_core.declare.declaration import Place
 from runtime_core.declare.manifest import Manifest, ToolEntry
@@ -40,17 +40,17 @@ def server(name: str = "files", **settings: Any) -> MCPServer:
     [
         ({"command": None}, "needs a command or a url"),
         ({"url": "http://127.0.0.1:1/mcp"}, "needs a command or a url"),
-        ({"command": "serve --all"}, "give a list of texts"),
-        ({"command": []}, "give a list of texts"),
+        ({"command": "serve --all"}, "give a list of strings"),
+        ({"command": []}, "give a list of strings"),
         ({"command": None, "url": "ftp://host/mcp"}, "write http://… or https://…"),
         ({"command": None, "url": "http://[::1/mcp"}, "write http://… or https://…"),
         ({"headers": {"a": "b"}}, "headers but no url"),
         ({"command": None, "url": "http://host/mcp", "env": {"a": "b"}}, "env but no command"),
-        ({"env": {"A": 1}}, "env must be texts by name"),
+        ({"env": {"A": 1}}, "env must map names to strings"),
         ({"cwd": 3}, "give a path"),
         ({"tools": "read_*"}, "give a list of names or patterns"),
         ({"tools": []}, "give a list of names or patterns"),
-        ({"prefix": ""}, "use what a tool may be called"),
+        ({"prefix": ""}, "use a valid tool name"),
         ({"pool": "a b"}, "pool='a b'"),
         ({"timeout_seconds": 0}, "timeout_seconds=0"),
         ({"connect_seconds": -1}, "connect_seconds=-1"),
@@ -71,9 +71,9 @@ def test_what_cannot_work_is_refused_where_it_is_declared(settings: dict[str, An
 def test_two_servers_may_not_share_a_name_or_a_prefix() -> None:
     app = App("app")
     app.add_mcp("files", command=["serve"])
-    with pytest.raises(ConfigurationError, match="has the name of MCP server 'files'"):
+    with pytest.raises(ConfigurationError, match="has the same name as MCP server 'files'"):
         app.add_mcp("files", command=["other"])
-    with pytest.raises(ConfigurationError, match="has the prefix of MCP server 'files'"):
+    with pytest.raises(ConfigurationError, match="has the same prefix as MCP server 'files'"):
         app.add_mcp("more", command=["other"], prefix="files")
 
 
@@ -130,7 +130,7 @@ def test_secrets_are_asked_for_late_and_shown_nowhere() -> None:
     assert asked == []
     assert made.headers() == {"Authorization": "Bearer s3cret"}
     assert "s3cret" not in repr(made)
-    with pytest.raises(ConfigurationError, match="headers must be texts by name"):
+    with pytest.raises(ConfigurationError, match="headers must map names to strings"):
         server(command=None, url="http://host/mcp", headers=lambda: {"a": 1}).headers()
 
 
@@ -182,10 +182,10 @@ def test_only_tools_that_the_app_wants_and_can_name_are_taken() -> None:
     listing = listing_of(server(tools=["read*"]), tools, taken={"files.read_own"})
     assert list(listing.tools) == ["files.read_file"]
     assert [line.split("left out: ")[1] for line in listing.left_out] == [
-        "its name may hold letters, digits, _ . and - only, at most 128 with the prefix",
-        "its name may hold letters, digits, _ . and - only, at most 128 with the prefix",
+        "its name may only have letters, digits, _ . and -, at most 128 with the prefix",
+        "its name may only have letters, digits, _ . and -, at most 128 with the prefix",
         "the server lists it twice",
-        "the app declares a tool 'files.read_own' itself",
+        "the app itself declares a tool 'files.read_own'",
     ]
 
 
@@ -242,7 +242,7 @@ def test_a_tool_handler_has_the_servers_of_its_pools_only() -> None:
     assert waits is not None
     assert waits.wait_seconds is not None
     fails = MCPServers(app, metrics, [""]).away("docs.read")
-    assert fails == Away(None, "MCP server 'docs' is away: it has not been started yet")
+    assert fails == Away(None, "MCP server 'docs' is unavailable: it has not been started yet")
 
 
 def test_a_model_s_tools_wait_for_a_server_that_was_never_listed_and_for_nothing_else() -> None:
@@ -253,7 +253,7 @@ def test_a_model_s_tools_wait_for_a_server_that_was_never_listed_and_for_nothing
     def toolset(*named: str, published: Sequence[Manifest] = ()) -> object:
         return toolset_of("agent 'a'", named, (), (), "", app.functions, published)
 
-    with pytest.raises(NotReady, match="agent 'a' waits for MCP server 'files' to be connected"):
+    with pytest.raises(NotReady, match="agent 'a' is waiting for the first connection of MCP server 'files'"):
         toolset("files.*", "files.read")
     for named in (["files.*", "other"], ["docs.*"], ["other"]):
         with pytest.raises(ToolsMissing):

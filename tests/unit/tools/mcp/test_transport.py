@@ -1,4 +1,4 @@
-"""What an HTTP request to an MCP server becomes that did not get the answer of a session that lives."""
+"""How failed HTTP requests to an MCP server are reported."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from runtime_core.tools.mcp.failures import NOT_SENT
-from runtime_core.tools.mcp.transport import _Client
+from runtime_core.tools.mcp.transport import NOT_SENT, _Client
 
 SESSION = {"mcp-session-id": "s-1"}
 
 
 @asynccontextmanager
 async def answering(answer: bytes) -> AsyncIterator[str]:
-    """A server that answers each request with these bytes, or closes the connection where there are none."""
+    """A server that answers each request with these bytes, or closes the connection if there are none."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -37,7 +36,7 @@ NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r
 
 
 async def sent(method: str, url: str, headers: dict[str, str]) -> tuple[int, Any, int]:
-    """The status, what the body says of the request, and how often the end of the session was told."""
+    """Return the status, the body's error, and how often the end of the session was reported."""
     ends: list[int] = []
     async with _Client(lambda: ends.append(1)) as client:
         response = await client.request(method, url, headers=headers)

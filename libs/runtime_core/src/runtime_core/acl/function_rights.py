@@ -94,7 +94,7 @@ def _within_reach(name: str) -> dict[str, str]:
         if reached in found:
             continue
         found[reached] = text = helpers.get(reached) or _source(reached)
-        # A function may stand on another one, which it then calls.
+        # A function may call another one.
         waiting += [
             word for word in _WORD.findall(text) if word in helpers or (word in FUNCTIONS and f"{word}(" in text)
         ]

@@ -103,9 +103,9 @@ class User:
         found = []
         if self.serves:
             own = tuple(pattern for stream in self.serves for pattern in (f"~{{base}}{stream}", f"~{{base}}{stream}:*"))
-            found += [Grant(_OWN_STREAM, own), Grant(("xrange",), ("%R~{base}unheard",))]
+            found += [Grant(_OWN_STREAM, own), Grant(("xrange",), ("%R~{base}undelivered",))]
         if self.functions:
-            # A group of the record stream is made again by whoever finds it missing; namespaces likewise.
+            # Every process recreates a missing group of the record stream, and the namespace's settings.
             if self.serves:
                 found.append(Grant(("xgroup|create", "xinfo|groups"), ("~{base}record",)))
             found.append(Grant(("hsetnx",), ("~{namespace}:settings",)))
@@ -134,14 +134,14 @@ _CALLED = ("commit_call", "progress")
 _SUBMITS = ("claim", "refuse", "submit", "unclaim")
 _CLIENT = (
     *_SUBMITS, "cancel", "create_node", "erase", "fork", "idle", "keep_letter", "node", "publish", "put_state",
-    "schedule", "signal", "subscribe", "touch", "unsubscribe", "watch", "withdraw",
+    "schedule", "signal", "subscribe", "write_marker", "unsubscribe", "watch", "withdraw_request",
 )  # fmt: skip
 _TURNS = ("ask", "begin_call", "begin_turn", "commit_turn", "emit", "load", "record", "refill", "settle_call", "stream")
-_ANNOUNCED = ("agents", "enders", "functions", "interleaved", "manifests", "tools", "topics")
+_ANNOUNCED = ("agents", "end_hooks", "functions", "interleaved", "manifests", "tools", "topics")
 _HANDLER_COMMANDS = (
     "hdel", "hexists", "hgetall", "hkeys", "hset", "hsetnx", "hvals", "xadd", "xlen", "zrange",
 )  # fmt: skip
-_HANDLER_READS = ("places", "run:", "stopped", "task:", "unheard")
+_HANDLER_READS = ("places", "run:", "stopped", "task:", "undelivered")
 _HANDLER_WRITES = (*_ANNOUNCED, "dead", "quarantine", "started")
 _NO_HANDLER_CAN = (
     "take or read the work of another service, read dead letters or the record, change settings or schedules, lead, "
@@ -159,7 +159,7 @@ _CLIENT_COMMANDS = (
 )  # fmt: skip
 _CLIENT_READS = (
     *_ANNOUNCED, "alive", "engines", "group:", "index", "inst:", "leader:admit", "node:", "nodes:", "out:", "places",
-    "run:", "scheduled", "schedules", "states", "stopped", "task:", "topics", "unheard",
+    "run:", "scheduled", "schedules", "states", "stopped", "task:", "topics", "undelivered",
 )  # fmt: skip
 
 
@@ -199,9 +199,10 @@ SERVICES = (
         "admits commands, relays answers, keeps timers, sweeps and measures",
         "take work, read or write other namespaces (other than appending to `…:answers…`), change the server",
         functions=(
-            "answered", "beat", "cancel", "claim", "due_requests", "expire_call", "gateways", "keep_letter", "lead",
-            "leave", "publish", "read_ingress", "recount_letters", "refill", "refuse", "repeat_request", "schedule",
-            "signal", "submit", "subscribe", "survey", "touch", "trim", "trim_letters", "unclaim", "unsubscribe",
+            "answer_request", "beat", "cancel", "claim", "due_requests", "expire_call", "gateways", "keep_letter",
+            "lead", "leave", "measure_backlog", "publish", "read_ingress", "recount_letters", "refill", "refuse",
+            "repeat_request", "schedule", "signal", "submit", "subscribe", "trim", "trim_letters", "unclaim",
+            "unsubscribe", "write_marker",
         ),
         commands=(
             "exists", "hdel", "hexists", "hgetall", "hincrby", "hkeys", "hset", "hvals", "lrange", "lrem", "xadd",
@@ -212,7 +213,7 @@ SERVICES = (
         reads=(*_ANNOUNCED, "gateways", "leader:record", "places", "publishers", "run:"),
         writes=(
             "asks", "dead", "engines", "index", "meta", "quarantine", "record", "replies", "requests", "scheduled",
-            "schedules", "seen", "seenq", "timers", *STREAMS,
+            "schedules", "seen", "seen_order", "timers", *STREAMS,
         ),
         never=("xclaim",),  # of `leave`: it holds no work
         leads=("admit", "keep"),
@@ -238,7 +239,7 @@ OPERATOR = User(
     "operator",
     "runs the command `weft`: reads everything in the namespace, cancels, answers, repairs, redrives",
     "change the server or its users, disconnect or pause clients, write outside the namespace",
-    functions=(*_CLIENT, "drop_letter", "gateways", "read_ingress", "redrive", "repair", "survey"),
+    functions=(*_CLIENT, "drop_letter", "gateways", "read_ingress", "redrive", "repair", "measure_backlog"),
     commands=(
         *_CLIENT_COMMANDS, "command|info", "function|delete", "llen", "lrange", "scan", "type", "xinfo|consumers",
         "zrevrange",
@@ -275,7 +276,7 @@ RUNTIME = User(
         "xgroup|setid", "xreadgroup", "zadd", "zrem",
     ),
     reads=_CLIENT_READS,
-    writes=(*_ANNOUNCED, "dead", "index", "quarantine", "record", "reply:", "seen", "seenq", "started", *STREAMS),
+    writes=(*_ANNOUNCED, "dead", "index", "quarantine", "record", "reply:", "seen", "seen_order", "started", *STREAMS),
     leads=("admit", "keep"),
     loads_functions=True,
     waits_for_durability=True,

@@ -1,8 +1,8 @@
 """A handler's run: one message for one agent object.
 
-The handler may use asyncio as it likes. What it asks of other agents is asked while its turn is in flight, and each
-request is known by what it says: after a crash the handler runs again from the top, with the state as it was, and a
-request that was made before gets the answer that was recorded.
+The handler may use asyncio freely. Its requests to other agents are sent in the middle of its turn. Each request is
+identified by its content. After a crash the handler runs again from the top, with the state at its start, and a
+repeated request gets the recorded answer.
 """
 
 from __future__ import annotations
@@ -30,30 +30,29 @@ from runtime_core.actors.message import (
 )
 from runtime_core.actors.serialization import SerializationRegistry
 from runtime_core.actors.vocabulary import Vocabulary
+from runtime_core.bus.deliveries import RunFields
 from runtime_core.bus.replies import Answer
-from runtime_core.bus.values import RunFields
 from runtime_core.consumer.effects import FAILED, Call, Failed, TurnResult
-from runtime_core.declare.declaration import Place
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.consumer.failure import failure_of, traceback_of
+from runtime_core.declare.declaration import Place, RetryPolicy
 from runtime_core.declare.schema import Schema, encode
-from runtime_core.errors import LimitExceeded, Outcome, WeftError
+from runtime_core.errors import JournalMoved, LimitExceeded, Outcome, WeftError
 from runtime_core.ids import child_run, fingerprint, step_digest
 from runtime_core.runs.calls import Outgoing, PublishStep, SendStep
 from runtime_core.runs.definition import AgentDefinition, Coro
-from runtime_core.runs.failure import failure_of, text_of
-from runtime_core.runs.journal import payload_of, status_of
+from runtime_core.runs.journal import payload_of, recorded_error, status_of
 from runtime_core.runs.ports import Attempt, Definition, Meta, RunPort, Workplace
 from runtime_core.runs.run import Run
 from runtime_core.runs.scheduler import Branch
 from runtime_core.runs.sharing import unwrapped
-from runtime_core.runs.step import Step, recorded_error
+from runtime_core.runs.step import Step
 
 logger = logging.getLogger(__name__)
 
 TURN_SECONDS = 24 * 3600.0
-"""How long a handler may run, unless its registration says otherwise: what it waits for counts."""
+"""The default limit of a handler, including the time that it waits for others."""
 FLUSH_SECONDS = 0.05
-"""How long a published message waits for the commit, where the handler goes on."""
+"""How long a published message waits for the commit while its handler continues."""
 REMEMBERED_ERRORS = 1000
 
 
@@ -72,13 +71,13 @@ class Actors:
         self.instances = instances
         self.failures = Failures()
         self.on_unhandled = on_unhandled
-        """Called with what the handler of a published message raised, when it is not tried again."""
+        """Called with the error of a published message's handler if the message is not retried."""
         self.shared = False
-        """Whether other processes may run the same agents: then a call back may arrive there."""
+        """Whether other processes may run the same agents, so that a call back may arrive there."""
         self.tokens: dict[str, Any] = {}
         """Cancellation tokens of callers in this process, by `task|run`. Any: another library's class."""
         self.published_tokens: WeakValueDictionary[str, Any] = WeakValueDictionary()
-        """Those given with published messages, by message id: nobody can fire one that nobody holds."""
+        """Tokens given with published messages, by message id, while somebody holds them."""
         self._runs: dict[str, set[ActorRun]] = {}
         self._raised: OrderedDict[str, BaseException] = OrderedDict()
         self._stopping = False
@@ -94,20 +93,20 @@ class Actors:
                 del self._runs[run.task_id]
 
     def cancel(self, task: str, run: str = "r") -> None:
-        """Tell the handlers of a request that run in this process; the broker tells the others."""
+        """Cancel the handlers of a request in this process; the broker informs other processes."""
         for each in list(self._runs.get(task, ())):
             if each.run_id == run or each.run_id.startswith(f"{run}/"):
                 each.cancel("the caller cancelled it")
 
     def stop(self) -> None:
-        """Give up handlers that wait for others, which this process runs no more. Their messages are handled again."""
+        """Give up handlers that wait for agents that this process no longer runs. Their messages are handled again."""
         self._stopping = True
         for runs in list(self._runs.values()):
             for run in list(runs):
                 run.give_up_waiting()
 
     def cut_off(self) -> None:
-        """End all handlers now. Their messages are handled again."""
+        """Cancel all handlers now. Their messages are handled again."""
         for runs in list(self._runs.values()):
             for run in list(runs):
                 run.cut_off()
@@ -116,7 +115,7 @@ class Actors:
         self._stopping = False
 
     def begin_anew(self) -> None:
-        """The event loop is another one: no handler of the last one goes on."""
+        """Forget all handlers: they ended with their event loop."""
         self._runs.clear()
         self.tokens.clear()
         self.instances.release()
@@ -126,13 +125,13 @@ class Actors:
         return self._stopping
 
     def note_raised(self, place: str, error: BaseException) -> None:
-        """Keep the very error for a caller in this process, who gets it instead of a copy."""
+        """Keep the error object for a caller in this process, who gets it instead of a copy."""
         self._raised[place] = error
         if len(self._raised) > REMEMBERED_ERRORS:
             self._raised.popitem(last=False)
 
     def failed(self, place: str, type: str, message: str) -> BaseException:
-        """The error that a request ended with."""
+        """Return the error that ended a request."""
         if type == UNDELIVERABLE:
             return self.vocabulary.undeliverable(message)
         raised = self._raised.pop(place, None)
@@ -142,9 +141,10 @@ class Actors:
 
 
 class ActorRun(Run):
-    """One message in the hands of one agent object: a run whose code is the object's handler.
+    """One message for one agent object: a run whose code is the object's handler.
 
-    Its steps are requests and messages that leave in mid-turn. A step's id comes from what it says, not from its place.
+    Its steps are requests and messages that are sent in the middle of the turn. A step's id comes from its content, not
+    from its place.
     """
 
     def __init__(
@@ -161,18 +161,22 @@ class ActorRun(Run):
         self.actor = definition
         self.actors = definition.actors
         self.handling = False
-        """Whether the handler is running. What it sends after that is no part of this run."""
+        """Whether the handler is running. Messages that it sends later do not belong to this run."""
         self._token: Any = self.actors.tokens.get(self._place) or self.actors.vocabulary.cancellation_token()
         self._instance: Instance | None = None
         self._asked: Counter[str] = Counter()
         self._waiting = 0
+        self._shared_state = False
+        """Whether a request of this turn has taken the object's state along."""
         self._flushing: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[object] | None = None
+        """The write of publications that is under way."""
         self._is_rpc = False
 
     # -- as the core drives it ---------------------------------------------------------------------------------
 
     async def advance(self) -> TurnResult:
-        """Handle the message: a handler's run has one turn."""
+        """Handle the message. A handler's run has one turn."""
         self.handling = True
         self.actors.begin(self)
         try:
@@ -186,7 +190,7 @@ class ActorRun(Run):
         return self._handle()
 
     def take_id(self, branch: Branch, kind: str = "", digest: str = "") -> str:
-        """Return an id from what the step says and how many equal steps came before it."""
+        """Return an id from the step's content and the number of equal steps before it."""
         self.steps_taken += 1
         name = ("c" if kind == "agent" else "p") + digest
         self._asked[name] += 1
@@ -201,7 +205,7 @@ class ActorRun(Run):
         )
 
     def cancel(self, reason: str) -> None:
-        """Fire the handler's cancellation token: the handler decides."""
+        """Fire the handler's cancellation token. The handler decides what follows."""
         self._token.cancel()
 
     def drop(self) -> None:
@@ -210,7 +214,7 @@ class ActorRun(Run):
         super().drop()
 
     def give_up_waiting(self) -> None:
-        """The process stops: a handler that waits for another agent is handled again from the top, later."""
+        """Stop a handler that waits for another agent, since the process stops. It runs again from the top later."""
         if self._waiting:
             self.cut_off()
 
@@ -223,10 +227,10 @@ class ActorRun(Run):
     async def request(
         self, recipient: Address, envelope: MessageEnvelope, token: Any, timeout: float | None = None
     ) -> bytes:
-        """Ask another agent; returns its response (JSON). Raises the error that its handler raised.
+        """Call another agent and return its response (JSON). Raises its handler's error.
 
-        `token`, any library's cancellation token, is what the recipient's handler sees where it runs here. `timeout`,
-        in seconds, limits a request to another partition in place of the namespace's limit.
+        The recipient's handler sees `token`, any library's cancellation token, if it runs in this process. `timeout`,
+        in seconds, replaces the namespace's limit of a request to another partition.
         """
         name, key = agent_name(recipient.type), instance_key(recipient.key)
         data = encode_envelope(envelope)
@@ -247,28 +251,30 @@ class ActorRun(Run):
                     self.flow.check_going()
                 answers = await self._ask([call])
                 value, state = await answers[step.id]
+            except JournalMoved as moved:
+                raise self.flow.abandon(moved) from moved
             finally:
                 self._waiting -= 1
                 self.actors.tokens.pop(place, None)
-        await self._see(state)
+        await self._see(self.later_state(state))
         if status_of(value) == FAILED:
             raise self.actors.failed(place, *recorded_error(value))
         return unwrapped(payload_of(value))[0]
 
     def publish(self, topic: Topic, envelope: MessageEnvelope) -> None:
-        """Publish with this turn's commit, with the next request, or soon, whichever comes first."""
+        """Publish with the next request, with this turn's commit, or soon, whichever comes first."""
         name, key, data = topic.type, instance_key(topic.source), encode_envelope(envelope)
         digest = step_digest("publish", name, key, data)
         self._send_out(PublishStep(self, self.branch, name, key, data, digest), envelope)
 
     def send(self, recipient: Address, envelope: MessageEnvelope) -> None:
-        """Send a published message to an agent that only this process knows to want it."""
+        """Send a published message to an agent whose subscription only this process knows."""
         name, key, data = agent_name(recipient.type), instance_key(recipient.key), encode_envelope(envelope)
         digest = step_digest("send", name, key, data)
         self._send_out(SendStep(self, self.branch, name, key, data, digest), envelope)
 
     def _name_message(self, step: Step[Any], envelope: MessageEnvelope) -> None:
-        """Give a message without an id one that every execution repeats."""
+        """Give a message without an id an id that every execution repeats."""
         if not envelope.message_id:
             envelope.message_id = fingerprint(self.task_id, self.run_id, step.id)
             step.data = encode_envelope(envelope)
@@ -277,7 +283,7 @@ class ActorRun(Run):
         self._name_message(step, envelope)
         left = step.id in self.journal.values
         step.perform()
-        if left:  # with a request of an earlier attempt, which no commit has recorded
+        if left:  # sent with a request of an earlier attempt, which no commit has recorded
             self.rows.add(step, input=step.data)
         elif self._flushing is None:
             self._flushing = asyncio.create_task(self._flush_soon(), name="publish in mid-turn")
@@ -286,10 +292,13 @@ class ActorRun(Run):
         await asyncio.sleep(FLUSH_SECONDS)
         self._flushing = None
         if self.sends and self.handling:
+            self._writing = asyncio.current_task()
             try:
                 await self._ask([])
             except (WeftError, asyncio.CancelledError):
-                return  # the run has been told
+                return  # over a limit the commit publishes them; any other error ends the run
+            finally:
+                self._writing = None
 
     async def _ask(self, calls: list[Call]) -> Mapping[str, asyncio.Future[Answer]]:
         state = await self._state_now() if calls and self.actors.shared else b""
@@ -297,23 +306,27 @@ class ActorRun(Run):
         try:
             return await self.port.ask(calls, sends, state)
         except LimitExceeded:
+            self.sends[:0] = sends  # nothing was written: the commit publishes them
             raise
         except WeftError as error:
-            # The turn is lost, or the broker is: whatever the handler makes of it, nothing may be committed.
+            # The turn or the broker is lost: nothing may be committed, whatever the handler does with the error.
             raise self.flow.abandon(error) from error
 
     async def _state_now(self) -> bytes:
-        """What a call back sees that another process handles."""
+        """Return the state for a call back that another process handles; nothing if the broker has it from this run."""
         instance = self._instance
         if instance is None or not instance.keeps_state:
             return b""
         state = await instance.state()
         if not self.actor.interleave:
+            if self._shared_state and instance.known == state:
+                return b""  # it would replace what a call back has changed since
+            self._shared_state = True
             instance.known = state
         return state
 
     async def _see(self, state: bytes) -> None:
-        """A call back has changed this agent's state: the object must agree, if it was handled elsewhere."""
+        """Load the state that a call back has changed, if another process handled it."""
         instance = self._instance
         if state and instance is not None and instance.keeps_state and instance.known != state:
             await instance.load(state)
@@ -350,11 +363,12 @@ class ActorRun(Run):
             raise self._end(self._failed(error)) from error
         try:
             output = await self._call(instance, envelope)
+            await self._written()
             state = await instance.state() if instance.keeps_state else b""
         except asyncio.CancelledError:
             self._undo(instance)
             self.flow.check_going()
-            # Something that it awaited was cancelled, most often by the caller's token: an answer like any other.
+            # Something that the handler awaited was cancelled, usually by the caller's token: return it as an answer.
             await self._publish_the_rest()
             failed = Failed("CancelledError", "the handler was cancelled", retryable=False, rejected=True)
             raise self._end(failed) from None
@@ -373,7 +387,7 @@ class ActorRun(Run):
         finally:
             instances.leave(instance, (self.task_id, self.run_id))
         instance.known = state
-        # Beside this handler another one may have written the same instance's state.
+        # Another handler may have written the same instance's state concurrently.
         if state and (self.actor.interleave or state != self.state.snapshot):
             self.state.put(state)
         return output
@@ -401,17 +415,23 @@ class ActorRun(Run):
         return encode_response(response, self.actors.registry) if envelope.is_rpc else b"null"
 
     def _undo(self, instance: Instance) -> None:
-        """What a failed handler has changed does not count: the next one begins with what is on the broker.
+        """Discard the changes of a failed handler: the next one begins with the state on the broker.
 
-        Where handlers run beside each other, nobody can tell whose changes those were: the object stays as it is.
+        With concurrent handlers nobody knows whose changes they were, so the object stays as it is.
         """
         if instance.keeps_state and not self.actor.interleave:
             instance.known = None
 
     async def _publish_the_rest(self) -> None:
-        """What a handler published before it failed for good, of its failure most often, is published."""
+        """Publish the messages of a handler that failed for good, which often report its failure."""
+        await self._written()
         if self.sends:
             await self._ask([])
+
+    async def _written(self) -> None:
+        """Wait for a write that is under way: the commit publishes what it cannot write."""
+        if self._writing is not None:
+            await asyncio.wait((self._writing,))
 
     def _is_last(self, failed: Failed) -> bool:
         """Whether the message is not handled again."""
@@ -422,10 +442,10 @@ class ActorRun(Run):
             failed = failure_of(error)
         else:
             name = self.actors.failures.name(error)
-            failed = Failed(name, failures.text_of(error), text_of(error))
+            failed = Failed(name, failures.text_of(error), traceback_of(error))
         if self._is_rpc:
             if failed.retry_after_seconds is None:
-                # The caller has the error at once, and decides; it is an answer, not a defect of the runtime.
+                # The caller gets the error at once and decides. It is an answer, not a defect of the runtime.
                 failed.retryable, failed.rejected = False, True
                 self.actors.note_raised(self._place, error)
         elif self._is_last(failed):
@@ -435,7 +455,7 @@ class ActorRun(Run):
 
 
 class ActorDefinition(AgentDefinition):
-    """A registered type of agents, as the core sees it: a name, a work stream of its own, and how a run is made."""
+    """A registered type of agents as an agent definition: its name, its work stream, and its runs."""
 
     run_type = ActorRun
     hooked = False  # its messages pass the runtime's intervention handlers instead
@@ -473,18 +493,18 @@ class ActorDefinition(AgentDefinition):
         return decode_envelope(data)
 
     def encode_output(self, value: object) -> bytes:
-        assert isinstance(value, bytes)  # what the handler's run has encoded
+        assert isinstance(value, bytes)  # already encoded by the handler's run
         return value
 
     def start(self, ctx: object, value: object) -> Coro:
-        raise WeftError(f"{self.what} is run by its own kind of run")
+        raise WeftError(f"{self.what} needs a run of class {self.run_type.__name__}")
 
 
 _current: ContextVar[ActorRun | None] = ContextVar("weft actor run", default=None)
 
 
 def current_run(actors: Actors) -> ActorRun | None:
-    """The run whose handler calls this, if it is one of these actors and still going on."""
+    """Return the run whose handler calls this, if it belongs to these actors and has not ended."""
     run = _current.get()
     return run if run is not None and run.actors is actors and run.handling else None
 
@@ -501,10 +521,10 @@ async def _operate(instance: Instance, envelope: MessageEnvelope) -> bytes:
             metadata = agent.metadata
             found = metadata if isinstance(metadata, dict) else {"description": metadata.description}
             return encode({"description": found["description"]}, "metadata")
-    raise WeftError(f"no operation is named {envelope.operation!r}")
+    raise WeftError(f"operation {envelope.operation!r} does not exist")
 
 
 def split(address: str) -> tuple[str, str]:
-    """Type and the rest of `type/rest`."""
+    """Split `type/rest`."""
     type, _, rest = address.partition("/")
     return type, rest

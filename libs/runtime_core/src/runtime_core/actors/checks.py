@@ -1,4 +1,4 @@
-"""What callers of a runtime may give: each error names the argument and says what to give instead."""
+"""Checks of arguments of the runtime. Each error names the argument and the remedy."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from runtime_core.errors import ConfigurationError, InvalidInput
 
 
 def name_of(cls: type) -> str:
-    """`module.Outer.Inner`; a built-in class is named without its module."""
+    """Return `module.Outer.Inner`; a built-in class has no module in its name."""
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def find_class(name: str) -> type | None:
-    """The class of this name in a module that is loaded here, else None.
+    """Return the class of this name in a loaded module, else None.
 
-    Nothing is imported for a name that came with a message: a message must not choose what code is run.
+    Imports nothing: a message must not choose which code runs.
     """
     parts = name.split(".")
     for at in range(len(parts) - 1, -1, -1):
@@ -34,7 +34,7 @@ def find_class(name: str) -> type | None:
     return None
 
 
-# Any and object below: anything that a caller may have given by mistake.
+# Any and object below: callers may pass anything by mistake.
 _AGENT = ("bind_id_and_runtime", "on_message")
 _SUBSCRIPTION = ("id", "is_match", "map_to_agent")
 _SERIALIZER = ("type_name", "data_content_type", "serialize", "deserialize")
@@ -45,99 +45,101 @@ _TOKEN = ("is_cancelled", "add_callback")
 def check_agent_id(field: str, value: object) -> None:
     """Raises InvalidInput."""
     if not (_is_text(value, "type") and _is_text(value, "key")):
-        raise InvalidInput(field, f"{value!r} is no agent's id: give AgentId(type, key)")
+        raise InvalidInput(field, f"{value!r} is not an agent's id: pass AgentId(type, key)")
 
 
 def check_topic_id(field: str, value: object) -> None:
     """Raises InvalidInput."""
     if not (_is_text(value, "type") and _is_text(value, "source")):
-        raise InvalidInput(field, f"{value!r} is no topic's id: give TopicId(type, source)")
+        raise InvalidInput(field, f"{value!r} is not a topic's id: pass TopicId(type, source)")
 
 
 def check_message(sender: object, token: object, message_id: object) -> None:
-    """What requests and publications have in common. Raises InvalidInput."""
+    """Check what requests and publications have in common. Raises InvalidInput."""
     if sender is not None:
         check_agent_id("sender", sender)
     if token is not None:
-        _check_has("cancellation_token", token, _TOKEN, "is no token: give a CancellationToken(), or nothing")
+        _check_has("cancellation_token", token, _TOKEN, "is not a token: pass a CancellationToken(), or nothing")
     if message_id is not None and not (isinstance(message_id, str) and message_id):
-        raise InvalidInput("message_id", f"{message_id!r} is no id: give a text that no other message has, or nothing")
+        raise InvalidInput("message_id", f"{message_id!r} is not an id: pass a unique string, or nothing")
 
 
 def check_seconds(field: str, value: object) -> None:
     """Raises InvalidInput."""
     if not _is_number(value) or not value > 0:
-        raise InvalidInput(field, f"{value!r} is no time to wait: give seconds above 0, or nothing")
+        raise InvalidInput(field, f"{value!r} is not a time limit: pass seconds above 0, or nothing")
 
 
 def agent_type_of(value: object) -> Any:
-    """The name of a type that was given as a text or as an AgentType. Raises InvalidInput."""
+    """Return the name of a type, which is a string or an AgentType. Raises InvalidInput."""
     if isinstance(value, str):
         return value
     if not _is_text(value, "type"):
-        raise InvalidInput("type", f"{value!r} is no agent's type: give a text or AgentType(…)")
-    return value.type  # type: ignore[attr-defined]  # just looked at
+        raise InvalidInput("type", f"{value!r} is not an agent's type: pass a string or AgentType(…)")
+    return value.type  # type: ignore[attr-defined]  # checked above
 
 
 def check_factory(type: str, value: object) -> None:
     """Raises InvalidInput."""
     if not callable(value):
-        raise InvalidInput("agent_factory", f"{value!r} of type {type!r} cannot be called: give a function or a class")
+        raise InvalidInput("agent_factory", f"{value!r} of type {type!r} is not callable: pass a function or a class")
 
 
 def check_agent(what: str, value: object) -> None:
-    """Raises InvalidInput, as in `what='the factory of agents of type …'`."""
-    _check_has("agent", value, _AGENT, f"of {what} is no agent: derive its class from BaseAgent")
+    """Raises InvalidInput. `what` is as in `'the factory of agents of type …'`."""
+    _check_has("agent", value, _AGENT, f"of {what} is not an agent: derive its class from BaseAgent")
 
 
 def check_class(value: object) -> None:
     """Raises InvalidInput."""
     if not isinstance(value, type):
-        raise InvalidInput("type", f"{value!r} is no class: give the one that the agent's object should be of")
+        raise InvalidInput("type", f"{value!r} is not a class: pass the expected class of the agent's object")
 
 
 def encoded_state(state: object) -> bytes:
-    """An agent's state as JSON. Raises InvalidInput."""
+    """Return an agent's state as JSON. Raises InvalidInput."""
     if not isinstance(state, Mapping):
-        raise InvalidInput("state", f"{state!r} is no state: give an object of JSON, as save_state gave it")
+        raise InvalidInput("state", f"{state!r} is not a state: pass a JSON object, as save_state returns it")
     return encode(state, "state")
 
 
 def check_saved(state: object, of_subscription: Sequence[str], of_message: Sequence[str], names: Sequence[str]) -> None:
-    """The state of a whole runtime; `names` are those of its subscriptions and messages. Raises InvalidInput."""
+    """Check the state of a runtime; `names` are the keys of subscriptions and messages. Raises InvalidInput."""
     if not isinstance(state, Mapping):
-        raise InvalidInput("state", f"{state!r} is no saved state: give what Runtime.save_state gave")
+        raise InvalidInput("state", f"{state!r} is not a saved state: pass a result of Runtime.save_state")
     for name, fields in zip(names, (of_subscription, of_message), strict=True):
         entries = state.get(name, ())
         if not isinstance(entries, list | tuple):
-            raise InvalidInput(f"state[{name!r}]", f"is a {type(entries).__name__}: give the list that was saved")
+            raise InvalidInput(f"state[{name!r}]", f"is a {type(entries).__name__}: pass the saved list")
         for at, entry in enumerate(entries):
             missing = [field for field in fields if not isinstance(entry, Mapping) or field not in entry]
             if missing:
-                raise InvalidInput(f"state[{name!r}][{at}]", f"has no {', '.join(missing)}: give it as it was saved")
+                raise InvalidInput(f"state[{name!r}][{at}]", f"has no {', '.join(missing)}: pass it as it was saved")
 
 
 def check_subscription(value: object) -> None:
     """Raises InvalidInput."""
-    _check_has("subscription", value, _SUBSCRIPTION, "is no subscription: give a TypeSubscription, or one of your own")
+    _check_has(
+        "subscription", value, _SUBSCRIPTION, "is not a subscription: pass a TypeSubscription, or one of your own"
+    )
 
 
 def check_serializer(value: object) -> None:
-    """One, or a sequence of them. Raises InvalidInput."""
+    """Check a serializer or a sequence of them. Raises InvalidInput."""
     for each in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
-        _check_has("serializer", each, _SERIALIZER, "is no serializer")
+        _check_has("serializer", each, _SERIALIZER, "is not a serializer")
 
 
 def checked_interventions(handlers: Iterable[object] | None) -> list[Any]:
-    """The handlers as a list. Raises ConfigurationError."""
+    """Return the handlers as a list. Raises ConfigurationError."""
     if not isinstance(handlers, Iterable | None):
-        raise ConfigurationError(f"intervention_handlers is {handlers!r}: give a list of handlers")
+        raise ConfigurationError(f"intervention_handlers is {handlers!r}: pass a list of handlers")
     found = list(handlers or ())
     for handler in found:
         try:
             if isinstance(handler, type):
-                raise InvalidInput("intervention_handlers", f"{handler.__name__} is a class: give an object of it")
-            remedy = "is none: derive its class from DefaultInterventionHandler"
+                raise InvalidInput("intervention_handlers", f"{handler.__name__} is a class: pass an object of it")
+            remedy = "is not a handler: derive its class from DefaultInterventionHandler"
             _check_has("intervention_handlers", handler, _INTERVENTION, remedy)
         except InvalidInput as error:
             raise ConfigurationError(str(error)) from None
@@ -147,11 +149,11 @@ def checked_interventions(handlers: Iterable[object] | None) -> list[Any]:
 def check_settings(lease_seconds: object, shutdown_seconds: object, max_instances: object) -> None:
     """Raises ConfigurationError."""
     if not _is_number(lease_seconds) or not lease_seconds > 0:
-        raise ConfigurationError(f"lease_seconds is {lease_seconds!r}: give seconds above 0")
+        raise ConfigurationError(f"lease_seconds is {lease_seconds!r}: pass seconds above 0")
     if not _is_number(shutdown_seconds) or shutdown_seconds < 0:
-        raise ConfigurationError(f"shutdown_seconds is {shutdown_seconds!r}: give seconds, 0 for no wait")
+        raise ConfigurationError(f"shutdown_seconds is {shutdown_seconds!r}: pass seconds, 0 for no wait")
     if not isinstance(max_instances, int) or isinstance(max_instances, bool) or max_instances < 1:
-        raise ConfigurationError(f"max_instances is {max_instances!r}: give a whole number from 1")
+        raise ConfigurationError(f"max_instances is {max_instances!r}: pass a whole number from 1")
 
 
 def _check_has(field: str, value: object, names: Sequence[str], remedy: str) -> None:

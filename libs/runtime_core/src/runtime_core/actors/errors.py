@@ -1,4 +1,4 @@
-"""Errors of the actor runtime, how they travel to who waits, and the token that cancels a request."""
+"""Errors of the actor runtime, their transport to the caller, and the token that cancels a request."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from runtime_core.errors import InvalidInput, WeftError
 
 
 class InvalidName(InvalidInput, ValueError):
-    """A type, key or source that cannot name an agent or a topic. A ValueError too, as other runtimes raise it."""
+    """A type, key or source that cannot name an agent or a topic. Also a ValueError, as in other runtimes."""
 
 
 class UndeliverableException(WeftError):
-    """A message that has no recipient: its type is registered nowhere in the namespace."""
+    """A message without a recipient: no process in the namespace has registered its type."""
 
 
 class CantHandleException(WeftError):
@@ -24,11 +24,11 @@ class CantHandleException(WeftError):
 
 
 class MessageDroppedException(WeftError):
-    """An intervention handler dropped the message, or the response to it."""
+    """An intervention handler dropped the message or its response."""
 
 
 class NotAccessibleError(WeftError):
-    """The agent object lives in another process, so it cannot be handed out here."""
+    """The agent object lives in another process."""
 
 
 class RuntimeStopped(WeftError):
@@ -36,13 +36,13 @@ class RuntimeStopped(WeftError):
 
 
 class SerializationError(InvalidInput, ValueError):
-    """A message that has no serializer, or whose serializer cannot write or read it. The text names its type."""
+    """A message without a serializer, or one that its serializer cannot write or read. The text names its type."""
 
 
 class RemoteError(WeftError):
     """A handler failed with an error whose class this process does not have.
 
-    `type` is the module-qualified name of that class, `message` the error's text (maybe empty).
+    `type` is the module-qualified name of that class, `message` the error's text, which may be empty.
     """
 
     def __init__(self, type: str, message: str) -> None:
@@ -52,9 +52,9 @@ class RemoteError(WeftError):
 
 
 class CancellationToken:
-    """Cancels the futures that are linked to it, and calls back; once. May be used from any thread.
+    """Cancels the futures that are linked to it, and calls its callbacks, once. Thread-safe.
 
-    Callbacks run in the thread that cancels and outside of the lock, so that one may use the token again.
+    Callbacks run in the thread that cancels, outside the lock, so a callback may use the token.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class CancellationToken:
         self._callbacks: list[Callable[[], None]] = []
 
     def cancel(self) -> None:
-        """Cancel; a repeat does nothing."""
+        """Cancel. A repeat does nothing."""
         with self._lock:
             if self._cancelled:
                 return
@@ -76,7 +76,7 @@ class CancellationToken:
         return self._cancelled
 
     def add_callback(self, callback: Callable[[], None]) -> None:
-        """Call back at the cancellation; at once where it has been."""
+        """Call the callback at the cancellation; at once if the token is cancelled."""
         with self._lock:
             if not self._cancelled:
                 self._callbacks.append(callback)
@@ -84,7 +84,7 @@ class CancellationToken:
         callback()
 
     def remove_callback(self, callback: Callable[[], None]) -> None:
-        """Forget a callback, so that a token that lives long does not collect them."""
+        """Remove a callback, so that a long-lived token does not collect them."""
         with self._lock:
             if callback in self._callbacks:
                 self._callbacks.remove(callback)
@@ -100,34 +100,34 @@ class CancellationToken:
 
 
 UNDELIVERABLE = "UnknownName"
-"""How the broker says that no agent has the name that was asked."""
+"""The broker's error type for an unknown agent name."""
 _NOT_FROM_ELSEWHERE = (RemoteError, KeyboardInterrupt, SystemExit, GeneratorExit)
 """Classes that no message may raise here."""
 _OF_THE_CORE = {"TimeLimit": TimeoutError, "HumanTimeout": TimeoutError, "RequestTimeout": TimeoutError}
 
 
 def text_of(error: BaseException) -> str:
-    """What the error says. Of one that was given a single text, that text: `str` of a KeyError would quote it."""
+    """Return the error's text. For a single string argument this is that string: `str` of a KeyError would quote it."""
     if len(error.args) == 1 and isinstance(error.args[0], str):
         return error.args[0]
     return str(error)
 
 
 class Failures:
-    """Makes errors again from what travelled. One for each runtime."""
+    """Recreates errors from their type and text. Each runtime has one."""
 
     def __init__(self) -> None:
         self._seen: dict[str, type[BaseException]] = {}
 
     def name(self, error: BaseException) -> str:
-        """The name under which the error travels; classes made inside of functions are found again by it too."""
+        """Return the error's type name. Classes defined inside functions are found again by it."""
         name = error.type if isinstance(error, RemoteError) else name_of(type(error))
         if not isinstance(error, RemoteError):
             self._seen[name] = type(error)
         return name
 
     def error(self, type: str, message: str) -> BaseException:
-        """The error of this class with this text; RemoteError where this process does not have the class."""
+        """Return the error of this class with this text; RemoteError if this process does not have the class."""
         found = self._seen.get(type) or _OF_THE_CORE.get(type) or find_class(type)
         if found is None or not issubclass(found, BaseException) or issubclass(found, _NOT_FROM_ELSEWHERE):
             return RemoteError(type, message)

@@ -16,14 +16,13 @@ from runtime_core.bus.connection import Transport
 from runtime_core.bus.connector import MEMORY
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect
-from runtime_core.bus.private_server import drop_database, new_database
+from runtime_core.bus.private_server import drop_database, new_database, why_lost
 from runtime_core.bus.replies import Replies
 from runtime_core.bus.topics import Topics
 from runtime_core.client.client import Client
 from runtime_core.consumer.consumer import Handler
 from runtime_core.consumer.leader import Leader
-from runtime_core.declare.announcement import announce
-from runtime_core.declare.manifest import Manifest
+from runtime_core.declare.manifest import Manifest, announce
 from runtime_core.errors import ConfigurationError
 from runtime_core.host.host import Host
 from runtime_core.ids import instance_address, partition_of
@@ -33,14 +32,14 @@ from runtime_core.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-IN_FLIGHT = 10_000
-"""Turns at once. Handlers that wait for others hold their places, so there must be room for those they wait for."""
+MAX_TURNS_IN_FLIGHT = 10_000
+"""The most turns at once. A handler that waits for another one keeps its place, so leave room for the others."""
 
 
 class ActorHost:
-    """Connects at the first use; `start` and `stop` the work as often as wanted.
+    """Connects at the first use. It can be started and stopped repeatedly.
 
-    `url` None: WEFT_REDIS_URL, else `memory://`, where each host has a database of its own.
+    `url` None: WEFT_REDIS_URL, else `memory://`, where each host has its own database.
     """
 
     def __init__(
@@ -70,24 +69,24 @@ class ActorHost:
         self._client: Client | None = None
         self._opening: asyncio.Task[Client] | None = None
         self._host: Host | None = None
-        """What works, from `start` to `stop`."""
+        """The running parts, from `start` to `stop`."""
         self._opened = False
-        """Whether there may be keys of it on the broker."""
+        """Whether the broker may have keys of this host."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = asyncio.Lock()
 
     # -- connections -------------------------------------------------------------------------------------------
 
     def follow_loop(self) -> None:
-        """In another event loop than before all starts over: what was made in that one has ended with it.
+        """Start over in another event loop: everything of the previous loop has ended with it.
 
-        Raises RuntimeError where the other one still runs, in another thread.
+        Raises RuntimeError if the previous loop still runs in another thread.
         """
         loop, before = asyncio.get_running_loop(), self._loop
         if loop is before:
             return
         if before is not None and before.is_running():
-            raise RuntimeError("the runtime is used in another thread's event loop: make one runtime for each loop")
+            raise RuntimeError("another thread's event loop uses this runtime: create one runtime for each loop")
         self._loop = loop
         if before is None:
             return
@@ -97,12 +96,12 @@ class ActorHost:
         self._on_new_loop()
 
     async def client(self) -> Client:
-        """The client of this runtime. Raises ConfigurationError where no broker answers."""
+        """Return the client of this runtime. Raises ConfigurationError if no broker answers."""
         self.follow_loop()
         if self._client is None:
             if self._opening is None:
                 self._opening = asyncio.create_task(self._open(), name="open the runtime")
-            # Several may wait, and one of them may be cancelled.
+            # Several callers may wait, and one of them may be cancelled.
             self._client = await asyncio.shield(self._opening)
         return self._client
 
@@ -110,7 +109,7 @@ class ActorHost:
         return (await self.client()).topics
 
     async def place(self, name: str, key: str) -> tuple[EventBus, Replies]:
-        """The partition of an instance: its bus, and the stream on which answers come from there."""
+        """Return an instance's partition: its bus, and its stream of answers."""
         client = await self.client()
         replies = client.replies[partition_of(instance_address(name, key), len(client.replies))]
         return replies.bus, replies
@@ -138,12 +137,12 @@ class ActorHost:
     # -- types -------------------------------------------------------------------------------------------------
 
     def definition(self, name: str) -> ActorDefinition | None:
-        """What is registered here under an agent's name."""
+        """Return what is registered here under an agent's name."""
         found = self._app.agents.get(name)
         return found if isinstance(found, ActorDefinition) else None
 
     async def register(self, definition: ActorDefinition) -> None:
-        """Make a type known in the namespace; if the host works, read its stream at once."""
+        """Announce a type in the namespace. A running host reads its stream at once."""
         await self.client()
         self._app.functions.agents.add(definition)
         await self._announce_one(definition)
@@ -160,7 +159,8 @@ class ActorHost:
                 await self._announce_one(definition)
 
     async def _announce_one(self, definition: ActorDefinition) -> None:
-        # A manifest for each type: processes of one namespace that serve different types would replace each other's.
+        # One manifest for each type: processes that serve different types would otherwise replace each other's
+        # manifest.
         whole = self._app.manifest()
         entry = {definition.name: whole.agents[definition.name]}
         await announce(await self.buses(), Manifest(f"actor.{definition.name}", whole.version, agents=entry))
@@ -168,7 +168,7 @@ class ActorHost:
     # -- work --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Run the registered agents from now on."""
+        """Run the registered agents."""
         async with self._lock:
             if self._host is not None:
                 return
@@ -184,27 +184,27 @@ class ActorHost:
             await self._consume(host, [f"agent:{agent.pool}" for agent in self._app.agents.values()])
 
     async def stop(self) -> None:
-        """Finish what runs, hand back what waits for others, leave. What is queued stays."""
+        """Finish running handlers, hand back those that wait for others, and leave. Queued messages stay."""
         self.follow_loop()
         async with self._lock:
             if self._host is None:
                 return
             host, self._host = self._host, None
             self._actors.stop()
-            # What takes too long is cut off, and its message handled again.
+            # A handler that takes too long is cancelled, and its message handled again.
             late = asyncio.get_running_loop().call_later(self._shutdown, self._cut_off)
             try:
                 await host.stop()
             finally:
                 late.cancel()
-            await host.run()  # raises what has ended a consumer
+            await host.run()  # raises the error that ended a consumer
 
     def _cut_off(self) -> None:
-        logger.warning("handlers did not end within %g s: their messages are handled again", self._shutdown)
+        logger.warning("handlers did not end within %g s: their messages will be handled again", self._shutdown)
         self._actors.cut_off()
 
     async def close(self) -> None:
-        """Stop, and let go of the connections."""
+        """Stop and disconnect."""
         await self.stop()
         client, self._client, self._opening = self._client, None, None
         if client is not None:
@@ -213,14 +213,15 @@ class ActorHost:
             await self._forget()
 
     async def _forget(self) -> None:
-        """Delete what this host has on the private server; whoever goes on with the host starts over."""
-        transport = await connect(self.url)
-        await drop_database(self.url, transport)
-        await transport.close()
+        """Delete this host's data on the private server. A later use starts over."""
+        if not why_lost():
+            transport = await connect(self.url)
+            await drop_database(self.url, transport)
+            await transport.close()
         self.url, self._opened = new_database(), False
 
     async def idle(self) -> bool:
-        """Whether the broker has nothing to do for anybody in this namespace."""
+        """Whether the broker has no work in this namespace."""
         return await (await self.topics()).idle()
 
     async def _consume(self, host: Host, streams: Sequence[str]) -> None:
@@ -237,7 +238,7 @@ class ActorHost:
             partition = replies[bus.keys.partition]
             return TurnHandler(bus, self._app, self._metrics, partitions=len(replies), replies=partition)
 
-        host.consume(buses, streams, handler, service="agent-handler", in_flight=IN_FLIGHT * len(buses))
+        host.consume(buses, streams, handler, service="agent-handler", in_flight=MAX_TURNS_IN_FLIGHT * len(buses))
         await host.join()
 
     async def _keep(self, host: Host) -> None:
@@ -253,7 +254,7 @@ class ActorHost:
         host.add(start=leader.start, stop=leader.stop)
 
     async def _look_for_services(self) -> None:
-        """One line where nobody keeps the namespace: its record grows until submits are refused."""
+        """Warn if no process trims the namespace's record, which then grows until submits are refused."""
         bus = (await self.buses())[0]
         leader = await bus.transport.call("HGET", f"{bus.keys.base}leader:admit", "owner")
         alive = leader is not None and await bus.transport.call("ZSCORE", bus.keys.alive, cast(bytes, leader))

@@ -1,8 +1,7 @@
-"""Who is meant: an agent by type and key, a topic by type and source; and how they are written on the broker.
+"""Identities: an agent by type and key, a topic by type and source; and their names on the broker.
 
-Any type and key has one name there, and each name one type and key. Weft's agent names hold letters, digits and
-`_.-` only, so other characters of a type are escaped behind the prefix `x--`; keys hold anything but control
-characters, so only those are percent-encoded.
+The mapping is one to one. Weft's agent names contain only letters, digits and `_.-`, so other characters of a type are
+escaped after the prefix `x--`. Keys contain anything but control characters, so only those are percent-encoded.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 _POOL_CHARACTERS = 64
 
 _NO_KEY = "%-"
-"""How the empty key is written: the core reads an empty key as "no instance"."""
+"""The empty key on the broker: an empty instance key would mean no instance."""
 _KEY_ESCAPES = re.compile("[%\x00-\x1f\x7f-\x9f]")
 
 
 class Address(Protocol):
-    """An agent's type and key, whatever the class that holds them."""
+    """An agent's type and key, of any class."""
 
     @property
     def type(self) -> str: ...
@@ -38,7 +37,7 @@ class Address(Protocol):
 
 
 class Topic(Protocol):
-    """A topic's type and source, whatever the class that holds them."""
+    """A topic's type and source, of any class."""
 
     @property
     def type(self) -> str: ...
@@ -56,7 +55,7 @@ class AgentType:
 
 @dataclass(frozen=True, slots=True, init=False)
 class AgentId:
-    """One agent: `type` names what was registered, `key` the instance. Raises InvalidName."""
+    """One agent: `type` is its registered type, `key` its instance. Raises InvalidName."""
 
     type: str
     key: str
@@ -71,13 +70,13 @@ class AgentId:
 
     @classmethod
     def from_str(cls, agent_id: str) -> AgentId:
-        """From `type/key`. Raises InvalidName where there is no slash."""
+        """Parse `type/key`. Raises InvalidName if there is no slash."""
         return cls(*_split("agent_id", agent_id))
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class TopicId:
-    """One topic: `type` is what subscriptions match, `source` becomes the key of who gets it. Raises InvalidName."""
+    """One topic: subscriptions match its `type`; `source` is the key of the receiving agent. Raises InvalidName."""
 
     type: str
     source: str
@@ -93,19 +92,19 @@ class TopicId:
 
     @classmethod
     def from_str(cls, topic_id: str) -> TopicId:
-        """From `type/source`. Raises InvalidName where there is no slash."""
+        """Parse `type/source`. Raises InvalidName if there is no slash."""
         return cls(*_split("topic_id", topic_id))
 
 
 def checked_agent_type(type: object) -> str:
-    """The type, if it may be one. Raises InvalidName."""
+    """Return the type if it is valid. Raises InvalidName."""
     if not isinstance(type, str) or not _AGENT_TYPE.fullmatch(type):
         raise InvalidName("type", f"{type!r} cannot be an agent's type: write letters, digits, and _ - .")
     return type
 
 
 def agent_name(type: str) -> str:
-    """The agent name on the broker. Raises InvalidName for a type too long for one."""
+    """Return the agent name on the broker. Raises InvalidName if the type is too long."""
     if NAME.fullmatch(type) and not type.startswith(_ESCAPED):
         return type
     name = _ESCAPED + "".join(
@@ -113,12 +112,12 @@ def agent_name(type: str) -> str:
         for character in type
     )
     if not NAME.fullmatch(name):
-        raise InvalidName("type", f"{type!r} is too long: at most 128 characters, other scripts count several times")
+        raise InvalidName("type", f"{type!r} is too long: at most 128 characters; other scripts take several each")
     return name
 
 
 def type_of(name: str) -> str:
-    """The type whose agent name this is."""
+    """Return the type with this agent name."""
     if not name.startswith(_ESCAPED):
         return name
     escaped = name[len(_ESCAPED) :]
@@ -126,32 +125,32 @@ def type_of(name: str) -> str:
 
 
 def instance_key(key: str) -> str:
-    """The instance key on the broker. Raises InvalidName for a key too long for one."""
+    """Return the instance key on the broker. Raises InvalidName if the key is too long."""
     if not key:
         return _NO_KEY
     written = _KEY_ESCAPES.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), key)
-    if written.startswith("~"):  # keys that begin so are the core's own
+    if written.startswith("~"):  # such keys are Weft's own
         written = "%7E" + written[1:]
     if len(written) > MAX_NAME_CHARACTERS:
-        raise InvalidName("key", f"is {len(written)} characters long as it is written: at most {MAX_NAME_CHARACTERS}")
+        raise InvalidName("key", f"is {len(written)} characters long when escaped: at most {MAX_NAME_CHARACTERS}")
     return written
 
 
 def key_of(written: str) -> str:
-    """The key whose instance key this is."""
+    """Return the key with this instance key."""
     if written == _NO_KEY:
         return ""
     return re.sub(r"(?:%[0-9A-F]{2})+", lambda found: bytes.fromhex(found[0].replace("%", "")).decode(), written)
 
 
 def pool_of(name: str) -> str:
-    """The pool of a type: each has a work stream of its own, so that a process reads only what it can run."""
+    """Return the pool of a type. Each type has its own work stream, so a process reads only what it can run."""
     return name if len(name) <= _POOL_CHARACTERS else f"{name[:40]}.{fingerprint(name)}"
 
 
 def _text(field: str, value: object) -> str:
     if not isinstance(value, str):
-        raise InvalidName(field, f"{value!r} is not a text")
+        raise InvalidName(field, f"{value!r} is not a string")
     return value
 
 

@@ -1,4 +1,4 @@
-"""The agent objects of one process: one for each agent, made once, let go when idle and their state is kept."""
+"""The agent objects of one process: one for each agent, dropped when idle if the broker has their state."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ Place = tuple[str, str]
 
 
 class Instance:
-    """An agent object and what of its state the broker holds."""
+    """An agent object, and the state that the broker has for it."""
 
     def __init__(self, agent: Any, place: Place, *, keeps_state: bool, made_here: bool) -> None:
-        self.agent = agent  # Any: another library's agents have no common base with ours
+        self.agent = agent  # Any: agents of another library share no base class with ours
         self.place = place
         self.keeps_state = keeps_state
         self.made_here = made_here
-        """False: the user gave the object, so it cannot be made again."""
+        """False: the user passed the object, so it cannot be created again."""
         self._known: bytes | None = b""
         self._past = deque([hash(b"")], maxlen=REMEMBERED_STATES)
         self.holders: list[Place] = []
-        """Task and run of each handler that is in it, outermost first."""
+        """Task and run of each handler that runs in it, outermost first."""
         self.free = asyncio.Event()
         self.free.set()
 
     @property
     def known(self) -> bytes | None:
-        """The state on the broker that the object agrees with (empty: none yet); None: it agrees with none."""
+        """The broker's state that the object agrees with (empty: none yet); None: it agrees with no state."""
         return self._known
 
     @known.setter
@@ -49,26 +49,26 @@ class Instance:
             self._past.append(hash(state))
 
     def is_behind(self, state: bytes) -> bool:
-        """Whether the object agrees with this state, or has before: then it is not newer than the object."""
+        """Whether the object agrees with this state, or has agreed with it before and is newer."""
         return self._known is not None and hash(state) in self._past
 
     async def state(self) -> bytes:
-        """Its state as JSON. Raises InvalidInput for one that JSON cannot hold."""
+        """Return its state as JSON. Raises InvalidInput for a state without JSON."""
         return encode(await self.agent.save_state(), f"state of agent {'/'.join(self.place)}")
 
     async def load(self, state: bytes) -> None:
-        """Make the object agree with a state of the broker's."""
+        """Load a state from the broker into the object."""
         if state:
             await self.agent.load_state(msgspec.json.decode(state))
         self.known = state
 
     def nests(self, task: str, run: str) -> bool:
-        """Whether one of the handlers in it waits for this run."""
+        """Whether one of its handlers waits for this run."""
         return any(task == holder and run.startswith(f"{above}/") for holder, above in self.holders)
 
 
 class Instances:
-    """At most `limit` objects are kept, unless more are in use or have state that is nowhere else."""
+    """Keeps at most `limit` objects, unless more are in use or hold state that is nowhere else."""
 
     def __init__(
         self, build: Callable[[str, str], Awaitable[Any]], keeps_state: Callable[[Any], bool], limit: int
@@ -84,29 +84,29 @@ class Instances:
         return len(self._there)
 
     def all(self) -> list[Instance]:
-        """Those that are in memory now."""
+        """The objects in memory."""
         return list(self._there.values())
 
     def find(self, id: Address) -> Instance | None:
-        """The object of this agent, where there is one now."""
+        """Return the object of this agent, or None."""
         return self._there.get((id.type, id.key))
 
     def put(self, id: Address, agent: Any) -> Instance:  # Any: see Instance
-        """Keep an object that the user gave."""
+        """Keep an object that the user passed."""
         place = (id.type, id.key)
         instance = Instance(agent, place, keeps_state=self._keeps_state(agent), made_here=False)
         self._there[place] = instance
         return instance
 
     async def get(self, type: str, key: str) -> Instance:
-        """The object of this agent; made where there is none, once however many ask. Raises what its factory raises."""
+        """Return the object of this agent, created once if needed. Raises its factory's error."""
         place = (type, key)
         found = self._there.get(place)
         if found is None:
             making = self._being_made.get(place)
             if making is None:
                 making = self._being_made[place] = asyncio.create_task(self._make(place), name=f"make {type}/{key}")
-            # One of several who wait may be cancelled; the others still want it.
+            # If one of several waiting callers is cancelled, the others still need it.
             found = await asyncio.shield(making)
         elif place in self._there:
             self._there.move_to_end(place)
@@ -115,26 +115,27 @@ class Instances:
     async def enter(
         self, type: str, key: str, task: str, run: str, state: bytes, *, alone: bool, shared: bool
     ) -> Instance:
-        """The object, agreeing with the broker's `state`, for one handler; `leave` ends that.
+        """Return the object with the broker's `state` for one handler, which ends with `leave`.
 
-        `alone`: not while another handler is in it, unless that one waits for this. `shared`: other processes may have
-        an object of this agent too.
+        `alone`: wait for other handlers of the object, unless they wait for this one. `shared`: other processes may
+        have an object of this agent, too.
         """
         while True:
             instance = await self.get(type, key)
             if self._there.get(instance.place) is not instance:
-                continue  # let go again while this handler waited for it
+                continue  # it was dropped while this handler waited for it
             if not instance.holders or not alone or instance.nests(task, run):
                 break
-            # Left behind by a turn that this process has lost: its handler is being cancelled.
+            # A lost turn left it here: its handler is being cancelled.
             await instance.free.wait()
         instance.holders.append((task, run))
         instance.free.clear()
         try:
-            # Handled beside others, a message may have been read with the state of before their commits.
+            # With concurrent handlers, a message may have been read with the state before their commits.
             agrees = instance.known == state or (not alone and instance.is_behind(state))
             first = len(instance.holders) == 1
-            # A call back finds the object as the waiting handler left it, unless one before it went to another process.
+            # A call back finds the object as the waiting handler left it, unless another process handled an earlier
+            # one.
             if instance.keeps_state and not agrees and (first or (alone and shared)):
                 if first and not state and instance.made_here:
                     self._forget(instance)
@@ -150,7 +151,7 @@ class Instances:
         return instance
 
     def leave(self, instance: Instance, holder: Place) -> None:
-        """The handler is no longer in it."""
+        """End a handler's use of the object."""
         if holder in instance.holders:
             instance.holders.remove(holder)
         if not instance.holders:
@@ -158,7 +159,7 @@ class Instances:
             self._shrink()
 
     def release(self) -> None:
-        """No handler is in any of them: those there were have ended with their event loop."""
+        """End the use by all handlers: they ended with their event loop."""
         self._being_made.clear()
         self._closing.clear()
         for instance in self._there.values():
@@ -169,7 +170,7 @@ class Instances:
             instance.free.set()
 
     async def close(self) -> None:
-        """Let all of them go."""
+        """Drop all objects."""
         instances, self._there = list(self._there.values()), OrderedDict()
         for instance in instances:
             await _close(instance)
@@ -180,7 +181,7 @@ class Instances:
         try:
             agent = await self._build(*place)
             instance = Instance(agent, place, keeps_state=self._keeps_state(agent), made_here=True)
-            # Its state may be on the broker already; the first handler that enters looks.
+            # Its state may be on the broker already: the first handler loads it.
             self._there[place] = instance
             self._shrink(instance)
             return instance
@@ -195,7 +196,7 @@ class Instances:
         closing.add_done_callback(self._closing.discard)
 
     def _shrink(self, but: Instance | None = None) -> None:
-        """Let go of the longest unused, as far as nothing is lost by it."""
+        """Drop the least recently used objects, unless state would be lost."""
         excess = len(self._there) - self._limit
         if excess <= 0:
             return
@@ -210,5 +211,5 @@ class Instances:
 async def _close(instance: Instance) -> None:
     try:
         await instance.agent.close()
-    except Exception:  # the user's own code; its agent is gone all the same
-        logger.exception("agent %s/%s failed in close()", *instance.place)
+    except Exception:  # the user's own code; its agent is dropped all the same
+        logger.exception("close() of agent %s/%s failed", *instance.place)

@@ -1,4 +1,4 @@
-"""A message on its way to a handler, and what a handler, a factory and a list of subscriptions can ask about it."""
+"""A message and its envelope, and the contexts of handlers, factories and subscriptions."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ from runtime_core.errors import InvalidInput
 if TYPE_CHECKING:
     from runtime_core.actors.protocol import AgentRuntime
 
-
-@dataclass
-class MessageContext:
-    """What a handler knows of the message besides its content."""
-
-    sender: AgentId | None
-    """None: it was sent from outside of any agent."""
-    topic_id: TopicId | None
-    """None: it was sent to this agent alone."""
-    is_rpc: bool
-    """Whether the sender waits for what the handler returns."""
-    cancellation_token: CancellationToken
-    message_id: str
-
-
-class _Static:
-    """A name for values of the current context; there are no objects of it."""
-
-    def __init__(self) -> None:
-        raise RuntimeError(f"{type(self).__name__} has no objects: use its class methods")
-
-
+logger = logging.getLogger(__name__)
 _factory: ContextVar[tuple[AgentRuntime, AgentId]] = ContextVar("weft agent factory")
 _handler: ContextVar[AgentId] = ContextVar("weft message handler")
 _subscriptions: ContextVar[AgentType] = ContextVar("weft subscriptions")
 
 
+@dataclass
+class MessageContext:
+    """What a handler knows about its message besides the content."""
+
+    sender: AgentId | None
+    """None: the sender is not an agent."""
+    topic_id: TopicId | None
+    """None: the message was sent to this agent alone."""
+    is_rpc: bool
+    """Whether the sender waits for the handler's result."""
+    cancellation_token: CancellationToken
+    message_id: str
+
+
+class _Static:
+    """A namespace for values of the current context. It has no instances."""
+
+    def __init__(self) -> None:
+        raise RuntimeError(f"{type(self).__name__} has no objects: use its class methods")
+
+
 class AgentInstantiationContext(_Static):
-    """For which runtime and agent a factory, or the constructor that it calls, runs."""
+    """The runtime and the agent for which a factory, or the constructor that it calls, runs."""
 
     @classmethod
     @contextmanager
     def populate_context(cls, ctx: tuple[AgentRuntime, AgentId]) -> Iterator[None]:
-        """Make this runtime and agent the current ones; tests of a constructor use it too."""
+        """Set the current runtime and agent; also for tests of a constructor."""
         token = _factory.set(ctx)
         try:
             yield
@@ -63,13 +63,13 @@ class AgentInstantiationContext(_Static):
 
     @classmethod
     def current_runtime(cls) -> AgentRuntime:
-        """Raises RuntimeError outside of a factory."""
+        """Raises RuntimeError outside a factory."""
         found = _factory.get(None)
         return _outside("a factory; let the runtime make the agent") if found is None else found[0]
 
     @classmethod
     def current_agent_id(cls) -> AgentId:
-        """Raises RuntimeError outside of a factory."""
+        """Raises RuntimeError outside a factory."""
         found = _factory.get(None)
         return _outside("a factory; let the runtime make the agent") if found is None else found[1]
 
@@ -79,7 +79,7 @@ class AgentInstantiationContext(_Static):
 
 
 class MessageHandlerContext(_Static):
-    """Whose handler runs."""
+    """The agent whose handler runs."""
 
     @classmethod
     @contextmanager
@@ -92,13 +92,13 @@ class MessageHandlerContext(_Static):
 
     @classmethod
     def agent_id(cls) -> AgentId:
-        """Raises RuntimeError outside of a handler."""
+        """Raises RuntimeError outside a handler."""
         found = _handler.get(None)
         return _outside("a message handler") if found is None else found
 
 
 class SubscriptionInstantiationContext(_Static):
-    """For which type of agents subscriptions are made."""
+    """The type of agents whose subscriptions are being created."""
 
     @classmethod
     @contextmanager
@@ -111,17 +111,17 @@ class SubscriptionInstantiationContext(_Static):
 
     @classmethod
     def agent_type(cls) -> AgentType:
-        """Raises RuntimeError where no type is being registered."""
+        """Raises RuntimeError if no type is being registered."""
         found = _subscriptions.get(None)
         return _outside("a registration; name the agent type") if found is None else found
 
 
 def _outside(of: str) -> NoReturn:
-    raise RuntimeError(f"this may be asked only inside of {of}")
+    raise RuntimeError(f"available only inside {of}")
 
 
 class DefaultTopicId(TopicId):
-    """Topic type `default`, with the key of the agent whose handler runs as its source (outside: `default`)."""
+    """Topic type `default`; the source is the key of the agent whose handler runs, outside a handler `default`."""
 
     __slots__ = ()
 
@@ -138,7 +138,7 @@ NO_PAYLOAD = msgspec.Raw(b"")
 
 
 class Content(msgspec.Struct, omit_defaults=True):
-    """A message by its type. JSON is inside as it is, anything else in base64."""
+    """A message with its type. JSON is embedded as it is, other content as base64."""
 
     message_type: str
     payload: msgspec.Raw = NO_PAYLOAD
@@ -147,7 +147,7 @@ class Content(msgspec.Struct, omit_defaults=True):
 
 
 class MessageEnvelope(msgspec.Struct, omit_defaults=True):
-    """The input of an actor's run. Addresses are texts, `type/key` and `type/source`."""
+    """The input of an actor's run. Addresses are text, `type/key` and `type/source`."""
 
     content: Content | None = None
     sender: str = ""
@@ -155,7 +155,7 @@ class MessageEnvelope(msgspec.Struct, omit_defaults=True):
     message_id: str = ""
     is_rpc: bool = False
     operation: str = ""
-    """`save_state`, `load_state` or `metadata` instead of a message; what `load_state` loads is in `state`."""
+    """`save_state`, `load_state` or `metadata` instead of a message; `state` holds what `load_state` loads."""
     state: msgspec.Raw = NO_PAYLOAD
 
 
@@ -180,22 +180,24 @@ def message_of(content: Content, registry: SerializationRegistry) -> Any:  # Any
 
 
 def encode_envelope(envelope: MessageEnvelope) -> bytes:
-    """Raises InvalidInput for one over the limit of an event's data."""
+    """Raises InvalidInput over the limit of an event's data."""
     return _bounded(_ENCODER.encode(envelope))
 
 
 def decode_envelope(data: bytes) -> MessageEnvelope:
-    """Raises InvalidInput for an input that is no envelope."""
+    """Raises InvalidInput for an invalid envelope."""
     try:
         return _envelope.decode(data)
     except msgspec.DecodeError as error:
         raise InvalidInput(
-            "input", f'is no message for this agent, {error}; see docs/runtime.md, "On the wire"'
+            "input", f'is not a message for this agent, {error}; see docs/runtime.md, "On the wire"'
         ) from error
 
 
 def encode_response(response: Any, registry: SerializationRegistry) -> bytes:  # Any: the user's message types
-    """A run's output: null, or a message by its type. Raises SerializationError, and InvalidInput over the limit."""
+    """Return a run's output: null, or a message with its type. Raises SerializationError, and InvalidInput if too
+    large.
+    """
     return b"null" if response is None else _bounded(_ENCODER.encode(content_of(response, registry)))
 
 
@@ -204,7 +206,7 @@ def decode_response(data: bytes, registry: SerializationRegistry) -> Any:  # Any
     try:
         content = _content.decode(data)
     except msgspec.DecodeError as error:
-        raise InvalidInput("output", f"is no response of an actor: {error}") from error
+        raise InvalidInput("output", f"is not an actor's response: {error}") from error
     return None if content is None else message_of(content, registry)
 
 
@@ -214,21 +216,19 @@ def _bounded(data: bytes) -> bytes:
     return data
 
 
-logger = logging.getLogger(__name__)
-
 Handler = TypeVar("Handler")
 
 
 @final
 class DropMessage:
-    """Returned (the class, or an object of it) by an intervention handler to drop the message."""
+    """An intervention handler returns this class, or an object of it, to drop the message."""
 
 
 class InterventionHandler(Protocol):
-    """Sees every message where it is sent, and every response where it arrives. Any: the user's message types.
+    """Sees every message that this process sends, and every response that it receives. Any: the user's message types.
 
-    Each method returns the message, changed or not, or DropMessage. Returning None changes nothing, with a warning.
-    An error that it raises reaches who sent. Several handlers compose: each sees what the one before returned.
+    Each method returns the message, changed or not, or DropMessage. None changes nothing and logs a warning. The sender
+    gets an error that it raises. Several handlers compose: each sees the result of the one before.
     """
 
     async def on_send(self, message: Any, *, message_context: MessageContext, recipient: AgentId) -> Any: ...
@@ -239,7 +239,7 @@ class InterventionHandler(Protocol):
 
 
 class DefaultInterventionHandler(InterventionHandler):
-    """Changes nothing: a base for handlers that look at some messages only."""
+    """Changes nothing: a base class for handlers that need only some of the methods."""
 
     async def on_send(self, message: Any, *, message_context: MessageContext, recipient: AgentId) -> Any:
         return message
@@ -257,7 +257,7 @@ async def intervene(
     ask: Callable[[Handler, Any], Awaitable[Any]],
     dropped: type,
 ) -> Any:
-    """What is left of a message after all handlers; `dropped` itself where one of them drops it."""
+    """Return the message after all handlers; `dropped` if one of them drops it."""
     for handler in handlers:
         result = await ask(handler, message)
         if result is dropped or isinstance(result, dropped):

@@ -1,4 +1,4 @@
-"""What an agent is to a runtime and a runtime to an agent, and a proxy for an agent that may live anywhere."""
+"""The protocols of agents and runtimes, and a proxy for an agent in any process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AgentT = TypeVar("AgentT")
 
 @dataclass(frozen=True, slots=True)
 class AgentMetadata:
-    """What an agent says of itself."""
+    """The metadata of an agent."""
 
     type: str
     key: str
@@ -26,7 +26,7 @@ class AgentMetadata:
 
 @runtime_checkable
 class Agent(Protocol):
-    """An agent that a runtime can hold. State is a JSON object."""
+    """An agent that a runtime can run. Its state is a JSON object."""
 
     @property
     def metadata(self) -> AgentMetadata: ...
@@ -35,11 +35,11 @@ class Agent(Protocol):
     def id(self) -> AgentId: ...
 
     async def bind_id_and_runtime(self, id: AgentId, runtime: AgentRuntime) -> None:
-        """Called once, before the first message. Raises RuntimeError for an agent bound elsewhere."""
+        """Bind the agent, once, before its first message. Raises RuntimeError if it is bound elsewhere."""
         ...
 
     async def on_message(self, message: Any, ctx: MessageContext) -> Any:  # Any: the user's message types
-        """Handle one message; what is returned is the answer to a request."""
+        """Handle one message. The result is the answer to a request."""
         ...
 
     async def save_state(self) -> Mapping[str, Any]: ...  # Any: the user's JSON
@@ -47,12 +47,12 @@ class Agent(Protocol):
     async def load_state(self, state: Mapping[str, Any]) -> None: ...  # Any: as above
 
     async def close(self) -> None:
-        """The object is let go; its state may live on."""
+        """Called when the object is dropped. Its state may live on."""
         ...
 
 
 class AgentRuntime(Protocol):
-    """The verbs of a runtime. Any: the user's message types, and JSON states."""
+    """The methods of a runtime. Any: the user's message types, and JSON states."""
 
     async def send_message(
         self,
@@ -106,7 +106,7 @@ class AgentRuntime(Protocol):
 
 
 class AgentProxy:
-    """Speaks to one agent through its runtime. Any: the user's message types, and JSON states."""
+    """Represents one agent through its runtime. Any: the user's message types, and JSON states."""
 
     def __init__(self, agent: AgentId, runtime: AgentRuntime) -> None:
         self._agent = agent

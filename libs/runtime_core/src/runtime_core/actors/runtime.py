@@ -37,14 +37,12 @@ from runtime_core.actors.host import ActorHost
 from runtime_core.actors.identity import AgentId, AgentType, agent_name, checked_agent_type
 from runtime_core.actors.instances import Instance, Instances
 from runtime_core.actors.message import MessageEnvelope, content_of, decode_response, intervene
-from runtime_core.actors.publishing import Publishing
-from runtime_core.actors.requests import Requests
+from runtime_core.actors.messaging import Publishing, Requests
 from runtime_core.actors.saved import Saved
 from runtime_core.actors.serialization import MessageSerializer, SerializationRegistry
 from runtime_core.actors.vocabulary import Vocabulary, native
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.declare.declaration import place_of
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.declaration import RetryPolicy, place_of
 from runtime_core.errors import InvalidInput
 
 logger = logging.getLogger(__name__)
@@ -57,17 +55,18 @@ IDLE_LOOK_LONGEST_SECONDS = 0.1
 
 
 class Runtime:
-    """Runs agents, and sends and publishes messages, durably: what the broker has accepted is handled.
+    """Runs agents, and sends and publishes messages durably: a message that the broker has accepted is handled.
 
-    `url` is the broker's; None: WEFT_REDIS_URL, else `memory://`, a server that ends with this process,
-    where each runtime is alone. On another server, this process is a worker for the types registered in it, one of
-    several if others register the same, and a client for all types of the namespace. `intervention_handlers` see what
-    this process sends and receives.
-    `ignore_unhandled_exceptions=False`: what a handler of a published message raised in this process is raised by the
-    next `publish_message`, `stop` or `stop_when_idle`. `services=False`: no services run beside it, so it keeps the
-    namespace itself. At most `max_instances` agent objects whose state is on the broker are kept in memory. A process
-    that is silent for `lease_seconds` is taken for dead, and its messages are handled by others. A stop waits
-    `shutdown_seconds` for handlers that run.
+    `url` is the broker's; None: WEFT_REDIS_URL, else `memory://`, a private server that ends with this process. With
+    another server, this process is a worker for the types registered in it, beside other processes that register them,
+    and a client for all types of the namespace.
+
+    `intervention_handlers` see the messages that this process sends and receives. With
+    `ignore_unhandled_exceptions=False`, the next `publish_message`, `stop` or `stop_when_idle` raises the error of a
+    published message's handler in this process. `services=False`: no services run, so this process does their work. Up
+    to `max_instances` agent objects whose state is on the broker stay in memory. A process that is silent for
+    `lease_seconds` is declared dead, and others handle its messages. A stop waits `shutdown_seconds` for running
+    handlers.
 
     Any: messages, agents and states are the user's own types.
     """
@@ -111,27 +110,27 @@ class Runtime:
         self._requests = Requests(self._host, self._actors)
         self._publishing = Publishing(self._host, self._vocabulary)
         self._busy = 0
-        """How many messages this process is about to send, or waits for the answer of."""
+        """The number of messages that this process is about to send, or waits for an answer to."""
         self._started = False
         self._starting: asyncio.Task[None] | None = None
 
     # -- life --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to handle messages, those queued before among them. Raises RuntimeError where it has been started.
+        """Begin to handle messages, including those already queued. Raises RuntimeError if it has been started.
 
-        What fails in the background (no broker, say) is raised by the next call.
+        The next call raises an error of the background start, such as a missing broker.
         """
         self._host.follow_loop()
         if self._started:
-            raise RuntimeError("the runtime is started already")
+            raise RuntimeError("the runtime is already started")
         self._started = True
         self._starting = asyncio.get_running_loop().create_task(self._host.start(), name="start the runtime")
 
     async def stop(self) -> None:
-        """Finish the messages in hand and stop; what is queued stays on the broker for the next start.
+        """Finish the current messages and stop. Queued messages stay on the broker for the next start.
 
-        Callers that still wait get RuntimeStopped. Handlers that wait for other agents are handled again later.
+        Waiting callers get RuntimeStopped. Handlers that wait for other agents are handled again later.
         """
         self._host.follow_loop()
         if not self._started:
@@ -140,7 +139,7 @@ class Runtime:
         self._raise_unhandled()
 
     async def stop_when_idle(self) -> None:
-        """Stop when nothing is queued or handled in the namespace, by any process, and nobody here waits."""
+        """Stop when no process in the namespace has a queued or running message, and nobody here waits."""
         self._host.follow_loop()
         if not self._started:
             raise RuntimeError("the runtime is not started")
@@ -153,15 +152,15 @@ class Runtime:
         await self.stop()
 
     async def stop_when(self, condition: Callable[[], bool]) -> None:
-        """Stop when the condition holds; it is looked at now and then."""
+        """Stop when the condition holds; it is checked repeatedly."""
         if not callable(condition):
-            raise InvalidInput("condition", f"{condition!r} cannot be called: give a function without arguments")
-        while not condition():  # noqa: ASYNC110  # what it looks at is the caller's, and sets no event
+            raise InvalidInput("condition", f"{condition!r} is not callable: pass a function without arguments")
+        while not condition():  # noqa: ASYNC110  # the condition is the caller's, and no event says when it changes
             await asyncio.sleep(IDLE_LOOK_SECONDS)
         await self.stop()
 
     async def close(self) -> None:
-        """Stop, close the agent objects of this process, and let go of the broker."""
+        """Stop, close the agent objects of this process, and disconnect from the broker."""
         self._host.follow_loop()
         try:
             if self._started:
@@ -201,16 +200,16 @@ class Runtime:
         return self._busy > 0 or self._requests.waiting
 
     async def _ready(self) -> None:
-        """Raise what the start in the background met."""
+        """Raise the error of the background start."""
         self._host.follow_loop()
-        # Kept here, since a stop meanwhile forgets it.
+        # A copy, since a concurrent stop clears it.
         starting = self._starting
         if starting is not None:
             await asyncio.wait((starting,))
             starting.result()
 
     def _begin_anew(self) -> None:
-        """In another event loop the runtime is not started: its work ended with the loop before."""
+        """Reset in another event loop: the work has ended with the previous one."""
         self._started, self._starting, self._busy = False, None, 0
         self._requests.forget_waiting()
 
@@ -223,7 +222,7 @@ class Runtime:
             raise error
 
     async def broker(self) -> Sequence[EventBus]:
-        """The partitions of the broker, for tools that look at it itself."""
+        """Return the partitions of the broker, for tools that use it directly."""
         return await self._host.buses()
 
     # -- messages ----------------------------------------------------------------------------------------------
@@ -238,20 +237,19 @@ class Runtime:
         message_id: str | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Ask an agent and wait for its answer, or for the error that its handler raised, of the same class.
+        """Call an agent and wait for its answer. Raises its handler's error, of the same class.
 
-        `message_id` makes a repeat the same request: it starts nothing and gets the first one's answer. `timeout`, in
-        seconds, ends the handling of the request too. Inside of a handler the request is part of its run: it is asked
-        once, also when the handler runs again. Raises UndeliverableException at once where no process has registered
-        the type, MessageDroppedException where an intervention handler drops it, SerializationError,
-        RuntimeStopped.
+        With `message_id`, a repeat starts nothing and gets the first request's answer. `timeout`, in seconds, also ends
+        the handling of the request. Inside a handler the request is part of its run: it is sent once, even if the
+        handler runs again. Raises UndeliverableException at once if no process has registered the type,
+        MessageDroppedException if an intervention handler drops the message, SerializationError, RuntimeStopped.
         """
         check_agent_id("recipient", recipient)
         check_message(sender, cancellation_token, message_id)
         if timeout is not None:
             check_seconds("timeout", timeout)
         self._host.follow_loop()
-        self._busy += 1  # before anything is awaited: a `stop_when_idle` beside this call must see it
+        self._busy += 1  # before the first await: a concurrent `stop_when_idle` must see it
         try:
             return await self._send(message, recipient, sender, cancellation_token, message_id, timeout)
         finally:
@@ -313,12 +311,12 @@ class Runtime:
         cancellation_token: Any = None,
         message_id: str | None = None,
     ) -> None:
-        """Publish to every agent that has subscribed to the topic; its sender never gets it.
+        """Publish to every agent that subscribes to the topic, except the sender.
 
-        Returns when the broker has it (inside of a handler: it leaves with the handler's end, its next request, or
-        after 50 ms). `message_id`: a repeat from outside of a handler reaches nobody twice. What nobody has subscribed
-        to is kept for types of agents that are registered later. Raises MessageDroppedException never: a dropped
-        publication just ends.
+        Returns when the broker has the message. Inside a handler, it is sent with the handler's end, its next request,
+        or after 50 ms. With `message_id`, a repeat from outside a handler reaches nobody twice. A message without a
+        subscriber is kept for types of agents that are registered later. A publication that an intervention handler
+        drops raises nothing.
         """
         check_topic_id("topic_id", topic_id)
         check_message(sender, cancellation_token, message_id)
@@ -366,13 +364,13 @@ class Runtime:
         run = current_run(self._actors)
         if run is None:
             envelope.message_id = envelope.message_id or secrets.token_hex(16)
-            # Before it is published: a handler may begin at once.
+            # Before publishing, since a handler may begin at once.
             self._actors.published_tokens[envelope.message_id] = token
         await self._publishing.publish(run, topic_id, sender, envelope)
         self._actors.published_tokens[envelope.message_id] = token
 
     async def _operate(self, agent: AgentId, operation: str, state: bytes = b"") -> Any:
-        """An operation on an agent wherever it lives, in line with its messages."""
+        """Run an operation on an agent in any process, in order with its messages."""
         envelope = MessageEnvelope(operation=operation, is_rpc=True)
         if state:
             envelope.state = msgspec.Raw(state)
@@ -392,16 +390,16 @@ class Runtime:
         timeout_seconds: float = TURN_SECONDS,
         interleave: bool = False,
     ) -> AgentType:
-        """Let this process run agents of a type; the factory makes one object for each key.
+        """Let this process run agents of a type; the factory creates one object for each key.
 
-        `retry` is for published messages whose handler fails (default: one attempt, then a dead letter; the error of a
-        request goes to its caller at once). A handler may run for `timeout_seconds`. With `interleave`, messages of one
-        agent are handled beside each other. Raises ValueError for a type that this runtime has already.
+        `retry` applies to published messages whose handler fails; by default the first failure makes a dead letter. A
+        request's caller gets its error at once. A handler may run for `timeout_seconds`. With `interleave`, messages of
+        one agent are handled concurrently. Raises ValueError if this runtime has the type.
         """
         name = checked_agent_type(agent_type_of(type))
         check_factory(name, agent_factory)
         if name in self._factories:
-            raise ValueError(f"agents of type {name!r} are registered in this runtime already")
+            raise ValueError(f"agents of type {name!r} are already registered in this runtime")
         self._factories[name] = agent_factory
         self._expected[name] = expected_class
         await self._define(name, retry, timeout_seconds, interleave)
@@ -416,15 +414,15 @@ class Runtime:
         timeout_seconds: float = TURN_SECONDS,
         interleave: bool = False,
     ) -> AgentId:
-        """Let this process run one agent, with this object. Raises ValueError for an agent that is there already."""
+        """Let this process run one agent with this object. Raises ValueError if the agent exists."""
         check_agent_id("agent_id", agent_id)
         check_agent("the caller", agent_instance)
         name = checked_agent_type(agent_id.type)
         if self._instances.find(agent_id) is not None:
-            raise ValueError(f"an agent {agent_id} is registered in this runtime already")
+            raise ValueError(f"agent {agent_id} is already registered in this runtime")
         known = name in self._factories
         if known and self._factories[name] is not None:
-            raise ValueError(f"agents of type {name!r} are made by a factory: {agent_id} cannot be given as an object")
+            raise ValueError(f"a factory creates agents of type {name!r}: {agent_id} cannot be registered as an object")
         await agent_instance.bind_id_and_runtime(id=agent_id, runtime=self)
         self._instances.put(agent_id, agent_instance)
         if not known:
@@ -464,17 +462,18 @@ class Runtime:
         expected = self._expected.get(type)
         if expected is not None and not isinstance(agent, expected):
             raise ValueError(
-                f"the factory of agents of type {type!r} gave a {agent.__class__.__name__}, not a {expected.__name__}"
+                f"the factory of agents of type {type!r} returned a {agent.__class__.__name__}, "
+                f"not a {expected.__name__}"
             )
         check_agent(f"the factory of type {type!r}", agent)
         await agent.bind_id_and_runtime(id=id, runtime=self)
         return agent
 
     async def try_get_underlying_agent_instance(self, id: AgentId, type: type[AgentT] = object) -> AgentT:  # type: ignore[assignment]  # any class
-        """The agent object in this process, with the state that the broker has; made where there is none.
+        """Return the agent object in this process, created if needed, with the state on the broker.
 
-        Raises NotAccessibleError where only other processes have registered the type, LookupError where none has,
-        TypeError for an object of another class.
+        Raises NotAccessibleError if only other processes have registered the type, LookupError if none has, TypeError
+        for an object of another class.
         """
         check_agent_id("id", id)
         check_class(type)
@@ -490,7 +489,7 @@ class Runtime:
     async def get(
         self, id_or_type: AgentId | AgentType | str, /, key: str = "default", *, lazy: bool = True
     ) -> AgentId:
-        """The id of an agent; with `lazy=False` its object is made now. Raises LookupError then, for unknown types."""
+        """Return an agent's id. `lazy=False` creates its object now, and raises LookupError for an unknown type."""
         if isinstance(id_or_type, str):
             name = id_or_type
         else:
@@ -501,7 +500,7 @@ class Runtime:
         return cast(AgentId, id)
 
     async def agent_metadata(self, agent: AgentId) -> Any:
-        """What the agent says of itself, wherever it lives."""
+        """Return the metadata of an agent in any process."""
         check_agent_id("agent", agent)
         if agent.type in self._factories:
             return (await self._instances.get(agent.type, agent.key)).agent.metadata
@@ -511,7 +510,7 @@ class Runtime:
     # -- state -------------------------------------------------------------------------------------------------
 
     async def agent_save_state(self, agent: AgentId) -> Mapping[str, Any]:
-        """The agent's state (a JSON object), between two messages, wherever it lives."""
+        """Return the state (a JSON object) of an agent in any process, between two of its messages."""
         check_agent_id("agent", agent)
         if self._started or agent.type not in self._factories:
             return cast("Mapping[str, Any]", await self._operate(agent, "save_state"))
@@ -519,7 +518,7 @@ class Runtime:
         return cast("Mapping[str, Any]", await instance.agent.save_state())
 
     async def agent_load_state(self, agent: AgentId, state: Mapping[str, Any]) -> None:
-        """Give the agent this state, between two messages, wherever it lives; it is on the broker then."""
+        """Set and store the state of an agent in any process, between two of its messages."""
         check_agent_id("agent", agent)
         data = encoded_state(state)
         if self._started or agent.type not in self._factories:
@@ -532,17 +531,17 @@ class Runtime:
             instance.known = data
 
     async def save_state(self) -> Mapping[str, Any]:
-        """States of all agents of the namespace by `type/key`, its subscriptions, and the messages still queued."""
+        """Return the states of all agents in the namespace by `type/key`, its subscriptions and its queued messages."""
         state, kept = await Saved(self._host).read()
         for instance in self._instances.all():
             name = "/".join(instance.place)
-            # What was changed outside of a handler is not on the broker; what another process did is only there.
+            # Changes outside a handler are not on the broker; changes by other processes are only there.
             if instance.keeps_state and not instance.holders and instance.is_behind(kept.get(name, b"")):
                 state[name] = await instance.agent.save_state()
         return state
 
     async def _up_to_date(self, agent: AgentId) -> Instance:
-        """The object in this process, with the state of its last message, whichever process handled that."""
+        """Return the object in this process with the state of its last message, whichever process handled that."""
         instance = await self._instances.get(agent.type, agent.key)
         if instance.keeps_state and not instance.holders:
             kept = await Saved(self._host).state(agent)
@@ -551,9 +550,9 @@ class Runtime:
         return instance
 
     async def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `save_state` gave: agents of the types registered here, subscriptions, queued messages.
+        """Restore a result of `save_state`: agents of the types registered here, subscriptions, queued messages.
 
-        Messages keep their ids: one that is queued here already is not queued twice.
+        Messages keep their ids, so one that is queued here already is not queued twice.
         """
         saved = Saved(self._host)
         saved.check(state)
@@ -567,18 +566,19 @@ class Runtime:
     # -- subscriptions -----------------------------------------------------------------------------------------
 
     async def add_subscription(self, subscription: Any) -> None:
-        """Raises ValueError where this runtime has an equal one.
+        """Add a subscription. Raises ValueError if this runtime has an equal one.
 
-        By type and by prefix they are kept on the broker and hold for the namespace; others work in this process.
+        Subscriptions by type and by prefix are stored on the broker for the whole namespace; others apply to this
+        process.
         """
         check_subscription(subscription)
         await self._publishing.subscribe(subscription)
 
     async def remove_subscription(self, id: str) -> None:
-        """Raises LookupError for an id that this runtime does not have."""
+        """Remove a subscription. Raises LookupError for an unknown id."""
         await self._publishing.unsubscribe(id)
 
     def add_message_serializer(self, serializer: MessageSerializer[Any] | Sequence[MessageSerializer[Any]]) -> None:
-        """Know messages of one more type, or write those of a known one in another way."""
+        """Add serializers, which replace earlier ones for the same type."""
         check_serializer(serializer)
         self._registry.add_serializer(serializer)

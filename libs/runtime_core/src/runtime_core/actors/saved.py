@@ -1,4 +1,4 @@
-"""The state of a whole runtime as JSON: agents, subscriptions, and messages that are not handled yet."""
+"""The state of a runtime as JSON: agents, subscriptions and unhandled messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime_core.actors.host import ActorHost
 from runtime_core.actors.identity import Address, agent_name, instance_key, key_of, type_of
 from runtime_core.bus.connection import Reply
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import TopicSubscription
+from runtime_core.bus.tasks import TopicSubscription
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.ids import fingerprint
 from runtime_core.wire.commands import Submission
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 SUBSCRIPTIONS = "weft:subscriptions"
 MESSAGES = "weft:messages"
-"""Reserved names in a saved state; agents' names have a slash."""
+"""Reserved names in a saved state; agents' names contain a slash."""
 
 _UNDONE = (b"accepted", b"running", b"waiting")
 _SCAN = 500
@@ -31,13 +31,13 @@ _OF_MESSAGE = ("id", "agent_type", "key", "input")
 
 
 class Saved:
-    """Reads and writes it on the broker of a host. Any: JSON."""
+    """Reads and writes a runtime's state on the broker. Any: JSON."""
 
     def __init__(self, host: ActorHost) -> None:
         self._host = host
 
     async def read(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """What the broker holds of the namespace's agents; and their states, by `type/key`, as they are there."""
+        """Return the state of the namespace, and the agents' states by `type/key` as the broker has them."""
         kept: dict[str, bytes] = {}
         messages: list[dict[str, Any]] = []
         for bus in await self._host.buses():
@@ -52,25 +52,25 @@ class Saved:
         return state, kept
 
     async def state(self, agent: Address) -> bytes:
-        """An agent's state (JSON); empty where it has none."""
+        """Return an agent's state (JSON); empty if it has none."""
         name, key = agent_name(agent.type), instance_key(agent.key)
         bus, _ = await self._host.place(name, key)
         kept = await bus.transport.call("HGET", bus.keys.instance(name, key), "state")
         return b"" if kept is None else cast(bytes, kept)
 
     async def put(self, agent: Address, state: bytes) -> None:
-        """Set an agent's state. Raises InvalidInput where a message of it is being handled."""
+        """Set an agent's state. Raises InvalidInput while it handles a message."""
         name, key = agent_name(agent.type), instance_key(agent.key)
         bus, _ = await self._host.place(name, key)
         if not await bus.put_state(f"{name}/{key}", state):
-            raise InvalidInput("agent", f"{agent.type}/{agent.key} handles a message: start the runtime, or wait")
+            raise InvalidInput("agent", f"{agent.type}/{agent.key} is handling a message: start the runtime, or wait")
 
     def check(self, state: object) -> None:
-        """Raises InvalidInput for what `read` cannot have given."""
+        """Raise InvalidInput for a value that `read` cannot have returned."""
         check_saved(state, _OF_SUBSCRIPTION, _OF_MESSAGE, (SUBSCRIPTIONS, MESSAGES))
 
     async def restore(self, state: Mapping[str, Any]) -> None:
-        """Subscribe and queue again what `read` gave."""
+        """Restore subscriptions and queued messages from a result of `read`."""
         topics = await self._host.topics()
         for each in state.get(SUBSCRIPTIONS, ()):
             await topics.subscribe(TopicSubscription(each["topic"], agent_name(each["agent_type"]), each["prefix"]))
@@ -88,7 +88,7 @@ class Saved:
         except Rejected as error:
             if error.field == "data.agent":
                 logger.warning("a saved message to %s/%s has no recipient: %s", message["agent_type"], key, error)
-            elif error.field not in ("id", "task_id"):  # those say that it is queued here already
+            elif error.field not in ("id", "task_id"):  # those errors mean that it is already queued here
                 raise
 
     async def _states(self, bus: EventBus) -> dict[str, bytes]:
@@ -107,7 +107,7 @@ class Saved:
                 return found
 
     async def _undone(self, bus: EventBus) -> list[dict[str, Any]]:
-        """Messages that no handler has finished, oldest first."""
+        """Return the messages that no handler has finished, oldest first."""
         call, keys = bus.transport.call, bus.keys
         found = []
         for task in cast(list[bytes], await call("ZRANGE", keys.index, 0, -1)):
@@ -117,7 +117,7 @@ class Saved:
                 continue
             _, name, key = cast(bytes, header).decode().split("\n")[:3]
             if not key:
-                continue  # a task of another kind of agent
+                continue  # the task of another kind of agent
             found.append(
                 {
                     "id": task.decode(),
@@ -131,5 +131,5 @@ class Saved:
 
 
 def _literal(text: str) -> str:
-    """A text as a pattern that matches just it."""
+    """Escape text for a pattern that matches exactly this text."""
     return "".join(f"\\{character}" if character in "*?[]\\^-" else character for character in text)

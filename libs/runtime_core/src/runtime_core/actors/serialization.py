@@ -1,4 +1,4 @@
-"""From a message to bytes and back, by the message's type and a content type."""
+"""Converts messages to bytes and back, by the message's type and a content type."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROTOBUF_DATA_CONTENT_TYPE = "application/x-protobuf"
 T = TypeVar("T")
 
 _PLAIN = (str, int, bool, bytes, type(None))
-"""Not float: JSON has no NaN and no infinities, which is seen when one is read back."""
+"""Not float: JSON has no NaN and no infinities, and only reading it back shows that."""
 _BUILTIN = (str, int, float, bool, bytes, list, dict, tuple, set, frozenset)
 
 
@@ -45,7 +45,7 @@ class MessageSerializer(Protocol[T]):
 
 @dataclass(frozen=True, slots=True)
 class UnknownPayload:
-    """A message of a type that this process does not know: it arrives as it is."""
+    """A message of a type that this process does not know, with its bytes."""
 
     type_name: str
     data_content_type: str
@@ -53,9 +53,9 @@ class UnknownPayload:
 
 
 class JsonSerializer(Generic[T]):
-    """Dataclasses (nested ones and unions too), pydantic models, TypedDicts and built-in types, as JSON.
+    """Dataclasses (also nested ones and unions), pydantic models, TypedDicts and built-in types, as JSON.
 
-    What would come back as something else is refused when it is written: the reader could not tell.
+    It refuses to write a message that would change in a round trip, since the reader could not tell.
     """
 
     data_content_type = JSON_DATA_CONTENT_TYPE
@@ -85,7 +85,7 @@ class JsonSerializer(Generic[T]):
         if not self._exact and not _equal(back, message):
             raise SerializationError(
                 "message",
-                f"this {self.type_name} would come back from JSON as something else (a subclass in a field of its "
+                f"this {self.type_name} would change in JSON (a subclass in a field of its "
                 "base, a value in a field of any type, or a union whose members look alike): give the members a "
                 "Literal field that tells them apart, or add a serializer",
             )
@@ -96,20 +96,20 @@ class JsonSerializer(Generic[T]):
         try:
             return self._read(payload)
         except ValidationError as error:
-            raise SerializationError("message", f"is no {self.type_name}: {one_line(error)}") from error
+            raise SerializationError("message", f"is not a {self.type_name}: {one_line(error)}") from error
 
     def _read(self, data: bytes) -> T:
-        # Fields are written under their names: a field that is known by an alias would else silently get its default.
+        # By field names: a field with an alias would otherwise silently get its default.
         return self._adapter.validate_json(data, by_alias=True, by_name=True)
 
 
 class ProtobufSerializer:
-    """Messages of protobuf, by their own encoding; named as their schema names them, in any language."""
+    """Messages of protobuf in their own encoding, with the names of their schema in any language."""
 
     data_content_type = PROTOBUF_DATA_CONTENT_TYPE
 
     def __init__(self, cls: type) -> None:
-        generated: Any = cls  # Any: protobuf's generated classes have no types of their own
+        generated: Any = cls  # Any: protobuf generates its classes at run time
         self._cls = generated
         self.type_name: str = generated.DESCRIPTOR.full_name
 
@@ -122,7 +122,7 @@ class ProtobufSerializer:
 
 
 def try_get_known_serializers_for_type(cls: type[Any]) -> list[MessageSerializer[Any]]:  # Any: all message types
-    """What is known of a class without the user's help; empty where it needs a serializer of its own."""
+    """Return the built-in serializers of a class; empty if it needs a serializer of its own."""
     if _is_protobuf(cls):
         return [ProtobufSerializer(cls)]
     known = (
@@ -137,7 +137,7 @@ def try_get_known_serializers_for_type(cls: type[Any]) -> list[MessageSerializer
 class SerializationRegistry:
     """Serializers by type name and content type. Any: the user's message types.
 
-    `known` gives the serializers of a class that the user has added none for.
+    `known` returns the serializers of a class for which the user has added none.
     """
 
     def __init__(
@@ -148,13 +148,13 @@ class SerializationRegistry:
         self._by_class: dict[type, MessageSerializer[Any]] = {}
 
     def add_serializer(self, serializer: MessageSerializer[Any] | Sequence[MessageSerializer[Any]]) -> None:
-        """Use these from now on, also where there was another for the same type and content type."""
+        """Add serializers, which replace earlier ones for the same type and content type."""
         for each in serializer if isinstance(serializer, Sequence) else [serializer]:
             self._by_name[each.type_name, each.data_content_type] = each
             self._by_class.clear()
 
     def add_class(self, cls: type) -> None:
-        """Know the class when a message of it arrives. One without a known serializer is left out."""
+        """Register the class for messages that arrive. A class without a known serializer is left out."""
         for serializer in self._known(cls):
             self._by_name.setdefault((serializer.type_name, serializer.data_content_type), serializer)
 
@@ -162,20 +162,20 @@ class SerializationRegistry:
         return (type_name, data_content_type) in self._by_name
 
     def type_name(self, message: Any) -> str:
-        """The name under which the message would travel. Raises SerializationError."""
+        """Return the message's type name. Raises SerializationError."""
         return self._writer(type(message)).type_name
 
     def write(self, message: Any) -> tuple[str, str, bytes]:
-        """Type name, content type and bytes. Raises SerializationError."""
+        """Return type name, content type and bytes. Raises SerializationError."""
         serializer = self._writer(type(message))
         return serializer.type_name, serializer.data_content_type, self._written(serializer, message)
 
     def serialize(self, message: Any, *, type_name: str, data_content_type: str) -> bytes:
-        """Bytes by a serializer that is named. Raises SerializationError."""
+        """Serialize a message with the named serializer. Raises SerializationError."""
         return self._written(self._named(type_name, data_content_type), message)
 
     def deserialize(self, payload: bytes, *, type_name: str, data_content_type: str) -> Any:
-        """The message, or UnknownPayload where nobody here knows its type. Raises SerializationError."""
+        """Return the message, or UnknownPayload if this process does not know its type. Raises SerializationError."""
         serializer = self._by_name.get((type_name, data_content_type))
         if serializer is None:
             found = find_class(type_name)
@@ -188,15 +188,15 @@ class SerializationRegistry:
             return serializer.deserialize(payload)
         except SerializationError:
             raise
-        except Exception as error:  # a serializer of the user's may fail in any way
-            raise SerializationError("message", f"is no {type_name}: {one_line(error)}") from error
+        except Exception as error:  # a serializer of the user's may raise anything
+            raise SerializationError("message", f"is not a {type_name}: {one_line(error)}") from error
 
     def _written(self, serializer: MessageSerializer[Any], message: Any) -> bytes:
         try:
             return serializer.serialize(message)
         except SerializationError:
             raise
-        except Exception as error:  # a serializer of the user's may fail in any way
+        except Exception as error:  # a serializer of the user's may raise anything
             raise SerializationError(
                 "message", f"this {name_of(type(message))} cannot be written: {one_line(error)}"
             ) from error
@@ -225,13 +225,13 @@ class SerializationRegistry:
                 f"{name_of(cls)} has no serializer: make it a dataclass or a pydantic model, or add one with "
                 "runtime.add_message_serializer(…)",
             )
-        # Another class of this name (made again inside of a function) gives way to the one that is used now.
+        # Another class of this name (defined again inside a function) gives way to the class that is in use.
         self._by_name[known[0].type_name, known[0].data_content_type] = known[0]
         return known[0]
 
 
 def _is_protobuf(cls: object) -> bool:
-    """Without importing protobuf: who has such a message has imported it."""
+    """Checked without importing protobuf: whoever has such a message has imported it."""
     if "google.protobuf.message" not in sys.modules or not isinstance(cls, type):
         return False
     base: type = importlib.import_module("google.protobuf.message").Message
@@ -239,7 +239,7 @@ def _is_protobuf(cls: object) -> bool:
 
 
 def _is_flat(cls: type) -> bool:
-    """Whether all of its fields are plain values or containers of such: then JSON gives back what it was given."""
+    """Whether all fields are plain values or containers of them, which JSON preserves."""
     if cls in _PLAIN:
         return True
     if dataclasses.is_dataclass(cls):
@@ -249,7 +249,7 @@ def _is_flat(cls: type) -> bool:
         return False
     try:
         hints = typing.get_type_hints(cls)
-    except NameError:  # a name of a function's own: pydantic finds it or says so
+    except NameError:  # a name local to a function: pydantic resolves it or reports it
         return False
     return all(_is_plain_hint(hint) for name, hint in hints.items() if typing.get_origin(hint) is not typing.ClassVar)
 
@@ -266,10 +266,10 @@ def _is_plain_hint(hint: object) -> bool:
 
 
 def _equal(one: object, other: object) -> bool:
-    """Equal and of one class, as far as can be said: classes without `==` of their own are taken on trust."""
+    """Whether both are equal and of one class. Classes without `==` are trusted."""
     if type(one) is not type(other):
         return False
     try:
         return bool(one == other) or type(one).__eq__ is object.__eq__
-    except Exception:  # arrays and the like compare by part
+    except Exception:  # arrays and the like compare element by element
         return True

@@ -1,4 +1,4 @@
-"""Which topics reach which agents."""
+"""Subscriptions: which topics reach which agents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime_core.actors.message import SubscriptionInstantiationContext
 from runtime_core.ids import fingerprint
 
 UnboundSubscription = Callable[[], "list[Subscription] | Awaitable[list[Subscription]]"]
-"""Makes subscriptions for the type that is being registered."""
+"""Creates subscriptions for the type that is being registered."""
 
 Class = TypeVar("Class", bound=type)
 
@@ -19,7 +19,7 @@ Class = TypeVar("Class", bound=type)
 class Subscription(Protocol):
     """A rule from a topic to an agent.
 
-    The two kinds below are kept on the broker and hold for every process of the namespace, also while the one that
+    The broker stores the two kinds below. They apply to every process of the namespace, even while the process that
     added them is down. Any other object with these members works in the process that publishes.
     """
 
@@ -29,19 +29,19 @@ class Subscription(Protocol):
     def is_match(self, topic_id: TopicId) -> bool: ...
 
     def map_to_agent(self, topic_id: TopicId) -> AgentId:
-        """The agent that gets it. Raises CantHandleException for a topic that does not match."""
+        """Return the receiving agent. Raises CantHandleException for a topic that does not match."""
         ...
 
 
 class _ByType:
-    """A topic type, exact or by its beginning, and the type of agents that gets it, keyed by the topic's source."""
+    """A topic type, exact or as a prefix, and the receiving type of agents. The topic's source is the agent's key."""
 
     kind = ""
 
     def __init__(self, topic_type: str, agent_type: str | AgentType, id: str | None) -> None:
         self._topic_type = topic_type
         self._agent_type = agent_type.type if isinstance(agent_type, AgentType) else agent_type
-        # Derived from what it says: a process that starts again adds the same one, not another.
+        # Derived from its content: a process that starts again adds the same subscription, not another one.
         self._id = id or fingerprint(self.kind, topic_type, self._agent_type)
 
     @property
@@ -67,14 +67,14 @@ class _ByType:
             self.kind == other.kind and self._topic_type == other._topic_type and self._agent_type == other._agent_type
         )
 
-    __hash__ = None  # type: ignore[assignment]  # equal ones may differ in their ids
+    __hash__ = None  # type: ignore[assignment]  # equal subscriptions may differ in their ids
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._topic_type!r}, {self._agent_type!r})"
 
 
 class TypeSubscription(_ByType):
-    """Topics of exactly this type reach the agent of `agent_type` whose key is the topic's source."""
+    """Topics of exactly this type reach the agent of `agent_type` with the topic's source as its key."""
 
     kind = "type"
 
@@ -90,7 +90,7 @@ class TypeSubscription(_ByType):
 
 
 class TypePrefixSubscription(_ByType):
-    """As TypeSubscription, for all topic types that begin with the prefix."""
+    """As TypeSubscription, for all topic types with the prefix."""
 
     kind = "prefix"
 
@@ -114,16 +114,16 @@ class DefaultSubscription(TypeSubscription):
                 agent_type = SubscriptionInstantiationContext.agent_type()
             except RuntimeError:
                 raise CantHandleException(
-                    "DefaultSubscription needs agent_type=… where no agent type is being registered"
+                    "DefaultSubscription needs agent_type=… if no agent type is being registered"
                 ) from None
         super().__init__(topic_type, agent_type)
 
 
 def subscription_factory(subscription: UnboundSubscription) -> Callable[[Class], Class]:
-    """A class decorator: each type that is registered of this class gets these subscriptions."""
+    """A class decorator: each registered type of this class gets these subscriptions."""
 
     def decorate(cls: Class) -> Class:
-        # A subclass of BaseAgent has the list; its own, not its parent's.
+        # A subclass of BaseAgent has its own list.
         cls.unbound_subscriptions.append(subscription)  # type: ignore[attr-defined]
         return cls
 

@@ -1,4 +1,4 @@
-"""Whose types the engine speaks: the ones of this package, or another library's that has the same ideas."""
+"""The types that agents see: this package's own, or those of another library with the same concepts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from runtime_core.actors.base_agent import BaseAgent
-from runtime_core.actors.closure import ClosureAgent
+from runtime_core.actors.agents import BaseAgent, ClosureAgent
 from runtime_core.actors.errors import (
     CancellationToken,
     CantHandleException,
@@ -20,12 +19,12 @@ from runtime_core.actors.identity import AgentId, AgentType, TopicId, agent_name
 from runtime_core.actors.message import AgentInstantiationContext, DropMessage, MessageContext, MessageHandlerContext
 from runtime_core.actors.protocol import AgentMetadata
 from runtime_core.actors.subscription import TypePrefixSubscription, TypeSubscription
-from runtime_core.bus.values import TopicSubscription
+from runtime_core.bus.tasks import TopicSubscription
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Makes the values that agents see. Any: classes of a library that the engine does not know."""
+    """Creates the values that agents see. Any: classes of a library that the runtime does not know."""
 
     agent_id: Callable[[str, str], Any]
     """From type and key."""
@@ -42,21 +41,22 @@ class Vocabulary:
     factory_scope: Callable[[Any, Any], AbstractContextManager[None]]
     """Around a factory, with the runtime and the agent's id."""
     keeps_state: Callable[[Any], bool]
-    """Whether an agent object has state that is worth saving."""
+    """Whether an agent object has state to store."""
     topic_of: Callable[[Any], TopicSubscription | None]
-    """A subscription as the broker keeps it; None for one that only this process can evaluate."""
+    """Returns a subscription as the broker stores it; None if only this process can evaluate it."""
     drop_message: type
     undeliverable: type[Exception] = UndeliverableException
     cant_handle: type[Exception] = CantHandleException
     dropped: type[Exception] = MessageDroppedException
     not_accessible: type[Exception] = NotAccessibleError
     cancelled_is_handled: bool = False
-    """Whether a request is handled although its caller's token was cancelled: its handler sees that, and decides.
-    False: it ends, and what its handler does after that does not count."""
+    """Whether a request whose caller's token was cancelled is still handled: its handler sees the cancellation and
+    decides. False: the request ends, and later actions of its handler do not count.
+    """
 
 
 def native() -> Vocabulary:
-    """This package's own types."""
+    """Return this package's own types."""
     return Vocabulary(
         agent_id=AgentId,
         agent_type=AgentType,
@@ -78,10 +78,10 @@ def _keeps_state(agent: object) -> bool:
 
 
 def topic_reader(by_type: Any, by_prefix: Any) -> Callable[[Any], TopicSubscription | None]:
-    """Reads subscriptions of these two classes, as `Vocabulary.topic_of`. Any: classes of any library."""
+    """Return a reader of subscriptions of these two classes, for `Vocabulary.topic_of`. Any: classes of any library."""
 
     def topic_of(subscription: Any) -> TopicSubscription | None:
-        # A subclass may match otherwise than its base: then only it can say what matches.
+        # A subclass may match differently from its base, so only the subclass itself can tell.
         match = getattr(type(subscription), "is_match", None)
         if isinstance(subscription, by_type) and match is by_type.is_match:
             return TopicSubscription(subscription.topic_type, agent_name(subscription.agent_type))

@@ -1,4 +1,4 @@
-"""An app: the agents, tools and engine functions that one process offers, by name."""
+"""An app: the agents, tools and engine functions that a process offers, by name."""
 
 from __future__ import annotations
 
@@ -12,59 +12,56 @@ from runtime_core.declare.manifest import Manifest
 from runtime_core.engines.function import EngineFunction, EngineFunctionSettings
 from runtime_core.errors import ConfigurationError
 from runtime_core.hooks.declared import Callback, Hook, HookTable
-from runtime_core.runs.agent import Agent
-from runtime_core.runs.definition import AgentDefinition, AgentSettings, ClassAgent, FunctionAgent
+from runtime_core.runs.definition import Agent, AgentDefinition, AgentSettings, ClassAgent, FunctionAgent
 from runtime_core.tools.tool import StepTool, Tool, ToolSettings
 
 if TYPE_CHECKING:
-    from runtime_core.llm.agent import LLMAgent
-    from runtime_core.llm.budget import Price
-    from runtime_core.llm.definition import ModelAgent
+    from runtime_core.llm.agent import LLMAgent, ModelAgent
+    from runtime_core.llm.tokens import Price
     from runtime_core.runs.policy import HasAsyncPolicy, HasPolicy, PolicyDefinition
     from runtime_core.tools.mcp.server import MCPServer, MCPSettings
     from runtime_core.trajectory.items import RewardFunction
 
 Function = TypeVar("Function", bound=Callable[..., object])
 Reward = TypeVar("Reward", bound="RewardFunction")
-# What an agent awaits and returns is the user's; only that it is async is asked for.
+# Any async function: what an agent awaits and returns is up to the user.
 AgentFunction = TypeVar("AgentFunction", bound=Callable[..., Coroutine[Any, Any, object]])
 
 
 class DeclaresRunner(Protocol):
-    """A class of runners, which says as what agent its runs are declared."""
+    """A runner class, which returns the agent that its runs are declared as."""
 
     @classmethod
     def as_agent(cls, place: Place, /, *, name: str | None, pool: str, timeout_seconds: float) -> AgentDefinition: ...
 
 
 class DeclaresSwarm(Protocol):
-    """A swarm, which says as what agent it is declared."""
+    """A swarm, which returns the agent that it is declared as."""
 
     def as_agent(self, name: str, place: Place, /, *, pool: str) -> AgentDefinition: ...
 
 
 class App:
-    """A registry without globals: `WEFT_APP=package.module:app` names it to the services.
+    """A registry of declarations. Services load it by `WEFT_APP=package.module:app`.
 
-    The decorators give the function back as it was, so that it can be called and tested as any other; what is
-    declared of it is found by the function or by its name.
+    The decorators return the function unchanged, so you can call and test it like any other.
     """
 
     def __init__(self, name: str, *, version: str = "0") -> None:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ConfigurationError(
-                f"app name {name!r} cannot be used: start with a letter or _, go on with letters, digits, _ . or -"
+                f"app name {name!r} is invalid: start with a letter or _, followed by letters, digits, _ . or -"
             )
         if not isinstance(version, str) or not version:
-            raise ConfigurationError(f"app {name!r} has version={version!r}: give a text, such as '2025.1'")
+            raise ConfigurationError(f"app {name!r} has version={version!r}: give text, such as '2025.1'")
         self.name = name
         self.version = version
         self.functions = Functions()
-        """Finds what is declared, by a text or by the declared object."""
+        """Finds declarations by name or by the declared object."""
         self.hooks = HookTable()
         """Hooks and callbacks."""
         self.reward_function: RewardFunction | None = None
-        """What scores trajectory items; see `reward`."""
+        """The function that scores trajectory items; see `reward`."""
 
     def __repr__(self) -> str:
         return f"App({self.name!r}, version={self.version!r})"
@@ -78,7 +75,7 @@ class App:
     def tool(self, function: None = None, /, **settings: Unpack[ToolSettings]) -> Callable[[Function], Function]: ...
 
     def tool(self, function: Callable[..., object] | None = None, /, **settings: Unpack[ToolSettings]) -> object:
-        """Declare a tool, as `@app.tool` or `@app.tool(name=…)`; async or plain. See `ToolSettings`."""
+        """Declare a sync or async function as a tool: `@app.tool` or `@app.tool(name=…)`. See `ToolSettings`."""
 
         def declare(function: Function, depth: int = 2) -> Function:
             self.functions.tools.add(Tool(function, place_of(function, depth), **settings))
@@ -97,9 +94,9 @@ class App:
     def engine_function(
         self, function: Callable[..., object] | None = None, /, **settings: Unpack[EngineFunctionSettings]
     ) -> object:
-        """Declare a plain function, or a class with `__call__`, that the engines may run: see `EngineFunction`.
+        """Declare a sync function, or a class with `__call__`, for engines to run; see `EngineFunction`.
 
-        See `EngineFunctionSettings` for the settings. With a first argument named `spark` it is a Spark job.
+        See `EngineFunctionSettings` for the settings. A function whose first argument is named `spark` is a Spark job.
         """
 
         def declare(function: Function, depth: int = 2) -> Function:
@@ -119,9 +116,9 @@ class App:
     def batch_job(
         self, function: Callable[..., object] | None = None, /, **settings: Unpack[EngineFunctionSettings]
     ) -> object:
-        """Declare a function that gives the command (a text, or a list of texts) of a batch job of Ray.
+        """Declare a function that returns the command (text or a list of texts) of a Ray batch job.
 
-        `ctx.engine("ray").call(function, …)` runs the command on the cluster, and gives how it ended.
+        `ctx.engine("ray").call(function, …)` runs the command on the cluster and returns its outcome.
         """
 
         def declare(function: Function, depth: int = 2) -> Function:
@@ -132,7 +129,7 @@ class App:
         return declare if function is None else declare(function, 3)
 
     def agent(self, name: str, **settings: Unpack[AgentSettings]) -> Callable[[AgentFunction], AgentFunction]:
-        """Declare `async def f(ctx: AgentContext, input: T) -> R` as an agent; the input may be left out.
+        """Declare `async def f(ctx: AgentContext, input: T) -> R` as an agent; the input is optional.
 
         See `AgentSettings` for the settings.
         """
@@ -152,15 +149,18 @@ class App:
         agent: type[Agent] | LLMAgent | HasAsyncPolicy | HasPolicy,
         **settings: Unpack[AgentSettings],
     ) -> None:
-        """Declare a subclass of Agent, whose `@handles` methods take its messages, under a name.
+        """Declare an agent that is not a function.
 
-        Or an LLMAgent, which a model drives; or an object, or class, with `async_policy(observation)` or `policy`: see
-        `runs.policy`.
+        Args:
+            name: The agent's name.
+            agent: A subclass of Agent, whose `@handles` methods take its messages; an LLMAgent, which a model drives;
+                or an object or class with `async_policy(observation)` or `policy(observation)` (see `runs.policy`).
+            settings: See `AgentSettings`.
         """
         kind = ClassAgent if isinstance(agent, type) and issubclass(agent, Agent) else _kind_of(agent)
         definition = kind(
             name,
-            agent,  # type: ignore[arg-type]  # each kind says itself what it takes
+            agent,  # type: ignore[arg-type]  # each kind checks its own argument
             place_of(None, 2),
             **settings,
         )
@@ -177,11 +177,16 @@ class App:
         prices: Mapping[str, Price] | None = None,
         **settings: Unpack[AgentSettings],
     ) -> None:
-        """Declare an agent of pydantic-ai, as it is, with its tools: `docs/pydantic-ai.md`. Needs the extra `llm`.
+        """Declare a pydantic-ai agent with its tools (`docs/pydantic-ai.md`). Needs the extra `llm`.
 
-        `deps`, a function `()` or `(data)`, makes its deps in each process, from the input's `deps`; None: these are
-        read as the agent's `deps_type`. With `stream` the model's text is shown to the task's client while it comes.
-        `prices` by a model's name or a pattern of names make its `cost`.
+        Args:
+            name: The agent's name.
+            agent: The pydantic-ai agent.
+            deps: A function `()` or `(data)` that builds the deps in each process from the input's `deps`. None: the
+                input's `deps` are read as the agent's `deps_type`.
+            stream: Whether the task's client gets the model's text while it arrives.
+            prices: Prices by model name or pattern, from which `cost` is computed.
+            settings: See `AgentSettings`.
         """
         from runtime_core.llm.pydantic_ai.definition import PydanticAgent
 
@@ -202,7 +207,7 @@ class App:
         always: bool = False,
         timeout_seconds: float = 30.0,
     ) -> Callable[[Function], Function]:
-        """Declare a hook, as `@app.hook("before_tool_call")`: a function `(event)`, or a class with `exec(event)`.
+        """Declare a hook, as in `@app.hook("before_tool_call")`: a function `(event)`, or a class with `exec(event)`.
 
         It runs for tasks that name it in their `hooks`, or with `always=True` in every run of this app's agents.
         See `Hook` for the settings.
@@ -225,10 +230,10 @@ class App:
         return declare
 
     def callback(self, key: str, *, timeout_seconds: float = 30.0) -> Callable[[Function], Function]:
-        """Declare a function `(result: ToolResult)` that looks at a tool's result before the agent has it.
+        """Declare a function `(result: ToolResult)` that gets a tool's result before the agent does.
 
-        `key` is the tool's name, or `tool__action` for calls with that argument `action`. It returns None or a
-        `CallbackResult`.
+        `key` is the tool's name, or `tool__action` for calls with this argument `action`. The function returns None or
+        a `CallbackResult`.
         """
 
         def declare(function: Function) -> Function:
@@ -240,11 +245,11 @@ class App:
     def subscribe(
         self, event_type: str, topic: str = "", *, transformer: bool = False, order: int = 0
     ) -> Callable[[Function], Function]:
-        """Declare a function that takes messages (see `weft.aworld`) of a category in all event-driven runs.
+        """Declare a function that gets messages (see `weft.aworld`) of a category in all event-driven runs.
 
-        As `EventManager.register` does for one run: `topic` is a message's topic or its receiver; empty: all of the
-        category. With `transformer` it gives the message that goes on. To subscribe an agent to what others publish,
-        see `topics` of `agent`.
+        `EventManager.register` does the same for one run. `topic` is a message's topic or receiver; empty: all messages
+        of the category. A `transformer` returns the message that is passed on. To subscribe an agent to published
+        messages, use `topics` of `agent`.
         """
 
         def declare(function: Function) -> Function:
@@ -254,16 +259,16 @@ class App:
         return declare
 
     def add_tool(self, tool: object, *, name: str | None = None) -> None:
-        """Declare an object with a `step(args)` method as a tool; None: under its own name."""
+        """Declare an object with a method `step(args)` as a tool; without `name`, under its own name."""
         if not callable(getattr(tool, "step", None)):
-            raise ConfigurationError(f"{tool!r} has no method step(args): use @app.tool for a function")
+            raise ConfigurationError(f"{tool!r} has no method step(args): declare a function with @app.tool")
         self.functions.tools.add(StepTool(tool, place_of(None, 2), name=label(tool) if name is None else name))
 
     def add_mcp(self, name: str, **settings: Unpack[MCPSettings]) -> None:
-        """Declare an MCP server, as `add_mcp("files", command=[…])` or `add_mcp("docs", url="https://…/mcp")`.
+        """Declare an MCP server, as in `add_mcp("files", command=[…])` or `add_mcp("docs", url="https://…/mcp")`.
 
-        The tool-handlers of its pool connect to it; its tools are called as `ctx.tool("files.<tool>", …)`. See
-        `MCPSettings`. Needs the extra `weft[mcp]` where tools run.
+        The tool-handlers of its pool connect to it. Agents call its tools with `ctx.tool("files.<tool>", …)`. See
+        `MCPSettings`. Tool-handlers need the extra `mcp`.
         """
         from runtime_core.tools.mcp.server import MCPServer
 
@@ -277,16 +282,16 @@ class App:
             if server.name == other.name or server.prefix == other.prefix:
                 same = "name" if server.name == other.name else "prefix"
                 raise ConfigurationError(
-                    f"{server.what} ({server.place}) has the {same} of {other.what} ({other.place}): give it another"
+                    f"{server.what} ({server.place}) has the same {same} as {other.what} ({other.place}): use another"
                 )
         known[server.name] = server
 
     def add_runner(
         self, runner: type[DeclaresRunner], *, name: str | None = None, pool: str = "", timeout_seconds: float = 3600.0
     ) -> None:
-        """Declare a runner, which tasks name by its class, its full name or `name`.
+        """Declare a runner class. Tasks name it by its class, its full name or `name`.
 
-        `timeout_seconds` limits the running time of one turn, as for an agent. TaskRunner is there without being added.
+        `timeout_seconds` limits the running time of one turn, as for an agent. TaskRunner is always declared.
         """
         place = place_of(runner, 2)
         if not (isinstance(runner, type) and hasattr(runner, "as_agent")):
@@ -294,37 +299,37 @@ class App:
         self.functions.agents.add(runner.as_agent(place, name=name, pool=pool, timeout_seconds=timeout_seconds))
 
     def add_swarm(self, name: str, swarm: DeclaresSwarm, *, pool: str = "") -> None:
-        """Declare a swarm as an agent: it is asked, submitted to, and put into other swarms by its name."""
+        """Declare a swarm as an agent. By its name you can call it, submit to it, and add it to other swarms."""
         place = place_of(None, 2)
         if not hasattr(swarm, "as_agent"):
             raise ConfigurationError(f"swarm {name!r} ({place}): {swarm!r} is not a Swarm")
         self.functions.agents.add(swarm.as_agent(name, place, pool=pool))
 
     def reward(self, function: Reward, /) -> Reward:
-        """Declare how the app's trajectory items are scored: `weft trajectory export --format sar --reward` asks it.
+        """Declare the function that scores trajectory items for `weft trajectory export --format sar --reward`.
 
-        The function, sync or async, gets a `TrajectoryItem` and the task's end, and returns a number, an object with
-        `score`, or None. There is one per app.
+        It is sync or async, gets a `TrajectoryItem` and the task's end, and returns a number, an object with `score`,
+        or None. An app has at most one.
         """
         if not callable(function):
             raise ConfigurationError(
-                f"{function!r} cannot be called: give a function of a TrajectoryItem and a task's end"
+                f"{function!r} is not callable: give a function of a TrajectoryItem and a task's end"
             )
         if self.reward_function is not None and self.reward_function is not function:
             raise ConfigurationError(
-                f"{self!r} has the reward function {shown(self.reward_function)} already: declare one that does both"
+                f"{self!r} already has the reward function {shown(self.reward_function)}: declare only one"
             )
         self.reward_function = function
         return function
 
     def add_sessions(self, *, pool: str = "") -> None:
-        """Declare the agent that keeps the contexts of sessions, for `ctx.session()`: in one app of a namespace."""
-        from runtime_core.runs.state import SESSION_AGENT, keep_session
+        """Declare the agent that stores the contexts of sessions for `ctx.session()`; once per namespace."""
+        from runtime_core.runs.sharing import SESSION_AGENT, keep_session
 
         self.functions.agents.add(FunctionAgent(SESSION_AGENT, keep_session, place_of(keep_session, 2), pool=pool))
 
     def include(self, other: App) -> None:
-        """Add what another app has declared until now. The same declaration reached by two ways is one."""
+        """Add the declarations that another app has so far. Adding the same declaration twice has no effect."""
         if not isinstance(other, App):
             raise ConfigurationError(f"{self!r} cannot include {other!r}: give an App")
         for tool in other.tools.values():
@@ -340,7 +345,9 @@ class App:
             self.reward(other.reward_function)
         for name, handler in other.handlers.items():
             if self.handlers.setdefault(name, handler) is not handler:
-                raise ConfigurationError(f"handler {name!r} is declared by {self!r} and by {other!r}: keep one of them")
+                raise ConfigurationError(
+                    f"handler {name!r} is declared by {self!r} and by {other!r}: remove one of them"
+                )
         known = self.functions.subscribers
         known += [each for each in other.functions.subscribers if each not in known]
 
@@ -348,38 +355,38 @@ class App:
 
     @property
     def agents(self) -> Mapping[str, AgentDefinition]:
-        """By name."""
+        """The app's agents, by name."""
         return self.functions.agents.view
 
     @property
     def tools(self) -> Mapping[str, Tool]:
-        """By name."""
+        """The app's tools, by name."""
         return self.functions.tools.view
 
     @property
     def engine_functions(self) -> Mapping[str, EngineFunction]:
-        """By name."""
+        """The app's engine functions, by name."""
         return self.functions.engine_functions.view
 
     @property
     def mcp_servers(self) -> Mapping[str, MCPServer]:
-        """By name."""
+        """The app's MCP servers, by name."""
         return self.functions.mcp_servers
 
     @property
     def handlers(self) -> dict[str, type[Any]]:
         """Handlers of an event-driven run's messages: `app.handlers["tool"] = MyToolHandler` replaces the default.
 
-        Under any other name it is one that a task may choose, with `conf.handlers`.
+        Tasks choose a handler under any other name with `conf.handlers`.
         """
         return self.functions.handlers
 
     # ------------------------------------------------------------ check
 
     def check(self) -> None:
-        """Look at everything that a run would find: types, schemas, names of tools. Raises ConfigurationError.
+        """Check types, schemas and names of tools, as runs will use them. Raises ConfigurationError.
 
-        It also makes what reads arguments and inputs, so that the first event does not wait for it.
+        This also builds the readers of arguments and inputs, so that the first event does not wait for them.
         """
         for tool in self.tools.values():
             tool.check()
@@ -396,7 +403,7 @@ class App:
                     )
 
     def manifest(self) -> Manifest:
-        """Names and schemas, for the broker. Raises ConfigurationError as `check` does."""
+        """Return the names and schemas for the broker. Raises ConfigurationError as `check` does."""
         manifest = Manifest(
             app=self.name,
             version=self.version,
@@ -412,11 +419,11 @@ class App:
 
 
 def _kind_of(agent: object) -> type[ModelAgent] | type[PolicyDefinition]:
-    """What an agent is declared as that is no class of ours. Imported here: an app without any does not need it."""
+    """Return the definition class of an LLMAgent or policy. Imported here, since most apps have neither."""
     from runtime_core.llm.agent import LLMAgent
 
     if isinstance(agent, LLMAgent):
-        from runtime_core.llm.definition import ModelAgent
+        from runtime_core.llm.agent import ModelAgent
 
         return ModelAgent
     from runtime_core.runs.policy import PolicyDefinition

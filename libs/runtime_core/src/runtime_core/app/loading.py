@@ -1,4 +1,4 @@
-"""Finds the app that `WEFT_APP=package.module:app` names, and other objects that are named so."""
+"""Loads apps and other objects by references such as `package.module:app`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from runtime_core.declare.declaration import one_line
 from runtime_core.errors import ConfigurationError
 
 DEFAULT_RUNNER = "runtime_core.aworld.runner:TaskRunner"
-"""By name, since runners stand on apps. It is loaded where tasks run, and not where an app is only looked at."""
+"""By reference, since runners import apps. Only processes that run tasks load it."""
 
 _REFERENCE = re.compile(r"(?P<module>\w+(\.\w+)*):(?P<attribute>\w+(\.\w+)*)")
 
 
 def load_app(reference: str) -> App:
-    """Import the module, find the app in it and check it.
+    """Import the module, find its app and check it.
 
-    The current directory is searched first, as servers of web apps do. Raises ConfigurationError, one line, for
-    whatever stands in the way.
+    Modules are searched first in the current directory. Raises ConfigurationError, on one line, for any failure.
     """
     found = find_app(reference)
-    # What every app offers to those who submit a Task.
+    # Every app can run a submitted Task.
     runner = load_object("runner", DEFAULT_RUNNER)
     found.add_runner(cast("type[DeclaresRunner]", runner))
     found.check()
@@ -36,27 +35,27 @@ def load_app(reference: str) -> App:
 
 
 def find_app(reference: str, folder: str = "") -> App:
-    """Import the module and find the app in it, without a look at what it declares.
+    """Import the module and find its app, without checking the declarations.
 
-    `folder` is searched first; empty: the current directory. Raises ConfigurationError as `load_app`.
+    Modules are searched first in `folder` (empty: the current directory). Raises ConfigurationError as `load_app`.
     """
     found, module = _found("app", reference, folder)
     if not isinstance(found, App):
         raise ConfigurationError(
-            f"app {reference!r} is not an App but of type {type(found).__name__}{_candidates(module, found, '')}"
+            f"app {reference!r} is of type {type(found).__name__}, not App{_candidates(module, found, '')}"
         )
     return found
 
 
 def load_object(what: str, reference: str) -> object:
-    """What `package.module:name` names, found as the app is; `what` is what errors call it."""
+    """Load the object that `package.module:name` names, as `load_app` does; errors call it `what`."""
     return _found(what, reference)[0]
 
 
 def _found(what: str, reference: str, folder: str = "") -> tuple[object, ModuleType]:
     match = _REFERENCE.fullmatch(reference)
     if match is None or match["module"].endswith(".py"):
-        raise ConfigurationError(f"{what} {reference!r} is not written as package.module:app{_spelling(reference)}")
+        raise ConfigurationError(f"{what} {reference!r} is not of the form package.module:app{_spelling(reference)}")
     module_name, attribute = match["module"], match["attribute"]
     directory = folder or os.getcwd()
     if directory not in sys.path:
@@ -74,18 +73,18 @@ def _found(what: str, reference: str, folder: str = "") -> tuple[object, ModuleT
 def _imported(what: str, reference: str, name: str, directory: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except ConfigurationError:  # a declaration that was refused: it says where itself
+    except ConfigurationError:  # an invalid declaration, whose message has the place
         raise
     except SyntaxError as error:
         raise ConfigurationError(
             f"{what} {reference!r} cannot be imported: {error.filename}:{error.lineno}: {error.msg}"
         ) from error
-    except (Exception, SystemExit) as error:  # importing runs the user's code: it may fail in any way
+    except (Exception, SystemExit) as error:  # importing runs the user's code, which may raise anything
         where = _place(error, directory)
         if isinstance(error, ModuleNotFoundError) and where is None:
             raise ConfigurationError(
                 f"{what} {reference!r}: there is no module {error.name!r} in {directory} or among the installed "
-                "packages: start from the folder that holds it, or set PYTHONPATH"
+                "packages: run in the folder that contains it, or set PYTHONPATH"
             ) from None
         raise ConfigurationError(
             f"{what} {reference!r} cannot be imported: {where or name}: {one_line(error)}"
@@ -93,7 +92,7 @@ def _imported(what: str, reference: str, name: str, directory: str) -> ModuleTyp
 
 
 def _place(error: BaseException, directory: str) -> str | None:
-    """The last `file:line` of the user's own code in the traceback, else the last one outside the importing."""
+    """Return the last `file:line` in the user's code, else the last one outside the import system."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -109,16 +108,16 @@ def _imports(filename: str) -> bool:
 
 
 def _candidates(module: ModuleType, found: object, wanted: str) -> str:
-    """The apps of the module, else names like the wanted one, as the end of a message."""
+    """Return the module's apps, else similar names, as the end of a message."""
     apps = sorted(name for name, value in vars(module).items() if isinstance(value, App))
     if apps:
-        return f": its apps are {', '.join(apps)}"
+        return f"; its apps are {', '.join(apps)}"
     near = difflib.get_close_matches(wanted, dir(found), n=3) if wanted else []
-    return f": did you mean {', '.join(near)}?" if near else ": write app = App('name') in it"
+    return f": did you mean {', '.join(near)}?" if near else ": add app = App('name') to it"
 
 
 def _spelling(reference: str) -> str:
-    """The likely spelling, as the end of a message."""
+    """Return the likely spelling, as the end of a message."""
     module, _, attribute = reference.partition(":")
     module = module.removesuffix(".py").strip("./").replace("/", ".").replace(os.sep, ".")
     likely = f"{module}:{attribute or 'app'}"

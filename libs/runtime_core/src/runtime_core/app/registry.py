@@ -1,4 +1,4 @@
-"""What an app has declared, found by name or by the declared object."""
+"""The declarations of an app, by name or by the declared object."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Declared(Protocol):
-    """What agents, tools and engine functions have in common."""
+    """An agent, tool or engine function."""
 
     @property
     def name(self) -> str: ...
@@ -33,7 +33,7 @@ class _Declared(Protocol):
 
     @property
     def source(self) -> object:
-        """What was declared: a function, or a subclass of Agent."""
+        """The declared function, or subclass of Agent."""
         ...
 
 
@@ -41,7 +41,7 @@ Item = TypeVar("Item", bound=_Declared)
 
 
 class Names(Generic[Item]):
-    """Items of one kind by name, and by what they were declared from."""
+    """Declarations of one kind, by name and by declared object."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Item] = {}
@@ -50,7 +50,7 @@ class Names(Generic[Item]):
         """By name, in the order of declaration."""
 
     def __reduce__(self) -> tuple[type[Names[Item]], tuple[()], list[Item]]:
-        """Without the view, which cannot be sent to another process; that one makes its own."""
+        """Pickle the items without the view, which cannot be pickled."""
         return Names, (), list(self._by_name.values())
 
     def __setstate__(self, items: list[Item]) -> None:
@@ -58,23 +58,23 @@ class Names(Generic[Item]):
             self.add(item)
 
     def add(self, item: Item) -> None:
-        """Raises ConfigurationError for a name that stands for something else already."""
+        """Add a declaration. Raises ConfigurationError if its name is already used for another one."""
         there = self._by_name.get(item.name)
         if there is not None and there == item:
             return
         if there is not None:
             raise ConfigurationError(
-                f"{item.what} is declared twice, at {there.place} and at {item.place}: give one of them another name"
+                f"{item.what} is declared twice, at {there.place} and at {item.place}: rename one of them"
             )
         self._by_name[item.name] = item
-        # What cannot be hashed (an object that compares by value) is found by its name only.
+        # An unhashable object (one that compares by value) is found only by name.
         if isinstance(item.source, Hashable):
             self._by_source.setdefault(item.source, []).append(item)
 
     def find(self, named: object) -> Item | None:
-        """What a name, or the declared object itself, stands for; None if it is not declared here.
+        """Find a declaration by name or declared object; return None if there is none.
 
-        Raises ConfigurationError for an object that was declared under several names.
+        Raises ConfigurationError for an object that is declared under several names.
         """
         if isinstance(named, str):
             return self._by_name.get(named)
@@ -83,15 +83,15 @@ class Names(Generic[Item]):
             return None
         if len(found) > 1:
             names = " and ".join(repr(item.name) for item in found)
-            raise ConfigurationError(f"{shown(named)} is declared as {names}: name it by one of these texts")
+            raise ConfigurationError(f"{shown(named)} is declared as {names}: use one of these names")
         return found[0]
 
 
 class EngineFunctionNames(Names[EngineFunction]):
-    """Engine functions, which may have versions: `rank@2` is one of them, and `rank` the one without, or the only."""
+    """Engine functions, which may have versions. `rank@2` names one; `rank` names the unversioned or only one."""
 
     def find(self, named: object) -> EngineFunction | None:
-        """As of other names. Raises ConfigurationError for a version that is not there, or for one of several."""
+        """Find an engine function. Raises ConfigurationError for an unknown version or an ambiguous name."""
         found = super().find(named)
         if found is not None or not isinstance(named, str):
             return found
@@ -103,17 +103,17 @@ class EngineFunctionNames(Names[EngineFunction]):
         if version:
             raise ConfigurationError(f"engine function {base!r} has no version {version!r}; this app declares {names}")
         if len(versions) > 1:
-            raise ConfigurationError(f"engine function {base!r} has several versions: name one of {names}")
+            raise ConfigurationError(f"engine function {base!r} has several versions: use one of {names}")
         return versions[0]
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredSubscriber:
-    """As `EventManager.register` takes it. Raises ConfigurationError for what can take no message."""
+    """A subscriber of messages, as for `EventManager.register`. Raises ConfigurationError for an invalid one."""
 
     category: str
     topic: str
-    function: Callable[..., Any]  # Any: the user's own function of a message
+    function: Callable[..., Any]  # Any: the user's function of a message
     transformer: bool = False
     order: int = 0
 
@@ -128,13 +128,13 @@ class DeclaredSubscriber:
         if isinstance(self.order, bool) or not isinstance(self.order, int):
             raise ConfigurationError(f"subscribe: order {quoted(self.order)} is not a whole number")
         if not callable(self.function):
-            raise ConfigurationError(f"subscribe: {self.function!r} cannot be called; give a function of a message")
+            raise ConfigurationError(f"subscribe: {self.function!r} is not callable: give a function of a message")
 
 
 class Functions:
-    """Everything that an app has declared, as its code names it: by a text or by the declared object.
+    """Everything that an app has declared.
 
-    None stands for what this app has not declared; a text may then still be another app's.
+    Lookups take a name or the declared object. They return None for a name that may belong to another app.
     """
 
     def __init__(self) -> None:
@@ -142,34 +142,34 @@ class Functions:
         self.tools: Names[Tool] = Names()
         self.engine_functions = EngineFunctionNames()
         self.handlers: dict[str, type[Any]] = {}
-        """Handlers of messages, by category or by a name of the app's own."""
+        """Handlers of messages, by category or by the app's own names."""
         self.subscribers: list[DeclaredSubscriber] = []
-        """Functions of messages, for all event-driven runs."""
+        """Subscribers of messages in all event-driven runs."""
         self.models = OpenModels()
-        """The language models that this process has open for the app."""
+        """The app's open language models in this process."""
         self.mcp_servers: dict[str, MCPServer] = {}
         """By name."""
 
     def all(self) -> list[AgentDefinition | Tool | EngineFunction]:
-        """Agents, tools and engine functions, in this order."""
+        """Return agents, tools and engine functions, in this order."""
         return [*self.agents.view.values(), *self.tools.view.values(), *self.engine_functions.view.values()]
 
     def agent(self, named: object, /) -> AgentDefinition | None:
-        """By name, function or Agent class."""
+        """Find an agent by name, function or Agent class."""
         return self.agents.find(named)
 
     def tool(self, named: object, /) -> Tool | None:
-        """By name or function."""
+        """Find a tool by name or function."""
         return self.tools.find(named)
 
     def mcp_server_of(self, tool: str, /) -> MCPServer | None:
-        """The declared MCP server whose tool this name is, if it is anybody's and not the app's own."""
+        """Find the MCP server that has a tool of this name; None for a tool of the app itself."""
         if not self.mcp_servers or tool in self.tools.view:
             return None
         owners = [server for server in self.mcp_servers.values() if server.owns(tool)]
-        # Of `a` and `a.b`, a tool `a.b.c` is the second one's.
+        # The longest prefix wins: of `a` and `a.b`, `a.b` owns the tool `a.b.c`.
         return max(owners, key=lambda server: len(server.prefix), default=None)
 
     def engine_function(self, named: object, /) -> EngineFunction | None:
-        """By name, with or without its version, or by function or class. Raises ConfigurationError as `find`."""
+        """Find an engine function by name, with or without version, or by function or class. Raises as `find`."""
         return self.engine_functions.find(named)

@@ -1,34 +1,164 @@
-"""Runs a swarm, one question to an agent after the other: `begin` gives the first, `after` what follows from an answer.
+"""Runs a swarm, and gives a runner its agents and tools as objects.
 
-Who asks is the caller's choice: `Orchestration.run` asks at once, TaskRunner by messages. What happens within one stage
-(a group, a loop, a nested swarm, the members of a team) is done here.
+An Orchestration is a sequence of calls to agents: `begin` returns the first, and `after` what follows from an answer.
+`Orchestration.run` makes these calls itself; TaskRunner makes them with messages. A stage with several agents (a group,
+a loop, a nested swarm, the members of a team) runs inside `begin` or `after`.
 
-A single agent's failure passes as it is; in a group all members are waited for, and then the group ends with one
-AgentError that names each that has failed.
+The error of a single agent propagates. A group waits for all its members and then raises one AgentError that names each
+failed one.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from runtime_core.aworld.swarm import HANDOFF, HYBRID, WORKFLOW, Loop, Member, Nested, Node, Parallel, Serial, Swarm
+from runtime_core.aworld.swarm import (
+    HANDOFF,
+    HYBRID,
+    WORKFLOW,
+    Loop,
+    Member,
+    Nested,
+    Node,
+    Parallel,
+    Serial,
+    Swarm,
+    code_in_swarm,
+)
 from runtime_core.codec import canonical
-from runtime_core.declare.declaration import label
-from runtime_core.errors import AgentError, LimitExceeded
-from runtime_core.runs.policy import Observation, act, actions_in, handoff_in, observation_after
+from runtime_core.declare.declaration import Place, RetryPolicy, label
+from runtime_core.errors import AgentError, ConfigurationError, LimitExceeded
+from runtime_core.runs.policy import (
+    ActionModel,
+    Observation,
+    ObservingAgent,
+    act,
+    actions_in,
+    call_tool,
+    handoff_in,
+    observation_after,
+    takes_observation,
+    with_info,
+)
 
 if TYPE_CHECKING:
-    from runtime_core.aworld.handles import AgentHandle
+    from runtime_core.runs.calls import RequestStep
     from runtime_core.runs.context import AgentContext
+
+TURN_SECONDS = 3600.0
+"""The time limit for one turn of a task or a swarm."""
+
+
+class AgentHandle:
+    """One agent of a task. `await agent.run(observation)` calls it and returns its answer (JSON)."""
+
+    def __init__(self, scope: RunScope, name: str) -> None:
+        self._ctx = scope.ctx
+        self._info: dict[str, object] = scope.info
+        self._whole = takes_observation(scope.functions.agent(name))
+        self.name = name
+
+    def id(self) -> str:
+        """Return the name, which is also the id."""
+        return self.name
+
+    def run(
+        self, observation: object, *, key: str = "", info: Mapping[str, object] | None = None
+    ) -> RequestStep[Any]:  # Any: the agent's own JSON
+        """Call the agent as a step. When awaited, return its answer, or raise AgentError if it failed permanently.
+
+        An agent that takes an Observation gets all of it, with `info` added. Any other agent gets its content. `key`
+        names the instance.
+        """
+        return self._ctx.agent(self.name, self.shown(Observation.of(observation), info or {}), key=key)
+
+    def shown(self, seen: Observation, info: Mapping[str, object]) -> Any:  # Any: JSON
+        """Return the agent's input: the content, or the whole Observation as JSON if the agent takes one."""
+        return with_info(seen, {**self._info, **seen.info, **info}) if self._whole else seen.content
+
+    def __repr__(self) -> str:
+        return f"<agent {self.name}>"
+
+
+class ToolHandle:
+    """One tool of a task. `await tool.step({"query": "…"})` calls it and returns its result (JSON)."""
+
+    def __init__(self, scope: RunScope, name: str) -> None:
+        self._ctx = scope.ctx
+        self.name = name
+
+    def step(self, args: Mapping[str, object] | ActionModel) -> Awaitable[Any]:  # Any: the tool's own JSON
+        """Call the tool as a step, with its arguments by name. Raises ToolError when awaited, if the tool failed."""
+        given = args.params if isinstance(args, ActionModel) else args
+        return call_tool(self._ctx, self.name, given)
+
+    def __repr__(self) -> str:
+        return f"<tool {self.name}>"
+
+
+class Tools(Mapping[str, ToolHandle]):
+    """A task's tools by name."""
+
+    def __init__(self, scope: RunScope, names: Sequence[str]) -> None:
+        self._tools = {name: ToolHandle(scope, name) for name in names}
+
+    def __getitem__(self, name: str) -> ToolHandle:
+        return self._tools[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tools)
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+
+class RunScope:
+    """The scope of a task inside its run: the run's context, and handles of agents and tools."""
+
+    def __init__(self, ctx: AgentContext, tools: Sequence[str], info: dict[str, object] | None = None) -> None:
+        """`tools` are the names of the app's tools. `info` is added to the observation of every agent."""
+        self.info = info or {}
+        self.ctx = ctx
+        self.functions = ctx.functions
+        self._known_tools = tools
+        self._agents: dict[str, AgentHandle] = {}
+
+    def agent(self, named: object) -> AgentHandle:
+        """Return the handle of an agent, given its name or its declared object; always the same handle."""
+        if isinstance(named, AgentHandle):
+            return named
+        known = self.functions.agent(named)
+        name = label(named) if known is None else known.name
+        return self._agents.setdefault(name, AgentHandle(self, name))
+
+    def name_of(self, kind: str, named: object) -> str:
+        """Return the declared name of a `tool`, an agent or a swarm; an undeclared object's own name.
+
+        Raises InvalidInput for a swarm with a stop condition: no other run could call it.
+        """
+        known = self.functions.tool(named) if kind == "tool" else self.functions.agent(named)
+        if known is not None:
+            return known.name
+        if isinstance(named, Swarm):
+            raise code_in_swarm(named)
+        return label(named)
+
+    def swarm(self, given: Swarm) -> Swarm:
+        """Return the swarm with handles as its agents."""
+        return given.bound(self.agent)
+
+    def tools(self, names: Sequence[str]) -> Tools:
+        """Return the handles of these tools; without names, those of all tools of the app."""
+        return Tools(self, names or self._known_tools)
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """An agent is to be asked; its answer goes to `after`."""
+    """Call this agent next, and pass its answer to `after`."""
 
     agent: AgentHandle
     seen: Observation
@@ -37,13 +167,13 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The swarm has its output."""
+    """The swarm is done."""
 
     output: Any  # Any: the JSON of the last agent's answer
 
 
 class Orchestration(ABC):
-    """One swarm, whose agents are handles, at work in one run. Used once."""
+    """Runs one swarm, whose agents are handles, once."""
 
     def __init__(self, ctx: AgentContext, swarm: Swarm, max_steps: int, endless_threshold: int) -> None:
         self.ctx = ctx
@@ -53,14 +183,14 @@ class Orchestration(ABC):
 
     @abstractmethod
     async def begin(self, seen: Observation) -> Ask | Done:
-        """Whom to ask first."""
+        """Return the first call."""
 
     @abstractmethod
     async def after(self, output: Any) -> Ask | Done:  # Any: JSON
-        """What follows from the answer to the last question. Raises AgentError and LimitExceeded."""
+        """Return what follows the last answer. Raises AgentError and LimitExceeded."""
 
     async def run(self, seen: Observation) -> Any:  # Any: JSON
-        """Ask until it is done; the output. Raises AgentError and LimitExceeded."""
+        """Run the swarm to its end and return its output. Raises AgentError and LimitExceeded."""
         step = await self.begin(seen)
         while isinstance(step, Ask):
             step = await self.after(await step.agent.run(step.seen, info=step.info))
@@ -68,13 +198,13 @@ class Orchestration(ABC):
 
 
 def orchestration(ctx: AgentContext, swarm: Swarm, *, max_steps: int, endless_threshold: int) -> Orchestration:
-    """The one for the swarm's shape. `max_steps` counts where the swarm itself says nothing."""
+    """Return the Orchestration for the swarm's shape. The swarm's own `max_steps` takes precedence."""
     kind = Workflow if swarm.build_type is WORKFLOW else Relay if swarm.build_type is HANDOFF else Team
     return kind(ctx, swarm, swarm.max_steps or max_steps, endless_threshold)
 
 
 class Workflow(Orchestration):
-    """Stage by stage; a stage that is not a single agent is done within `begin` or `after`."""
+    """Runs a workflow stage by stage. A stage that is not a single agent runs inside `begin` or `after`."""
 
     async def begin(self, seen: Observation) -> Ask | Done:
         self._stages = iter(self.swarm.node.nodes)
@@ -130,7 +260,7 @@ class Workflow(Orchestration):
 
 
 class Relay(Orchestration):
-    """An agent's answer names the next one, until one names nobody."""
+    """Runs a HANDOFF: an agent's answer names the next one, until an answer names none."""
 
     async def begin(self, seen: Observation) -> Ask | Done:
         self._hops = 0
@@ -148,24 +278,24 @@ class Relay(Orchestration):
             return Done(output)
         agent, to = self._agent.name, handoff.handoff
         if to not in self._targets:
-            allowed = ", ".join(self._targets) or "nobody"
-            raise AgentError("UnknownHandoff", f"agent {agent!r} hands over to {to!r}; it may to {allowed}")
+            allowed = ", ".join(self._targets) or "no agent"
+            raise AgentError("UnknownHandoff", f"agent {agent!r} hands off to {to!r}; it may hand off to {allowed}")
         content = self._seen.content if handoff.content is None else handoff.content
         hop = (agent, to, canonical(content))
         self._again[hop] += 1
         if self._again[hop] >= self.endless_threshold:
             raise LimitExceeded(
-                f"agents hand over in an endless loop: {agent!r} to {to!r} with the same content {self._again[hop]} "
+                f"agents hand off in an endless loop: {agent!r} to {to!r} with the same content {self._again[hop]} "
                 f"times, which endless_threshold={self.endless_threshold} does not allow"
             )
         self._hops += 1
         if self._hops >= self.max_steps:
-            raise LimitExceeded(f"the agents have not finished after max_steps={self.max_steps} handings over")
+            raise LimitExceeded(f"the agents have not finished after max_steps={self.max_steps} handoffs")
         return self._ask(self._targets[to], Observation(content, observer=agent, info=self._seen.info))
 
 
 class Team(Orchestration):
-    """The leader is asked, what it asks for is done, and it sees the results, until it asks for nothing more."""
+    """Runs a team: calls the leader, does what it requests, and shows it the results, until it requests nothing."""
 
     async def begin(self, seen: Observation) -> Ask | Done:
         self._leader, *others = [_handle(agent) for agent in self.swarm.ordered_agents]
@@ -190,8 +320,30 @@ class Team(Orchestration):
         return self._ask(observation_after(self._seen, results))
 
 
+class SwarmDefinition(ObservingAgent):
+    """A swarm as an agent. Its input is the first observation; its output is that of its last agent."""
+
+    def __init__(self, name: str, swarm: Swarm, place: Place, *, pool: str = "") -> None:
+        if not isinstance(swarm, Swarm):
+            raise ConfigurationError(f"swarm {name!r} ({place}): {swarm!r} is not a Swarm")
+        super().__init__(
+            name,
+            swarm,
+            place,
+            retry=RetryPolicy(attempts=1),
+            pool=pool,
+            timeout_seconds=TURN_SECONDS,
+            description=repr(swarm),
+        )
+        self.swarm = swarm
+
+    async def observe(self, ctx: AgentContext, observation: Observation) -> object:
+        bound = RunScope(ctx, ()).swarm(self.swarm)
+        return await orchestration(ctx, bound, max_steps=100, endless_threshold=3).run(observation)
+
+
 def _handle(agent: object) -> AgentHandle:
-    return cast("AgentHandle", agent)  # Swarm holds objects of any kind; those of a bound one are handles
+    return cast("AgentHandle", agent)  # a bound swarm holds handles
 
 
 def _name(node: Node) -> str:

@@ -1,4 +1,7 @@
-"""Runners: what carries out a task, in three phases, inside one durable run. TaskRunner is the default."""
+"""Runners execute tasks, in three phases inside one durable run. TaskRunner is the default.
+
+The agent `weft.task` runs tasks with TaskRunner, and `weft.task.<name>` with your own runner.
+"""
 
 from __future__ import annotations
 
@@ -12,89 +15,112 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from runtime_core.aworld.described import agent_of_runner, describe
 from runtime_core.aworld.events.manager import EventLoop, EventManager, HandlerTable
 from runtime_core.aworld.events.message import AgentMessage, Constants, Message, TaskMessage, TopicType
-from runtime_core.aworld.orchestration import Ask, Done, orchestration
+from runtime_core.aworld.orchestration import TURN_SECONDS, Ask, Done, RunScope, Tools, orchestration
 from runtime_core.aworld.swarm import Swarm
-from runtime_core.aworld.task import Task
-from runtime_core.errors import AgentError, InvalidInput, WeftError
+from runtime_core.aworld.task import (
+    TASK_AGENT,
+    Description,
+    Task,
+    agent_of_runner,
+    describe,
+    read_description,
+    task_of,
+)
+from runtime_core.declare.declaration import Place, RetryPolicy, checked_name
+from runtime_core.declare.schema import Schema
+from runtime_core.errors import (
+    AgentError,
+    ConfigurationError,
+    InvalidInput,
+    LimitExceeded,
+    Reject,
+    Retry,
+    TaskCancelled,
+    WeftError,
+)
+from runtime_core.runs.definition import AgentDefinition, Coro
 from runtime_core.runs.policy import Observation
-from runtime_core.wire.results import TaskResponse
+from runtime_core.wire.events import TaskResponse
 
 if TYPE_CHECKING:
-    from runtime_core.aworld.handles import Surroundings, Tools
-    from runtime_core.declare.declaration import Place
     from runtime_core.runs.context import AgentContext
-    from runtime_core.runs.definition import AgentDefinition
     from runtime_core.sharing.context import Context
 
 
 log = logging.getLogger(__name__)
 
+SWARM = "weft.swarm"
+"""The receiver of the answers of a swarm's agents: the swarm, which then calls the next agent."""
+MESSAGES_PER_STEP = 8
+"""The messages that the loop may handle for each of the task's `max_steps`."""
+BETWEEN_TRIES = RetryPolicy(jitter=0.0)
+"""The waits between the attempts of a task with `max_retry_count`."""
+_FINAL = (InvalidInput, LimitExceeded, ConfigurationError, Reject, TaskCancelled)
+"""Errors that another attempt would only repeat."""
+
 
 class Runner(ABC):
-    """Base of all runners: `pre_run`, `do_run` and `post_run`, once each for every try of the task."""
+    """Base of all runners: `pre_run`, `do_run` and `post_run` run once per attempt of the task."""
 
     def __init__(self, task: Task, *args: object, **kwargs: object) -> None:
-        """`args` and `kwargs` are for subclasses; the runtime gives the task alone."""
+        """Weft passes only the task; `args` and `kwargs` are for subclasses."""
         self.task = task
         self.conf = task.config
-        """As a dict: `self.conf.get("max_depth", 3)`."""
+        """Reads like a dict: `self.conf.get("max_depth", 3)`."""
         self.max_steps = self.conf.max_steps
         self.observation = Observation.of(task.input if task.observation is None else task.observation)
-        """What the task begins with: its observation, else its input."""
+        """The task's observation, or else its input."""
 
     @classmethod
     def as_agent(cls, place: Place, /, *, name: str | None, pool: str, timeout_seconds: float) -> AgentDefinition:
-        """The agent whose runs this class carries out: `App.add_runner` declares it."""
-        from runtime_core.aworld.declared import RunnerDefinition  # here: it stands on runners
-
+        """Return the agent that runs tasks with this class; `App.add_runner` declares it."""
         return RunnerDefinition(cls, place, name=name, pool=pool, timeout_seconds=timeout_seconds)
 
     @property
     def ctx(self) -> AgentContext:
-        """The durable run that this runner works in."""
-        return self._surroundings.ctx
+        """The context of the durable run that executes this runner."""
+        return self._scope.ctx
 
     @property
     def context(self) -> Context:
-        """What the task's runs know together, beginning with `task.context`: see `weft.Context`.
+        """The context that the task's runs share, initially `task.context`: see `weft.Context`.
 
-        Each coroutine of a `gather` has its own: ask for it there again.
+        Each coroutine of a `gather` has its own: read the property again there.
         """
         return self.ctx.context
 
     @functools.cached_property
     def swarm(self) -> Swarm:
-        """The task's swarm, or its agent as a swarm of one; its agents are objects with `run(observation)`.
+        """The task's swarm, or its agent as a swarm of one. Its agents are objects with `run(observation)`.
 
-        Raises InvalidInput (`agent`) for a task with neither.
+        Raises InvalidInput (`agent`) if the task has neither.
         """
         given = self.task.swarm if self.task.swarm is not None else self.task.agent
         if given is None:
-            raise InvalidInput("agent", f"task {self.task.id!r} has neither an agent nor a swarm: give one")
-        return self._surroundings.swarm(given if isinstance(given, Swarm) else Swarm(given))
+            raise InvalidInput("agent", f"task {self.task.id!r} has neither an agent nor a swarm: set one of them")
+        return self._scope.swarm(given if isinstance(given, Swarm) else Swarm(given))
 
     @functools.cached_property
     def tools(self) -> Tools:
         """The task's tools by name, each an object with `step(args)`."""
-        return self._surroundings.tools(self.task.tool_names)
+        return self._scope.tools(self.task.tool_names)
 
     @property
-    def _surroundings(self) -> Surroundings:
-        found = self.task.surroundings
+    def _scope(self) -> RunScope:
+        found = self.task.scope
         if found is None:
             raise WeftError(
-                f"{type(self).__name__} works inside a durable run: give the task runner_cls={type(self).__name__} "
-                "and call Runners.run_task(task)"
+                f"{type(self).__name__} runs only inside a durable run: set the task's "
+                f"runner_cls={type(self).__name__} and call Runners.run_task(task)"
             )
         return found
 
     async def run(self) -> TaskResponse:
-        """All phases. `post_run` also follows an error, which is then raised again.
+        """Run all phases. After an error, `post_run` still runs before the error is raised again.
 
-        Where a waiting run is only dropped from memory, it goes on elsewhere: then nothing of this happens here.
+        If Weft only drops a waiting run from memory, `post_run` does not run: the run continues elsewhere.
         """
         ctx = self.ctx
         for name, value in self.task.context.items():
@@ -114,18 +140,18 @@ class Runner(ABC):
         return self._unsaid() if response is None else response
 
     async def run_sub_task(self, task: Task) -> TaskResponse:
-        """Run another task as a part of this one: a child run, which shares this task's time limit and end.
+        """Run another task as a child run, which shares this task's time limit and cancellation.
 
-        Its agents, tools and runner are named, or are what the app has declared. An error is a response here, too.
+        Its agents, tools and runner are names, or objects that the app has declared. An error is a response, too.
         """
         if not hasattr(task, "timeout_seconds"):
-            raise InvalidInput("task", f"{task!r} is no Task")
+            raise InvalidInput("task", f"{task!r} is not a Task")
         if task.timeout_seconds is not None:
-            raise InvalidInput("timeout", "a sub-task has the time of its task: give that one a timeout")
+            raise InvalidInput("timeout", "a sub-task has the time limit of its task: set the timeout there")
         part = dataclasses.replace(
             task, is_sub_task=True, parent_task=self.task.id, session_id=task.session_id or self.task.session_id
         )
-        found = describe(part, self._surroundings.name_of)
+        found = describe(part, self._scope.name_of)
         try:
             output = await self.ctx.agent(agent_of_runner(task.runner_cls), found)
         except AgentError as error:
@@ -137,39 +163,33 @@ class Runner(ABC):
 
     @abstractmethod
     async def do_run(self, context: Any = None) -> TaskResponse | None:  # Any: a Context, which some do not name
-        """Do the work. None stands for a response without an answer."""
+        """Do the work. None means a response without an answer."""
 
     async def post_run(self) -> None:  # noqa: B027  # most runners have nothing to release
         """Release and notify."""
 
     def _unsaid(self) -> TaskResponse:
-        """The response where `do_run` has returned none."""
+        """Return the response to use when `do_run` returned None."""
         return TaskResponse(self.task.id, "completed")
 
     async def _called_with_context(self) -> TaskResponse | None:
-        """`do_run`, whether or not the subclass takes a context."""
+        """Call `do_run`, with the context if it takes one."""
         takes = inspect.signature(self.do_run).parameters
         found = await (self.do_run(self.context) if takes else self.do_run())
         if found is not None and not isinstance(found, TaskResponse):
-            raise InvalidInput("do_run", f"of {type(self).__name__} returns {found!r}: return a TaskResponse")
+            raise InvalidInput("do_run", f"of {type(self).__name__} returned {found!r}: return a TaskResponse")
         return found
 
     async def _clean_up(self) -> None:
-        """`post_run` after an error, which must not hide that error."""
+        """Run `post_run` after an error; its own error must not hide the first one."""
         try:
             await self.post_run()
         except Exception:
             log.exception("post_run of %s failed after an error of task %s", type(self).__name__, self.task.id)
 
 
-SWARM = "weft.swarm"
-"""To whom agents of a swarm answer: the swarm itself, which asks the next one."""
-MESSAGES_PER_STEP = 8
-"""How many messages the loop handles for each of the task's `max_steps`: the shape of the swarm has its own limit."""
-
-
 class TaskRunner(Runner):
-    """Runs the task's agent or swarm. Base of runners that change a part of that."""
+    """Runs the task's agent or swarm. Subclass it to change a part of that."""
 
     def __init__(self, task: Task, *args: object, **kwargs: object) -> None:
         super().__init__(task, *args, **kwargs)
@@ -178,21 +198,21 @@ class TaskRunner(Runner):
 
     @functools.cached_property
     def event_manager(self) -> EventManager:
-        """Dispatches the messages of this run: emit, and register functions, before `do_run` or in it."""
+        """The message queue of this run: emit messages and register functions, in `pre_run` or `do_run`."""
         return EventManager(self.ctx, HandlerTable.of(self.ctx, self.conf.handlers))
 
     @property
     def event_mng(self) -> EventManager:
-        """The same, by AWorld's name."""
+        """The event manager, by AWorld's name."""
         return self.event_manager
 
     async def pre_run(self) -> None:
-        """Verify what the task says. Raises InvalidInput."""
+        """Check the task. Raises InvalidInput."""
         if self.conf.check_input and self.observation.content in (None, "", [], {}):
-            raise InvalidInput("input", f"task {self.task.id!r} has no input, and conf.check_input asks for one")
+            raise InvalidInput("input", f"task {self.task.id!r} has no input, and conf.check_input requires one")
 
     async def do_run(self, context: Any = None) -> TaskResponse | None:  # Any: see Runner.context
-        """Send the first messages, handle what follows, build the response."""
+        """Send the first messages, handle all that follow, and build the response."""
         for message in await self.first_messages():
             await self.event_manager.emit_message(message)
         await self._do_run()
@@ -203,13 +223,13 @@ class TaskRunner(Runner):
         return self._response() if self._ended is None else self._ended
 
     async def _called_with_context(self) -> TaskResponse | None:
-        # Who looks at the context has all questions to agents carry it: only where a subclass may want it.
+        # Reading the context makes every call to an agent carry it, so read it only for a subclass.
         if type(self).do_run is TaskRunner.do_run:
             return await self.do_run()
         return await super()._called_with_context()
 
     async def first_messages(self) -> Sequence[Message]:
-        """What the run begins with: the question to the swarm's first agent."""
+        """Return the first messages: the call to the swarm's first agent."""
         work = orchestration(
             self.ctx,
             self.swarm,
@@ -224,7 +244,7 @@ class TaskRunner(Runner):
         return [_message(await work.begin(self.observation))]
 
     async def _do_run(self) -> None:
-        """The core: handle messages until one ends the task. Raises what it ended with, where it has failed."""
+        """Handle messages until one ends the task. Raises the task's error if it failed."""
         loop = EventLoop(self.event_manager, max_steps=MESSAGES_PER_STEP * self.max_steps)
         outcome = await loop.run(())
         if outcome.status != "completed" and outcome.cause is not None:
@@ -232,10 +252,10 @@ class TaskRunner(Runner):
         self._output = outcome.value()
 
     async def _save_trajectories(self) -> None:
-        """All steps and messages are on the record with the commits of the run; a subclass may keep more."""
+        """For subclasses that save more. Weft records all steps and messages with the run's commits."""
 
     def _response(self) -> TaskResponse:
-        """The response of what the agents have given."""
+        """Return the response with the agents' output."""
         self._ended = TaskResponse(self.task.id, "completed", self._output)
         return self._ended
 
@@ -249,3 +269,109 @@ def _message(step: Ask | Done) -> Message:
         receiver=step.agent.name,
         caller=SWARM,
     )
+
+
+# ---- runners as agents ----------------------------------------------------------------------------------------
+
+
+class RunnerDefinition(AgentDefinition):
+    """A runner's class as an agent. Its input describes a task; its output is the task's answer."""
+
+    def __init__(
+        self,
+        runner: type[Runner],
+        place: Place,
+        *,
+        name: str | None = None,
+        pool: str = "",
+        timeout_seconds: float = TURN_SECONDS,
+    ) -> None:
+        """Tasks refer to the runner by `name`; None: by the name of its class."""
+        if not (inspect.isclass(runner) and issubclass(runner, Runner)):
+            raise ConfigurationError(f"runner at {place}: {runner!r} is not a subclass of Runner")
+        if inspect.isabstract(runner):
+            raise ConfigurationError(f"runner {runner.__name__} ({place}) has no do_run: write async def do_run")
+        own = checked_name("runner", name, runner, place)
+        super().__init__(
+            agent_of_runner(runner) if name is None else f"{TASK_AGENT}.{own}",
+            runner,
+            place,
+            # The task itself sets its retries.
+            retry=RetryPolicy(attempts=1),
+            pool=pool,
+            timeout_seconds=timeout_seconds,
+            description=inspect.cleandoc(runner.__doc__ or ""),
+        )
+        self.runner = runner
+
+    def __eq__(self, other: object) -> bool:
+        """Equal name, runner and pool mean the same declaration, in any number of apps."""
+        if not isinstance(other, RunnerDefinition):
+            return NotImplemented
+        return (self.name, self.runner, self.pool) == (other.name, other.runner, other.pool)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.runner, self.pool))
+
+    def decode_input(self, data: bytes) -> Description:
+        found = read_description(data)
+        asked = found.runner
+        if "." in asked and asked.rpartition(".")[2] == self.runner.__name__:
+            own = f"{self.runner.__module__}.{self.runner.__qualname__}"
+            # A program that runs as a script is its own module __main__.
+            if asked != own and "__main__" not in (asked.partition(".")[0], own.partition(".")[0]):
+                raise InvalidInput(
+                    "input.runner",
+                    f"the task names {asked!r}, but this app has {own!r}: declare that runner with app.add_runner",
+                )
+        return found
+
+    def start(self, ctx: AgentContext, value: object) -> Coro:
+        assert isinstance(value, Description)  # what decode_input gave
+        return self._run(ctx, value)
+
+    def input_schema(self) -> Schema:
+        return {"type": "object"}
+
+    def output_schema(self) -> Schema | None:
+        return None
+
+    async def _run(self, ctx: AgentContext, found: Description) -> object:
+        if not found.max_retry_count:
+            return await self._try(ctx, found)
+        number = 1
+        while True:
+            try:
+                # Each attempt gets its own branch, and so its own step ids, even if one failed between steps.
+                [answer] = await ctx.gather(self._try(ctx, found))
+                return answer
+            except Retry as error:
+                if number > found.max_retry_count:
+                    raise AgentError("Retry", error.reason) from error
+                delay = error.after_seconds
+            except Exception as error:
+                if number > found.max_retry_count or isinstance(error, _FINAL) or type(error) is WeftError:
+                    raise
+                delay = BETWEEN_TRIES.delay_seconds(number, lambda: 0.0)
+            await ctx.sleep(delay)
+            number += 1
+
+    async def _try(self, ctx: AgentContext, found: Description) -> object:
+        task = task_of(found, ctx.task_id, ctx.session_id)
+        said: dict[str, object] | None = {"max_steps": task.config.max_steps} if "max_steps" in found.conf else None
+        task.scope = RunScope(ctx, _tools(ctx), said)
+        response = await self.runner(task).run()
+        if response.success:
+            answer: object = response.output
+            return answer.content if isinstance(answer, Observation) else answer
+        error = response.error or {}
+        if response.status == "cancelled":
+            raise TaskCancelled(error.get("type") or "Cancelled", error.get("message", ""))
+        # The runner chose this end, so the caller gets the error and there is no dead letter.
+        raise AgentError(error.get("type") or "TaskFailed", error.get("message", ""))
+
+
+def _tools(ctx: AgentContext) -> list[str]:
+    from runtime_core.app.registry import Functions
+
+    return list(ctx.functions.tools.view) if isinstance(ctx.functions, Functions) else []

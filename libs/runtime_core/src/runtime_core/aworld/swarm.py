@@ -1,10 +1,10 @@
-"""Swarms: which agents work together, and in what shape. A Swarm is a value; `orchestration` runs it.
+"""Swarms: agents that work together, and the shape of their work. A Swarm is a value; `orchestration` runs it.
 
-Swarm(plan, [search, read], write)                       one after the other; a list at once, a tuple in a row
-Swarm(Loopable(Swarm(draft, review), max_run_times=3))   again and again
+Swarm(plan, [search, read], write)                       in sequence; a list runs concurrently, a tuple in sequence
+Swarm(Loopable(Swarm(draft, review), max_run_times=3))   repeatedly
 HandoffSwarm((triage, billing), (triage, support))       an agent's answer names the next one
-TeamSwarm(leader, worker, other)                         the leader asks the others as its tools
-HybridSwarm(leader, worker, other)                       a team whose members may also ask one another
+TeamSwarm(leader, worker, other)                         the leader calls the others as its tools
+HybridSwarm(leader, worker, other)                       a team whose members may also call one another
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class GraphBuildType(StrEnum):
 WORKFLOW, HANDOFF, TEAM, HYBRID = GraphBuildType
 
 StopCondition = Callable[[object], bool]
-"""Given the output of a round (JSON); True ends the loop."""
+"""Takes the output of a round (JSON) and returns True to end the loop."""
 
 
 class Loopable:
-    """An agent, a group or a swarm that runs again on its own output.
+    """An agent, a group or a swarm that runs repeatedly, each time on its own output.
 
-    It ends after `max_run_times` rounds, or after the round whose output `stop_condition` accepts.
+    It ends after `max_run_times` rounds, or when `stop_condition` accepts the output of a round.
     """
 
     def __init__(self, agent: object, max_run_times: int = 1, stop_condition: StopCondition | None = None) -> None:
         if isinstance(max_run_times, bool) or not isinstance(max_run_times, int) or max_run_times < 1:
-            raise InvalidInput("max_run_times", f"{max_run_times!r} is not a whole number from 1 up")
+            raise InvalidInput("max_run_times", f"{max_run_times!r} is not a whole number of at least 1")
         if stop_condition is not None and not callable(stop_condition):
-            raise InvalidInput("stop_condition", f"{stop_condition!r} cannot be called: give a function of the output")
+            raise InvalidInput("stop_condition", f"{stop_condition!r} is not callable: pass a function of the output")
         self.agent = agent
         self.max_run_times = max_run_times
         self.stop_condition = stop_condition
@@ -52,28 +52,28 @@ class Loopable:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One agent at its place: an object, or a name."""
+    """One agent of a topology, as an object or a name."""
 
     agent: object
 
 
 @dataclass(frozen=True, slots=True)
 class Serial:
-    """One after the other, each on the output of the one before."""
+    """Nodes in sequence, each on the output of the previous one."""
 
     nodes: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """All at once on the same input; the output is the list of theirs, in this order."""
+    """Concurrent nodes on the same input. The output is the list of their outputs, in this order."""
 
     nodes: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Its node again and again, each time on its own output."""
+    """A node that runs repeatedly, each time on its own output."""
 
     node: Node
     times: int
@@ -91,7 +91,7 @@ Node = Member | Serial | Parallel | Loop | Nested
 
 
 class Swarm:
-    """Agents that work together. Raises InvalidInput (`swarm…`) for a topology that cannot run."""
+    """Agents that work together. Raises InvalidInput (`swarm…`) for an invalid topology."""
 
     build_type = WORKFLOW
 
@@ -103,17 +103,17 @@ class Swarm:
         max_steps: int | None = None,
         root_agent: object = None,
     ) -> None:
-        """`max_steps` bounds handings over and the rounds of a leader; None: as the task's `conf.max_steps`."""
+        """`max_steps` limits handoffs and the rounds of a leader; None: the task's `conf.max_steps` applies."""
         if build_type is not None:
             self.build_type = _build_type(build_type)
         if max_steps is not None and (isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1):
-            raise InvalidInput("swarm.max_steps", f"{max_steps!r} is not a whole number from 1 up")
+            raise InvalidInput("swarm.max_steps", f"{max_steps!r} is not a whole number of at least 1")
         if not topology and root_agent is None:
-            raise InvalidInput("swarm", "is empty: give at least one agent")
+            raise InvalidInput("swarm", "is empty: pass at least one agent")
         self.name = name
         self.max_steps = max_steps
         self.edges: tuple[tuple[object, object], ...] = ()
-        """Of a HANDOFF: who may hand over to whom."""
+        """The allowed handoffs of a HANDOFF swarm, as (from, to)."""
         if self.build_type is HANDOFF:
             self.edges = _edges(topology)
             self.node = Serial(tuple(Member(agent) for agent in _once(sum(self.edges, ()))))
@@ -126,13 +126,13 @@ class Swarm:
         self.root_agent = self._root(root_agent)
 
     def as_agent(self, name: str, place: Place, /, *, pool: str) -> AgentDefinition:
-        """The agent that stands for this swarm: `App.add_swarm` declares it."""
-        from runtime_core.aworld.declared import SwarmDefinition  # here: it stands on swarms
+        """Return this swarm as an agent, which `App.add_swarm` declares."""
+        from runtime_core.aworld.orchestration import SwarmDefinition  # here: it imports this module
 
         return SwarmDefinition(name, self, place, pool=pool)
 
     def _root(self, given: object) -> object:
-        """Who begins: the one given, else the first."""
+        """Return the first agent to run: `given`, or else the first one of the topology."""
         members = list(self._members())
         if given is None:
             return members[0]
@@ -147,25 +147,25 @@ class Swarm:
 
     @property
     def ordered_agents(self) -> list[Any]:  # Any: what was given; inside a run, handles with `run(observation)`
-        """Each agent once, in the order of the topology, those of nested swarms too; the root agent first."""
+        """Each agent once, in the order of the topology with nested swarms; the root agent comes first."""
         return _once((self.root_agent, *self._members()))
 
     @property
     def agents(self) -> Mapping[str, object]:
-        """The same by name."""
+        """The agents by name."""
         return {label(agent): agent for agent in self.ordered_agents}
 
     def handoffs(self, agent: object) -> list[object]:
-        """To whom `agent` may hand over."""
+        """Return the agents to which `agent` may hand off."""
         return [target for source, target in self.edges if same(source, agent)]
 
     def bound(self, bind: Callable[[object], object]) -> Swarm:
-        """The same swarm with each agent replaced by what `bind` makes of it."""
+        """Return a copy of the swarm with `bind` applied to each agent."""
         found = Swarm.__new__(type(self))
         found.build_type, found.name, found.max_steps = self.build_type, self.name, self.max_steps
         found.edges = tuple((bind(source), bind(target)) for source, target in self.edges)
         node = _bound(self.node, bind)
-        assert isinstance(node, Serial)  # as it was
+        assert isinstance(node, Serial)  # as `self.node`
         found.node, found.root_agent = node, bind(self.root_agent)
         return found
 
@@ -183,34 +183,34 @@ class WorkflowSwarm(Swarm):
 
 
 class HandoffSwarm(Swarm):
-    """Pairs `(from, to)`: an agent's answer names the next agent, or ends the work."""
+    """Pairs `(from, to)`: an agent's answer names the next agent, or ends the swarm."""
 
     build_type = HANDOFF
 
 
 class TeamSwarm(Swarm):
-    """A leader, first, and those whom it asks as its tools."""
+    """A leader, given first, and the agents that it calls as its tools."""
 
     build_type = TEAM
 
 
 class HybridSwarm(Swarm):
-    """A team whose members may also ask one another."""
+    """A team whose members may also call one another."""
 
     build_type = HYBRID
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two members are one agent: equal names, or the same object."""
+    """Whether two members are the same agent: equal names, or the same object."""
     return one is other or (isinstance(one, str) and one == other)
 
 
 def code_in_swarm(swarm: Swarm) -> InvalidInput:
-    """The refusal of a swarm that cannot travel."""
+    """Return the error for a swarm that cannot be sent to another process."""
     return InvalidInput(
         "swarm",
-        f"{swarm!r} has a stop condition, which is code: declare it with app.add_swarm(name, swarm) where the task "
-        "runs, and give the task its name",
+        f"{swarm!r} has a stop condition, which is code: declare the swarm with app.add_swarm(name, swarm) where the "
+        "task runs, and give the task its name",
     )
 
 
@@ -223,7 +223,7 @@ def _build_type(given: GraphBuildType | str) -> GraphBuildType:
 
 
 def _node(part: object, path: str, above: tuple[int, ...]) -> Node:
-    """A part of a topology as a node. `above` are the lists that it is in."""
+    """Return a part of a topology as a node. `above` holds the ids of the lists around it."""
     match part:
         case Member() | Serial() | Parallel() | Loop() | Nested():
             return part
@@ -235,12 +235,12 @@ def _node(part: object, path: str, above: tuple[int, ...]) -> Node:
             if id(part) in above:
                 raise InvalidInput(path, "a list that contains itself is a cycle: use Loopable")
             if not part:
-                raise InvalidInput(path, "is empty: give at least one agent")
+                raise InvalidInput(path, "is empty: pass at least one agent")
             inner = (*above, id(part))
             nodes = tuple(_node(each, f"{path}.{place}", inner) for place, each in enumerate(part))
             return Parallel(nodes) if isinstance(part, list) else Serial(nodes)
         case None | bool() | int() | float() | dict():
-            raise InvalidInput(path, f"{part!r} is no agent: give an agent, its name, a list or a tuple")
+            raise InvalidInput(path, f"{part!r} is not an agent: pass an agent, its name, a list or a tuple")
         case "":
             raise InvalidInput(path, "an agent's name is empty")
     return Member(part)
@@ -250,18 +250,18 @@ def _edges(topology: tuple[object, ...]) -> tuple[tuple[object, object], ...]:
     edges: list[tuple[object, object]] = []
     for place, part in enumerate(topology):
         if not isinstance(part, list | tuple) or len(part) != 2:
-            raise InvalidInput(f"swarm.{place}", f"{part!r} is no pair: a HANDOFF is given as (from, to) pairs")
+            raise InvalidInput(f"swarm.{place}", f"{part!r} is not a pair: a HANDOFF takes (from, to) pairs")
         for agent in part:
             if not isinstance(_node(agent, f"swarm.{place}", ()), Member):
-                raise InvalidInput(f"swarm.{place}", "a HANDOFF is between agents, not groups: name a swarm instead")
+                raise InvalidInput(f"swarm.{place}", "a HANDOFF connects agents, not groups: name a swarm instead")
         edges.append((part[0], part[1]))
     if not edges:
-        raise InvalidInput("swarm", "is empty: give at least one pair (from, to)")
+        raise InvalidInput("swarm", "is empty: pass at least one pair (from, to)")
     return tuple(edges)
 
 
 def _check_cycles(node: Node, before: list[object]) -> list[object]:
-    """The agents of a node, which must be none of those `before` it in the same row."""
+    """Return the agents of a node. Raises InvalidInput if one of them is also in `before`, on the same path."""
     match node:
         case Member(agent):
             if any(same(agent, other) for other in before):
@@ -277,13 +277,13 @@ def _check_cycles(node: Node, before: list[object]) -> list[object]:
             return [agent for each in nodes for agent in _check_cycles(each, before)]
         case Loop(inner):
             return _check_cycles(inner, before)
-    return []  # a nested swarm has looked at itself
+    return []  # a nested swarm has checked itself
 
 
 def _check_team(node: Serial) -> None:
     for place, each in enumerate(node.nodes):
         if not isinstance(each, Member):
-            raise InvalidInput(f"swarm.{place}", "a team is a leader and its members: name a swarm to add one")
+            raise InvalidInput(f"swarm.{place}", "a team consists of a leader and its members: add a swarm by its name")
 
 
 def _agents(node: Node) -> Iterator[object]:

@@ -1,4 +1,8 @@
-"""What a user asks for: a Task with all that it needs, and its TaskConfig."""
+"""A Task, its TaskConfig, and the task as JSON: the input of the agent that runs it.
+
+The JSON refers to agents, tools and swarms by name, and only declared ones run. A client in any language can write it:
+`{"agent": "weft.task", "input": {"agent": "researcher", "input": "streams"}}`.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +10,41 @@ import dataclasses
 import difflib
 import math
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from runtime_core.aworld.swarm import Swarm
+import msgspec
+
+from runtime_core.aworld.swarm import HANDOFF, Loop, Loopable, Member, Nested, Node, Parallel, Serial, Swarm
 from runtime_core.codec import quoted
+from runtime_core.declare.declaration import label
 from runtime_core.declare.hook_points import point_named
+from runtime_core.declare.schema import encode
 from runtime_core.engines.runtime_engine import ENGINE_WAIT_SECONDS
 from runtime_core.errors import InvalidInput
 from runtime_core.ids import TASK_ID_RULE, is_task_id
 from runtime_core.wire.commands import ENGINES
-from runtime_core.wire.results import StreamingMode, streaming_mode
+from runtime_core.wire.events import StreamingMode, streaming_mode
 
 if TYPE_CHECKING:
-    from runtime_core.aworld.handles import Surroundings
-    from runtime_core.wire.results import TaskResponse
+    from runtime_core.aworld.orchestration import RunScope
+    from runtime_core.wire.events import TaskResponse
+
+TASK_AGENT = "weft.task"
+"""The agent that runs tasks without a runner of their own."""
 
 RUN_MODES = ("one_way", "interactive")
 
+NameOf = Callable[[str, object], str]
+"""Returns the name under which an `agent`, a `tool` or a `swarm` is declared. Raises InvalidInput if it has none."""
+
+Json = dict[str, Any]  # Any: JSON
+
 
 class TaskStatus(StrEnum):
-    """How far a task is, in the words of `Task.task_status`."""
+    """The state of a task, as `Task.task_status` shows it."""
 
     INIT = "init"
     RUNNING = "running"
@@ -40,7 +56,7 @@ class TaskStatus(StrEnum):
 
     @classmethod
     def of(cls, response: TaskResponse) -> TaskStatus:
-        """The status of a task that ended so."""
+        """Return the status of a task that ended with this response."""
         if response.status == "failed":
             late = (response.error or {}).get("type") == "TimeLimit"
             return cls.TIMEOUT if late else cls.FAILED
@@ -49,51 +65,51 @@ class TaskStatus(StrEnum):
 
 @dataclass(frozen=True)
 class TaskConfig(Mapping[str, object]):
-    """How a task runs. Reads like a dict: `conf.get("max_depth", 3)` looks at the fields, then at `ext`.
+    """How a task runs. It is also a mapping: `conf.get("max_depth", 3)` looks at the fields, then at `ext`.
 
-    `max_steps` bounds the loops of runners, swarms and agents; `timeout` is in seconds, 0 for none; `ext` holds what
-    a runner of your own reads.
+    `max_steps` bounds the loops of runners, swarms and agents. `timeout` is in seconds; 0 means no limit. `ext` holds
+    settings for your own runner.
     """
 
     max_steps: int = 100
     timeout: float = 0.0
     run_mode: str = "one_way"
-    """`one_way`, or `interactive` for a task that may ask a human."""
+    """`one_way` or `interactive`, in any case; for your own runner to read. Every task may ask a human."""
     stream: bool = False
     check_input: bool = False
-    """Refuse a task without an input before it begins."""
+    """Refuse a task that has no input."""
     exit_on_failure: bool = False
-    """Of several tasks given at once: begin no further one after this one has failed."""
-    trajectory_strategy: str = ""
+    """When several tasks run together, start no more of them once this one has failed."""
     engine: str = "local"
-    """What `ctx.engine()` stands for in its agents."""
+    """The default engine of `ctx.engine()` in the task's agents."""
     engine_wait_seconds: float = ENGINE_WAIT_SECONDS
-    """How long steps of the task wait for an engine that is away; 0: they fail at once."""
+    """How long steps wait for an unavailable engine; 0: they fail immediately."""
     handlers: Mapping[str, str] = field(default_factory=dict)
-    """Category of messages → name in `app.handlers`, in place of the default handler."""
+    """Message category → a name in `app.handlers` that replaces the default handler."""
     ext: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raises InvalidInput that names the field, as in `conf.max_steps`."""
         _whole("conf.max_steps", self.max_steps, 1)
         _seconds("conf.timeout", self.timeout)
-        _one_of("conf.run_mode", self.run_mode, RUN_MODES)
+        mode = self.run_mode.lower() if isinstance(self.run_mode, str) else self.run_mode
+        _one_of("conf.run_mode", mode, RUN_MODES)
+        object.__setattr__(self, "run_mode", mode)
         _one_of("conf.engine", self.engine, ENGINES)
         _seconds("conf.engine_wait_seconds", self.engine_wait_seconds, "0 means not to wait")
-        _text("conf.trajectory_strategy", self.trajectory_strategy)
         if not isinstance(self.handlers, Mapping) or not all(
             isinstance(each, str) for pair in self.handlers.items() for each in pair
         ):
-            raise InvalidInput("conf.handlers", f"{self.handlers!r} is not a dict of category to handler name")
+            raise InvalidInput("conf.handlers", f"{self.handlers!r} is not a dict of categories and handler names")
         for name in ("stream", "check_input", "exit_on_failure"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(f"conf.{name}", f"{getattr(self, name)!r} is not True or False")
 
     @classmethod
     def of(cls, given: TaskConfig | Mapping[str, object] | None, *, extras: bool = False) -> TaskConfig:
-        """A config from itself or from a dict. Raises InvalidInput for wrong values and unknown names.
+        """Return `given` as a config. Raises InvalidInput for wrong values and unknown names.
 
-        With `extras`, unknown names are for the task's own runner, and go into `ext`.
+        With `extras`, unknown names go into `ext`, for the task's own runner.
         """
         if isinstance(given, TaskConfig):
             return given
@@ -104,14 +120,14 @@ class TaskConfig(Mapping[str, object]):
         known: dict[str, Any] = {name: value for name, value in given.items() if name in _CONF}  # Any: checked below
         others = {name: value for name, value in given.items() if name not in _CONF}
         if others and not extras:
-            raise _unknown("conf", next(iter(others)), _CONF, "; what a runner of your own reads belongs into conf.ext")
+            raise _unknown("conf", next(iter(others)), _CONF, "; settings for your own runner belong in conf.ext")
         ext = known.pop("ext", {})
         if not isinstance(ext, Mapping):
             raise InvalidInput("conf.ext", f"{ext!r} is not a dict")
         return cls(**known, ext={**ext, **others})
 
     def changed(self) -> dict[str, object]:
-        """What differs from the defaults, as a dict that `of` reads."""
+        """Return the fields that differ from their defaults, as a dict that `of` reads."""
         different: dict[str, object] = {}
         for name, default in _CONF.items():
             value = getattr(self, name)
@@ -141,10 +157,10 @@ _CONF: dict[str, object] = {
 
 @dataclass
 class Task:
-    """A task, with the objects that it needs or their names.
+    """A task, with its agents, tools and runner as objects or names.
 
-    `agent`, `swarm`, `tools` and `runner_cls` may be objects where the task runs in this process; where services run
-    it, they stand for what the services' app has declared under their names. `input` is any JSON value.
+    Services run only what their app declares: there, an object stands for the declaration of its name. `input` is any
+    JSON value.
     """
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -160,28 +176,28 @@ class Task:
     agent: object = None
     """A name, an async function, an Agent class, or an object or class with `async_policy` or `policy`."""
     endless_threshold: int = 3
-    """How often the same handing over may repeat with the same content."""
-    runner_cls: type[Any] | str | None = None  # Any: a Runner, whose module stands on this one
+    """How often the same handoff may repeat with the same content."""
+    runner_cls: type[Any] | str | None = None  # Any: a Runner, whose module imports this one
     hooks: dict[str, list[str]] = field(default_factory=dict)
     """Hook point → names of declared hooks."""
     context: dict[str, Any] = field(default_factory=dict)  # Any: JSON
     is_sub_task: bool = False
     group_id: str = ""
     parent_task: str = ""
-    """The id of the task that this one is a part of."""
+    """The id of the task that this one belongs to."""
     max_retry_count: int = 0
-    """How often the whole task is tried again after an error."""
+    """How often the whole task is retried after an error."""
     timeout: float = 0.0
-    """Seconds; 0: as `conf.timeout` says."""
+    """Seconds; 0: `conf.timeout` applies."""
     observation: Any = None  # Any: an Observation or the JSON of its content
     streaming_mode: StreamingMode | str | None = None
     task_status: TaskStatus = TaskStatus.INIT
-    """Kept by Runners while they run the task."""
-    surroundings: Surroundings | None = field(default=None, repr=False, compare=False)
-    """Set inside the task's run: what its runner works with."""
+    """Runners update it while they run the task."""
+    scope: RunScope | None = field(default=None, repr=False, compare=False)
+    """The agents and tools of the task's run; set inside it."""
 
     def __post_init__(self) -> None:
-        """Raises InvalidInput that names the field. None stands for a field's default."""
+        """Check all fields; None stands for a field's default. Raises InvalidInput that names the field."""
         self._defaults()
         if not isinstance(self.id, str) or not is_task_id(self.id):
             raise InvalidInput("id", f"{self.id!r} is not a task id: {TASK_ID_RULE}")
@@ -199,7 +215,7 @@ class Task:
         if not isinstance(self.context, Mapping) or not all(isinstance(key, str) for key in self.context):
             raise InvalidInput("context", f"{self.context!r} is not a dict of names and values")
         if self.agent is not None and self.swarm is not None:
-            raise InvalidInput("swarm", "a task has an agent or a swarm, not both: put the agent into the swarm")
+            raise InvalidInput("swarm", "a task has an agent or a swarm, not both: put the agent in the swarm")
         if isinstance(self.parent_task, Task):
             self.parent_task = self.parent_task.id
         _text("parent_task", self.parent_task)
@@ -225,14 +241,14 @@ class Task:
 
     @property
     def streaming(self) -> StreamingMode | None:
-        """`streaming_mode`, checked; with none, `conf.stream` asks for all pieces of output."""
+        """`streaming_mode`, checked. Without one, `conf.stream` means all pieces of output."""
         if self.streaming_mode is None:
             return StreamingMode.CHUNK_OUTPUT if self.config.stream else None
         return StreamingMode(self.streaming_mode)
 
     @property
     def timeout_seconds(self) -> float | None:
-        """The task's time limit; None: none."""
+        """The task's time limit; None for no limit."""
         return self.timeout or self.config.timeout or None
 
 
@@ -244,19 +260,19 @@ def _unknown(where: str, name: str, known: Mapping[str, object], remedy: str) ->
 
 def _named_hooks(value: object) -> dict[str, list[str]]:
     if not isinstance(value, Mapping):
-        raise InvalidInput("hooks", f"{quoted(value)} is not an object of hook points and the names of hooks")
+        raise InvalidInput("hooks", f"{quoted(value)} is not an object of hook points and lists of hooks")
     found: dict[str, list[str]] = {}
     for point, names in value.items():
         point_named(point, f"hooks.{point}")
         if not isinstance(names, list | tuple):
-            raise InvalidInput(f"hooks.{point}", f"{quoted(names)} is not a list of names of hooks")
+            raise InvalidInput(f"hooks.{point}", f"{quoted(names)} is not a list of hook names")
         found[str(point)] = list(names)
     return found
 
 
 def _text(name: str, value: object) -> None:
     if not isinstance(value, str):
-        raise InvalidInput(name, f"{value!r} is no text")
+        raise InvalidInput(name, f"{value!r} is not text")
 
 
 def _listed(name: str, value: object, of: str) -> list[Any]:  # Any: what the caller checks
@@ -267,7 +283,7 @@ def _listed(name: str, value: object, of: str) -> list[Any]:  # Any: what the ca
 
 def _whole(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidInput(name, f"{value!r} is not a whole number from {least} up")
+        raise InvalidInput(name, f"{value!r} is not a whole number of at least {least}")
 
 
 def _seconds(name: str, value: object, zero: str = "0 means no limit") -> None:
@@ -283,3 +299,201 @@ def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
 def _value(mode: StreamingMode | str) -> str:
     value: str = mode.value if isinstance(mode, StreamingMode) else mode
     return value
+
+
+# ---- as JSON ------------------------------------------------------------------------------------------------
+
+
+class Description(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The fields of a Task as JSON. An absent field has Task's default."""
+
+    id: str = ""
+    """Empty: the id of the task on the broker."""
+    name: str = ""
+    user_id: str = ""
+    session_id: str = ""
+    input: Any = None  # Any: JSON
+    conf: Json = {}
+    tool_names: list[str] = []
+    swarm: Json | None = None
+    agent: str = ""
+    endless_threshold: int = 3
+    runner: str = ""
+    """The runner's class as the task named it; its last part is the name in the agent `weft.task.<name>`."""
+    hooks: dict[str, list[str]] = {}
+    context: Json = {}
+    is_sub_task: bool = False
+    group_id: str = ""
+    parent_task: str = ""
+    max_retry_count: int = 0
+    timeout: float = 0.0
+    observation: Any = None  # Any: JSON of an Observation or of its content
+    streaming_mode: str = ""
+
+
+_DECODER = msgspec.json.Decoder(Description)
+
+
+def read_description(data: bytes) -> Description:
+    """Decode the input of a task's agent. Raises InvalidInput (`input…`)."""
+    try:
+        return _DECODER.decode(data)
+    except msgspec.DecodeError as error:
+        text, _, where = str(error).partition(" - at `$")
+        raise InvalidInput(f"input{where.rstrip('`')}", text) from None
+
+
+def describe(task: Task, name_of: NameOf) -> Description:
+    """Return a task as JSON. Raises InvalidInput for objects without a name and values that JSON cannot hold."""
+    swarm = task.swarm
+    agent = "" if task.agent is None else name_of("agent", task.agent)
+    described = None
+    if isinstance(swarm, Swarm) and not _needs_code(swarm.node):
+        described = _swarm(swarm, name_of)
+    elif swarm is not None:
+        agent = name_of("swarm", swarm)
+    found = Description(
+        id=task.id,
+        name=task.name,
+        user_id=task.user_id,
+        session_id=task.session_id,
+        input=task.input,
+        conf=task.config.changed(),
+        tool_names=[*task.tool_names, *(name_of("tool", tool) for tool in task.tools)],
+        swarm=described,
+        agent=agent,
+        endless_threshold=task.endless_threshold,
+        runner=runner_text(task.runner_cls),
+        hooks=task.hooks,
+        context=task.context,
+        is_sub_task=task.is_sub_task,
+        group_id=task.group_id,
+        parent_task=task.parent_task,
+        max_retry_count=task.max_retry_count,
+        timeout=task.timeout,
+        observation=task.observation,
+        streaming_mode="" if task.streaming_mode is None else str(getattr(task.streaming_mode, "value", "")),
+    )
+    for name in ("input", "context", "observation", "conf"):
+        setattr(found, name, msgspec.json.decode(encode(getattr(found, name), name)))
+    return found
+
+
+def task_of(found: Description, task_id: str, session_id: str) -> Task:
+    """Return the described task, with agents and tools by name. Raises InvalidInput."""
+    return Task(
+        id=found.id or task_id,
+        name=found.name,
+        user_id=found.user_id,
+        session_id=found.session_id or session_id,
+        input=found.input,
+        conf=TaskConfig.of(found.conf),
+        tool_names=found.tool_names,
+        swarm=None if found.swarm is None else _read_swarm(found.swarm, "input.swarm"),
+        agent=found.agent or None,
+        endless_threshold=found.endless_threshold,
+        runner_cls=found.runner or None,
+        hooks=found.hooks,
+        context=found.context,
+        is_sub_task=found.is_sub_task,
+        group_id=found.group_id,
+        parent_task=found.parent_task,
+        max_retry_count=found.max_retry_count,
+        timeout=found.timeout,
+        observation=found.observation,
+        streaming_mode=found.streaming_mode or None,
+    )
+
+
+def runner_text(runner: object) -> str:
+    """Return a runner's name, or the full name of its class."""
+    if runner is None or isinstance(runner, str):
+        return runner or ""
+    return f"{getattr(runner, '__module__', '')}.{getattr(runner, '__qualname__', repr(runner))}"
+
+
+def agent_of_runner(runner: object) -> str:
+    """Return the agent that runs tasks with this runner: a class, a declared name, or `package.module.Class`."""
+    name = runner.rpartition(".")[2] if isinstance(runner, str) else getattr(runner, "__name__", "")
+    return f"{TASK_AGENT}.{name}" if name and name != "TaskRunner" else TASK_AGENT
+
+
+def agents_of(found: Description) -> list[str]:
+    """Return the names of all agents in a description."""
+    if found.swarm is None:
+        return [found.agent] if found.agent else []
+    return [label(agent) for agent in _read_swarm(found.swarm, "swarm").ordered_agents]
+
+
+# ---- swarms as JSON -------------------------------------------------------------------------------------------
+
+
+def _needs_code(node: Node) -> bool:
+    """Whether the node contains a stop condition, which is code and cannot be sent."""
+    match node:
+        case Member():
+            return False
+        case Serial(nodes) | Parallel(nodes):
+            return any(_needs_code(each) for each in nodes)
+        case Loop(inner, _, stop):
+            return stop is not None or _needs_code(inner)
+        case Nested(swarm):
+            return _needs_code(swarm.node)
+
+
+def _swarm(swarm: Swarm, name_of: NameOf) -> Json:
+    described: Json = {"name": swarm.name, "build_type": swarm.build_type.value}
+    if swarm.max_steps is not None:
+        described["max_steps"] = swarm.max_steps
+    described["root_agent"] = name_of("agent", swarm.root_agent)
+    if swarm.build_type is HANDOFF:
+        described["topology"] = [[name_of("agent", agent) for agent in edge] for edge in swarm.edges]
+    else:
+        described["topology"] = [_part(node, name_of) for node in swarm.node.nodes]
+    return described
+
+
+def _part(node: Node, name_of: NameOf) -> object:
+    match node:
+        case Member(agent):
+            return name_of("agent", agent)
+        case Serial(nodes):
+            return {"serial": [_part(each, name_of) for each in nodes]}
+        case Parallel(nodes):
+            return {"parallel": [_part(each, name_of) for each in nodes]}
+        case Loop(inner, times, _):
+            return {"loop": _part(inner, name_of), "max_run_times": times}
+        case Nested(swarm):
+            return {"swarm": _swarm(swarm, name_of)}
+
+
+def _read_swarm(described: object, path: str) -> Swarm:
+    if not isinstance(described, Mapping):
+        raise InvalidInput(path, f"{described!r} is not an object with a topology")
+    topology = described.get("topology")
+    if not isinstance(topology, list):
+        raise InvalidInput(f"{path}.topology", f"{topology!r} is not a list")
+    return Swarm(
+        *(_read_part(part, f"{path}.topology.{place}") for place, part in enumerate(topology)),
+        name=str(described.get("name", "swarm")),
+        build_type=described.get("build_type"),
+        max_steps=described.get("max_steps"),
+        root_agent=described.get("root_agent"),
+    )
+
+
+def _read_part(part: object, path: str) -> object:
+    match part:
+        case str():
+            return part
+        case [str(), str()]:
+            return tuple(part)
+        case {"serial": [*parts]}:
+            return tuple(_read_part(each, f"{path}.{place}") for place, each in enumerate(parts))
+        case {"parallel": [*parts]}:
+            return [_read_part(each, f"{path}.{place}") for place, each in enumerate(parts)]
+        case {"loop": inner, "max_run_times": int(times)}:
+            return Loopable(_read_part(inner, path), times)
+        case {"swarm": inner}:
+            return _read_swarm(inner, path)
+    raise InvalidInput(path, f"{part!r} is neither an agent's name nor one of serial, parallel, loop and swarm")

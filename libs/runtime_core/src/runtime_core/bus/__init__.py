@@ -1,8 +1,9 @@
-"""The broker: `event_bus` has the verbs of one partition, each of which is one function of `functions/`.
+"""The broker. event_bus.py has the verbs of one partition; each verb is one function of functions/.
 
-1. `connector` reads the broker's URL and connects; `connection` carries commands; `embedded` and `private_server` are
-   servers of our own. `library` loads the functions. `keys` has every key.
-2. `namespace` opens a namespace, and `partition` is what all verbs build on. The verbs: `tasks`, `deliveries`,
-   `commits` and `admin`, with the types in `values`.
-3. Across partitions: `claims`, `topics`, `replies`. `durability` waits for disks and replicas; `spans` traces events.
+1. connector.py reads the broker's URL and connects. connection.py sends commands. embedded.py and private_server.py run
+   servers of Weft's own. library.py loads the functions. keys.py has every key.
+2. namespace.py opens a namespace, and partition.py is the base of all verbs. The verbs and their types are in tasks.py,
+   deliveries.py, commits.py and admin.py.
+3. Across partitions: claims.py, topics.py, replies.py. durability.py waits for disks and replicas, spans.py traces
+   events.
 """

@@ -1,4 +1,4 @@
-"""Verbs for the roles around tasks: the record stream, counts, timers, engines, and a publisher's ingress stream."""
+"""Verbs for the services around tasks: record stream, metrics, timers, engines, and ingress streams of publishers."""
 
 from __future__ import annotations
 
@@ -7,32 +7,36 @@ from dataclasses import dataclass
 from typing import cast
 
 from runtime_core.bus.connection import Reply, Transport, position
+from runtime_core.bus.deliveries import Delivery, pairs
 from runtime_core.bus.keys import Keys, ingress
 from runtime_core.bus.partition import Partition
-from runtime_core.bus.values import Delivery, Gateways, pairs
-from runtime_core.errors import ServerError
+from runtime_core.errors import Fenced, ServerError
 from runtime_core.telemetry.redaction import redactor
 
 MAX_ENTRY_BYTES = 3 * 1024 * 1024
-"""The largest entry that is read whole; no valid command is larger."""
-AHEAD_MS = 24 * 3600 * 1000
+"""The largest entry that is read completely. No valid command is larger."""
+MAX_ID_AHEAD_MS = 24 * 3600 * 1000
 """How far ahead of the server's clock an entry's id may be."""
+
+RECOUNT_PER_LOOK = 50
+"""How many tasks, and how many mailboxes, one measurement recounts."""
 
 
 @dataclass(frozen=True, slots=True)
 class IngressEntry:
-    """One entry; of one that is too large only the heads of its fields were read."""
+    """One entry. If it is too large, `fields` only has the heads of its fields."""
 
     id: bytes
     fields: list[bytes]
     too_large: int = 0
-    """Its bytes, where it is too large; else 0."""
+    """Its size in bytes if it is too large, else 0."""
 
 
 class IngressStream(Partition):
-    """Without a consumer group: one admitter reads at a time, and what it has settled is deleted.
+    """The ingress stream of one publisher.
 
-    So nothing that a publisher does to its stream (deleting, trimming, resetting it) leaves the reader behind.
+    It has no consumer group: one admitter reads it at a time, and deletes the entries that it has handled. So a
+    publisher that deletes, trims or resets its stream cannot make the reader skip entries.
     """
 
     def __init__(self, transport: Transport, namespace: str, publisher: str) -> None:
@@ -41,12 +45,12 @@ class IngressStream(Partition):
         self._base = self.key.encode()
 
     async def read(self, after: bytes, count: int, size: int) -> list[IngressEntry]:
-        """The entries after this one (empty: from the first), up to so many and so many bytes, but at least one.
+        """Return the entries after `after` (empty: all), up to `count` and `size` bytes, but at least one.
 
-        A stream that is empty and can get no more entries, since one had the largest id, is removed.
+        Removes an empty stream that can get no more entries because one had the largest id.
         """
         start = b"(" + after if after else b"-"
-        reply = await self.call("read_ingress", start, count, size, MAX_ENTRY_BYTES, AHEAD_MS)
+        reply = await self.call("read_ingress", start, count, size, MAX_ENTRY_BYTES, MAX_ID_AHEAD_MS)
         return [
             IngressEntry(cast(bytes, entry), cast(list[bytes], fields), cast(int, large))
             for entry, large, fields in cast(list[list[Reply]], reply)
@@ -60,17 +64,17 @@ class RecordVerbs(Partition):
     """The record of this partition: one entry for each commit that has rows."""
 
     async def read_record(self, after: str, count: int, block_ms: int) -> list[tuple[bytes, list[bytes]]]:
-        """Entries of the record stream after a cursor; the reader keeps the cursor itself."""
+        """Return entries of the record stream after a cursor. The reader stores the cursor itself."""
         reply = await self.transport.blocking(
             "XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS", self.keys.record, after
         )
         return pairs(cast(list[list[Reply]], reply)[0][1]) if reply else []
 
     async def within_record(self, cursor: str) -> str:
-        """The cursor, or `0-0` where the stream has never come that far: a broker that lost its last writes, or all.
+        """Return the cursor, or `0-0` if it is ahead of the stream because the broker has lost writes.
 
-        Reading again from the start repeats rows, which changes nothing; going on from a cursor ahead of the stream
-        would miss what is written next.
+        Reading again from the start repeats rows, which changes nothing. Reading from a cursor ahead of the stream
+        would miss the next rows.
         """
         try:
             info = cast(list[Reply], await self.transport.call("XINFO", "STREAM", self.keys.record))
@@ -82,7 +86,7 @@ class RecordVerbs(Partition):
         return cursor if position(cursor) <= position(last) else "0-0"
 
     async def publish_cursor(self, group: str, cursor: str) -> None:
-        """Tell the broker how far a group of the record stream has come; trimming follows it."""
+        """Store how far a group has read the record stream, so that `trim_record` can follow it."""
         try:
             await self.transport.call("XGROUP", "SETID", self.keys.record, group, cursor)
         except ServerError as error:
@@ -91,93 +95,112 @@ class RecordVerbs(Partition):
             await self.transport.call("XGROUP", "SETID", self.keys.record, group, cursor)
 
     async def trim_record(self) -> tuple[int, int]:
-        """Trim the record behind both its groups: (entries removed, groups made again)."""
+        """Trim the record behind both its groups. Return (entries removed, groups recreated)."""
         removed, made = cast(list[int], await self.call("trim"))
         return removed, made
 
 
-LOOK_AGAIN = 50
-"""Tasks, and mailboxes, whose counts one look puts right."""
-
-
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """What one look has found; `next_task` and `next_mailbox` are where the next one puts counts right."""
+class Backlog:
+    """The amount of waiting work. The next measurement recounts from `next_task` and `next_mailbox` on."""
 
     started: int
-    """Tasks that were ever started."""
+    """Tasks started so far."""
     open: int
     mail: int
-    """Events in mailboxes; at least these where more than 1,000 mailboxes are deeper than 50."""
+    """Events in mailboxes; a lower bound if more than 1,000 mailboxes are deeper than 50."""
     deepest: int
     next_task: int = 0
     next_mailbox: int = 0
 
 
-class SurveyVerbs(Partition):
-    """A look at all tasks and mailboxes that costs the same however many there are."""
+class BacklogVerbs(Partition):
+    """Metrics of all tasks and mailboxes, at a cost that does not depend on their number."""
 
-    async def survey(self, last: Survey | None) -> Survey:
-        """`last` is what the look before has given."""
+    async def measure_backlog(self, last: Backlog | None) -> Backlog:
+        """Measure, and recount a part. `last` is the result of the previous call."""
         begin = (0, 0) if last is None else (last.next_task, last.next_mailbox)
-        return Survey(*cast(list[int], await self.call("survey", LOOK_AGAIN, *begin)))
+        return Backlog(*cast(list[int], await self.call("measure_backlog", RECOUNT_PER_LOOK, *begin)))
 
 
 class TimerVerbs(Partition):
     """Timers of this partition, and schedules."""
 
     async def promote(self, count: int = 100) -> tuple[int, int]:
-        """Do what is due: (how many, ms until the next timer or -1)."""
+        """Fire due timers. Return their number, and the ms until the next timer or -1."""
         done, wait, self.queued = cast(list[int], await self.call("promote", count))
         return done, wait
 
     async def refill(self, count: int, streams: Sequence[str] = ()) -> int:
-        """Move tasks that wait for their tenants' turns until `count` entries of each stream are unread.
+        """Move tasks that wait for their tenants' turns, until each stream has `count` unread entries.
 
-        Without `streams`, of all. Returns how many tasks still wait.
+        Without `streams`, refill all of them. Returns how many tasks still wait.
         """
         self.queued = cast(int, await self.call("refill", count, *streams))
         return self.queued
 
-    async def schedule(self, schedule: str, seen: str | bytes, new: bytes, look_ms: int | None, most: int = 0) -> int:
-        """Keep or (`new` empty) remove a schedule, if it still is as `seen`: 1 done, 0 not, -1 over `most`."""
+    async def schedule(
+        self, schedule: str, seen: str | bytes, new: bytes, look_ms: int | None, most: int = 0, epoch: str = ""
+    ) -> int:
+        """Store a schedule, or remove it if `new` is empty, unless it differs from `seen`.
+
+        `look_ms` is the time of its next check. Returns 1 if done, 0 if not, -1 over `most` schedules. `epoch` is the
+        leader's, if a leader changes it; raises Fenced if another process leads now.
+        """
         look = "" if look_ms is None else look_ms
-        return cast(int, await self.call("schedule", schedule, seen, new, look, most))
+        reply = await self.call("schedule", schedule, seen, new, look, most, epoch)
+        if reply == b"FENCED":
+            raise Fenced("another state-manager leads: it changes schedules")
+        return cast(int, reply)
 
     async def time_ms(self) -> int:
-        """The broker's clock, in epoch milliseconds."""
+        """Return the broker's time in epoch milliseconds."""
         seconds, micros = cast(list[bytes], await self.transport.call("TIME"))
         return int(seconds) * 1000 + int(micros) // 1000
 
 
+@dataclass(frozen=True, slots=True)
+class Gateways:
+    """The gateways that serve a stream of an engine."""
+
+    live: int
+    """The number of live gateways."""
+    silent_seconds: float | None
+    """Time since the last sign of a gateway; None: there was none."""
+    now: float
+    """The partition's time, in seconds since 1970."""
+    problem: str
+    """The message if no gateway serves the stream: one line, with the remedy."""
+
+
 class EngineVerbs(Partition):
-    """Steps of an engine wait on its stream (`ray`, `spark:big`), also where no gateway serves it yet."""
+    """Steps of an engine wait on its stream (`ray`, `spark:big`), even before a gateway serves it."""
 
     async def announce_engine(self, streams: Sequence[str]) -> None:
-        """Say that this owner, a gateway, serves these streams; it counts while the owner lives.
+        """Announce that this owner, a gateway, serves these streams while it lives.
 
-        Said before the first step is taken, and again now and then: what a flushed server has lost comes back by it.
+        Call it before the first step, and periodically, so that a flushed server learns it again.
         """
         await self.call("announce_engine", self.owner, "1", *streams)
 
     async def withdraw_engine(self, streams: Sequence[str]) -> None:
-        """Say that this owner takes no more steps of these streams."""
+        """Announce that this owner no longer serves these streams."""
         await self.call("announce_engine", self.owner, "0", *streams)
 
     async def gateways(self, stream: str) -> Gateways:
-        """Who serves a stream of an engine."""
-        live, silent, now, nobody = cast(tuple[int, int, int, bytes], await self.call("gateways", stream))
-        return Gateways(live, None if silent < 0 else silent / 1000, now / 1000, nobody.decode())
+        """Return the gateways that serve a stream of an engine."""
+        live, silent, now, problem = cast(tuple[int, int, int, bytes], await self.call("gateways", stream))
+        return Gateways(live, None if silent < 0 else silent / 1000, now / 1000, problem.decode())
 
     async def expire_call(self, delivery: Delivery, now_ms: int, error: bytes, record: bytes) -> bool:
         """End a step that has waited too long for a gateway, with an error (JSON); `record` is its row.
 
-        False where a gateway serves the stream or has the step in hand, and where it has ended already.
+        Returns False if a gateway serves the stream or works on the step, or the step has ended.
         """
         secrets = redactor()
         reply = await self.call(
             "expire_call", self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run, b"E", now_ms,
-            secrets.data(error), secrets.data(record), 1, b"",
+            secrets.data(error), secrets.rows(record), 1, b"",
         )  # fmt: skip
         self._fence(reply)
         return reply == b"OK"

@@ -1,4 +1,4 @@
-"""Finds the partition of a task, and claims an id so that one submit is accepted once in all partitions."""
+"""Finds the partition of a task, and claims ids so that all partitions together accept a submit once."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from typing import cast
 from msgspec.structs import replace
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Misplaced, Submitted
+from runtime_core.bus.tasks import Misplaced, Submitted
 from runtime_core.errors import Rejected
 from runtime_core.ids import partition_of
 from runtime_core.wire.commands import Submission
 
+SUBMIT_ATTEMPTS = 20
+"""How often to try a submit while others claim the same ids."""
+
 
 def home_of(buses: Sequence[EventBus], task: str) -> EventBus:
-    """The partition that a task's id says."""
+    """Return the partition that a task's id maps to."""
     return buses[partition_of(task, len(buses))]
 
 
 async def find_place(buses: Sequence[EventBus], task: str) -> EventBus:
-    """The partition of a task that was submitted to this namespace."""
+    """Return the partition where a submitted task is."""
     home = home_of(buses, task)
     if len(buses) == 1:
         return home
@@ -29,22 +32,18 @@ async def find_place(buses: Sequence[EventBus], task: str) -> EventBus:
 
 
 async def forget_place(buses: Sequence[EventBus], task: str) -> None:
-    """Forget what was noted of a task that is no more."""
+    """Delete the note of where an erased task was."""
     if len(buses) > 1:
         home = home_of(buses, task)
         await home.transport.call("HDEL", home.keys.places, task)
 
 
-ATTEMPTS = 20
-"""How often a submit is tried while others claim the same ids."""
-
-
 async def submit_once(buses: Sequence[EventBus], target: int, id_home: int, new: Submission) -> Submitted:
     """Start a task in partition `target` of several, or find where an equal submit has started it.
 
-    `id_home` is the partition of source and id. Raises as `EventBus.submit`.
+    `id_home` is the partition of source and id. Raises the errors of `EventBus.submit`.
     """
-    for _ in range(ATTEMPTS):
+    for _ in range(SUBMIT_ATTEMPTS):
         replyto = buses[target].keys.reply(new.client) if new.client else new.replyto
         attempt = _Attempt(buses, target, id_home, replace(new, replyto=replyto))
         try:
@@ -57,21 +56,21 @@ async def submit_once(buses: Sequence[EventBus], target: int, id_home: int, new:
             raise
     raise Rejected(
         "overloaded",
-        "others submit with the same ids at this moment",
+        "other submits with the same ids are under way: submit again",
         retry_after_seconds=1.0,
         task_id=new.task_id,
     )
 
 
 class _Attempt:
-    """One try to submit to one partition."""
+    """One attempt to submit to one partition."""
 
     def __init__(self, buses: Sequence[EventBus], target: int, id_home: int, new: Submission) -> None:
         self.new = new
         self._buses = buses
         self._target = target
         self._asked = target
-        """The partition that was asked last."""
+        """The partition that replied last."""
         # The task id first: it decides where the task is.
         self._homes = {"task_id": home_of(buses, new.task_id).keys.partition, "id": id_home}
         self._tokens = {"task_id": "", "id": ""}
@@ -88,7 +87,7 @@ class _Attempt:
         return await self._buses[self._target].submit(self.new)
 
     async def settle(self, found: Misplaced) -> int:
-        """Where to try next. Raises Rejected where another submit has used the id for other content."""
+        """Return the partition to try next. Raises Rejected if another submit has used the id for other content."""
         field = found.field
         if found.again:
             await self._free(field, self._tokens[field])
@@ -103,18 +102,18 @@ class _Attempt:
             await self.give_up()
             raise Rejected(field, _used(self.new, field), task_id=self.new.task_id)
         if field == "id":
-            await self._drop("task_id")  # it was claimed for the wrong partition
+            await self._drop("task_id")  # claimed for the wrong partition
         if not found.equal:
             await self._buses[self._asked].unclaim(self.new, field, found.token)
         return found.holder
 
     async def give_up(self) -> None:
-        """Free what was claimed for a submit that is refused for good."""
+        """Free the ids that were claimed for a submit that is finally rejected."""
         for field in self._tokens:
             await self._drop(field)
 
     async def _drop(self, field: str) -> None:
-        """Free an id unless an equal submit has started with the same claim meanwhile."""
+        """Free an id, unless an equal submit has started with the same claim in the meantime."""
         token = self._tokens[field]
         if token and await self._buses[self._target].refuse(self.new, field, token) is None:
             await self._free(field, token)

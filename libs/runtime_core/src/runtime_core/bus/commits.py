@@ -1,30 +1,69 @@
-"""Verbs that end a delivery: commit, retry, give up, and a dead letter of bounded size."""
+"""Verbs that journal steps and end deliveries: commit, retry, dead-letter. Dead letters have bounded size."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import msgspec
 
 from runtime_core.bus.connection import Argument, Reply, texts
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.partition import Partition
-from runtime_core.bus.values import CallBegun, Delivery, TrimmedLetters
 from runtime_core.codec import MAX_DATA_BYTES
-from runtime_core.errors import LimitExceeded, Reserved
-from runtime_core.record.shortening import Told
+from runtime_core.errors import JournalLost, LimitExceeded, Reserved
+from runtime_core.record.contents import NewLists
 from runtime_core.telemetry.redaction import Redactor, redactor
 
 JOURNAL_LIMIT = 10_000
-"""Steps that one run may journal."""
+"""The maximum number of steps in the journal of one run."""
 LONGEST_NAME = 200
-"""Characters of a step's name that are kept beside its journal value."""
+"""How many characters of a step's name are stored beside its journal value."""
+
+CUT_VALUE_BYTES = 4096
+"""How much a dead letter keeps of a value that is too large."""
+MAX_VALUE_BYTES = MAX_DATA_BYTES + 64 * 1024
+"""The largest value that the bus writes: data, and room for its additions."""
+MAX_STRUCTURED_BYTES = 2 * MAX_DATA_BYTES
+"""The largest `data` of a structured event, as in `wire/envelope.py`."""
+MAX_LETTER_BYTES = MAX_STRUCTURED_BYTES + 512 * 1024
+"""The largest dead letter: the sum of its names and values."""
+MAX_LETTER_FIELDS = 200
+"""The most fields of a dead letter: more than an event may have attributes."""
+MAX_FIELD_NAME_BYTES = 512
+
+_EVENT_DATA = b"event:data"
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegun:
+    """A model call that may start now."""
+
+    attempt: int
+    """From 1; includes attempts of processes that died."""
+    granted: dict[str, float]
+    """The most that it may use of the task's limits, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrimmedLetters:
+    """The result of trimming dead letters."""
+
+    old: int
+    """Letters trimmed because they were older than the retention."""
+    large: int
+    """Letters trimmed because all letters together had too many bytes."""
+    stored: int
+    """Letters on the stream."""
+    counted: int
+    """Letters whose bytes are counted. It differs from `stored` if another program changed the stream."""
 
 
 class CommitVerbs(Partition):
-    """Every write counts only while this owner holds the delivery."""
+    """Commits, and steps in mid-turn. A write counts only while this owner holds the delivery."""
 
     async def commit_turn(
         self,
@@ -38,15 +77,15 @@ class CommitVerbs(Partition):
         parts: Sequence[Argument],
         count: int,
     ) -> bool:
-        """Commit a turn: effects, state, acknowledgement in one step.
+        """Commit a turn: effects, state and acknowledgement in one step.
 
-        `mode` is `w` (waits), `c` (completed), `f` (failed) or `x` (the whole task fails); `parts` are described in
-        `commit_turn.lua`. Returns False where the event had been handled before or its task is over. Raises
-        `LimitExceeded` where the task would go over a limit of its own (nothing was written). Secrets are taken out of
-        the rows, and out of the error that a failed run ends with.
+        `mode` is `w` (waits), `c` (completed), `f` (failed) or `x` (the whole task fails). `commit_turn.lua` describes
+        `parts`. Redacts secrets in the rows, and in the error of a failed run. Returns False if the event was handled
+        before, or its task has ended. Raises `LimitExceeded` if the task would exceed a limit, and `JournalLost` if the
+        journal lacks a step of the turn: in both cases nothing was written.
         """
         secrets = redactor()
-        record, told = self._shortened(record, secrets)
+        record, new_lists = self._shortened(record, secrets)
         if mode not in ("w", "c"):
             body = secrets.data(body)
         reply = await self.insist(
@@ -54,18 +93,20 @@ class CommitVerbs(Partition):
             mode, now_ms, record, steps, body, state, count, *parts,
         )  # fmt: skip
         if reply == b"OK":
-            self._told.remember(told)
+            self._sent_lists.remember(new_lists)
             return True
         self._fence(reply)
         if isinstance(reply, bytes) and reply.startswith(b"LIMIT"):
             raise LimitExceeded(reply[6:].decode())
+        if reply == b"LOST":
+            raise JournalLost(f"the broker has lost a step of {delivery!r}")
         return False
 
-    def _shortened(self, record: bytes, secrets: Redactor) -> tuple[bytes, Told]:
-        if self.transport.reconnects != self._told_since:
-            self._told_since = self.transport.reconnects
-            self._told.forget()
-        return self._told.shortened(record, secrets.data)
+    def _shortened(self, record: bytes, secrets: Redactor) -> tuple[bytes, NewLists]:
+        if self.transport.reconnects != self._sent_since:
+            self._sent_since = self.transport.reconnects
+            self._sent_lists.forget()
+        return self._sent_lists.shortened(record, secrets.rows)
 
     async def commit_call(
         self,
@@ -79,12 +120,11 @@ class CommitVerbs(Partition):
     ) -> bool:
         """Commit the result of a call (status `K`), or its error (`E`).
 
-        Returns False where the step has its result already or its task is over.
-        `usage` (JSON) is added to the task's; over a limit, the task ends here. Secrets are taken out of the rows, and
-        out of an error.
+        Adds `usage` (JSON) to the task's usage, and ends the task if that exceeds a limit. Redacts secrets in the rows
+        and in an error. Returns False if the step has its result already, or its task has ended.
         """
         secrets = redactor()
-        record = secrets.data(record)
+        record = secrets.rows(record)
         if status == b"E":
             payload = secrets.data(payload)
         reply = await self.insist(
@@ -96,12 +136,13 @@ class CommitVerbs(Partition):
 
     async def ask(
         self, delivery: Delivery, now_ms: int, reply: str, state: bytes, parts: Sequence[Argument], count: int
-    ) -> dict[str, bytes] | None:
-        """Ask for parts `c`, `s` and `p` (see `commit_turn.lua`) while the turn goes on.
+    ) -> dict[str, tuple[bytes, bytes]] | None:
+        """Make the calls in parts `c`, `s` and `p` (see `commit_turn.lua`) while the turn continues.
 
-        Returns the journal values of calls that have their result already; the others' come on the reply stream
-        `reply`. None: the turn is no longer this delivery's. `state`, JSON, is what a call back into the instance sees;
-        empty: unchanged. Raises `LimitExceeded` where the task would go over its `max_steps`.
+        `state` (JSON) is the state that a callback into the instance sees; empty: unchanged. Returns the journal values
+        of calls that have a result already, each with the instance's state if a nested run changed it (else empty);
+        those of the others come on the reply stream `reply`. Returns None if the turn is no longer this delivery's.
+        Raises `LimitExceeded` if the task would exceed its `max_steps`.
         """
         answer = cast(
             list[bytes],
@@ -115,14 +156,14 @@ class CommitVerbs(Partition):
             raise LimitExceeded(f"the task would take more than max_steps={answer[1].decode()} steps")
         if answer[0] == b"DONE":
             return None
-        return {answer[at].decode(): answer[at + 1] for at in range(1, len(answer), 2)}
+        return {answer[at].decode(): (answer[at + 1], answer[at + 2]) for at in range(1, len(answer), 3)}
 
     async def record(
         self, delivery: Delivery, step: str, value: bytes, kind: str = "step", name: str = ""
     ) -> bytes | None:
-        """Journal a step in mid-turn, put if absent: what is stored now, or None where the turn is lost.
+        """Journal a step in mid-turn unless it has a value. Return the stored value, or None if the turn is lost.
 
-        `kind` and `name` are those of its row in the trajectory, should the task end before the turn commits.
+        `kind` and `name` are for its row in the trajectory, if the task ends before the turn commits.
         """
         reply = await self.insist(
             "record", self.owner, delivery.entry, delivery.task, delivery.run, step, value, JOURNAL_LIMIT,
@@ -134,10 +175,10 @@ class CommitVerbs(Partition):
         return None if reply == b"DONE" else cast(bytes, reply)
 
     async def begin_call(self, delivery: Delivery, step: str, reserve: bytes = b"") -> CallBegun | None:
-        """Begin a model call in mid-turn, or begin it again; None where the turn is lost.
+        """Start a model call in mid-turn, or start it again. Return None if the turn is lost.
 
-        `reserve` (JSON, names to `[least, most]`) is held of the task's limits until the call is settled. Raises
-        `Reserved` where other calls hold too much of them now, and `LimitExceeded` where too little is left for good.
+        Reserves `reserve` (JSON, names to `[least, most]`) of the task's limits until `settle_call`. Raises `Reserved`
+        if other calls hold too much of the limits now, and `LimitExceeded` if too little is left.
         """
         reply = await self.call("begin_call", self.owner, delivery.entry, delivery.task, delivery.run, step, reserve)
         self._fence(reply)
@@ -152,9 +193,9 @@ class CommitVerbs(Partition):
     async def settle_call(
         self, delivery: Delivery, step: str, value: bytes, usage: bytes = b"", name: str = ""
     ) -> tuple[bytes, str] | None:
-        """Journal a model call as `record` does, with what it has used (JSON); its reservation is given back.
+        """Journal a model call as `record` does, add its `usage` (JSON), and release its reservation.
 
-        Returns what is stored now, and which limit the task is over by it (empty: none); None where the turn is lost.
+        Returns the stored value, and the limit that the task exceeds now (empty: none); None if the turn is lost.
         """
         reply = await self.insist(
             "settle_call", self.owner, delivery.entry, delivery.task, delivery.run, step, value, JOURNAL_LIMIT, usage,
@@ -169,11 +210,10 @@ class CommitVerbs(Partition):
         return None if reply == b"DONE" else (cast(bytes, reply), "")
 
     async def stream(self, delivery: Delivery, step: str, attempt: int, data: bytes, *, progress: bool = False) -> bool:
-        """Append a piece of a model's answer (JSON) to the task's output; False where nobody wants it any more.
+        """Append a chunk of a model's answer (JSON) to the task's output. Return False if the call is over.
 
-        Raises `LimitExceeded` over the limit of the output; progress is dropped there.
-
-        With `progress`, say how far a step of the turn is: that is no model call, and need not have begun as one.
+        With `progress`, report the progress of another step of the turn; `begin_call` is not needed for it. Raises
+        `LimitExceeded` over the limit of the output, where progress is dropped instead.
         """
         reply = await self.call(
             "stream",
@@ -209,80 +249,10 @@ class CommitVerbs(Partition):
         return reply == b"OK"
 
     async def progress(self, delivery: Delivery, data: bytes) -> bool:
-        """Show the client how far a call is (JSON); False where nobody waits for it any more."""
+        """Report the progress of a call (JSON) to the client. Return False if nobody waits for it any more."""
         reply = await self.call("progress", self.owner, delivery.task, delivery.run, delivery.attempt, data)
         self._fence(reply)
         return reply == b"OK"
-
-
-def _journal_is_full() -> LimitExceeded:
-    return LimitExceeded(f"the run's journal holds its limit of {JOURNAL_LIMIT} steps")
-
-
-def _within_output(reply: Reply) -> None:
-    if isinstance(reply, bytes) and reply.startswith(b"LIMIT "):
-        raise LimitExceeded(
-            f"the task's output would be over its limit of {int(reply[6:]):,} bytes (WEFT_OUTPUT_MAX_BYTES): "
-            "emit less, or store it elsewhere and emit a reference"
-        )
-
-
-def _labelled(kind: str, name: str) -> str:
-    """A step's kind and name on one line, with a tab between them."""
-    return f"{kind}\t{' '.join(name.split())[:LONGEST_NAME]}"
-
-
-HEAD_BYTES = 4096
-"""What is kept of a value that is too large."""
-MAX_VALUE_BYTES = MAX_DATA_BYTES + 64 * 1024
-"""The largest value that the bus itself writes: data and what it adds to them."""
-MAX_STRUCTURED_BYTES = 2 * MAX_DATA_BYTES
-"""The largest `data` of a structured event, as `envelope.py` has it."""
-MAX_LETTER_BYTES = MAX_STRUCTURED_BYTES + 512 * 1024
-"""All names and values together."""
-MAX_FIELDS = 200
-"""More than an event may have attributes."""
-MAX_NAME_BYTES = 512
-
-_EVENT_DATA = b"event:data"
-
-
-def bounded(fields: Sequence[Argument]) -> list[bytes]:
-    """The fields (name, value, name, …) within the bounds of a letter.
-
-    Where something had to go, `cut` is added: JSON with `bytes` (all names and values as they came), `fields` (of each
-    value of which only a head was kept its `bytes` and `sha256`), and `left_out` (how many fields were dropped).
-    """
-    words = [_encoded(word) for word in fields]
-    data_limit = MAX_DATA_BYTES if b"event:type" in words[::2] else MAX_STRUCTURED_BYTES
-    kept: list[tuple[bytes, bytes]] = []
-    cut: dict[str, dict[str, object]] = {}
-    left_out = 0
-    for name, value in zip(words[::2], words[1::2], strict=True):
-        if len(name) > MAX_NAME_BYTES or len(kept) >= MAX_FIELDS:
-            left_out += 1
-            continue
-        if len(value) > (data_limit if name == _EVENT_DATA else MAX_VALUE_BYTES):
-            value = _head(name, value, cut)
-        kept.append((name, value))
-    while sum(len(name) + len(value) for name, value in kept) > MAX_LETTER_BYTES:
-        at = max(range(len(kept)), key=lambda place: len(kept[place][1]))
-        kept[at] = (kept[at][0], _head(*kept[at], cut))
-    if cut or left_out:
-        about = {"bytes": sum(map(len, words)), "fields": cut, "left_out": left_out}
-        kept.append((b"cut", msgspec.json.encode(about)))
-    return [word for pair in kept for word in pair]
-
-
-def _head(name: bytes, value: bytes, cut: dict[str, dict[str, object]]) -> bytes:
-    """The head of a value, which is noted in `cut`."""
-    digest = hashlib.sha256(value).hexdigest()
-    cut[name.decode("utf-8", "replace")] = {"bytes": len(value), "sha256": digest}
-    return value[:HEAD_BYTES]
-
-
-def _encoded(word: Argument) -> bytes:
-    return word if isinstance(word, bytes) else str(word).encode(errors="replace")
 
 
 class FailureVerbs(Partition):
@@ -291,7 +261,7 @@ class FailureVerbs(Partition):
     async def retry(
         self, delivery: Delivery, delay_ms: int, error: bytes, *, counts: bool = True, usage: bytes = b""
     ) -> bool:
-        """Put the delivery back for `delay_ms`, waiting on the broker; `usage` (JSON) is added to the task's."""
+        """Retry the delivery after `delay_ms`; it waits on the broker. Adds `usage` (JSON) to the task's usage."""
         attempt = delivery.attempt + (1 if counts else 0)
         reply = await self.insist(
             "retry",
@@ -320,12 +290,12 @@ class FailureVerbs(Partition):
         steps: int = 0,
         usage: bytes = b"",
     ) -> bool:
-        """End a delivery that will not be tried again, answer who waits for it, and keep it.
+        """End a delivery that will not be retried: answer the waiting step, and keep the delivery as a dead letter.
 
-        What it was sent stays as it was, to be sent again; secrets are taken out of its errors and rows.
+        Redacts secrets in its errors and rows, but not in its input, which a redrive sends again.
         """
         secrets = redactor()
-        errors, error, record = secrets.data(errors), secrets.data(error), secrets.data(record)
+        errors, error, record = secrets.data(errors), secrets.data(error), secrets.rows(record)
         reply = await self.insist(
             "dead_letter", self.owner, stream, entry, reason, errors, now_ms, error, record, steps, usage
         )
@@ -333,11 +303,11 @@ class FailureVerbs(Partition):
         return reply == b"OK"
 
     async def keep_letter(self, fields: Sequence[Argument]) -> str:
-        """Keep a dead letter that no delivery of a handler goes with; oversized fields are cut. Returns its id."""
+        """Keep a dead letter without a delivery, and return its id. Oversized fields are cut."""
         return cast(bytes, await self.call("keep_letter", *bounded(fields))).decode()
 
     async def trim_letters(self, most_bytes: int, retention_ms: int) -> TrimmedLetters:
-        """Trim dead letters by age and bytes; from now on `most_bytes` holds for all that write letters."""
+        """Trim dead letters by age and bytes. From now on, `most_bytes` limits every function that writes letters."""
         reply = cast(list[int], await self.call("trim_letters", most_bytes, retention_ms))
         return TrimmedLetters(*reply)
 
@@ -348,19 +318,20 @@ class FailureVerbs(Partition):
             cursor = cast(bytes, await self.call("recount_letters", cursor))
 
     async def redrive(self, letter: str, reopen: bool, data: bytes = b"") -> list[str]:
-        """`ok` + task, `missing`, `cut` + task, `ended` + task + status, or `gone` + task."""
+        """Redrive a letter. Return `missing`, or a word of `redrive.lua` with the task (`ended`: and its status)."""
         return texts(await self.call("redrive", letter, "1" if reopen else "0", data))
 
     async def drop_letter(self, letter: str) -> bool:
+        """Drop a dead letter. Return False if it does not exist."""
         return await self.call("drop_letter", letter) == 1
 
     async def mark_started(self, delivery: Delivery) -> bool | None:
-        """Mark a call that may not be repeated, before it runs.
+        """Mark a call that may not be repeated as started, before it runs.
 
-        False where it was begun before. None where it must not run: it has its result, this is a late copy
+        Returns False if it was started before. Returns None if it must not run: it has its result, this is a late copy
         of its entry, or its task has ended.
         """
-        # The same for a repeat by this handling of the delivery, and no other's: this owner may have it twice.
+        # The same mark if this handling repeats the command, another one if this owner gets the delivery twice.
         word = delivery.mark or secrets.token_hex(8)
         reply = await self.call(
             "mark_started", self.owner, delivery.task, delivery.run, delivery.stream, delivery.entry,
@@ -371,13 +342,69 @@ class FailureVerbs(Partition):
         return None if reply == b"DONE" else reply == 1
 
     async def forget_started(self, delivery: Delivery) -> None:
+        """Remove the mark of a call that may not be repeated."""
         await self.transport.call("HDEL", self.keys.started, f"{delivery.task}/{delivery.run}")
 
     async def leave_quarantine(self, delivery: Delivery) -> None:
-        """A quarantined entry came to an end: forget its deaths."""
+        """Remove the counted deaths of a quarantined entry that has ended."""
         await self.transport.call(
             "HDEL",
             self.keys.quarantine,
             f"{delivery.stream}|{delivery.entry.decode()}",
             f"~{delivery.stream}",
         )
+
+
+def bounded(fields: Sequence[Argument]) -> list[bytes]:
+    """Return the fields (name, value, name, …) cut to the bounds of a letter.
+
+    If something was cut, the field `cut` is added: JSON with `bytes` (the original size of all names and values),
+    `fields` (for each shortened value its original `bytes` and `sha256`), and `left_out` (how many were dropped).
+    """
+    words = [_encoded(word) for word in fields]
+    data_limit = MAX_DATA_BYTES if b"event:type" in words[::2] else MAX_STRUCTURED_BYTES
+    kept: list[tuple[bytes, bytes]] = []
+    cut: dict[str, dict[str, object]] = {}
+    left_out = 0
+    for name, value in zip(words[::2], words[1::2], strict=True):
+        if len(name) > MAX_FIELD_NAME_BYTES or len(kept) >= MAX_LETTER_FIELDS:
+            left_out += 1
+            continue
+        if len(value) > (data_limit if name == _EVENT_DATA else MAX_VALUE_BYTES):
+            value = _head(name, value, cut)
+        kept.append((name, value))
+    while sum(len(name) + len(value) for name, value in kept) > MAX_LETTER_BYTES:
+        at = max(range(len(kept)), key=lambda place: len(kept[place][1]))
+        kept[at] = (kept[at][0], _head(*kept[at], cut))
+    if cut or left_out:
+        about = {"bytes": sum(map(len, words)), "fields": cut, "left_out": left_out}
+        kept.append((b"cut", msgspec.json.encode(about)))
+    return [word for pair in kept for word in pair]
+
+
+def _head(name: bytes, value: bytes, cut: dict[str, dict[str, object]]) -> bytes:
+    """Return the head of a value, and add the value to `cut`."""
+    digest = hashlib.sha256(value).hexdigest()
+    cut[name.decode("utf-8", "replace")] = {"bytes": len(value), "sha256": digest}
+    return value[:CUT_VALUE_BYTES]
+
+
+def _encoded(word: Argument) -> bytes:
+    return word if isinstance(word, bytes) else str(word).encode(errors="replace")
+
+
+def _journal_is_full() -> LimitExceeded:
+    return LimitExceeded(f"the run's journal holds its limit of {JOURNAL_LIMIT} steps")
+
+
+def _within_output(reply: Reply) -> None:
+    if isinstance(reply, bytes) and reply.startswith(b"LIMIT "):
+        raise LimitExceeded(
+            f"the task's output would exceed its limit of {int(reply[6:]):,} bytes (WEFT_OUTPUT_MAX_BYTES): "
+            "emit less, or store it elsewhere and emit a reference"
+        )
+
+
+def _labelled(kind: str, name: str) -> str:
+    """Return a step's kind and name on one line, separated by a tab."""
+    return f"{kind}\t{' '.join(name.split())[:LONGEST_NAME]}"

@@ -1,4 +1,4 @@
-"""How the bus reaches a server: RESP over one connection, one write for each tick of the event loop."""
+"""A connection of the bus to a server: RESP, with one write for each tick of the event loop."""
 
 from __future__ import annotations
 
@@ -7,28 +7,39 @@ import contextlib
 import itertools
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Protocol, cast
 
 import hiredis
 
 from runtime_core.bus.connector import CONNECT_TIMEOUT_SECONDS, Address, Connector
-from runtime_core.errors import BusUnavailable, ServerError
+from runtime_core.errors import BusLost, BusUnavailable, ServerError
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
+
+CONNECT_SLICE_SECONDS = 0.1
+"""A wait for a connection counts in slices of at most this, however long the event loop was blocked in one."""
+SILENCE_SECONDS = 10.0
+"""A server that accepts calls but sends nothing for this long is considered dead (a half-open connection)."""
+BACKOFF_FIRST_SECONDS = 0.02
+BACKOFF_LAST_SECONDS = 0.5
+# Errors of a server that cannot serve now or at all: the call is kept, and sent again after a reconnect.
+_ELSEWHERE = ("LOADING", "READONLY", "MASTERDOWN", "MOVED", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS")
 
 
 Argument = bytes | str | int | float
 Reply = bytes | int | None | list["Reply"]
 
+_pack = cast(Callable[[tuple[Argument, ...]], bytes], hiredis.pack_command)  # its stub wants one-element tuples
+
 
 class Transport(Protocol):
     """One client of a broker.
 
-    Calls are sent in the order in which they are made and answered in that order. A call that meets a broken
-    connection is sent again after the reconnect, so every call must be one that may be repeated; it ends with
-    `BusUnavailable` only when the transport is closed. Error replies raise `ServerError`.
+    Calls are sent, and get their replies, in the order in which they are made. If the connection breaks, the call is
+    sent again after the reconnect, so every call must be safe to repeat. It raises `BusUnavailable` only when the
+    transport is closed. Error replies raise `ServerError`.
     """
 
     def call(self, *args: Argument) -> Awaitable[Reply]:
@@ -36,34 +47,21 @@ class Transport(Protocol):
         ...
 
     async def blocking(self, *args: Argument) -> Reply:
-        """Send a command that may wait on the broker, on a connection of its own.
+        """Send a command that may block on the broker, over a separate connection.
 
-        Raises `BusUnavailable` when that connection breaks: a read may then have handed out entries whose
-        reply was lost, which the caller must look for.
+        Raises `BusUnavailable` when that connection breaks. The reply of a read may then be lost: the caller must look
+        for entries that the broker has delivered to it.
         """
         ...
 
     @property
     def reconnects(self) -> int:
-        """How often the connection for calls was made again."""
+        """How often the connection for calls was reopened."""
         ...
 
     async def close(self) -> None:
-        """Fail what is open and let go of the connections."""
+        """Fail all open calls and close the connections."""
         ...
-
-
-CONNECT_LOOK_SECONDS = 0.1
-"""The most that counts of a wait for a connection, however long the event loop was blocked in it."""
-# A server that accepts but says nothing for this long while calls wait is taken for dead (a half-open connection).
-SILENCE_SECONDS = 10.0
-BACKOFF_FIRST_SECONDS = 0.02
-BACKOFF_LAST_SECONDS = 0.5
-# Replies that say "not this server, not now": the call is kept and sent again after a reconnect.
-_ELSEWHERE = ("LOADING", "READONLY", "MASTERDOWN", "MOVED", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS")
-
-
-_pack = cast(Callable[[tuple[Argument, ...]], bytes], hiredis.pack_command)  # its stub wants one-element tuples
 
 
 class _Call:
@@ -75,15 +73,15 @@ class _Call:
 
 
 class _Connection(asyncio.Protocol):
-    """One socket: bytes out, replies in, in order. redis-py has connected it and signed in."""
+    """One socket: sends bytes, and matches replies to calls in order. redis-py has connected and authenticated it."""
 
     def __init__(self, made: AbstractConnection) -> None:
-        """Take the socket of a connection over. Raises ConnectionResetError where the server has hung up meanwhile."""
+        """Take the socket of a connection. Raises ConnectionResetError if the server has closed it in the meantime."""
         reader, writer = made._reader, made._writer
         assert reader is not None
         assert writer is not None
-        made._reader = made._writer = None  # it would warn that nobody has closed it
-        self._writer = writer  # kept: it closes the socket when it goes
+        made._reader = made._writer = None  # else it would warn that nobody has closed it
+        self._writer = writer  # keep it: its deletion closes the socket
         self.transport = cast(asyncio.Transport, writer.transport)
         self.waiting: deque[_Call] = deque()
         self._loop = asyncio.get_running_loop()
@@ -94,7 +92,7 @@ class _Connection(asyncio.Protocol):
         self.transport.set_protocol(self)
         if reader.at_eof() or self.transport.is_closing():
             self.abort()
-            raise ConnectionResetError("the server hung up")
+            raise ConnectionResetError("the server closed the connection")
 
     def data_received(self, data: bytes) -> None:
         reader, waiting = self._reader, self.waiting
@@ -133,55 +131,65 @@ class _Connection(asyncio.Protocol):
 
 
 class RespTransport:
-    """One client of a server: a connection for calls, and one for blocking reads, both kept up."""
+    """One client of a server: a connection for calls and one for blocking reads, both with reconnects."""
 
-    def __init__(self, address: Address, *, silence_seconds: float = SILENCE_SECONDS) -> None:
+    def __init__(
+        self,
+        address: Address,
+        *,
+        silence_seconds: float = SILENCE_SECONDS,
+        why_lost: Callable[[], str] = lambda: "",
+    ) -> None:
+        """`why_lost` says why the server will never come back; empty while it may."""
         self._address = address
+        self._why_lost = why_lost
+        self._lost: BusLost | None = None
         self._silence_seconds = silence_seconds
-        # In a Cluster calls and reads may be about other keys: each goes where it is sent.
+        # In a Cluster, calls and reads may have keys on different servers.
         self._calls_to, self._reads_from = Connector(address), Connector(address)
         self._loop = asyncio.get_running_loop()
         self._connection: _Connection | None = None
         self._unsent: list[_Call] = []
         self._flushing = False
         self._closed = False
-        self._made = 0
+        self.reconnects = 0
         self._keeper: asyncio.Task[None] | None = None
         self._connected = asyncio.Event()
         self._blocking: _Connection | None = None
         self._last_error: Exception | None = None
 
-    @property
-    def reconnects(self) -> int:
-        return max(0, self._made - 1)
-
     async def connect(self, timeout: float | None = CONNECT_TIMEOUT_SECONDS) -> None:
         """Wait for the first connection. Raises BusUnavailable with the cause after `timeout` seconds.
 
-        A server that refuses (a wrong password, a database that it does not have) is not asked for so long. Time in
-        which the event loop was blocked does not count: the server may have answered long ago.
+        Raises it sooner if the server refuses (a wrong password, an unknown database). Time in which the event loop was
+        blocked does not count: the server may have replied long ago.
         """
         self._start()
         left = math.inf if timeout is None else timeout
         try:
-            while left > 0 and not self._connected.is_set() and not _refuses(self._last_error):
-                step = min(left, CONNECT_LOOK_SECONDS)
+            while left > 0 and not (self._connected.is_set() or self._lost or _refuses(self._last_error)):
+                step = min(left, CONNECT_SLICE_SECONDS)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(step):
                         await self._connected.wait()
                 left -= step
         except asyncio.CancelledError:
-            await self.close()  # whoever has stopped waiting cannot close it: it was never given to them
+            await self.close()  # the cancelled caller never got the transport, so it cannot close it
             raise
         if not self._connected.is_set():
             cause = self._last_error
             await self.close()
+            if self._lost is not None:
+                raise self._lost
             raise BusUnavailable(f"no answer from {self._address}: {_reason(cause)}") from cause
 
     def call(self, *args: Argument) -> asyncio.Future[Reply]:
         future: asyncio.Future[Reply] = self._loop.create_future()
         if self._closed:
             future.set_exception(BusUnavailable(f"the connection to {self._address} is closed"))
+            return future
+        if self._lost is not None:
+            future.set_exception(self._lost)
             return future
         self._unsent.append(_Call(_pack(args), future))
         if not self._flushing:
@@ -195,6 +203,8 @@ class RespTransport:
             try:
                 connection = self._blocking = _Connection(await self._reads_from.open())
             except (OSError, ServerError) as error:
+                if why := self._why_lost():
+                    raise BusLost(why) from error
                 raise BusUnavailable(f"no answer from {self._address}: {_reason(error)}") from error
         future: asyncio.Future[Reply] = self._loop.create_future()
         connection.send([_Call(_pack(args), future)])
@@ -206,7 +216,7 @@ class RespTransport:
                 return future.result()
             connection.abort()
         except BaseException:
-            # A reader that is cancelled must not leave a command behind whose entries nobody takes.
+            # A cancelled reader must not leave a command behind: nobody would handle the entries that it reads.
             connection.abort()
             raise
         self._blocking = None
@@ -214,7 +224,7 @@ class RespTransport:
         raise BusUnavailable(f"the connection to {self._address} broke during a read")
 
     def interrupt(self) -> None:
-        """Break the blocking read that waits, if there is one (used by a stop)."""
+        """Abort the blocking read under way, if any (used by a stop)."""
         if self._blocking is not None:
             self._blocking.abort()
 
@@ -228,10 +238,7 @@ class RespTransport:
             if connection is not None:
                 calls.extend(connection.waiting)
                 connection.abort()
-        for call in calls:
-            if not call.future.done():
-                call.future.set_exception(BusUnavailable(f"the connection to {self._address} was closed"))
-                call.future.exception()  # whoever does not wait any more need not be warned
+        _fail(calls, BusUnavailable(f"the connection to {self._address} was closed"))
 
     def _start(self) -> None:
         if self._keeper is None:
@@ -247,10 +254,10 @@ class RespTransport:
         connection.send(calls)
 
     async def _keep(self) -> None:
-        """Keep a connection up; what it had not answered goes first over the next one."""
+        """Keep a connection open. Calls without a reply go first over the next one."""
         from redis.backoff import DecorrelatedJitterBackoff  # here: the import takes 0.1 s
 
-        # Of redis-py's kinds the one that may go on for ever: others count in powers of two until those overflow.
+        # The only backoff of redis-py that may go on forever: the others compute powers of two until they overflow.
         backoff = DecorrelatedJitterBackoff(BACKOFF_LAST_SECONDS, BACKOFF_FIRST_SECONDS)
         failures = 0
         while not self._closed:
@@ -258,19 +265,24 @@ class RespTransport:
                 connection = _Connection(await self._calls_to.open())
             except (OSError, ServerError) as error:
                 self._last_error = error
+                if why := self._why_lost():
+                    self._lost = BusLost(why)
+                    _fail(self._unsent, self._lost)
+                    self._unsent = []
+                    return
                 failures += 1
                 await asyncio.sleep(backoff.compute(failures))
                 continue
             backoff.reset()
             failures = 0
-            self._made += 1
+            self.reconnects += self._connected.is_set()
             self._connection = connection
             self._connected.set()
             self._flush()
             try:
                 await self._watch(connection)
             except asyncio.CancelledError:
-                connection.abort()  # the end of an event loop cancels this, and nobody calls close()
+                connection.abort()  # an event loop that ends cancels this task, and nobody calls close()
                 raise
             self._connection = None
             self._unsent[:0] = [call for call in connection.waiting if not call.future.done()]
@@ -279,22 +291,29 @@ class RespTransport:
             self._calls_to.follow(connection.moved)
 
     async def _watch(self, connection: _Connection) -> None:
-        """Return when the connection is lost, or silent for too long while calls wait."""
+        """Return when the connection is lost, or has been silent for too long while calls wait."""
         while not connection.lost.done():
             await asyncio.wait((connection.lost,), timeout=self._silence_seconds / 4)
             if connection.waiting and self._loop.time() - connection.heard_at > self._silence_seconds:
                 return
 
     def _patience(self, args: tuple[Argument, ...]) -> float | None:
-        """How long a blocking read may take: its own BLOCK and the silence that a dead connection is granted."""
+        """Return how long a blocking read may take: its BLOCK time plus the allowed silence; None: forever."""
         for name, value in itertools.pairwise(args):
             if name == "BLOCK":
                 return float(value) / 1000 + self._silence_seconds if int(value) else None
         return self._silence_seconds
 
 
+def _fail(calls: Iterable[_Call], error: BusUnavailable) -> None:
+    for call in calls:
+        if not call.future.done():
+            call.future.set_exception(error)
+            call.future.exception()  # no warning if nobody waits any more
+
+
 def _refuses(error: BaseException | None) -> bool:
-    """Whether the server has said no, and not "later" or "elsewhere": more time would change nothing."""
+    """Return whether the server refuses the connection, so that waiting longer would not help."""
     return isinstance(error, ServerError) and not str(error).startswith(_ELSEWHERE)
 
 
@@ -305,22 +324,22 @@ def _reason(error: BaseException | None) -> str:
 
 
 def text(item: Reply) -> str:
-    """A text or a number, as text."""
+    """Return a text or a number as text."""
     return item.decode() if isinstance(item, bytes) else str(item)
 
 
 def texts(reply: Reply) -> list[str]:
-    """Each item of a list, as `text` gives it."""
+    """Return each item of a list as text."""
     return [text(item) for item in cast(list[Reply], reply)]
 
 
 def fields(reply: Reply) -> dict[str, bytes]:
-    """A hash, or any list of names and values, by name."""
+    """Return a hash, or any list of names and values, as a dict."""
     flat = cast(list[bytes], reply)
     return {flat[at].decode(): flat[at + 1] for at in range(0, len(flat), 2)}
 
 
 def position(entry: str) -> tuple[int, int]:
-    """What ids of a stream's entries compare by: milliseconds, then sequence number (0 where it is left out)."""
+    """Return the sort key of a stream entry's id: milliseconds, then sequence number (0 if left out)."""
     milliseconds, _, sequence = entry.partition("-")
     return int(milliseconds), int(sequence or 0)

@@ -1,6 +1,6 @@
-"""From the broker's URL to a connection: redis-py reads the URL, connects, signs in and finds masters.
+"""Turns the broker's URL into a connection: redis-py parses the URL, connects, authenticates and finds masters.
 
-redis-py is imported where it is used: that takes 0.1 s, and a program that imports `weft` may never connect.
+Functions here import redis-py when they need it: that takes 0.1 s, and a program that imports `weft` may never connect.
 """
 
 from __future__ import annotations
@@ -21,31 +21,35 @@ if TYPE_CHECKING:
     from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
     from redis.exceptions import RedisError
 
+logger = logging.getLogger(__name__)
 
+CONNECT_TIMEOUT_SECONDS = 2.0
 MEMORY = "memory://"
-"""A server of this process alone; `bus/private_server.py`."""
+"""The URL of a server for this process alone: see `bus/private_server.py`."""
 
 SCHEMES = {
     "redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss", "unix": "unix",
     "redis+sentinel": "redis", "rediss+sentinel": "rediss",
 }  # fmt: skip
-"""What redis-py calls each scheme of ours."""
+"""Schemes that Weft accepts, and the names that redis-py has for them."""
 TLS_OPTIONS = (
     "ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile", "ssl_password",
 )  # fmt: skip
 SENTINEL_OPTIONS = ("sentinel_password", "sentinel_ssl", "sentinel_username")
 OPTIONS = ("credential_provider", "db", *SENTINEL_OPTIONS, *TLS_OPTIONS)
 SENTINEL_PORT = 26379
-QUICK = {"socket_connect_timeout": 0.5, "socket_timeout": 0.5}
-"""One of several servers that accepts and says nothing must leave time to ask the others within a connect."""
+QUICK_TIMEOUTS = {"socket_connect_timeout": 0.5, "socket_timeout": 0.5}
+"""With several servers, one that accepts but never replies must leave time to ask the others."""
 _QUOTING = "in a password, write / as %2F, ? as %3F, # as %23 and @ as %40"
 
-Options = Mapping[str, Any]  # Any: redis-py's keyword arguments, each of a type of its own
+Place = tuple[str, int]
+"""A server's host and port."""
+Options = Mapping[str, Any]  # Any: redis-py's keyword arguments of different types
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One broker: what redis-py's connections to it are made with."""
+    """One broker, with redis-py's options for connections to it."""
 
     options: Options
     """`host` and `port`, or `path`, with `db`, `username`, `password` and `ssl_…`."""
@@ -56,7 +60,7 @@ class Address:
 
     @property
     def host(self) -> str:
-        """Empty where the server is a socket, or the one that Sentinels name."""
+        """Empty for a socket, and if Sentinels name the server."""
         return "" if self.path or self.master else str(self.options.get("host", "localhost"))
 
     @property
@@ -68,9 +72,9 @@ class Address:
         return int(self.options.get("db", 0))
 
     def pool(self) -> ConnectionPool:
-        """What makes connections to this broker.
+        """Return a pool that makes connections to this broker.
 
-        RESP2 is the form of replies that this package reads; it spares a HELLO and the announcement of the client.
+        They use RESP2, whose replies this package parses. That also saves a HELLO and the client's announcement.
         """
         from redis.asyncio.connection import ConnectionPool, SSLConnection, UnixDomainSocketConnection
         from redis.asyncio.retry import Retry
@@ -79,8 +83,8 @@ class Address:
 
         spoken: dict[str, Any] = {"protocol": 2, "driver_info": None}  # Any: as Options
         if self.master:
-            # Whoever connects asks again; a Sentinel that is away must not be waited for.
-            once = {"retry": Retry(NoBackoff(), 0), **QUICK}
+            # The caller connects again, so an unreachable Sentinel must not block this connect.
+            once = {"retry": Retry(NoBackoff(), 0), **QUICK_TIMEOUTS}
             sentinel = Sentinel(self.sentinels, sentinel_kwargs={**spoken, **once, **self.sentinel_options})
             return SentinelConnectionPool(self.master, sentinel, ssl=self.tls, **self.options, **spoken)
         if self.path:
@@ -90,7 +94,7 @@ class Address:
         return ConnectionPool(**self.options, **spoken)
 
     def check(self) -> None:
-        """Raise ConfigurationError where a connection cannot even be made: a file or a value that is wrong."""
+        """Raise ConfigurationError for a wrong file or value that makes any connection impossible."""
         from redis.asyncio.connection import SSLConnection
         from redis.exceptions import RedisError
 
@@ -108,7 +112,7 @@ class Address:
             ) from None
 
     def __str__(self) -> str:
-        """Without the password: this goes into messages."""
+        """Return the address for messages, without the password."""
         if self.path:
             return f"unix://{self.path}"
         if self.master:
@@ -117,10 +121,10 @@ class Address:
 
 
 def parse_address(url: str) -> Address:
-    """Read `redis://`, `rediss://` (TLS), `unix://` or `redis+sentinel://a:26379,b:26379/master/0`, with redis-py.
+    """Parse `redis://`, `rediss://` (TLS), `unix://` or `redis+sentinel://a:26379,b:26379/master/0`, with redis-py.
 
-    Raises ConfigurationError naming WEFT_REDIS_URL, also where redis-py would pass over a mistake. It shows nothing of
-    the URL that may be a part of a password.
+    Raises ConfigurationError naming WEFT_REDIS_URL, also for mistakes that redis-py ignores. The error shows no part of
+    the URL that may belong to a password.
     """
     parts = _split(url)
     sentinels: tuple[tuple[str, int], ...] = ()
@@ -158,7 +162,7 @@ def parse_address(url: str) -> Address:
 
 
 def _split(url: str) -> SplitResult:
-    """The parts of a URL, where none of them can be a part of a password that was not quoted."""
+    """Return the parts of a URL. Raises ConfigurationError if one may belong to a password that was not quoted."""
     try:
         parts = urlsplit(url)
     except ValueError as error:
@@ -171,7 +175,7 @@ def _split(url: str) -> SplitResult:
 
 
 def _read(parts: SplitResult) -> dict[str, Any]:  # Any: as Options
-    """What redis-py reads in a URL of one server."""
+    """Return the options that redis-py parses from the URL of one server."""
     from redis.asyncio.connection import parse_url
 
     try:
@@ -183,7 +187,7 @@ def _read(parts: SplitResult) -> dict[str, Any]:  # Any: as Options
             raise _wrong(f"{error}") from None
         raise _wrong(f"the port is no number up to 65535; {_QUOTING}") from None
     options.pop("connection_class", None)
-    # redis-py takes database 0 where it cannot read the path, and 12 for /1/2.
+    # redis-py takes database 0 if it cannot parse the path, and 12 for /1/2.
     path = "" if parts.scheme == "unix" else parts.path.strip("/")
     if path and ("db" not in options or "/" in path):
         raise _wrong("the database behind the last / is not a number, as in …:6379/0")
@@ -199,7 +203,7 @@ def _sentinel(text: str) -> tuple[str, int]:
 
 
 def _credential_provider(options: Options) -> object:
-    """What `credential_provider=package.module:name` names, called where it is a class or a function."""
+    """Return the object that `credential_provider=package.module:name` names, or the result of calling it."""
     from redis.credentials import CredentialProvider
 
     if options.keys() & {"username", "password"}:
@@ -219,19 +223,10 @@ def _wrong(what: str) -> ConfigurationError:
     return ConfigurationError(f"WEFT_REDIS_URL: {what}")
 
 
-logger = logging.getLogger(__name__)
-
-CONNECT_TIMEOUT_SECONDS = 2.0
-
-Place = tuple[str, int]
-"""A server's host and port."""
-
-
 class Connector:
-    """Connects to the server that an address names: itself, by Sentinels, or as one of a Cluster.
+    """Connects to the server that an address names: directly, by Sentinels, or as one of a Cluster.
 
-    Which server of a Cluster is decided by what was asked last: MOVED names it, and after a loss the servers that are
-    left do.
+    In a Cluster, the last request selects the server: MOVED names it, and after a loss the remaining servers do.
     """
 
     def __init__(self, address: Address) -> None:
@@ -239,14 +234,14 @@ class Connector:
         self._pool = address.pool()
         self._is_cluster: bool | None = None
         self._servers: list[Place] = []
-        """Of the Cluster, as far as they are known."""
+        """The known servers of the Cluster."""
         self._warned = False
         self._slot: int | None = None
         self._place: Place | None = None
-        """Where the slot is in the Cluster; None: to be looked up, or what the address says."""
+        """The server of the slot in the Cluster; None: look it up, or use the address."""
 
     async def open(self) -> AbstractConnection:
-        """Connect, sign in and make sure that the server is ready. Raises OSError or ServerError."""
+        """Connect, authenticate and check that the server is ready. Raises OSError or ServerError."""
         from redis.exceptions import RedisError
 
         place, self._place = self._place, None
@@ -264,14 +259,14 @@ class Connector:
         return connection
 
     def follow(self, moved: ServerError | None) -> None:
-        """Go where MOVED says; without it the connection was lost, and a Cluster is asked where the slot is now."""
+        """Use the server that MOVED names. Without it the connection was lost: the next `open` asks the Cluster."""
         from redis.exceptions import MovedError
 
         self._place = None
         if moved is not None and str(moved).startswith("MOVED"):
-            told = MovedError(str(moved).removeprefix("MOVED "))
-            self._slot = told.slot_id
-            self._place = (told.host or self._address.host, told.port)
+            target = MovedError(str(moved).removeprefix("MOVED "))
+            self._slot = target.slot_id
+            self._place = (target.host or self._address.host, target.port)
 
     async def _open(self, place: Place | None) -> AbstractConnection:
         if self._servers and place is None:
@@ -311,7 +306,7 @@ class Connector:
                 await connection.connect()
                 return connection
             except MasterNotFoundError as error:
-                some_failed = " : " in str(error)  # that, and not how, is what it tells
+                some_failed = " : " in str(error)  # it tells that some failed, but not how
             if some_failed:
                 await _check_sentinels(sentinel)
             raise ConnectionRefusedError(f"the Sentinels know no master {self._address.master!r} that is up")
@@ -319,24 +314,24 @@ class Connector:
             await sentinel.aclose()
 
     async def _learn(self) -> None:
-        """Learn a Cluster's servers while one answers: when it is gone, another tells where its slots are."""
+        """Learn a Cluster's servers while one replies: when it is gone, another one tells where its slots are."""
         try:
             await self._look_up()
         except OSError as error:
             if not self._warned:
                 self._warned = True
                 logger.warning(
-                    "cannot read which servers the Cluster has: without the one that WEFT_REDIS_URL names nobody is"
-                    " asked where keys are; does the broker's user have +cluster|slots? (%s)",
+                    "cannot read which servers the Cluster has: Weft can only ask the one that WEFT_REDIS_URL names"
+                    " where keys are; give the broker's user +cluster|slots (%s)",
                     error,
                 )
 
     async def _look_up(self) -> Place:
-        """Ask the Cluster where the slot is; any of its servers, where none is known yet."""
+        """Ask the Cluster where the slot is. Return any of its servers if the slot is not known yet."""
         from redis.asyncio.cluster import ClusterNode, NodesManager
         from redis.exceptions import RedisClusterException, RedisError
 
-        options: dict[str, Any] = {**self._pool.connection_kwargs, **QUICK}  # Any: see Options
+        options: dict[str, Any] = {**self._pool.connection_kwargs, **QUICK_TIMEOUTS}  # Any: see Options
         first = (options.pop("host", "localhost"), options.pop("port", 6379))
         options["connection_class"] = self._pool.connection_class
         nodes = [ClusterNode(host, port, **options) for host, port in dict.fromkeys((*self._servers, first))]
@@ -361,7 +356,7 @@ async def _ask(connection: AbstractConnection, *command: str) -> object:
 
 
 async def _says_cluster(connection: AbstractConnection) -> bool:
-    """Whether this is a server of a Cluster. HELLO is what every user may ask."""
+    """Return whether this is a server of a Cluster. Uses HELLO, which every user may send."""
     from redis.exceptions import ResponseError
 
     try:
@@ -372,21 +367,21 @@ async def _says_cluster(connection: AbstractConnection) -> bool:
 
 
 async def _check_sentinels(sentinel: Sentinel) -> None:
-    """Raise what keeps the first Sentinel that cannot be asked from answering."""
+    """Raise the error of the first Sentinel that does not reply."""
     from redis.exceptions import RedisError
 
     for each in sentinel.sentinels:
         try:
             await each.ping()
         except RedisError as error:
-            told = _plain(error)
-            raise ServerError(f"{told} (a Sentinel)") if isinstance(told, ServerError) else told from error
+            cause = _plain(error)
+            raise ServerError(f"{cause} (a Sentinel)") if isinstance(cause, ServerError) else cause from error
 
 
 async def _resolve(host: str) -> None:
-    """Look a name up before redis-py does.
+    """Resolve a host name before redis-py does.
 
-    A look-up cannot be stopped, and uvloop reports one that fails after the connect has been given up as a defect.
+    A lookup cannot be stopped, and uvloop reports one that fails after its connect was cancelled as a defect.
     """
     looking = asyncio.ensure_future(asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM))
     looking.add_done_callback(lambda looked: looked.cancelled() or looked.exception())
@@ -394,7 +389,7 @@ async def _resolve(host: str) -> None:
 
 
 def _plain(error: RedisError | UnicodeError) -> OSError | ServerError:
-    """What an error of redis-py means: a reply of the server, or what happened to the connection."""
+    """Convert an error of redis-py to the server's error reply or the connection's error."""
     from redis.exceptions import RedisError, ResponseError
 
     if isinstance(error, RedisError):
@@ -404,6 +399,6 @@ def _plain(error: RedisError | UnicodeError) -> OSError | ServerError:
             return ServerError(str(error))
     under = error.__context__ or error
     if isinstance(under, UnicodeError):
-        what = "the host's name cannot be one: a part of it is empty, or longer than 63 letters"
+        what = "this is not a valid host name: a part of it is empty, or longer than 63 letters"
         return socket.gaierror(socket.EAI_NONAME, what)
     return under if isinstance(under, OSError) else ConnectionResetError(str(error))

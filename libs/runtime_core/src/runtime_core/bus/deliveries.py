@@ -1,39 +1,161 @@
-"""Verbs that bring deliveries to an owner (read, find again, adopt, load), and the owner's own: live, lead, leave."""
+"""Verbs by which an owner gets deliveries (read, reopen, adopt, load), and keeps its place (heartbeat, lead, leave)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 from runtime_core.bus.connection import Argument, Reply, texts
 from runtime_core.bus.keys import group_of
 from runtime_core.bus.partition import Partition
-from runtime_core.bus.values import Adopted, Delivery, Journaled, RunFields, pairs
 from runtime_core.errors import Fenced, InvalidInput, ServerError, TurnTaken
+from runtime_core.telemetry.spans import NO_SPAN
 
+HEADER_FORMAT = b"1"
 QUARANTINE_AFTER = 3
-"""Deliveries after which an entry is run alone."""
+"""After this many deliveries an entry runs alone, in quarantine."""
 CONDEMN_AFTER = 2
-"""Deaths in quarantine after which an entry is a dead letter."""
-
-
+"""After this many deaths of its process in quarantine, an entry becomes a dead letter."""
 LIVE = (b"accepted", b"running", b"waiting")
 """Statuses of a task that has not ended."""
 
 
+class Delivery:
+    """One entry of a work stream, delivered to this owner.
+
+    The header `h` has one value per line: format, kind (`start`, `resume`, `call`), task, run, name, key, attempt
+    (from 1) and turn.
+    """
+
+    __slots__ = (
+        "attempt", "context", "data", "deliveries", "entry", "errors", "key", "kind", "mark", "name", "partition",
+        "quarantined", "run", "span", "step", "stream", "task", "trace", "turn", "waits",
+    )  # fmt: skip
+
+    def __init__(self, partition: int, stream: str, entry: bytes) -> None:
+        self.partition = partition
+        self.stream = stream
+        self.entry = entry
+        self.kind = self.task = self.run = self.name = self.key = self.step = self.trace = ""
+        self.span = NO_SPAN
+        self.attempt = 1
+        self.turn = 0
+        self.data = b""
+        self.context = b""
+        self.errors = b""
+        self.deliveries = 1
+        self.quarantined = False
+        self.mark = ""
+        """The mark of a call that may not be repeated and has started; empty: it is not marked."""
+        self.waits = 0
+        """How many calls its turn waits for now."""
+        # `span` traces its handling. `trace` is the traceparent for events that it causes, empty if not traced.
+
+    def parse(self, fields: list[bytes]) -> Delivery:
+        """Read the entry's fields. Raises InvalidInput if the bus has not written them, or uses another format."""
+        try:
+            if fields[0] != b"h":
+                raise InvalidInput("h", "missing: only the bus's functions may write to work streams")
+            version = fields[1].partition(b"\n")[0]
+            if version != HEADER_FORMAT:
+                raise InvalidInput(
+                    "h", f"has format {version.decode()[:20]!r}, this release reads {HEADER_FORMAT.decode()}"
+                )
+            _, self.kind, self.task, self.run, self.name, self.key, attempt, turn = fields[1].decode().split("\n")
+            self.attempt = int(attempt)
+            self.turn = int(turn)
+        except (IndexError, ValueError) as error:
+            raise InvalidInput("h", f"not a header of the bus: {error}") from None
+        if (self.kind == "call") is self.stream.startswith("agent") or (self.kind == "call" and "/" not in self.run):
+            raise InvalidInput("h", f"not a header of the bus: {self.kind!r} of {self.run!r} on {self.stream}")
+        for at in range(2, len(fields) - 1, 2):
+            name = fields[at]
+            if name == b"d":
+                self.data = fields[at + 1]
+            elif name == b"s":
+                self.step = fields[at + 1].decode()
+            elif name == b"x":
+                self.context = fields[at + 1]
+            elif name == b"e":
+                self.errors = fields[at + 1]
+        return self
+
+    @property
+    def instance(self) -> str:
+        """`agent/key` if the user gave the agent a key, else empty."""
+        return f"{self.name}/{self.key}" if self.key and self.kind != "call" else ""
+
+    def __repr__(self) -> str:
+        return f"<Delivery {self.stream} {self.entry.decode()} {self.kind} {self.name} {self.task}/{self.run}>"
+
+
+@dataclass(slots=True)
+class Adopted:
+    """Deliveries that this owner reclaimed from dead owners."""
+
+    deliveries: list[Delivery]
+    condemned: list[Delivery]
+    malformed: list[tuple[str, bytes, str]]
+    """(stream, entry, reason) of entries that are not valid work."""
+    must_be_idle: bool
+    """Whether a quarantined entry waits until this owner has no other delivery."""
+
+
+@dataclass(slots=True)
+class RunFields:
+    """The fields of a run that a replay needs. A new run only has data and time."""
+
+    cur: str = ""
+    status: str = ""
+    """The task's."""
+    context: bytes = b""
+    state: bytes = b""
+    """The instance's state at the start of the run."""
+    header: str = ""
+    """The task's."""
+    data: bytes = b""
+    turn: int = 0
+    started_ms: int = 0
+    journal: dict[str, bytes] = field(default_factory=dict)
+    pending: dict[str, str] = field(default_factory=dict)
+    overrides: dict[str, bytes] = field(default_factory=dict)
+    """The instance's state from a step on, if a nested run has changed it."""
+    unrecorded: list[str] = field(default_factory=list)
+    """Journaled steps whose rows are not on the record yet."""
+    withdrawn: bool = False
+    """Whether nobody wants the task's answer any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Journaled:
+    """The journal of a run since its last committed turn."""
+
+    steps: list[str]
+    """Steps that were finished in mid-turn."""
+    called: bool
+    """Whether the run has made calls in mid-turn."""
+
+
+def pairs(reply: object) -> list[tuple[bytes, list[bytes]]]:
+    """Return the entries of a stream's reply as (id, fields), without those that were deleted meanwhile."""
+    entries = cast(list[tuple[bytes, list[bytes] | None] | None], reply or [])
+    return [(entry[0], entry[1]) for entry in entries if entry is not None and entry[1] is not None]
+
+
 def steps_of(unwritten: bytes) -> list[str]:
-    """The steps in a run's field `w`: one line each, the step's id before its kind and name."""
+    """Return the step ids in a run's field `w`: one line each, with the step's id before its kind and name."""
     return [line.partition("\t")[0] for line in unwritten.decode().splitlines() if line]
 
 
 class TakingVerbs(Partition):
-    """What an owner takes from work streams, and what a replay needs of it."""
+    """Verbs that read work streams, and load what a replay needs."""
 
     async def read(
         self, streams: Sequence[str], count: int, block_ms: int
     ) -> tuple[list[Delivery], list[tuple[str, bytes, str]]]:
-        """Take up to `count` entries: the deliveries, and (stream, entry, why) of entries that are no work."""
+        """Read up to `count` entries. Return deliveries, and (stream, entry, reason) of entries without valid work."""
         keys = [self.keys.stream(stream) for stream in streams]
         try:
             reply = await self.transport.blocking(
@@ -54,7 +176,7 @@ class TakingVerbs(Partition):
         return taken, malformed
 
     async def join(self, stream: str) -> None:
-        """Be a consumer of the stream's group before anything was read: some servers make one at its first entry."""
+        """Join the stream's group before the first read: some servers add a consumer only with its first entry."""
         try:
             await self.transport.call(
                 "XGROUP", "CREATECONSUMER", self.keys.stream(stream), group_of(stream), self.owner
@@ -65,12 +187,12 @@ class TakingVerbs(Partition):
             await self.make_groups((stream,))
 
     async def answered_by(self, task: str, run: str, steps: Sequence[str]) -> list[str]:
-        """The traceparents of the spans that gave the results of these steps, where they were traced."""
+        """Return the traceparents of the spans that gave these steps their results, as far as they were traced."""
         found = await self.transport.call("HMGET", self.keys.run(task, run), *(f"l:{step}" for step in steps))
         return [each.decode() for each in cast(list[bytes | None], found) if each]
 
     async def own_pending(self, stream: str) -> dict[bytes, int]:
-        """Entries that the group says this owner holds, with their delivery counts."""
+        """Return the entries that are pending for this owner, with their delivery counts."""
         found: dict[bytes, int] = {}
         start = "-"
         while True:
@@ -95,7 +217,7 @@ class TakingVerbs(Partition):
     async def reopen(
         self, stream: str, entries: dict[bytes, int]
     ) -> tuple[list[Delivery], list[tuple[str, bytes, str]]]:
-        """Deliveries of entries that this owner holds without knowing it (a read's reply was lost)."""
+        """Return deliveries of pending entries that this owner never got, because the reply of a read was lost."""
         taken: list[Delivery] = []
         malformed: list[tuple[str, bytes, str]] = []
         for entry, deliveries in entries.items():
@@ -107,8 +229,8 @@ class TakingVerbs(Partition):
                 await self.transport.call("XACK", self.keys.stream(stream), group_of(stream), entry)
         return taken, malformed
 
-    async def adopt(self, stream: str, count: int, empty_handed: bool) -> Adopted:
-        """Take over what dead owners of a stream hold."""
+    async def adopt(self, stream: str, count: int, idle: bool) -> Adopted:
+        """Reclaim up to `count` deliveries of a stream from dead owners. `idle`: this owner has no other delivery."""
         reply = cast(
             list[Reply],
             await self.call(
@@ -116,7 +238,7 @@ class TakingVerbs(Partition):
                 self.owner,
                 stream,
                 count,
-                "1" if empty_handed else "0",
+                "1" if idle else "0",
                 QUARANTINE_AFTER,
                 CONDEMN_AFTER,
             ),
@@ -157,7 +279,7 @@ class TakingVerbs(Partition):
         return delivery
 
     async def load(self, delivery: Delivery) -> RunFields | None:
-        """What a replay needs of the delivery's run; None where the run is no more."""
+        """Return what a replay of the delivery's run needs; None if the run is gone."""
         reply = cast(
             list[bytes],
             await self.call("load", delivery.task, delivery.run, delivery.instance, delivery.entry),
@@ -188,39 +310,39 @@ class TakingVerbs(Partition):
         return fields
 
     async def begin_turn(self, delivery: Delivery) -> Journaled | None:
-        """Begin to do steps of a turn by itself: what the run has journaled since its last committed turn.
+        """Begin the part of a turn that this process executes. Return the journal since the last committed turn.
 
-        None where the turn is no longer this delivery's. Raises Fenced, and TurnTaken where another living owner does
-        steps of this turn.
+        Returns None if the turn is no longer this delivery's. Raises Fenced, and TurnTaken if another live owner works
+        on this turn.
         """
         reply = await self.call("begin_turn", self.owner, delivery.entry, delivery.task, delivery.run)
         self._fence(reply)
         if reply == b"BUSY":
-            raise TurnTaken(f"another process is in the turn of {delivery!r}")
+            raise TurnTaken(f"another process works on the turn of {delivery!r}")
         if reply == b"DONE":
             return None
-        steps, asked = cast(list[bytes], reply)
-        return Journaled(steps_of(steps), asked == b"1")
+        steps, called = cast(list[bytes], reply)
+        return Journaled(steps_of(steps), called == b"1")
 
     async def is_live(self, task: str) -> bool:
-        """Whether the broker knows the task, and it has not ended."""
+        """Return whether the broker has the task, and it has not ended."""
         return await self.transport.call("HGET", self.keys.task(task), "status") in LIVE
 
     async def results(self, task: str, run: str, steps: Sequence[str]) -> list[bytes | None]:
-        """Journal values of these steps of a run, None where one is still missing."""
+        """Return the journal values of these steps of a run; None for one without a result."""
         reply = await self.transport.call("HMGET", self.keys.run(task, run), *[f"j:{step}" for step in steps])
         return cast(list[bytes | None], reply)
 
 
 class OwnerVerbs(Partition):
-    """Heartbeat, leadership, and a clean end."""
+    """Heartbeat, leadership, and a clean exit."""
 
     async def beat(self, lease_ms: int, first: bool, since_ms: str) -> tuple[str, list[str], int]:
-        """Say that this owner lives, and count the silence of others.
+        """Send a heartbeat, which also measures the silence of other owners.
 
-        Returns the broker's time (for the next `since_ms`), the tasks that ended early from then on (those of that very
-        millisecond may have been told before), and how many owners this beat declared dead. Raises `Fenced` where this
-        owner was declared dead.
+        Returns the broker's time (for the next `since_ms`), the tasks that ended early since `since_ms` (it may repeat
+        those of that very millisecond), and how many owners this heartbeat declared dead. Raises `Fenced` if this owner
+        was declared dead.
         """
         sent = time.monotonic()
         reply = texts(
@@ -232,7 +354,7 @@ class OwnerVerbs(Partition):
         return reply[1], reply[3:], int(reply[2])
 
     async def recently_stopped(self, offset: int, count: int) -> list[tuple[str, int]]:
-        """A page of what the broker remembers of stopped tasks, newest first, as heartbeats tell of them, and when."""
+        """Return a page of tasks that ended early, newest first: each as heartbeats name it, with its time (ms)."""
         reply = cast(
             list[bytes],
             await self.transport.call(
@@ -242,14 +364,14 @@ class OwnerVerbs(Partition):
         return [(reply[at].decode(), int(float(reply[at + 1]))) for at in range(0, len(reply), 2)]
 
     async def lead(self, role: str, floor: int = 0) -> int:
-        """The epoch under which this owner leads a role, above `floor`, or 0 where another leads."""
+        """Return the epoch under which this owner leads a role, above `floor`, or 0 if another owner leads."""
         return cast(int, await self.call("lead", role, self.owner, floor))
 
     async def leave(self, unstarted: Iterable[Delivery]) -> None:
-        """Go: hand back what was not started without counting it, and let others adopt at once."""
-        handed: list[Argument] = []
+        """Leave: return unstarted deliveries without counting them, and let others reclaim immediately."""
+        returned: list[Argument] = []
         for delivery in unstarted:
-            handed += [delivery.stream, delivery.entry]
-        # From here on others may have what this owner held: code that has not ended yet must ask before its next step.
+            returned += [delivery.stream, delivery.entry]
+        # From now on others may own its deliveries: code that still runs must check before its next step.
         self.alive_until = 0.0
-        await self.call("leave", self.owner, *handed)
+        await self.call("leave", self.owner, *returned)

@@ -1,4 +1,4 @@
-"""Waits until an accepted command is on disk or on a replica, where `WEFT_DURABILITY` asks for it."""
+"""Waits until an accepted command is on disk or on a replica, if `WEFT_DURABILITY` requires it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ from typing import TypeVar, cast
 
 from runtime_core.bus.connection import Reply
 from runtime_core.bus.partition import Partition
-from runtime_core.bus.values import NotDurable
-from runtime_core.errors import ConfigurationError, ServerError
+from runtime_core.errors import ConfigurationError, Rejected, ServerError
 
 Answer = TypeVar("Answer")
 
-WAIT_SECONDS = 2.0
-SLICE_MS = 500
-"""A WAIT blocks its connection, which carries heartbeats too: they go out between two slices."""
+DURABLE_SECONDS = 2.0
+WAIT_SLICE_MS = 500
+"""How long one WAIT blocks its connection, which also carries heartbeats: they are sent between two slices."""
+
+
+class NotDurable(Rejected):
+    """The command took effect, but the broker may still lose it. Send the same command again to wait again.
+
+    `retry_after_seconds` is 0 if the connection broke during the wait.
+    """
 
 
 async def repeat_after_reconnect(command: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Send a command again as long as its connection breaks while it waits to be durable."""
+    """Send a command, and repeat it whenever the connection breaks during the wait for durability."""
     while True:
         try:
             return await command()
@@ -29,56 +35,59 @@ async def repeat_after_reconnect(command: Callable[[], Awaitable[Answer]]) -> An
 
 
 class DurabilityVerbs(Partition):
-    """What the verbs share that clients call and that are answered as accepted."""
+    """The base of the verbs whose commands Weft acknowledges as accepted."""
 
     _redis_on = -1
-    """The connection on which a server that keeps its settings to itself was found to be Redis."""
+    """The number of the connection whose server was found to be Redis although this user may not read its settings."""
 
     async def check_durability(self) -> None:
-        """Raise ConfigurationError where the server cannot promise the durability that clients wait for."""
+        """Raise ConfigurationError if the server cannot provide the configured durability."""
         if self.durability == "fast":
             return
         try:
             await self._wait(1)
         except ServerError as error:
             raise ConfigurationError(
-                f"WEFT_DURABILITY={self.durability}: the server cannot promise it ({error}); fsync needs an "
-                "append-only file and Redis 7.2 or Valkey, quorum a replica"
+                f"WEFT_DURABILITY={self.durability}: the server does not support it ({error}); fsync needs an "
+                "append-only file and Redis 7.2 or Valkey, quorum needs a replica"
             ) from error
         if self.durability == "fsync" and (problem := await self._fsync_problem()):
             raise ConfigurationError(f"WEFT_DURABILITY=fsync: {problem}")
 
     async def make_durable(self, connection: int, *, wrote: bool, task: str = "") -> None:
-        """Wait until the command that was just answered is on disk (`fsync`) or on a replica (`quorum`).
+        """Wait until the last command is on disk (`fsync`) or on a replica (`quorum`).
 
-        `connection` is `transport.reconnects` from before the command was sent. `wrote` is False where the command
-        found its work done already. Raises NotDurable where nothing is confirmed within two seconds.
+        `connection` is `transport.reconnects` from before the command was sent. `wrote` is False if the command found
+        its work already done. Raises NotDurable without a confirmation within two seconds.
         """
         if self.durability == "fast":
             return
         try:
             if not wrote:
-                # WAIT and WAITAOF cover the writes of their own connection only, and this one has written nothing.
-                await self.call("touch")
+                # WAIT and WAITAOF only cover writes of their own connection, and this one has written nothing.
+                await self.call("write_marker")
             confirmed = await self._confirmed()
             problem = await self._fsync_problem() if confirmed and self.durability == "fsync" else ""
         except ServerError as error:
             raise NotDurable(
-                "durability", f"the server cannot promise {self.durability}: {error}", 1.0, task
+                "durability", f"the server does not support {self.durability}: {error}", 1.0, task
             ) from error
         if self.transport.reconnects != connection:
-            # On a new connection WAIT answers at once: nothing was written there, perhaps not even on this server.
+            # On a new connection WAIT returns immediately: nothing was written on it, and the server may be another.
             raise NotDurable("durability", "the connection broke before the wait was over; send it again", 0.0, task)
         if problem:
             raise NotDurable("durability", problem, 1.0, task)
         if not confirmed:
             raise NotDurable(
-                "durability", f"not confirmed as {self.durability} within {WAIT_SECONDS:g} s; send it again", 1.0, task
+                "durability",
+                f"not confirmed as {self.durability} within {DURABLE_SECONDS:g} s; send it again",
+                1.0,
+                task,
             )
 
     async def _confirmed(self) -> bool:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not await self._wait(SLICE_MS):
+        deadline = time.monotonic() + DURABLE_SECONDS
+        while not await self._wait(WAIT_SLICE_MS):
             if time.monotonic() >= deadline:
                 return False
         return True
@@ -89,10 +98,10 @@ class DurabilityVerbs(Partition):
         return cast(int, await self.transport.call("WAIT", 1, timeout_ms)) >= 1
 
     async def _fsync_problem(self) -> str:
-        """Why WAITAOF promises nothing on this server; empty where it does.
+        """Return why WAITAOF guarantees nothing on this server, or an empty string if it does.
 
-        Under `everysec` Valkey 8.1 and 9 answer WAITAOF before they have called fdatasync. Redis waits: its WAITAOF
-        is enough where this user may not read the setting.
+        Under `everysec`, Valkey 8.1 and 9 reply to WAITAOF before they call fdatasync. Redis waits, so WAITAOF is
+        enough there even if this user may not read the setting.
         """
         if self._redis_on == self.transport.reconnects:
             return ""
@@ -109,10 +118,10 @@ class DurabilityVerbs(Partition):
         return f"the server's appendfsync is {policy}; set it to always (CONFIG SET appendfsync always)"
 
     async def _is_redis(self) -> bool:
-        """Whether this is Redis, as far as this user may know, and none of its descendants."""
+        """Return whether INFO shows that the server is Redis, and not one of its forks."""
         try:
             said = cast(bytes, await self.transport.call("INFO", "server"))
         except ServerError:
             return False
-        # Valkey calls itself Redis 7.2 and gives its own name besides.
+        # Valkey reports itself as Redis 7.2, and adds its own name.
         return b"redis_version:" in said and b"server_name:" not in said and b"valkey_version:" not in said

@@ -11,18 +11,18 @@ GROUPS = {
 """The one consumer group of each work stream."""
 
 NAMESPACE_FORMAT = 1
-"""What this release writes into a namespace. It reads its own format and the one before."""
+"""The format that this release writes. It reads this format and the one before."""
 STATE_MANAGER = "state-manager"
 TRAJECTORY_RECORDER = "trajectory-recorder"
 
 
 def group_of(stream: str) -> str:
-    """The group of a work stream, named with or without its pool (`tool`, `tool:gpu`)."""
+    """Return the group of a work stream, whose name may include a pool (`tool`, `tool:gpu`)."""
     return GROUPS[stream.partition(":")[0]]
 
 
 class Keys:
-    """The keys of one partition of a namespace. `{p}` makes them share a Cluster slot."""
+    """The keys of one partition of a namespace. They share a Cluster slot by `{p}`."""
 
     __slots__ = ("base", "namespace", "partition")
 
@@ -54,22 +54,22 @@ class Keys:
 
     @property
     def alive(self) -> str:
-        """Owners by the value of the beat clock at their last heartbeat: a sorted set."""
+        """Owners by the heartbeat clock at their last heartbeat: a sorted set."""
         return self.base + "alive"
 
     @property
     def replies(self) -> str:
-        """Answers on their way to a `replyto` outside the partition: a stream."""
+        """Answers to send to a `replyto` outside the partition: a stream."""
         return self.base + "replies"
 
     @property
     def asks(self) -> str:
-        """What instances in other partitions are asked, on its way to them: a stream."""
+        """Requests to send to instances in other partitions: a stream."""
         return self.base + "asks"
 
     @property
     def requests(self) -> str:
-        """Requests to other partitions that are open, by when to look at them next (ms): a sorted set."""
+        """Open requests to other partitions, by the time of their next check (ms): a sorted set."""
         return self.base + "requests"
 
     @property
@@ -79,22 +79,22 @@ class Keys:
 
     @property
     def open_tasks(self) -> str:
-        """Tasks that have not ended, by when they were started: a sorted set, for metrics."""
+        """Open tasks by their start time: a sorted set, for metrics."""
         return self.base + "open"
 
     @property
     def mailboxes(self) -> str:
-        """Instances by how many runs wait in their mailboxes: a sorted set, for metrics."""
+        """Instances by the number of runs in their mailboxes: a sorted set, for metrics."""
         return self.base + "mailboxes"
 
     @property
     def queues(self) -> str:
-        """How many new tasks wait for each work stream: a hash, with the state of their turns."""
+        """The number of new tasks that wait for each work stream, and the state of their turns: a hash."""
         return self.base + "queues"
 
     @property
     def tenants(self) -> str:
-        """Settings by tenant: a hash of weight, most open tasks and most tasks a second."""
+        """Settings by tenant (weight, limits on open tasks and on tasks per second): a hash."""
         return self.base + "tenants"
 
     def turns(self, stream: str) -> str:
@@ -106,12 +106,12 @@ class Keys:
         return f"{self.base}queue:{stream}|{tenant}"
 
     def open_tasks_of(self, tenant: str) -> str:
-        """Open tasks of a named tenant, by when they were started: a sorted set."""
+        """Open tasks of a named tenant, by their start time: a sorted set."""
         return f"{self.base}open:{tenant}"
 
     @property
     def agents(self) -> str:
-        """Known agents and their work streams: a hash."""
+        """Declared agents and their work streams: a hash."""
         return self.base + "agents"
 
     @property
@@ -120,53 +120,53 @@ class Keys:
 
     @property
     def engines(self) -> str:
-        """Work streams of engines that gateways serve, or that steps have waited on: a hash, each under itself."""
+        """Work streams of engines that gateways serve, or that steps wait on: a hash, each under its own name."""
         return self.base + "engines"
 
     @property
     def gateways(self) -> str:
-        """Streams of engines, and who serves them, by the beat clock when they last said so: a sorted set."""
+        """Streams of engines, and their gateways, by the heartbeat clock at the last announcement: a sorted set."""
         return self.base + "gateways"
 
     @property
     def engine_functions(self) -> str:
-        """Known engine functions, with and without their versions, and their pools: a hash."""
+        """Declared engine functions, with and without versions, and their pools: a hash."""
         return self.base + "functions"
 
     @property
     def interleaved(self) -> str:
-        """Agents whose instances handle events beside each other: a hash."""
+        """Agents whose instances handle events concurrently: a hash."""
         return self.base + "interleaved"
 
     @property
-    def enders(self) -> str:
-        """Agents whose apps have hooks at the end of a task, and the agents that run those: a hash."""
-        return self.base + "enders"
+    def end_hooks(self) -> str:
+        """Agents whose apps have hooks for the end of a task, and the agents that run those hooks: a hash."""
+        return self.base + "end_hooks"
 
     @property
     def topics(self) -> str:
-        """Who has subscribed to what: a hash by topic, with prefixes under `^`."""
+        """Subscriptions by topic, and those to prefixes under `^`: a hash."""
         return self.base + "topics"
 
     @property
-    def unheard(self) -> str:
-        """Messages on topics that nobody had subscribed to: a stream."""
-        return self.base + "unheard"
+    def undelivered(self) -> str:
+        """Messages on topics without subscribers, for agents that appear later: a stream."""
+        return self.base + "undelivered"
 
     @property
     def manifests(self) -> str:
-        """What each app and pool has declared: a hash of JSON."""
+        """Manifests by app and pool, as JSON: a hash."""
         return self.base + "manifests"
 
     @property
     def submits(self) -> str:
-        """Submits of the dedupe window by source and id: a hash."""
+        """The dedupe window: submits by source and id: a hash."""
         return self.base + "seen"
 
     @property
     def submits_in_order(self) -> str:
-        """The same, oldest first: a list of creation time, source and id."""
-        return self.base + "seenq"
+        """The dedupe window in order, oldest first: a list of creation time, source and id."""
+        return self.base + "seen_order"
 
     @property
     def schedules(self) -> str:
@@ -175,27 +175,27 @@ class Keys:
 
     @property
     def scheduled(self) -> str:
-        """Their ids by the time when they are due: a sorted set."""
+        """Ids of schedules by the time when they are due: a sorted set."""
         return self.base + "scheduled"
 
     @property
     def publishers(self) -> str:
-        """Publishers with ingress streams of their own, as JSON by name: a hash, in the first partition."""
+        """Publishers with separate ingress streams, as JSON by name: a hash, in the first partition."""
         return self.base + "publishers"
 
     @property
     def places(self) -> str:
-        """Partitions of tasks that live elsewhere than their id says: a hash."""
+        """Partitions of tasks that are not in the partition of their id: a hash."""
         return self.base + "places"
 
     @property
     def started(self) -> str:
-        """Calls that may not be repeated and have begun: a hash of owners."""
+        """Started calls that may not be repeated, and their owners: a hash."""
         return self.base + "started"
 
     @property
     def stopped(self) -> str:
-        """Tasks that ended early in the last minutes, by when: a sorted set."""
+        """Tasks that ended early in the last minutes, by time: a sorted set."""
         return self.base + "stopped"
 
     @property
@@ -204,11 +204,11 @@ class Keys:
 
     @property
     def states(self) -> str:
-        """Changes of runs, nodes and groups, for those who wait for them: a stream."""
+        """Changes of runs, nodes and groups, for waiters: a stream."""
         return self.base + "states"
 
     def node(self, node: str) -> str:
-        """A run node that user code has made: a hash."""
+        """A run node that user code has created: a hash."""
         return f"{self.base}node:{node}"
 
     def group(self, group: str) -> str:
@@ -216,21 +216,21 @@ class Keys:
         return f"{self.base}group:{group}"
 
     def nodes(self, index: str) -> str:
-        """Ids of run nodes, as in `nodes:task/<id>`, by when they expire: a sorted set."""
+        """Ids of run nodes by their expiry time, as in `nodes:task/<id>`: a sorted set."""
         return f"{self.base}nodes:{index}"
 
     def task(self, task: str) -> str:
         return f"{self.base}task:{task}"
 
     def run(self, task: str, run: str) -> str:
-        """The hash of a run; that of a task's first run is the task's own."""
+        """The hash of a run. A task's first run shares the task's hash."""
         return self.task(task) if run == "r" else f"{self.base}run:{task}/{run}"
 
     def out(self, task: str) -> str:
         return f"{self.base}out:{task}"
 
     def letters(self, counts: str) -> str:
-        """Counts of dead letters: `bytes` by share, `trimmed` by cause and share. Hashes; `letters.lua` has more."""
+        """Counts of dead letters: `bytes` by share, `trimmed` by cause and share. Hashes; see `letters.lua`."""
         return f"{self.base}letters:{counts}"
 
     def reply(self, client: str) -> str:
@@ -244,10 +244,10 @@ class Keys:
 
 
 def ingress(namespace: str, publisher: str = "") -> str:
-    """The stream on which any language submits tasks: that of one publisher, or the one that trusted programs share."""
+    """Return the stream for submits from any language: that of a publisher, or the one that trusted programs share."""
     return f"{namespace}:tasks:{publisher}" if publisher else f"{namespace}:tasks"
 
 
 def namespace_settings(namespace: str) -> str:
-    """What is fixed for the whole namespace (partitions, format): a hash."""
+    """Return the key of the namespace's fixed settings (partitions, format): a hash."""
     return f"{namespace}:settings"

@@ -1,7 +1,7 @@
-"""The functions of the bus: one file each, behind the files in `functions/shared/` whose helpers all of them use.
+"""Assembles the functions of the bus into one library: a file each, after the helpers in `functions/shared/`.
 
-Library and function names carry a digest of the source: two versions of Weft, or two programs, on one server never
-replace each other's functions.
+The names of the library and its functions contain a digest of the source, so that two versions of Weft, or two
+programs, on one server never replace each other's functions.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-# May they run at maxmemory? What settles work must (it frees memory); what starts work must not.
+# Whether a function may run at maxmemory. Those that finish work must (it frees memory); those that start it must not.
 FUNCTIONS = {
     "adopt": True,
     "announce_engine": True,
-    "answered": True,
+    "answer_request": True,
     "ask": True,
     "beat": True,
     "begin_call": True,
@@ -31,48 +31,48 @@ FUNCTIONS = {
     "due_requests": True,
     "emit": True,
     "erase": True,
-    "expire_call": True,  # stands on commit_call
+    "expire_call": True,  # calls commit_call
     "gateways": True,
     "idle": True,
+    "keep_letter": True,  # it replaces a larger entry, and letters are bounded
     "lead": True,
     "leave": True,
     "load": True,
-    "keep_letter": True,  # it takes the place of an entry that is larger, within the bound
     "mark_started": True,
+    "measure_backlog": True,
     "node": True,
     "progress": True,
     "promote": True,
     "publish": False,
-    "read_ingress": True,
     "put_state": False,
+    "read_ingress": True,
     "record": True,
     "recount_letters": True,
     "redrive": False,
-    "refill": True,  # what waits was accepted
+    "refill": True,  # waiting tasks were accepted before
     "refuse": True,
     "repair": True,
     "repeat_request": True,
     "retry": True,
     "schedule": True,
     "settle_call": True,
-    "signal": True,  # an answer lets a task end that is open already
-    "submit": False,
-    "fork": False,  # stands on submit
+    "signal": True,  # an answer lets an open task end
     "stream": True,
-    "survey": True,
+    "submit": False,
+    "fork": False,  # calls submit, so it comes after it
     "subscribe": False,
-    "touch": True,
     "trim": True,
     "trim_letters": True,
     "unclaim": True,
     "unsubscribe": True,
     "watch": True,
-    "withdraw": True,
+    "withdraw_request": True,
+    "write_marker": True,
 }
 
 
 FIELDS = "fields"
-"""The file that names fields. The library has their values in place, so that a name costs nothing when it runs."""
+"""The file that names fields. The library contains their values instead, so a name costs nothing at run time."""
 SHARED = (
     FIELDS,
     "text",
@@ -96,17 +96,18 @@ SHARED = (
     "engines",
     "calls",
     "checks",
+    "deliveries",
     "parts",
     "nodes",
     "claims",
     "queues",
 )
-"""Files in `functions/shared/`, in the order of assembly: a file uses only the names of those before it."""
+"""Files in `functions/shared/`, in the order of assembly: a file uses only names of earlier files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """One library: its source and, by short name, the names its functions have on the server."""
+    """One library: its source, and the names of its functions on the server by their short names."""
 
     name: str
     source: bytes
@@ -138,7 +139,7 @@ def library() -> Library:
 
 
 def source_of(name: str) -> str:
-    """Return the text of a Lua file: that of a function, or a shared one."""
+    """Return the text of a Lua file, of a function or shared."""
     folder = files("runtime_core.bus") / "functions"
     return ((folder / "shared" if name in SHARED else folder) / f"{name}.lua").read_text("utf-8")
 

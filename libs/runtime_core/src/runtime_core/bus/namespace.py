@@ -1,4 +1,4 @@
-"""Opening a namespace: is the server fit for it, and does it agree with what is stored there?"""
+"""Opens a namespace: checks the server, and the settings that are stored in the namespace."""
 
 from __future__ import annotations
 
@@ -6,36 +6,41 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import cast
 
 from runtime_core.bus.connection import RespTransport, Transport
 from runtime_core.bus.connector import MEMORY, Address, parse_address
 from runtime_core.bus.keys import NAMESPACE_FORMAT, Keys, namespace_settings
-from runtime_core.errors import BusUnavailable, ConfigurationError, ServerError
+from runtime_core.errors import BusLost, BusUnavailable, ConfigurationError, ServerError
 
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
-ROLE_LOOK_SECONDS = 0.25
+ROLE_POLL_SECONDS = 0.25
 OLDEST_REDIS = 7
-"""Valkey says that it is Redis 7.2, and its own version besides."""
+"""Valkey reports itself as Redis 7.2, and adds its own version."""
 
 
 async def connect(url: str, *, wait_seconds: float = CONNECT_SECONDS) -> Transport:
-    """A client of the broker at `url`. `memory://` is a private server, which this process starts at the first use.
+    """Return a client of the broker at `url`. `memory://` is a private server that this process starts at first use.
 
-    Raises ConfigurationError in one line where it cannot be reached.
+    Raises ConfigurationError, in one line, if the broker is unreachable.
     """
-    if url.startswith(MEMORY):
-        from runtime_core.bus.private_server import private_server  # here: services never use it
+    if not url.startswith(MEMORY):
+        return await _connected(parse_address(url), wait_seconds)
+    from runtime_core.bus.private_server import private_server, why_lost  # here: services never use it
 
-        url = await private_server(url)
-    address = parse_address(url)
+    return await _connected(parse_address(await private_server(url)), wait_seconds, why_lost)
+
+
+async def _connected(address: Address, wait_seconds: float, why_lost: Callable[[], str] = lambda: "") -> Transport:
     address.check()
-    transport = RespTransport(address)
+    transport = RespTransport(address, why_lost=why_lost)
     try:
         await transport.connect(wait_seconds)
+    except BusLost as lost:
+        raise ConfigurationError(str(lost)) from None
     except BusUnavailable as error:
         raise ConfigurationError(f"WEFT_REDIS_URL: {error}; {_remedy(error.__cause__, address)}") from error
     return transport
@@ -44,11 +49,11 @@ async def connect(url: str, *, wait_seconds: float = CONNECT_SECONDS) -> Transpo
 async def open_namespace(
     transport: Transport, namespace: str, partitions: int, limits: Mapping[str, int] | None = None
 ) -> list[Keys]:
-    """Check the server and the namespace; the keys of each partition.
+    """Check the server and the namespace, and return the keys of each partition.
 
-    `limits` (retention, stream_max, …) are stored for the functions of the bus where they are given.
-    Raises ConfigurationError in one line for an evicting or too old server, for other partitions, a newer format, and
-    where the broker's user may not do what Weft does.
+    Stores `limits` (retention, stream_max, …), if given, for the functions of the bus. Raises ConfigurationError, in
+    one line, if the server evicts keys or is too old, if the namespace has another number of partitions or a newer
+    format, and if the broker's user lacks rights.
     """
     await _check_policy(transport)
     try:
@@ -59,14 +64,14 @@ async def open_namespace(
     except ServerError as error:
         if str(error).startswith("OOM"):
             raise ConfigurationError(
-                f"WEFT_REDIS_URL: the broker's memory is full, and the namespace {namespace!r} is not there yet:"
+                f"WEFT_REDIS_URL: the broker's memory is full, and the namespace {namespace!r} does not exist yet:"
                 " raise maxmemory"
             ) from error
         if not str(error).startswith("NOPERM"):
             raise
         raise ConfigurationError(
-            f"WEFT_REDIS_URL: the broker's user may not work in the namespace {namespace!r} ({error}): name another"
-            " user or WEFT_NAMESPACE, or give it the rights that docs/operations.md has under The broker"
+            f"WEFT_REDIS_URL: the broker's user may not work in the namespace {namespace!r} ({error}): use another"
+            " user or WEFT_NAMESPACE, or grant the rights in docs/operations.md under The broker"
         ) from error
 
 
@@ -74,7 +79,7 @@ async def _opened(transport: Transport, namespace: str, partitions: int) -> list
     key = namespace_settings(namespace)
     stored = cast(list[bytes | None], await transport.call("HMGET", key, "partitions", "format"))
     if None in stored:
-        # Only then: at its memory limit a server takes no writes, and who comes back to drain it must get in.
+        # Write only if needed: a server at its memory limit refuses writes, and a process that drains it must start.
         await transport.call("HSETNX", key, "partitions", partitions)
         await transport.call("HSETNX", key, "format", NAMESPACE_FORMAT)
         stored = cast(list[bytes | None], await transport.call("HMGET", key, "partitions", "format"))
@@ -84,8 +89,8 @@ async def _opened(transport: Transport, namespace: str, partitions: int) -> list
 def _checked(namespace: str, partitions: int, stored: list[bytes]) -> list[Keys]:
     if int(stored[0]) != partitions:
         raise ConfigurationError(
-            f"WEFT_PARTITIONS={partitions}: the namespace {namespace!r} was made with {stored[0].decode()}, which is "
-            f"fixed; set WEFT_PARTITIONS={stored[0].decode()} or use another WEFT_NAMESPACE"
+            f"WEFT_PARTITIONS={partitions}: the namespace {namespace!r} was created with {stored[0].decode()}, which "
+            f"cannot change; set WEFT_PARTITIONS={stored[0].decode()} or use another WEFT_NAMESPACE"
         )
     if int(stored[1]) > NAMESPACE_FORMAT:
         raise ConfigurationError(
@@ -102,11 +107,11 @@ async def _set_limits(transport: Transport, meta: str, limits: Mapping[str, int]
     except ServerError as error:
         if not str(error).startswith("OOM"):
             raise
-        logger.warning("the broker's memory is full: the limits that it holds stay as they are until the next start")
+        logger.warning("the broker's memory is full: its stored limits stay as they are until the next start")
 
 
 def _remedy(cause: BaseException | None, address: Address) -> str:
-    """What to do about a broker that could not be reached, by what stood in the way."""
+    """Return what to do about an unreachable broker, by the cause."""
     said = str(cause)
     match cause:
         case ServerError() if said.endswith("(a Sentinel)"):
@@ -116,19 +121,19 @@ def _remedy(cause: BaseException | None, address: Address) -> str:
         case ServerError() if "DB index" in said:
             return "correct the database behind the last /"
         case ServerError() if said.startswith("LOADING"):
-            return "it reads its file still: start this again in a moment"
+            return "it is still loading its data: try again in a moment"
         case ServerError():
-            return "look at the server's log"
+            return "see the server's log"
         case ssl.SSLCertVerificationError():
-            return "give the certificates that sign the server's as ?ssl_ca_certs=…"
+            return "name the certificates that sign the server's as ?ssl_ca_certs=…"
         case ssl.SSLError():
-            return "does the server speak TLS there? Without TLS it is redis://"
+            return "does the server speak TLS there? Without TLS use redis://"
         case socket.gaierror():
-            return "is the host's name right?"
+            return "is the host name right?"
         case TimeoutError() | None if address.tls:
-            return "is it the server, and does it speak TLS there? Without TLS it is redis://"
+            return "is it the server, and does it speak TLS there? Without TLS use redis://"
         case ConnectionResetError() if not address.tls:
-            return "is it the server? With TLS it is rediss://"
+            return "is it the server? With TLS use rediss://"
     return "is the server running there?"
 
 
@@ -141,40 +146,44 @@ async def _check_policy(transport: Transport) -> None:
             f"WEFT_REDIS_URL: the server is Redis {version}, which has no functions: update it to Redis"
             f" {OLDEST_REDIS}.0 or newer, or Valkey"
         )
-    # In a Cluster calls go where their keys are, whichever of its servers is named.
-    if server.get("redis_mode") != "cluster":
+    # In a Cluster, calls go to the server of their keys, whichever server the URL names.
+    if not is_cluster(server):
         await _check_role(transport)
     policy = await memory_policy(transport)
     if policy and policy != "noeviction":
         raise ConfigurationError(
-            f"the server's maxmemory-policy is {policy}: it may evict work that is not done; "
+            f"the server's maxmemory-policy is {policy}: it may evict unfinished work; "
             "set it to noeviction (CONFIG SET maxmemory-policy noeviction)"
         )
 
 
 async def _check_role(transport: Transport) -> None:
-    looks = round(CONNECT_SECONDS / ROLE_LOOK_SECONDS)
-    for _ in range(looks):
+    for _ in range(round(CONNECT_SECONDS / ROLE_POLL_SECONDS)):
         if (await _info(transport, "replication")).get("role") != "slave":
             return
-        await asyncio.sleep(ROLE_LOOK_SECONDS)  # it may be about to become the master
+        await asyncio.sleep(ROLE_POLL_SECONDS)  # it may be about to become the master
     raise ConfigurationError(
-        "WEFT_REDIS_URL: the server is a replica, which takes no writes: name its master, or redis+sentinel://…"
+        "WEFT_REDIS_URL: the server is a replica, which refuses writes: name its master, or redis+sentinel://…"
     )
 
 
 async def memory_policy(transport: Transport) -> str:
-    """The server's eviction policy; empty where this user may not ask for it."""
+    """Return the server's eviction policy; empty if this user may not read it."""
     return (await server_memory(transport)).get("maxmemory_policy", "")
 
 
 async def server_memory(transport: Transport) -> dict[str, str]:
-    """The memory section of INFO; empty where this user may not ask for it."""
+    """Return the memory section of INFO; empty if this user may not read it."""
     return await _info(transport, "memory")
 
 
+def is_cluster(info: Mapping[str, str]) -> bool:
+    """Return whether INFO's section `server` is that of a server of a Cluster. Valkey has its own name for the mode."""
+    return "cluster" in (info.get("redis_mode"), info.get("server_mode"))
+
+
 async def server_info(transport: Transport) -> dict[str, str]:
-    """What INFO says of memory, clients, server, persistence and stats; empty where this user may not ask for it."""
+    """Return INFO's sections server, clients, memory, persistence and stats; empty if this user may not read it."""
     return await _info(transport, "server", "clients", "memory", "persistence", "stats")
 
 

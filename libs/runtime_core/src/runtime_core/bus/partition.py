@@ -1,4 +1,4 @@
-"""One partition of a namespace and its functions: what all verbs of the bus stand on."""
+"""One partition of a namespace and its functions: the base of all verbs of the bus."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from runtime_core.bus.keys import (
 )
 from runtime_core.bus.library import library
 from runtime_core.errors import Fenced, ServerError, is_temporary
-from runtime_core.record.shortening import ToldLists
+from runtime_core.record.contents import SentLists
 
 logger = logging.getLogger(__name__)
 
 LIBRARY_SECONDS = 30.0
-"""How long a process without the right to load functions waits for one that has it."""
+"""How long a process that may not load functions waits for one that may."""
 LIBRARY_LOOK_SECONDS = 0.1
 INSIST_SECONDS = 30.0
-"""How long a process keeps the outcome of finished work while the broker cannot store it."""
+"""How long a process retries to store the outcome of finished work while the broker cannot."""
 
 
 class Partition:
     """One partition of a namespace, seen by one owner.
 
-    `owner` is this process's incarnation: boot time and random, so that no name comes back. Every verb may raise
-    `BusUnavailable`; those that write for a delivery raise `Fenced` where the owner was declared dead.
+    `owner` names one life of this process: boot time and random digits, so that no name repeats. Every verb may raise
+    `BusUnavailable`. Verbs that write for a delivery raise `Fenced` if the owner was declared dead.
     """
 
     def __init__(self, transport: Transport, keys: Keys, owner: str = "", *, durability: str = "fast") -> None:
@@ -43,17 +43,17 @@ class Partition:
         self.owner = owner
         self.durability = durability
         self.alive_until = 0.0
-        """Until when (`time.monotonic`) nobody can have declared this owner dead: a lease after its last heartbeat."""
+        """Until then (`time.monotonic`) nobody can declare this owner dead: one lease after its last heartbeat."""
         self.queued = 0
-        """How many tasks waited for their tenants' turns when the broker was asked last."""
+        """The last known number of tasks that wait for their tenants' turns."""
         self._library = library()
         self._functions = self._library.functions
         self._base = keys.base.encode()
-        self._told = ToldLists()
-        self._told_since = transport.reconnects
+        self._sent_lists = SentLists()
+        self._sent_since = transport.reconnects
 
     async def call(self, function: str, *args: Argument) -> Reply:
-        """Call one function of the library; a lost library or group is made again, once."""
+        """Call one function of the library. If its library or group is lost, recreate it and call once more."""
         try:
             return await self.transport.call(b"FCALL", self._functions[function], 1, self._base, *args)
         except ServerError as error:
@@ -62,9 +62,9 @@ class Partition:
             return await self.transport.call(b"FCALL", self._functions[function], 1, self._base, *args)
 
     async def insist(self, function: str, *args: Argument) -> Reply:
-        """As `call`, for the outcome of work that was done: a temporary error is waited out for a while.
+        """Call a function that stores the outcome of finished work; retry for a while on a temporary error.
 
-        To give up at once would do the work again, since only this process knows its outcome.
+        Only this process knows the outcome: without the retries, another process would repeat the work.
         """
         delay, left = 0.1, INSIST_SECONDS
         while True:
@@ -79,7 +79,7 @@ class Partition:
             delay = min(1.0, delay * 2)
 
     async def repair(self, error: ServerError) -> bool:
-        """Make again what a flushed or failed-over server has lost. False: this error is something else."""
+        """Recreate what a flushed or failed-over server has lost. Return whether the error called for that."""
         said = str(error)
         if "Function not found" in said:
             await self.load_library()
@@ -103,18 +103,18 @@ class Partition:
                 raise
 
     async def _wait_for_library(self, refused: ServerError) -> None:
-        """Wait for somebody who may load functions: this user may not, since others run them with more rights."""
+        """Wait for a process that may load functions. This user may not, because others run them with more rights."""
         deadline = time.monotonic() + LIBRARY_SECONDS
         while not await self.transport.call("FUNCTION", "LIST", "LIBRARYNAME", self._library.name):
             if time.monotonic() >= deadline:
                 raise ServerError(
-                    f"NOPERM: this release's functions are not on the broker, and this user may not load them"
+                    f"NOPERM: the broker lacks this release's functions, and this user may not load them"
                     f" ({refused}): start a state-manager or a trajectory-recorder of this release"
                 ) from refused
             await asyncio.sleep(LIBRARY_LOOK_SECONDS)
 
     async def make_groups(self, group_streams: Iterable[str]) -> None:
-        """Make the groups of these work streams and of the record stream, from 0: never from `$`."""
+        """Create the groups of these work streams and of the record stream. They start at 0, never at `$`."""
         wanted = [(self.keys.stream(stream), group_of(stream)) for stream in group_streams]
         wanted += [(self.keys.record, STATE_MANAGER), (self.keys.record, TRAJECTORY_RECORDER)]
         for key, group in wanted:
@@ -124,7 +124,7 @@ class Partition:
         await make_group(self.transport, key, group)
 
     async def namespace_is_newer(self) -> bool:
-        """Whether a newer release has written this namespace since it was opened."""
+        """Return whether a newer release has written to this namespace since it was opened."""
         stored = await self.transport.call("HGET", namespace_settings(self.keys.namespace), "format")
         return isinstance(stored, bytes) and int(stored) > NAMESPACE_FORMAT
 
@@ -134,13 +134,13 @@ class Partition:
 
 
 async def make_group(transport: Transport, key: str, group: str) -> None:
-    """Make a group where it is missing, from 0, and its stream with it."""
+    """Create a group that starts at 0, and its stream, unless it exists."""
     try:
         await transport.call("XGROUP", "CREATE", key, group, "0", "MKSTREAM")
     except ServerError as error:
         if str(error).startswith("BUSYGROUP"):
             return
-        # At its memory limit a server says this of a group that is there, too.
+        # At its memory limit a server replies OOM even if the group exists.
         if not str(error).startswith("OOM") or not await _has_group(transport, key, group):
             raise
 
@@ -148,6 +148,6 @@ async def make_group(transport: Transport, key: str, group: str) -> None:
 async def _has_group(transport: Transport, key: str, group: str) -> bool:
     try:
         groups = cast(list[list[Reply]], await transport.call("XINFO", "GROUPS", key))
-    except ServerError:  # not even the stream
+    except ServerError:  # the stream does not exist either
         return False
     return any(flat[flat.index(b"name") + 1] == group.encode() for flat in groups)

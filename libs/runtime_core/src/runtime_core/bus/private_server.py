@@ -1,7 +1,7 @@
-"""The server behind `memory://`: a Valkey for this process alone, which ends with it and leaves no file.
+"""The server behind `memory://`: a Valkey for this process alone, which exits with it and leaves no file.
 
-It starts at the first use and serves every thread and event loop of the process. `memory://` is its first database,
-which all may share; `new_database` gives one to a user alone. A forked child starts a server of its own.
+It starts at first use and serves all threads and event loops of the process. `memory://` is its first database, which
+all share; `new_database` returns an unused one. A forked child starts a separate server.
 """
 
 from __future__ import annotations
@@ -26,36 +26,38 @@ from urllib.parse import quote
 
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.connector import MEMORY
-from runtime_core.bus.embedded import ended_how, find_binary, tuned
+from runtime_core.bus.embedded import exit_reason, find_binary, tuned
 from runtime_core.errors import ConfigurationError
 from runtime_core.lifeline import tied
 
 logger = logging.getLogger(__name__)
 
 DATABASES = 65_536
-"""The server makes a database when it is first used."""
+"""The server creates a database at its first use."""
 START_SECONDS = 60.0
-STARTING_SECONDS = 5.0
-"""How long the end of a process waits for a server that is starting, to end it too."""
-LOOK_SECONDS = 0.001
+EXIT_WAIT_SECONDS = 5.0
+"""How long a process that exits waits for a starting server, to kill it."""
+POLL_SECONDS = 0.001
 LONGEST_PATH = 100
-"""In bytes. A socket's path has room for 108 on Linux and 104 on macOS."""
+"""In bytes. The path of a socket may have 108 on Linux and 104 on macOS."""
 OURS_ALONE = 0o077
-"""The umask of the server: other users of this machine cannot connect to its socket."""
+"""The umask of the server, so that other users of this machine cannot connect to its socket."""
 
 
 class PrivateServer:
-    """One server, started by a thread that waits for its end.
+    """One server, started by a thread that waits for its exit.
 
-    On Linux the kernel ends the server with the thread that started it, so this thread stays as long as the process.
+    On Linux the kernel kills the server with the thread that started it, so this thread lasts as long as the process.
     """
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.path = _socket_path()
         self.ready: Future[str] = Future()
-        """The URL, once the server answers; else a ConfigurationError."""
-        self.ready.set_running_or_notify_cancel()  # several may wait: one that gives up stops nothing for the others
+        """The URL, once the server replies, or a ConfigurationError."""
+        self.ready.set_running_or_notify_cancel()  # a waiter that gives up must not cancel it for others
+        self.why_lost = ""
+        """Why the server exited unexpectedly; empty while it runs."""
         self._ending = False
         self._thread = threading.Thread(target=self._run, name="private server", daemon=True)
         self._thread.start()
@@ -67,7 +69,7 @@ class PrivateServer:
     def end(self) -> None:
         """Kill the server and remove its socket."""
         self._ending = True
-        wait((self.ready,), STARTING_SECONDS)
+        wait((self.ready,), EXIT_WAIT_SECONDS)
         if self.process is not None:
             self.process.kill()
             self._thread.join()
@@ -76,7 +78,7 @@ class PrivateServer:
     def disown(self) -> None:
         """Leave the server to the process that this one was forked from."""
         if self.process is not None:
-            self.process.returncode = 0  # else Popen would warn that it still runs
+            self.process.returncode = 0  # else Popen would warn that it is still running
 
     def _run(self) -> None:
         with tempfile.TemporaryFile() as log:
@@ -89,11 +91,13 @@ class PrivateServer:
             self.ready.set_result(f"unix://{quote(str(self.path))}")
             status = self.process.wait()
             if not self._ending:
-                logger.error(
-                    "the server behind memory:// ended (%s): %s; what it held is lost, so start this process again",
-                    ended_how(status),
-                    _last_line(log),
+                # A killed server writes nothing about it to its log.
+                said = "" if status == -signal.SIGKILL else f" (the last line of its log: {_last_line(log)})"
+                self.why_lost = (
+                    f"the server behind memory:// exited ({exit_reason(status)}), and its data is lost: "
+                    f"restart this process{said}"
                 )
+                logger.error("%s", self.why_lost)
 
     def _spawn(self, log: BinaryIO) -> subprocess.Popen[bytes]:
         settings = {
@@ -108,8 +112,8 @@ class PrivateServer:
             "loglevel": "warning",
         }
         command = [str(find_binary()), *(word for name, value in settings.items() for word in (f"--{name}", value))]
-        return subprocess.Popen(  # noqa: S603  # the binary of a package, and no words of others
-            # SIGTERM, since the server then removes its socket.
+        return subprocess.Popen(  # noqa: S603  # the binary of a package, and fixed arguments
+            # SIGTERM, so that the server removes its socket.
             tied(command, signal.SIGTERM),
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -123,13 +127,13 @@ class PrivateServer:
         end_at = time.monotonic() + START_SECONDS
         while not _listens(self.path):
             if process.poll() is not None:
-                how = ended_how(process.returncode)
-                raise ConfigurationError(f"memory://: its server ended at start ({how}): {_last_line(log)}")
+                how = exit_reason(process.returncode)
+                raise ConfigurationError(f"memory://: its server exited at start ({how}): {_last_line(log)}")
             if time.monotonic() > end_at:
                 process.kill()
                 process.wait()
-                raise ConfigurationError(f"memory://: its server did not answer within {START_SECONDS:g} s")
-            time.sleep(LOOK_SECONDS)
+                raise ConfigurationError(f"memory://: its server did not reply within {START_SECONDS:g} s")
+            time.sleep(POLL_SECONDS)
 
 
 _lock = threading.Lock()
@@ -139,20 +143,20 @@ _numbers = itertools.count(1)
 
 
 def new_database() -> str:
-    """The URL of an empty database that nobody else uses: `memory://7`. `drop_database` gives it back."""
+    """Return the URL of an empty, unused database, as `memory://7`. `drop_database` releases it."""
     return f"{MEMORY}{_unused.pop() if _unused else next(_numbers)}"
 
 
 async def drop_database(url: str, transport: Transport) -> None:
-    """Empty what `new_database` gave, over any connection to it. Others may be given it from now on."""
+    """Empty a database of `new_database`, over any connection to it, and let others use it."""
     await transport.call("FLUSHDB", "ASYNC")
     _unused.append(int(url.removeprefix(MEMORY)))
 
 
 async def private_server(url: str = MEMORY) -> str:
-    """Where the server of this process is, and the database that `url` names. The server starts at the first call.
+    """Return the address of this process's server, with the database of `url`. The first call starts the server.
 
-    Raises ConfigurationError where there is no server for this platform, or it does not start.
+    Raises ConfigurationError if there is no server for this platform, or it does not start or has exited.
     """
     try:
         server = _started()
@@ -160,10 +164,17 @@ async def private_server(url: str = MEMORY) -> str:
         raise ConfigurationError(
             f"memory://: no folder for its server's socket ({error}); set TMPDIR to one"
         ) from error
-    import redis.asyncio  # noqa: F401  # here: the client that will be needed loads while the server starts
+    import redis.asyncio  # noqa: F401  # here: the client loads while the server starts
 
     address = await asyncio.wrap_future(server.ready)
+    if server.why_lost:
+        raise ConfigurationError(server.why_lost)
     return f"{address}?db={url.removeprefix(MEMORY) or 0}"
+
+
+def why_lost() -> str:
+    """Why the server of this process has ended by itself; empty while it runs."""
+    return "" if _server is None else _server.why_lost
 
 
 def _started() -> PrivateServer:
@@ -181,7 +192,7 @@ def _end() -> None:
 
 
 def _forked() -> None:
-    """In a forked child: the parent's server is not this process's, and a thread of the parent may hold the lock."""
+    """Reset in a forked child: the server belongs to the parent, one of whose threads may hold the lock."""
     global _lock, _server
     if _server is not None:
         _server.disown()
@@ -208,4 +219,4 @@ def _listens(path: Path) -> bool:
 def _last_line(log: BinaryIO) -> str:
     log.seek(0)
     lines = log.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "its log is empty"

@@ -1,6 +1,6 @@
-"""The stream on which one process gets answers from a partition: ends of tasks, and results asked for in mid-turn.
+"""The stream on which one process gets replies from a partition: ends of tasks, and results of calls in mid-turn.
 
-An answer that was lost with a connection is found where it is kept: in the task's hash, or in the run's journal.
+If a reply is lost with a connection, it is read from where it is stored: the task's hash, or the run's journal.
 """
 
 from __future__ import annotations
@@ -8,39 +8,42 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import Any, NamedTuple, cast
 
 from runtime_core.bus.connection import Reply, Transport
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.errors import BusError
+from runtime_core.errors import BusError, BusLost, JournalMoved
 
-LOOK_SECONDS = 10.0
-LOOK_AT_ONCE = 1000
+LOOKUP_SECONDS = 10.0
+LOOKUP_MAX = 1000
+"""How many missing replies one lookup covers."""
 REPLY_SECONDS = 600
-"""How long the broker keeps a reply stream that its reader has stopped reading."""
+"""How long the broker keeps a reply stream without a reader."""
+KEEP_SECONDS = 10.0
+"""How long to wait for a broker that may be away."""
 TRIM_EVERY = 1000
-"""How many replies are read before those on the broker are removed."""
+"""How many replies to read before removing them from the broker."""
 
 
 class Answer(NamedTuple):
-    """What was waited for."""
+    """A reply that somebody waits for."""
 
     value: bytes
-    """The final event's data of a task, or the journal value of a step."""
+    """The data of a task's final event, or the journal value of a step."""
     state: bytes = b""
-    """The instance's state (JSON), where a nested run has changed it while the asking run waited."""
+    """The instance's state, if a nested run changed it while the calling run waited: `<number> <JSON>`."""
 
 
 def name_of_step(task: str, run: str, step: str) -> str:
-    """The name under which a step's result is waited for. A task's end goes under the task's id."""
+    """Return the name under which a run waits for a step's result. The name for a task's end is its id."""
     return f"{task}|{run}|{step}"
 
 
 class Replies:
-    """One partition's reply stream, and who waits for what on it.
+    """One partition's reply stream, and the futures that wait for replies on it.
 
-    `reader` is a connection of its own: it blocks.
+    `reader` is a separate connection, because reads block it.
     """
 
     def __init__(self, bus: EventBus, name: str, reader: Transport) -> None:
@@ -50,14 +53,17 @@ class Replies:
         self._reader = reader
         self._cursor = "0-0"
         self._waiting: dict[str, list[asyncio.Future[Answer]]] = {}
+        self._asked: set[str] = set()
+        """Names of steps whose requests the broker has stored."""
         self._task: asyncio.Task[None] | None = None
+        self._lost: BusLost | None = None
 
     def start(self) -> None:
         """Read until `close`."""
         self._task = asyncio.get_running_loop().create_task(self._read(), name="replies")
 
     async def close(self) -> None:
-        """Stop reading; those who still wait are cancelled."""
+        """Stop reading, and cancel all futures that still wait."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
@@ -69,28 +75,41 @@ class Replies:
                 await self.bus.transport.call("DEL", self.stream)
 
     def expect(self, name: str) -> asyncio.Future[Answer]:
-        """A future of an answer, which one caller may await and cancel."""
+        """Return a future of an answer, for one caller to await or cancel."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        if self._lost is not None:
+            _fail(future, self._lost)
         self._waiting.setdefault(name, []).append(future)
         return future
 
     def forget(self, name: str, future: asyncio.Future[Answer]) -> None:
-        """Nobody waits for this future any more."""
+        """Remove a future that nobody waits for any more."""
         futures = self._waiting.get(name, [])
         if future in futures:
             futures.remove(future)
             if not futures:
-                self._waiting.pop(name, None)
+                self._take(name)
 
     def hand_out(self, name: str, answer: Answer) -> None:
-        """Give an answer to all who wait for it."""
-        for future in self._waiting.pop(name, ()):
+        """Set the answer on all futures that wait for it."""
+        for future in self._take(name):
             if not future.done():
                 future.set_result(answer)
 
+    def asked(self, names: Iterable[str]) -> None:
+        """Note that the broker has stored the requests of these steps.
+
+        If the broker has lost one of them with its last writes, its callers get JournalMoved.
+        """
+        self._asked.update(name for name in names if name in self._waiting)
+
+    def _take(self, name: str) -> list[asyncio.Future[Answer]]:
+        self._asked.discard(name)
+        return self._waiting.pop(name, [])
+
     async def _read(self) -> None:
-        """Hand out answers as they come; after a silence or a reconnect, look where they are kept."""
-        keep_at, look_at, read = 0.0, time.monotonic() + LOOK_SECONDS, 0
+        """Hand out answers as they come; after a silence or a reconnect, look up missing ones where they are stored."""
+        keep_at, look_up_at, read = 0.0, time.monotonic() + LOOKUP_SECONDS, 0
         while True:
             try:
                 if time.monotonic() > keep_at or read >= TRIM_EVERY:
@@ -99,47 +118,63 @@ class Replies:
                 reply = await self._reader.blocking(
                     "XREAD", "COUNT", 1000, "BLOCK", 2000, "STREAMS", self.stream, self._cursor
                 )
-            except BusError:
+            except BusLost as lost:
+                self._lost = lost
+                for future in [future for futures in self._waiting.values() for future in futures]:
+                    _fail(future, lost)
+                return
+            except (BusError, TimeoutError):
                 keep_at = 0.0
                 await asyncio.sleep(0.1)
-                await self._look()
+                await self._look_up()
                 continue
             if reply is None:
-                await self._look()
+                await self._look_up()
                 continue
             entries = cast(list[list[list[Any]]], reply)[0][1]  # Any: RESP2 shapes
             read += len(entries)
             for entry, fields in entries:
                 self._cursor = entry.decode()
                 self.hand_out(fields[1].decode(), Answer(fields[3], fields[5] if len(fields) > 5 else b""))
-            if time.monotonic() > look_at:
-                await self._look()
-                look_at = time.monotonic() + LOOK_SECONDS
+            if time.monotonic() > look_up_at:
+                await self._look_up()
+                look_up_at = time.monotonic() + LOOKUP_SECONDS
 
     async def _keep_stream(self) -> None:
-        """The stream exists while its reader lives: the bus writes only to a stream that is there."""
+        """Keep the stream alive while it has a reader: the bus writes only to reply streams that exist."""
         call = self.bus.transport.call
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(KEEP_SECONDS):
             await self.bus.make_group(self.stream, "client")
             await call("EXPIRE", self.stream, REPLY_SECONDS)
             await call("XTRIM", self.stream, "MINID", self._cursor)
 
-    async def _look(self) -> None:
-        """Look at what is waited for: an answer may have been lost with a connection."""
-        names = list(self._waiting)[:LOOK_AT_ONCE]
-        looks = [self._kept(name) for name in names]
+    async def _look_up(self) -> None:
+        """Look up missing answers where they are stored: their replies may be lost with a connection."""
+        names = list(self._waiting)[:LOOKUP_MAX]
+        lookups = [self._stored(name) for name in names]
+        asked = self._asked.intersection(names)  # before the lookups: without what is asked meanwhile
         try:
             async with asyncio.timeout(5):
-                for name, look in zip(names, looks, strict=True):
-                    kept = cast(list[bytes | None], await look)
-                    if kept[0] is not None:
-                        self.hand_out(name, Answer(kept[0], kept[1] or b""))
+                for name, lookup in zip(names, lookups, strict=True):
+                    stored = cast(list[bytes | None], await lookup)
+                    if stored[0] is not None:
+                        self.hand_out(name, Answer(stored[0], stored[1] or b""))
+                    elif name in asked and stored[2] is None:
+                        lost = JournalMoved(f"the broker has lost the request {name}")
+                        for future in self._take(name):
+                            _fail(future, lost)
         except (BusError, TimeoutError):
             return
 
-    def _kept(self, name: str) -> Awaitable[Reply]:
+    def _stored(self, name: str) -> Awaitable[Reply]:
         task, _, place = name.partition("|")
         if not place:
             return self.bus.transport.call("HMGET", self.bus.keys.task(task), "out", "state")
         run, _, step = place.rpartition("|")
-        return self.bus.transport.call("HMGET", self.bus.keys.run(task, run), f"j:{step}", f"o:{step}")
+        return self.bus.transport.call("HMGET", self.bus.keys.run(task, run), f"j:{step}", f"o:{step}", f"m:{step}")
+
+
+def _fail(future: asyncio.Future[Answer], lost: BusLost | JournalMoved) -> None:
+    if not future.done():
+        future.set_exception(lost)
+        future.exception()  # nobody may wait for it any more

@@ -1,4 +1,4 @@
-"""Spans of events: where one is sent, where it is handled, where its task ends."""
+"""Spans for sending an event, handling it, and the end of its task."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.keys import Keys, group_of
-from runtime_core.bus.values import Delivery
 from runtime_core.telemetry import trace_context
 from runtime_core.telemetry.attributes import (
     AGENT_NAME,
@@ -37,12 +37,12 @@ TASKS = "tasks"
 TOPICS = "topics"
 RECORD = "record"
 LINKS_MAX = 128
-"""As many links as an SDK keeps of one span, unless it is told otherwise."""
+"""The default number of links that an OpenTelemetry SDK keeps for one span."""
 
 
 @contextmanager
 def send_span(destination: str, *, message: str, task: str = "", traceparent: str = "") -> Iterator[Span]:
-    """Around a submit or a message: `send tasks`. Under `traceparent`, where its caller names one."""
+    """Trace a submit or a message as `send <destination>`; `traceparent`, if given, is the parent."""
     attributes = {**_operation(SEND, SEND, destination), MESSAGE_ID: message}
     if task:
         attributes[MESSAGE_CONVERSATION] = task
@@ -53,9 +53,10 @@ def send_span(destination: str, *, message: str, task: str = "", traceparent: st
 
 @contextmanager
 def sending(destination: str, *, message: str, task: str = "") -> Iterator[str]:
-    """Around a message of a program that may trace: the traceparent that it carries, empty where nothing is traced.
+    """Trace a message, and yield the traceparent that it carries; empty if nothing is traced.
 
-    That of a `send_span`; where only a library here has an SDK of its own, that of the library's span.
+    It is that of a `send_span`. If this process traces only through a library's own SDK, it is that of the library's
+    span.
     """
     if not tracing():
         yield current_traceparent()
@@ -66,7 +67,7 @@ def sending(destination: str, *, message: str, task: str = "") -> Iterator[str]:
 
 @contextmanager
 def command_span(group: str, *, entry: str, task: str, traceparent: str, tracestate: str) -> Iterator[Span]:
-    """Around a command from the ingress stream: `process tasks`."""
+    """Trace the handling of a command from an ingress stream as `process tasks`."""
     attributes = {
         **_operation(PROCESS, PROCESS, TASKS),
         CONSUMER_GROUP: group,
@@ -82,7 +83,7 @@ def command_span(group: str, *, entry: str, task: str, traceparent: str, tracest
 def delivery_span(
     delivery: Delivery, keys: Keys, owner: str, *, traceparent: str, tracestate: str = "", links: Sequence[str] = ()
 ) -> Iterator[Span]:
-    """Around the handling of a delivery, its commit included: `process <stream>`."""
+    """Trace the handling of a delivery, including its commit, as `process <stream>`."""
     attributes: dict[str, Attribute] = {
         **_operation(PROCESS, PROCESS, delivery.stream),
         DESTINATION_PARTITION: str(keys.partition),
@@ -109,7 +110,7 @@ def delivery_span(
 
 @contextmanager
 def call_span(delivery: Delivery, keys: Keys, owner: str) -> Iterator[Span]:
-    """A `delivery_span` under what the context of the delivery says; what the call causes is under it."""
+    """Trace a call as a `delivery_span` whose parent is in the delivery's context; events it causes are below it."""
     traceparent, tracestate = trace_context.stated(delivery.context)
     traceparent = task_traceparent(keys.namespace, delivery.task, traceparent)
     with delivery_span(delivery, keys, owner, traceparent=traceparent, tracestate=tracestate) as made:
@@ -130,9 +131,9 @@ def task_span(
     error: str = "",
     again: bool = False,
 ) -> None:
-    """The span of a task that has ended, `task <agent>`: beside its turns, or the root where nobody named a trace.
+    """Record the span of an ended task, `task <agent>`: beside its turns, or the root if its submit named no trace.
 
-    `again`: it had ended before, and its span was the root; this one is under it.
+    `again`: the task had ended before, and the earlier span is the root; this one is below it.
     """
     name = redactor().text(agent)
     attributes: dict[str, Attribute] = {MESSAGE_CONVERSATION: task, AGENT_NAME: name, STATUS: status, STEPS: steps}
@@ -157,9 +158,9 @@ def task_span(
 def record_spans(
     namespace: str, group: str, ended: Sequence[tuple[str, str, str]], *, entries: int, seconds: float
 ) -> None:
-    """A batch of the record has just been stored: one span, and one in the tree of each task that ended in it.
+    """Record one span for a stored batch of the record, and one in the trace of each task that ended in it.
 
-    `ended` are (task, entry, traceparent or empty). Each of the two kinds links to the other.
+    `ended` has (task, entry, traceparent or empty) tuples. The spans of both kinds link to each other.
     """
     ended_ns = time.time_ns()
     began_ns = ended_ns - int(seconds * 1e9)

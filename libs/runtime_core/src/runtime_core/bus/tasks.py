@@ -4,27 +4,82 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 import msgspec
 
 from runtime_core.bus.connection import Argument, Reply, text, texts
 from runtime_core.bus.durability import DurabilityVerbs
-from runtime_core.bus.values import Misplaced, NotYet, OpenRequest, Submitted, TopicSubscription
 from runtime_core.errors import Fenced, Rejected
 from runtime_core.record.step import ENCODER, FORK_STEP, Fork, Step
 from runtime_core.wire.commands import Begun, Submission
 
 
+@dataclass(slots=True)
+class Submitted:
+    """The task that a submit started, or that an equal one had started before."""
+
+    task: str
+    status: str
+    started: bool
+    partition: int = field(default=0, compare=False)
+    """The partition of the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """A request to another partition without a result yet, or a task to cancel there."""
+
+    member: str
+    """`task|run|step` of the waiting step, or `@<partition>:<task>|<caller>` if the calling task has ended."""
+    partition: int
+    """The other partition."""
+    task: str
+    """The task in the other partition."""
+
+    @property
+    def caller(self) -> str:
+        """The ended task whose request to cancel; empty for a request that a step waits for."""
+        return self.member.rpartition("|")[2] if self.member.startswith("@") else ""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSubscription:
+    """An agent gets messages on a topic, or on all topics that begin with a prefix."""
+
+    topic: str
+    agent: str
+    prefix: bool = False
+
+
+class Misplaced(Rejected):
+    """Another partition has a claim on an id of the submit, or the submit's own claim was refused (`again`).
+
+    `equal`: the claim is of a submit with equal content. `bus/claims.py` resolves it.
+    """
+
+    def __init__(self, kind: str, field: str, holder: int, token: str, task: str) -> None:
+        super().__init__(field, f"has a claim for partition {holder}; submit again", 1.0, task)
+        self.again = kind == "again"
+        self.equal = kind == "elsewhere"
+        self.holder = holder
+        self.token = token
+
+
+class NotYet(Rejected):
+    """No manifest has arrived yet, so the submit cannot be checked: Weft may accept it later."""
+
+
 class TaskVerbs(DurabilityVerbs):
-    """What clients and the services do with whole tasks."""
+    """Verbs of clients and services for whole tasks."""
 
     async def submit(self, new: Submission) -> Submitted:
-        """Start a task, or say what became of an equal submit.
+        """Start a task, or return the one that an equal submit has started.
 
         Raises `Rejected` with the field, `NotYet` before the first manifest, `Fenced` for a replaced admitter,
-        `Misplaced` where one of its ids is claimed for another partition, `NotDurable` where the task runs and its
-        submit may still be lost with the broker.
+        `Misplaced` if another partition has a claim on one of its ids, and `NotDurable` if the task runs but the broker
+        may still lose its submit.
         """
         connection = self.transport.reconnects
         function, more = ("submit", []) if new.begun is None else ("fork", _fork_arguments(new.begun))
@@ -55,9 +110,9 @@ class TaskVerbs(DurabilityVerbs):
         raise Rejected(answer[1], answer[2], task_id=new.task_id)
 
     async def claim(self, new: Submission, partition: int, fields: Sequence[str]) -> list[str]:
-        """Claim ids (`task_id`, `id`) for a submit whose task is to start in another partition; a token for each.
+        """Claim ids (`task_id`, `id`) for a submit whose task starts in another partition. Return a token for each.
 
-        Raises `Misplaced` where one is claimed already, `Rejected` where it can never be.
+        Raises `Misplaced` if one has a claim already, and `Rejected` if it can never get one.
         """
         connection = self.transport.reconnects
         reply = await self.call("claim", new.task_id, new.source, new.event_id, new.digest, partition, *fields)
@@ -71,18 +126,18 @@ class TaskVerbs(DurabilityVerbs):
         raise Rejected(answer[1], answer[2], task_id=new.task_id)
 
     async def refuse(self, new: Submission, field: str, token: str) -> str | None:
-        """Let no submit with this claim start here from now on; the digest of one that has started, else None."""
+        """Prevent submits with this claim from starting here. Return the digest of one that has started, else None."""
         answer = texts(await self.call("refuse", field, new.task_id, new.source, new.event_id, token))
         return answer[1] if answer[0] == "started" else None
 
     async def unclaim(self, new: Submission, field: str, token: str) -> None:
-        """Free an id whose claim was refused where its task was to start."""
+        """Free an id after the partition of its task has refused the claim."""
         await self.call("unclaim", field, new.task_id, new.source, new.event_id, token)
 
     async def cancel(self, task: str, reason: str, *, durable: bool = True) -> list[str]:
-        """`cancelled`, `ended` + status, or `unknown` (then a later submit of this id is refused).
+        """Cancel a task. Return `cancelled`, `ended` + status, or `unknown` (then this id can never be submitted).
 
-        Raises `NotDurable` as `submit` does, unless it need not be `durable`.
+        Raises `NotDurable` as `submit` does, unless `durable` is false.
         """
         connection = self.transport.reconnects
         answer = texts(await self.call("cancel", task, reason))
@@ -90,18 +145,19 @@ class TaskVerbs(DurabilityVerbs):
             await self.make_durable(connection, wrote=answer[0] != "ended", task=task)
         return answer
 
-    async def withdraw(self, task: str) -> bool:
-        """Tell the task's handler that nobody wants its answer; nothing ends. False where the task is over."""
-        return await self.call("withdraw", task) == b"OK"
+    async def withdraw_request(self, task: str) -> bool:
+        """Tell the task's handler that nobody wants its answer. Nothing ends. Return False if the task is over."""
+        return await self.call("withdraw_request", task) == b"OK"
 
     async def signal(
         self, task: str, request: str, value: bytes, event: str = "", *, trace: str = "", durable: bool = True
     ) -> list[str]:
-        """`ok`, `answered`, `no_request`, `unknown`, `ended` + status, or `invalid` + what the question expects.
+        """Answer a question of a task.
 
-        `event` is the source and id of the answer, one line each: a repeat of the answer that counted gets `ok` again,
-        within the dedupe window, also after the task has ended. `trace` is the traceparent of the span that hands the
-        answer over, where it is traced. Raises `NotDurable` as `cancel` does.
+        Returns `ok`, `answered`, `no_request`, `unknown`, `ended` + status, or `invalid` + what the question expects.
+        `event` is the source and id of the answer, one line each: within the dedupe window, a repeat of the accepted
+        answer gets `ok` again, even after the task has ended. `trace` is the traceparent of the span that delivers the
+        answer. Raises `NotDurable` as `cancel` does.
         """
         connection = self.transport.reconnects
         answer = texts(await self.call("signal", task, request, value, trace, event))
@@ -109,7 +165,7 @@ class TaskVerbs(DurabilityVerbs):
             await self.make_durable(connection, wrote=len(answer) == 1, task=task)
         return answer[:1] if answer[0] == "ok" else answer
 
-    async def answered(
+    async def answer_request(
         self,
         task: str,
         run: str,
@@ -121,57 +177,109 @@ class TaskVerbs(DurabilityVerbs):
         usage: bytes = b"",
         trace: str = "",
     ) -> bool:
-        """Answer a step that was asked in another partition, where task `there` has ended; once.
+        """Answer a step that called another partition, where task `there` has ended. Return False for a repeat.
 
-        `usage` (JSON) is what that task has used, `trace` the traceparent of the span that has ended it.
+        `usage` (JSON) is that task's usage, `trace` the traceparent of the span that ended it.
         """
-        return await self.call("answered", task, run, step, status, payload, agent, there, usage, trace) == b"OK"
+        return await self.call("answer_request", task, run, step, status, payload, agent, there, usage, trace) == b"OK"
 
     async def due_requests(self, count: int) -> tuple[int, list[OpenRequest]]:
-        """How many requests to other partitions were due for a look, and those of them that are still open.
+        """Return how many requests to other partitions were due for a check, and those that are still open.
 
-        Requests over their time limit have ended.
+        Ends requests over their time limit.
         """
         due, *flat = cast(list[Reply], await self.call("due_requests", count))
         names = [text(item) for item in flat]
         return cast(int, due), [_open_request(*pair) for pair in zip(names[::2], names[1::2], strict=True)]
 
     async def repeat_request(self, request: OpenRequest) -> str:
-        """Ask again: `OK`, `QUEUED` where the relay still has the request, `DONE` where nobody waits any more."""
+        """Repeat a request. Return `OK`, `QUEUED` if the relay still has it, or `DONE` if nobody waits any more."""
         return text(await self.call("repeat_request", request.member))
 
     async def forget_request(self, request: OpenRequest) -> None:
-        """Look at the request no more."""
+        """Stop checking the request."""
         await self.transport.call("ZREM", self.keys.requests, request.member)
 
     async def usage(self, task: str) -> bytes:
-        """What a task has used so far (JSON); empty for nothing."""
+        """Return a task's usage so far (JSON); empty for none."""
         found = await self.transport.call("HGET", self.keys.task(task), "us")
         return cast(bytes, found) if found is not None else b""
 
     async def erase(self, task: str) -> str:
-        """`OK`, `unknown`, or the status of a task that has not ended."""
+        """Erase an ended task. Return `OK`, `unknown`, or the status of a task that has not ended."""
         return text(await self.call("erase", task))
 
     async def put_state(self, instance: str, state: bytes) -> bool:
-        """Set the state (JSON) of the instance `agent/key`; False where a run holds it."""
+        """Set the state (JSON) of the instance `agent/key`. Return False if a run holds it."""
         return await self.call("put_state", instance, state) == b"OK"
 
     async def knows_tool(self, name: str) -> bool:
-        """Whether any app has declared this tool."""
+        """Return whether any app has declared this tool."""
         return await self.transport.call("HEXISTS", self.keys.tools, name) == 1
 
     async def knows_engine_function(self, name: str) -> bool:
-        """Whether any app has declared this engine function; without a version: any version of it."""
+        """Return whether any app has declared this engine function; a name without version stands for any version."""
         return await self.transport.call("HEXISTS", self.keys.engine_functions, name) == 1
 
     async def knows_agent(self, name: str) -> bool:
+        """Return whether any app has declared this agent."""
         return await self.transport.call("HEXISTS", self.keys.agents, name) == 1
 
     async def idle(self) -> tuple[int, str]:
-        """How much there is to do in this partition, and a text that changes when anything is appended."""
+        """Return the amount of open work in this partition, and a text that changes when anything is appended."""
         open_work, mark = cast(list[Reply], await self.call("idle"))
         return cast(int, open_work), text(mark)
+
+
+class TopicVerbs(DurabilityVerbs):
+    """Topics of this partition, and the agents that subscribe to them."""
+
+    async def publish(
+        self, message: str, topic: str, key: str, data: bytes, context: bytes = b"", sender: str = ""
+    ) -> int:
+        """Start a task for each agent that subscribes to the topic, and return how many there are.
+
+        `message` is its id: a repeat starts nothing. `key` names the instance of each agent (empty: a new one), and
+        `sender` an instance that does not get it. Raises `Rejected` if the broker is full, `NotDurable` as `submit`
+        does.
+        """
+        connection = self.transport.reconnects
+        reply = cast(list[Reply], await self.call("publish", message, topic, key, data, context, sender))
+        if reply[0] == b"overloaded":
+            raise Rejected("overloaded", text(reply[1]), retry_after_seconds=1.0)
+        await self.make_durable(connection, wrote=False)  # the reply does not tell whether it wrote anything
+        return cast(int, reply[1])
+
+    async def subscribe(self, wanted: TopicSubscription, *, deliver: bool = True) -> bool:
+        """Subscribe. Return False if there is an equal subscription.
+
+        With `deliver`, the agent gets messages without a subscriber that were published before it first appeared.
+        """
+        kind = "prefix" if wanted.prefix else "type"
+        return await self.call("subscribe", kind, wanted.topic, wanted.agent, "1" if deliver else "") == 1
+
+    async def note_agent(self, agent: str) -> None:
+        """Note that this agent exists: it does not get later messages of topics that it does not subscribe to."""
+        await self.call("subscribe", "agent", "", agent, "")
+
+    async def unsubscribe(self, unwanted: TopicSubscription) -> bool:
+        """End a subscription. Return False if there is none."""
+        kind = "prefix" if unwanted.prefix else "type"
+        return await self.call("unsubscribe", kind, unwanted.topic, unwanted.agent) == 1
+
+    async def subscriptions(self) -> list[TopicSubscription]:
+        """Return all subscriptions, sorted by topic."""
+        reply = cast(list[bytes], await self.transport.call("HGETALL", self.keys.topics))
+        found = []
+        for name, value in zip(reply[::2], reply[1::2], strict=True):
+            field = name.decode()
+            if field.startswith("="):
+                found += [TopicSubscription(field[1:], agent) for agent in value.decode().split("\n")]
+            elif field == "^":
+                for line in value.decode().split("\n"):
+                    prefix, _, agent = line.partition(" ")
+                    found.append(TopicSubscription(prefix, agent, prefix=True))
+        return sorted(found, key=lambda each: (each.topic, each.prefix, each.agent))
 
 
 def _misplaced(answer: Sequence[str], task: str) -> Misplaced:
@@ -185,66 +293,15 @@ def _open_request(member: str, place: str) -> OpenRequest:
 
 
 def _fork_arguments(begun: Begun) -> list[Argument]:
-    """What `fork.lua` takes besides the arguments of `submit`."""
+    """Return the arguments of `fork.lua` that follow those of `submit`."""
     now = time.time() * 1000
-    told = {"task": begun.task, "step": begun.step}
-    origin = msgspec.json.encode(told)
+    place = {"task": begun.task, "step": begun.step}
+    origin = msgspec.json.encode(place)
     row = Step("r", "fork", begun.task, "completed", now, now, step=FORK_STEP, fork=Fork(begun.task, begun.step))
     row.input = msgspec.Raw(
-        msgspec.json.encode({**told, "result": msgspec.Raw(begun.result)}) if begun.result else origin
+        msgspec.json.encode({**place, "result": msgspec.Raw(begun.result)}) if begun.result else origin
     )
     arguments: list[Argument] = [origin, ENCODER.encode([row]), begun.started_ms or ""]
     for step, value in begun.journal.items():
         arguments += (step, value)
     return arguments
-
-
-class TopicVerbs(DurabilityVerbs):
-    """Topics of this partition, and the agents that have subscribed to them."""
-
-    async def publish(
-        self, message: str, topic: str, key: str, data: bytes, context: bytes = b"", sender: str = ""
-    ) -> int:
-        """Start a task for each agent that has subscribed to the topic; returns how many there are.
-
-        `message` is its id: a repeat starts nothing again. `key` names the instance of each agent (empty: one of its
-        own), `sender` an instance that does not get it. Raises `Rejected` where the broker is full, `NotDurable` as
-        `submit` does.
-        """
-        connection = self.transport.reconnects
-        reply = cast(list[Reply], await self.call("publish", message, topic, key, data, context, sender))
-        if reply[0] == b"overloaded":
-            raise Rejected("overloaded", text(reply[1]), retry_after_seconds=1.0)
-        await self.make_durable(connection, wrote=False)  # whether a repeat wrote anything, the reply does not say
-        return cast(int, reply[1])
-
-    async def subscribe(self, wanted: TopicSubscription, *, deliver: bool = True) -> bool:
-        """Subscribe; False where there is an equal subscription.
-
-        `deliver` gives the agent what nobody had subscribed to, if that was before the agent was first heard of.
-        """
-        kind = "prefix" if wanted.prefix else "type"
-        return await self.call("subscribe", kind, wanted.topic, wanted.agent, "1" if deliver else "") == 1
-
-    async def note_agent(self, agent: str) -> None:
-        """Note that there is this agent: from now on a topic without it has chosen to be without it."""
-        await self.call("subscribe", "agent", "", agent, "")
-
-    async def unsubscribe(self, unwanted: TopicSubscription) -> bool:
-        """End a subscription; False where there is none."""
-        kind = "prefix" if unwanted.prefix else "type"
-        return await self.call("unsubscribe", kind, unwanted.topic, unwanted.agent) == 1
-
-    async def subscriptions(self) -> list[TopicSubscription]:
-        """All of them, by topic."""
-        reply = cast(list[bytes], await self.transport.call("HGETALL", self.keys.topics))
-        found = []
-        for name, value in zip(reply[::2], reply[1::2], strict=True):
-            field = name.decode()
-            if field.startswith("="):
-                found += [TopicSubscription(field[1:], agent) for agent in value.decode().split("\n")]
-            elif field == "^":
-                for line in value.decode().split("\n"):
-                    prefix, _, agent = line.partition(" ")
-                    found.append(TopicSubscription(prefix, agent, prefix=True))
-        return sorted(found, key=lambda each: (each.topic, each.prefix, each.agent))

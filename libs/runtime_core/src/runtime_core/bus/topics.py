@@ -1,4 +1,4 @@
-"""Topics: who has subscribed to what, and how a message reaches them in all partitions."""
+"""Topics: subscriptions, and delivery of messages to subscribers in all partitions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import cast
 import msgspec
 
 from runtime_core.bus.connection import Reply
+from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import group_of
-from runtime_core.bus.values import TopicSubscription, pairs
+from runtime_core.bus.tasks import TopicSubscription
 from runtime_core.errors import Rejected
 from runtime_core.ids import checked_topic, fingerprint, instance_address, partition_of
 from runtime_core.wire.commands import Submission
@@ -24,7 +25,7 @@ _CONTEXT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def published(context: bytes, topic: str, sender: str = "", traceparent: str = "") -> bytes:
-    """The context of a published message: its publisher's, but for the time limit, with the topic and the sender."""
+    """Return the context of a published message: its publisher's without the time limit, with topic and sender."""
     known = _carried(context)
     if traceparent:
         known["traceparent"] = msgspec.Raw(msgspec.json.encode(traceparent))
@@ -35,13 +36,13 @@ def published(context: bytes, topic: str, sender: str = "", traceparent: str = "
 
 
 def sent(context: bytes) -> bytes:
-    """The context of a message to an agent: its sender's, but not its time limit, nor what it was sent by."""
+    """Return the context of a message to an agent: its sender's without time limit, topic and sender."""
     known = _carried(context)
     return msgspec.json.encode(known) if known else b""
 
 
 def _carried(context: bytes) -> dict[str, msgspec.Raw]:
-    """What a message that nobody waits for takes along."""
+    """Return the members of a context that a message passes on if nobody waits for it."""
     known = _CONTEXT.decode(context) if context else {}
     for own in ("deadline", "topic", "sender", "~chain"):
         known.pop(own, None)
@@ -59,9 +60,9 @@ class Topics:
         self._buses = buses
 
     async def subscribe(self, wanted: TopicSubscription) -> bool:
-        """Subscribe; False where there is an equal subscription. A name that exists nowhere yet may subscribe.
+        """Subscribe. Return False if there is an equal subscription. The agent need not exist yet.
 
-        Raises InvalidInput for a topic that is none.
+        Raises InvalidInput for an invalid topic.
         """
         if wanted.topic or not wanted.prefix:
             checked_topic(wanted.topic)
@@ -69,25 +70,25 @@ class Topics:
             return await self._buses[0].subscribe(wanted)
         new = [await bus.subscribe(wanted, deliver=False) for bus in self._buses]
         if new[0]:
-            await self._deliver_unheard(wanted)
+            await self._deliver_kept(wanted)
         return any(new)
 
     async def unsubscribe(self, unwanted: TopicSubscription) -> bool:
-        """End a subscription; False where there is none."""
+        """End a subscription. Return False if there is none."""
         return any([await bus.unsubscribe(unwanted) for bus in self._buses])
 
     async def subscriptions(self) -> list[TopicSubscription]:
-        """All of them, by topic."""
+        """Return all subscriptions, sorted by topic."""
         return await self._buses[0].subscriptions()
 
     async def publish(
         self, message: str, topic: str, source: str, data: bytes, *, context: bytes = b"", sender: str = ""
     ) -> int:
-        """Start a task for each agent that has subscribed; returns how many there are.
+        """Start a task for each subscriber, and return how many there are.
 
-        `message` is its id: a repeat starts nothing again. `context` says what travels with it (see `published`).
-        Raises InvalidInput for a topic that is none, and `Rejected` where the broker is full: publish it again, under
-        the same id, after the time it names.
+        `message` is its id: a repeat starts nothing. `context` travels with it (see `published`). Raises InvalidInput
+        for an invalid topic, and `Rejected` if the broker is full: publish the message again, with the same id, after
+        the time that the error names.
         """
         checked_topic(topic)
         if len(self._buses) == 1:
@@ -105,13 +106,13 @@ class Topics:
         return len(recipients)
 
     async def idle(self) -> bool:
-        """Whether nothing is left to do in any partition; runs that wait for a timer or a person do not count."""
+        """Return whether no partition has work to do. Runs that wait for a timer or a person do not count."""
         first = [await bus.idle() for bus in self._buses]
         if any(left for left, _ in first):
             return False
         if len(self._buses) == 1:
             return True
-        # What one partition sends to another is in neither for a moment: two equal looks say that nothing moved.
+        # Work that one partition sends to another is briefly in neither. Two equal results show that nothing moved.
         return first == [await bus.idle() for bus in self._buses]
 
     async def _start(self, message: str, agent: str, source: str, data: bytes, context: bytes) -> None:
@@ -133,23 +134,23 @@ class Topics:
         except Rejected as error:
             if error.retry_after_seconds is not None:
                 raise
-            # As within one partition: one recipient that cannot be reached does not keep the message from the others.
+            # As within one partition, one unreachable recipient does not keep the message from the others.
             await bus.keep_letter((
                 "reason", "unknown_name", "stream", "agent", "group", group_of("agent"),
                 "time", time.time_ns() // 1_000_000, "taskid", message, "name", agent,
                 "error", msgspec.json.encode({"type": "UnknownName", "message": str(error)}), "errors", "[]", "d", data,
             ))  # fmt: skip
 
-    async def _deliver_unheard(self, wanted: TopicSubscription) -> None:
-        """What was published before the agent was first heard of, and that nobody had subscribed to."""
+    async def _deliver_kept(self, wanted: TopicSubscription) -> None:
+        """Deliver messages without a subscriber that were published before the agent first appeared."""
         home = self._buses[0]
-        since = await home.transport.call("HGET", home.keys.topics, f"@{wanted.agent}")
-        kept = await home.transport.call("XRANGE", home.keys.unheard, "-", str(int(cast(bytes, since)) - 1))
+        newest = await home.transport.call("HGET", home.keys.topics, f"@{wanted.agent}")
+        kept = await home.transport.call("XRANGE", home.keys.undelivered, "-", cast(bytes, newest))
         for _, fields in pairs(cast(list[Reply], kept)):
             entry = dict(zip(fields[::2], fields[1::2], strict=True))
             topic, source = entry[b"topic"].decode(), entry[b"key"].decode()
-            heard = topic.startswith(wanted.topic) if wanted.prefix else topic == wanted.topic
-            if not heard or instance_address(wanted.agent, source) == entry[b"sender"].decode():
+            matches = topic.startswith(wanted.topic) if wanted.prefix else topic == wanted.topic
+            if not matches or instance_address(wanted.agent, source) == entry[b"sender"].decode():
                 continue
             await self._start_when_there_is_room(entry[b"id"].decode(), wanted.agent, source, entry[b"d"], entry[b"x"])
 
@@ -164,6 +165,6 @@ class Topics:
 
 
 def task_of_message(message: str, agent: str, source: str) -> str:
-    """The task by which an agent gets a published message, as `shared/messages.lua` derives it."""
+    """Return the id of the task by which an agent gets a published message, as in `shared/messages.lua`."""
     address = f"{message}\n{agent}/{source}"
     return hashlib.sha1(address.encode(), usedforsecurity=False).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""`weft acl`: the broker's users, each with the rights that its work needs and no others."""
+"""`weft acl`: prints ACL rules for the broker's users, each with least privilege."""
 
 from __future__ import annotations
 
@@ -28,40 +28,41 @@ from runtime_core.config.settings import Settings
 from runtime_core.errors import ConfigurationError
 
 NO_PASSWORD = "SHA256-OF-THE-PASSWORD"  # noqa: S105
-"""No digest, so that no server takes it."""
+"""Not a digest, so every server rejects it."""
 
 app = Commands()
 
 
 @app.verb("acl")
 async def acl(
-    user: Annotated[
-        list[str] | None, Option(metavar="NAME", help="Print this user only. May be given several times.")
-    ] = None,
+    user: Annotated[list[str] | None, Option(metavar="NAME", help="Print only this user. Repeatable.")] = None,
     publisher: Annotated[
         list[str] | None,
-        Option(metavar="NAME", help="Print a publisher with an ingress stream of its own. May be given several times."),
+        Option(metavar="NAME", help="Print the user of a registered publisher. Repeatable."),
     ] = None,
     server: Annotated[
-        str | None, Option("--for", metavar="SERVER", help="The kind of server, as in redis-7.0, redis-8 or valkey-9.")
+        str | None, Option("--for", metavar="SERVER", help="The server's kind, such as redis-7.0, redis-8 or valkey-9.")
     ] = None,
-    ask: Annotated[bool, Option("--ask", help="Ask the server of WEFT_REDIS_URL which commands it knows.")] = False,
+    ask: Annotated[
+        bool, Option("--ask", help="Query the server at WEFT_REDIS_URL for the commands that it knows.")
+    ] = False,
     passwords: Annotated[
         list[Path] | None,
         Option(
             metavar="FILE",
-            help="Print digests of the passwords in this file, which gets a new one for each user that it lacks."
-            " A second file lets its passwords in as well, while you replace them.",
+            help="Print digests of the passwords in this file; a password is generated for each missing user."
+            " With a second file, its passwords are also valid, so that you can replace them.",
         ),
     ] = None,
     commands: Annotated[
-        bool, Option("--commands", help="Print ACL SETUSER commands instead of lines of an aclfile.")
+        bool, Option("--commands", help="Print ACL SETUSER commands instead of lines for an ACL file.")
     ] = False,
 ) -> None:
-    """Print the broker's users, each with least rights.
+    """Print ACL rules for the broker's users.
 
-    Without --for and --ask the lines leave out what Redis 7.0 does not know, so that every
-    server loads them. WEFT_NAMESPACE and WEFT_PARTITIONS count.
+    Each user gets only the rights that it needs. Without --for and --ask, the rules contain
+    only what Redis 7.0 knows, so every server loads them. They depend on WEFT_NAMESPACE and
+    WEFT_PARTITIONS.
 
     \b
     Examples:
@@ -70,15 +71,15 @@ async def acl(
     """
     settings = read_settings()
     if server is not None and server not in SERVERS:
-        raise ConfigurationError(f"--for {server}: there are {', '.join(SERVERS)}")
+        raise ConfigurationError(f"--for {server}: unknown; use one of {', '.join(SERVERS)}")
     if ask and server is not None:
-        raise ConfigurationError("give --for or --ask, not both")
+        raise ConfigurationError("--for and --ask exclude each other")
     chosen = find_users(user or ([] if publisher else USERS), publisher or ())
     if ask:
         target = await _asked(settings)
     else:
         if server is None:
-            print("weft acl: without --for or --ask, WEFT_DURABILITY=fsync is not granted", file=sys.stderr)
+            print("weft acl: without --for or --ask, the rules do not allow WEFT_DURABILITY=fsync", file=sys.stderr)
         oldest = min(SERVERS, key=lambda name: SERVERS[name])
         target = _target(settings, lacking(server or oldest), valkey=(server or "").startswith("valkey"))
     known = digests(passwords or (), [one.name for one in chosen if not one.public_password])

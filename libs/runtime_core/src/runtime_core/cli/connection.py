@@ -1,4 +1,4 @@
-"""What a command needs: the partitions of a namespace that exists, and the trajectory store where there is one."""
+"""Connections of commands: to an existing namespace on the broker, and to the trajectory store."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from runtime_core.bus.embedded import find_endpoint
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys, namespace_settings
 from runtime_core.bus.namespace import connect, open_namespace
-from runtime_core.config.settings import Settings
-from runtime_core.config.values import without_password
+from runtime_core.config.settings import Settings, without_password
 from runtime_core.errors import BusUnavailable, ConfigurationError
 from runtime_core.ingress.admission import Admission
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from runtime_core.trajectory.store import TrajectoryStore
 
 ANSWER_SECONDS = 60.0
-"""How long a command that only asks or changes something may take."""
+"""The limit for a command that neither waits for a task nor handles many items, in seconds."""
 
 Given = ParamSpec("Given")
 Verb = Callable[Given, Coroutine[Any, Any, None]]  # Any: asyncio's own
@@ -40,7 +39,7 @@ class Commands(typer.Typer):
         super().__init__(help=help, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
     def verb(self, name: str, *, seconds: float | None = ANSWER_SECONDS) -> Callable[[Verb[Given]], Verb[Given]]:
-        """Make a command of a function; after so many seconds the broker counts as away."""
+        """Register a function as a command; it fails if it takes longer than `seconds` (None: no limit)."""
 
         def register(function: Verb[Given]) -> Verb[Given]:
             @functools.wraps(function)
@@ -59,13 +58,13 @@ async def _bounded(work: Coroutine[Any, Any, None], seconds: float | None) -> No
             await work
     except TimeoutError:
         if limit.expired():
-            raise BusUnavailable(f"the broker has not answered within {seconds:g} s: is it running?") from None
+            raise BusUnavailable(f"the broker did not answer within {seconds:g} s: check that it is running") from None
         raise
 
 
 @dataclass(frozen=True)
 class Broker:
-    """The partitions of a namespace, for commands that look at the broker itself."""
+    """The partitions of a namespace."""
 
     settings: Settings
     url: str
@@ -74,17 +73,17 @@ class Broker:
     admission: Admission
 
     async def now_ms(self) -> int:
-        """The broker's own time: what it stores must not be compared with this machine's clock."""
+        """Return the broker's time, since stored times must not be compared with this machine's clock."""
         return await self.buses[0].time_ms()
 
 
 def read_settings() -> Settings:
-    """What the environment says. Raises ConfigurationError."""
+    """Read the settings from the environment. Raises ConfigurationError."""
     return Settings.from_environment(os.environ)
 
 
 def broker_url(settings: Settings) -> str:
-    """The broker that was named, or the one of a `weft up` on this data folder. Raises ConfigurationError."""
+    """Return the configured broker's URL, or that of `weft up` on this data folder. Raises ConfigurationError."""
     url = settings.operator_redis_url or settings.redis_url or find_endpoint(settings.data_dir)
     if url is None:
         raise ConfigurationError(
@@ -93,16 +92,17 @@ def broker_url(settings: Settings) -> str:
         )
     if url.startswith("memory:"):
         raise ConfigurationError(
-            "WEFT_REDIS_URL: memory:// lives in one process, which a command is not part of; name a Redis or Valkey"
+            "WEFT_REDIS_URL: commands cannot reach a memory:// broker, which is private to its process: use the URL of "
+            "a Redis or Valkey server"
         )
     return url
 
 
 @asynccontextmanager
 async def broker(*, unchecked: bool = False) -> AsyncIterator[Broker]:
-    """Connect to a namespace that exists: a command that looks must not make one by a mistyped name.
+    """Connect to an existing namespace, so that a mistyped name does not create one.
 
-    `unchecked` connects to whatever is there, for who looks for what is wrong with it.
+    `unchecked` also connects to one that is missing or damaged, for `weft doctor`.
     """
     settings = read_settings()
     url = broker_url(settings)
@@ -114,8 +114,8 @@ async def broker(*, unchecked: bool = False) -> AsyncIterator[Broker]:
             keys = [Keys(settings.namespace, number) for number in range(partitions)]
         elif stored is None:
             raise ConfigurationError(
-                f"the namespace {settings.namespace!r} does not exist on this broker: start services with it, or "
-                "set WEFT_NAMESPACE to the one that they use"
+                f"the namespace {settings.namespace!r} does not exist on this broker: start services in it, or set "
+                "WEFT_NAMESPACE to the one that they use"
             )
         else:
             keys = await open_namespace(transport, settings.namespace, partitions)
@@ -127,11 +127,11 @@ async def broker(*, unchecked: bool = False) -> AsyncIterator[Broker]:
 
 @asynccontextmanager
 async def trajectories(settings: Settings) -> AsyncIterator[TrajectoryStore | None]:
-    """The trajectory store; None where it would be a file that nobody has made yet."""
+    """Open the trajectory store; None if it is a SQLite file that does not exist yet."""
     if not _has_trajectories(settings):
         yield None
         return
-    from runtime_core.trajectory.store import TrajectoryStore  # half a second, for those who need it
+    from runtime_core.trajectory.store import TrajectoryStore  # here: the import takes half a second
 
     store = await TrajectoryStore.open(settings.trajectory_url)
     try:
@@ -141,18 +141,18 @@ async def trajectories(settings: Settings) -> AsyncIterator[TrajectoryStore | No
 
 
 @asynccontextmanager
-async def known_trajectories(settings: Settings) -> AsyncIterator[TrajectoryStore]:
-    """The trajectory store. Raises ConfigurationError where there is none."""
+async def existing_trajectories(settings: Settings) -> AsyncIterator[TrajectoryStore]:
+    """Open the trajectory store. Raises ConfigurationError if there is none."""
     async with trajectories(settings) as store:
         if store is None:
             raise ConfigurationError(
                 f"there is no trajectory store at {without_password(settings.trajectory_url)}: set WEFT_TRAJECTORY_URL "
-                "(or WEFT_DATA_DIR) as the trajectory-recorder has it"
+                "(or WEFT_DATA_DIR) to the value that the trajectory-recorder uses"
             )
         yield store
 
 
 def _has_trajectories(settings: Settings) -> bool:
-    """False where the store is a SQLite file that is not there: opening it would make it."""
+    """Return False if the store is a missing SQLite file, which opening would create."""
     path = settings.trajectory_url.removeprefix("sqlite:///")
     return path == settings.trajectory_url or Path(path).exists()

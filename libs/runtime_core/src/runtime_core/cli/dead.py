@@ -1,4 +1,4 @@
-"""`weft dead`: look at dead letters, give them again, forget them."""
+"""`weft dead`: lists, redrives and drops dead letters."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from runtime_core.cli.output import (
     shown,
 )
 from runtime_core.errors import InvalidInput, WeftError
-from runtime_core.maintenance.dead_letters import By, DeadLetter, DeadLetters, Selection
+from runtime_core.maintenance.dead_letters import By, DeadLetter, DeadLetters, LetterFilter
 
-app = Commands("Look after what failed for good.")
+app = Commands("Inspect, redrive or drop dead letters.")
 
 Reason = Annotated[str, Option(metavar="REASON", help="Only letters with this reason.")]
 Name = Annotated[str, Option(metavar="NAME", help="Only letters of this agent or tool.")]
 Task = Annotated[str, Option(metavar="ID", help="Only letters of this task.")]
-Ids = Annotated[list[str] | None, Argument(metavar="ID", help="Ids that `weft dead list` shows.")]
-All = Annotated[bool, Option("--all", help="All letters, or all that the filters choose.")]
+Ids = Annotated[list[str] | None, Argument(metavar="ID", help="Ids from `weft dead list`.")]
+All = Annotated[bool, Option("--all", help="All letters, or all that match the filters.")]
 NONE = "no dead letters"
 Done = TypeVar("Done")
 
 
 @app.verb("list")
 async def list_letters(
-    group_by: Annotated[By | None, Option(help="Count them by what they have in common.")] = None,
+    group_by: Annotated[By | None, Option(help="Count letters per group.")] = None,
     reason: Reason = "",
     name: Name = "",
     task: Task = "",
-    limit: Annotated[int, Option(metavar="N", min=1, help="How many to list.")] = 50,
+    limit: Annotated[int, Option(metavar="N", min=1, help="The most letters or groups to list.")] = 50,
     as_json: Json = False,
 ) -> None:
     """List dead letters, the newest first.
 
-    Or count them by error, name, reason or the stream that they came from, with the bytes that they take.
+    With --group-by, count them and their bytes by error, name, reason or original stream.
 
     \b
     Examples:
       weft dead list
       weft dead list --group-by error
     """
-    selection = Selection(reason, name, task)
+    selection = LetterFilter(reason, name, task)
     async with broker() as opened:
         letters = DeadLetters(opened.buses)
         if group_by is not None:
@@ -85,11 +85,11 @@ async def list_letters(
 
 @app.verb("show")
 async def show(
-    letter_id: Annotated[str, Argument(metavar="ID", help="An id that `weft dead list` shows.")], as_json: Json = False
+    letter_id: Annotated[str, Argument(metavar="ID", help="An id from `weft dead list`.")], as_json: Json = False
 ) -> None:
-    """Show all that is kept of a dead letter.
+    """Show a dead letter.
 
-    The event, and every error with its traceback.
+    Includes the event and every error with its traceback.
 
     \b
     Example:
@@ -107,16 +107,16 @@ async def show(
 async def redrive(
     ids: Ids = None,
     everything: All = False,
-    reopen: Annotated[bool, Option("--reopen", help="Let tasks that have ended go on.")] = False,
-    data: Annotated[str | None, Option(metavar="JSON", help="Send this instead of what was sent.")] = None,
+    reopen: Annotated[bool, Option("--reopen", help="Reopen tasks that have ended.")] = False,
+    data: Annotated[str | None, Option(metavar="JSON", help="Replace the event's data.")] = None,
     reason: Reason = "",
     name: Name = "",
     task: Task = "",
     as_json: Json = False,
 ) -> None:
-    """Give dead letters to their consumer again.
+    """Send dead letters to their consumer again.
 
-    Attempts are counted again. A task that has ended goes on with --reopen only.
+    The count of attempts starts over. A task that has ended continues only with --reopen.
 
     \b
     Examples:
@@ -124,20 +124,20 @@ async def redrive(
       weft dead redrive --all --name search --reopen
     """
     if data is not None and (everything or len(ids or ()) != 1):
-        raise BadParameter("--data replaces what one letter sent: give one ID")
-    sent = b"" if data is None else json_of(data, "--data")
+        raise BadParameter("--data replaces the data of one letter: give exactly one ID")
+    replacement = b"" if data is None else json_of(data, "--data")
 
-    async def give(letters: DeadLetters, letter_id: str) -> dict[str, str]:
-        return {"letter_id": letter_id, "task_id": await letters.redrive(letter_id, reopen=reopen, data=sent)}
+    async def redrive_one(letters: DeadLetters, letter_id: str) -> dict[str, str]:
+        return {"letter_id": letter_id, "task_id": await letters.redrive(letter_id, reopen=reopen, data=replacement)}
 
-    done, failed = await _each(ids, everything, Selection(reason, name, task), give)
+    done, failed = await _each(ids, everything, LetterFilter(reason, name, task), redrive_one)
     if as_json:
         print_json({"redriven": done, "failed": failed})
     elif not done and not failed:
         print(NONE)
     else:
         for one in done:
-            print(f"{one['letter_id']} goes to its consumer again{', task ' * bool(one['task_id'])}{one['task_id']}")
+            print(f"redriven {one['letter_id']}{', task ' * bool(one['task_id'])}{one['task_id']}")
     _fail("redriven", len(done), failed)
 
 
@@ -150,18 +150,18 @@ async def drop(
     task: Task = "",
     as_json: Json = False,
 ) -> None:
-    """Forget dead letters for ever.
+    """Delete dead letters permanently.
 
     \b
     Example:
       weft dead drop --all --reason rejected
     """
 
-    async def forget(letters: DeadLetters, letter_id: str) -> str:
+    async def drop_one(letters: DeadLetters, letter_id: str) -> str:
         await letters.drop(letter_id)
         return letter_id
 
-    done, failed = await _each(ids, everything, Selection(reason, name, task), forget)
+    done, failed = await _each(ids, everything, LetterFilter(reason, name, task), drop_one)
     if as_json:
         print_json({"dropped": done, "failed": failed})
     else:
@@ -172,19 +172,19 @@ async def drop(
 async def _each(
     ids: list[str] | None,
     everything: bool,
-    selection: Selection,
+    selection: LetterFilter,
     work: Callable[[DeadLetters, str], Awaitable[Done]],
 ) -> tuple[list[Done], list[dict[str, str]]]:
-    """Do it with each letter that is meant: what came of it, and those with which it could not be done."""
+    """Apply `work` to each selected letter. Return the results, and the letters for which it failed."""
     if bool(ids) == everything:
-        raise BadParameter("give the ids of letters, or --all")
-    if ids and selection != Selection():
-        raise BadParameter("--reason, --name and --task choose among --all: leave out the ids")
+        raise BadParameter("give either ids or --all")
+    if ids and selection != LetterFilter():
+        raise BadParameter("--reason, --name and --task filter --all: remove the ids")
     done: list[Done] = []
     failed: list[dict[str, str]] = []
     async with broker() as opened:
         letters = DeadLetters(opened.buses)
-        # Those that are there now: one that fails again while this goes on is not taken again.
+        # Read the ids first: a letter that fails again meanwhile is not redriven twice.
         for letter_id in ids or [letter.letter_id async for letter in letters.all(selection)]:
             try:
                 done.append(await work(letters, letter_id))
@@ -194,7 +194,7 @@ async def _each(
 
 
 def _fail(verb: str, done: int, failed: list[dict[str, str]]) -> None:
-    """One line for what could not be done. Raises WeftError."""
+    """Raise WeftError with one line about the failures, if there are any."""
     if failed:
         first = failed[0]["message"]
         count = len(failed)
@@ -213,7 +213,7 @@ def _print_letter(letter: DeadLetter) -> None:
             ("attempt", letter.attempt),
             ("data", preview(letter.data, 2000) if letter.data is not None else ""),
             *((f"  {name}", preview(value, 2000)) for name, value in letter.event.items() if name != "data"),
-            ("cut", preview(_said_of_cut(letter), 2000)),
+            ("cut", preview(_describe_cut(letter), 2000)),
             ("error", error_line(letter.error, 2000)),
         ]
     )
@@ -221,20 +221,20 @@ def _print_letter(letter: DeadLetter) -> None:
         print(f"\nerror {number} of {len(letter.errors)}, {moment(error.get('at'))}: {error_line(error)}")
         if error.get("traceback"):
             print(shown(str(error["traceback"]).rstrip()))
-    forget = f"forget it: weft dead drop {letter.letter_id}"
+    drop = f"drop it: weft dead drop {letter.letter_id}"
     if letter.cut:
-        print(f"\nit was too large to be kept whole and cannot be redriven; {forget}")
+        print(f"\nit was too large to be stored whole, so it cannot be redriven; {drop}")
     else:
-        print(f"\ngive it again: weft dead redrive {letter.letter_id}    {forget}")
+        print(f"\nredrive it: weft dead redrive {letter.letter_id}    {drop}")
 
 
-def _said_of_cut(letter: DeadLetter) -> str:
-    """What was too large to keep, with digests that identify the original; empty for a whole letter."""
+def _describe_cut(letter: DeadLetter) -> str:
+    """Return what was cut off, with digests that identify the original; empty for a whole letter."""
     parts = []
     fields = letter.cut.get("fields")
     for name, about in (fields if isinstance(fields, dict) else {}).items():
         digests = [f"{kind.upper()} {about[kind]}" for kind in ("sha256", "sha1") if kind in about]
-        parts.append(f"only the head of {name} is kept ({about.get('bytes', '?')} bytes, {', '.join(digests)})")
+        parts.append(f"only the start of {name} is stored ({about.get('bytes', '?')} bytes, {', '.join(digests)})")
     if left_out := letter.cut.get("left_out"):
-        parts.append(f"{left_out} fields are left out")
+        parts.append(f"{left_out} fields are omitted")
     return "; ".join(parts)

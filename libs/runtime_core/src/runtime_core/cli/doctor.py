@@ -1,4 +1,4 @@
-"""`weft doctor`: is everything as it must be, and what to do where it is not: one check after the other."""
+"""`weft doctor`: checks the broker, the services and the trajectory store, and names a remedy for each problem."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Annotated, Any, cast
 
 from typer import Exit, Option
 
-from runtime_core.bus.admin import AHEAD_MS, IngressStream
+from runtime_core.bus.admin import MAX_ID_AHEAD_MS, IngressStream
 from runtime_core.bus.connection import Reply, position, text
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import GROUPS, NAMESPACE_FORMAT, STATE_MANAGER, TRAJECTORY_RECORDER, namespace_settings
 from runtime_core.bus.library import library
 from runtime_core.cli.connection import Broker, Commands, broker, trajectories
 from runtime_core.cli.output import Json, in_bytes, print_json
-from runtime_core.config.values import without_password
+from runtime_core.config.settings import without_password
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import ConfigurationError, InvalidInput, ServerError, WeftError
 from runtime_core.ingress.publishers import Publishers
@@ -27,21 +27,27 @@ from runtime_core.maintenance.stuck import find_circles, find_stuck, free
 from runtime_core.text import plain
 
 CLOCK_SECONDS = 1.0
-"""Clocks further apart than this show wrong ages and times."""
+"""The largest accepted difference of two clocks, in seconds: a larger one shows wrong ages and times."""
 SILENT_MS = 10_000
-"""Without a heartbeat for so long nobody is left to notice: deaths are noticed by the beats of others."""
+"""After this time without a heartbeat no service runs: living services would have declared the silent ones dead."""
 ENGINES = ("ray", "spark")
-NEEDED = (GROUPS["agent"], GROUPS["tool"], STATE_MANAGER, TRAJECTORY_RECORDER)
+REQUIRED = (GROUPS["agent"], GROUPS["tool"], STATE_MANAGER, TRAJECTORY_RECORDER)
 """Services without which no task ends."""
 MEMORY_WARNING = 0.8
-"""Of `maxmemory`: above it submits are refused."""
+"""The share of `maxmemory` above which submits are rejected."""
+FSYNC_LOSS = {
+    "always": "a crash loses no acknowledged write",
+    "everysec": "a crash may lose the last two seconds",
+    "no": "a crash may lose everything that the operating system has not written",
+}
+"""What a crash loses, by `appendfsync`."""
 
 app = Commands()
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found."""
+    """The result of one check."""
 
     check: str
     ok: bool
@@ -59,55 +65,58 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the doctor may change."""
+class Changes:
+    """The changes that the user allows."""
 
     repair: bool = False
     clean: bool = False
 
 
-Check = Callable[[Broker, Wanted], AsyncIterator[Finding]]
+Check = Callable[[Broker, Changes], AsyncIterator[Finding]]
 
 
-@app.verb("doctor", seconds=None)  # large namespaces take a while
+@app.verb("doctor", seconds=None)  # large namespaces take long
 async def doctor(
     repair: Annotated[
-        bool, Option("--repair", help="Free what is stuck: lost work becomes dead letters, instances go on.")
+        bool, Option("--repair", help="Release stuck work: lost work becomes dead letters, and instances continue.")
     ] = False,
-    clean: Annotated[bool, Option("--clean", help="Remove functions of other releases from the broker.")] = False,
+    clean: Annotated[bool, Option("--clean", help="Remove the functions of other releases from the broker.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check that everything is as it must be.
+    """Check the installation.
 
-    The broker, the services and the trajectory store; what is wrong comes with a remedy. The status is then 1.
+    Checks the broker, the services and the trajectory store, and prints a remedy for each problem. The exit status is
+    1 if a check fails.
 
     \b
     Example:
       weft doctor
     """
     findings: list[Finding] = []
-    async for finding in _findings(Wanted(repair, clean)):
+    async for finding in _findings(Changes(repair, clean)):
         findings.append(finding)
         if not as_json:
             finding.print()
-    wrong = [finding for finding in findings if not finding.ok]
+    failed = [finding for finding in findings if not finding.ok]
     if as_json:
-        print_json({"ok": not wrong, "checks": [finding.to_json() for finding in findings]})
+        print_json({"ok": not failed, "checks": [finding.to_json() for finding in findings]})
     else:
-        print(f"\n{len(wrong)} of {len(findings)} are wrong" if wrong else "\nall is well")
-    if wrong:
+        print(f"\n{len(failed)} of {len(findings)} checks failed" if failed else "\nall checks passed")
+    if failed:
         raise Exit(1)
 
 
-async def _findings(wanted: Wanted) -> AsyncIterator[Finding]:
+async def _findings(changes: Changes) -> AsyncIterator[Finding]:
     try:
         async with broker(unchecked=True) as opened:
             for check in CHECKS:
                 try:
-                    async for finding in check(opened, wanted):
+                    async for finding in check(opened, changes):
                         yield finding
                 except ServerError as error:
-                    yield Finding(check.__name__, False, f"could not be checked: {error}", "may this user ask that?")
+                    yield Finding(
+                        check.__name__, False, f"could not be checked: {error}", "check the rights of this user"
+                    )
     except ConfigurationError as error:
         yield Finding("server", False, str(error))
 
@@ -115,30 +124,30 @@ async def _findings(wanted: Wanted) -> AsyncIterator[Finding]:
 # -- the server --------------------------------------------------------------------------------------------------
 
 
-async def server(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
+async def server(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
     began = time.monotonic()
     info = await _info(opened, "server")
     took = (time.monotonic() - began) * 1000
     where = without_password(opened.url)
     if not info:
-        yield Finding("server", True, f"{where} answers; this user may not ask for its version (INFO)")
+        yield Finding("server", True, f"{where} answers; this user may not run INFO, so the version is unknown")
         return
     valkey = info.get("valkey_version")
     name = f"Valkey {valkey}" if valkey else f"Redis {info.get('redis_version', 'unknown')}"
     yield Finding("server", True, f"{name} at {where} answers in {took:.1f} ms")
 
 
-async def memory(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
+async def memory(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
     info = await _info(opened, "memory")
     if not info:
-        yield Finding("memory", True, "this user may not ask for it (INFO)")
+        yield Finding("memory", True, "unknown: this user may not run INFO")
         return
     policy = info.get("maxmemory_policy", "")
     if policy == "noeviction":
         yield Finding("maxmemory-policy", True, policy)
     else:
-        remedy = "CONFIG SET maxmemory-policy noeviction, and write it into the configuration"
-        lost = f"{policy}: the server may throw away work that is not done"
+        remedy = "CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration"
+        lost = f"{policy}: the server may evict unfinished work"
         yield Finding("maxmemory-policy", False, lost, remedy)
     used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     if not limit:
@@ -146,73 +155,68 @@ async def memory(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
     elif used <= limit * MEMORY_WARNING:
         yield Finding("memory", True, f"{in_bytes(used)} of {in_bytes(limit)} used")
     else:
-        full = f"{in_bytes(used)} of {in_bytes(limit)} used: submits are refused"
+        full = f"{in_bytes(used)} of {in_bytes(limit)} used: submits are rejected"
         yield Finding("memory", False, full, "raise maxmemory, or lower WEFT_RETENTION_SECONDS")
 
 
-_FSYNC = {
-    "always": "a crash of the machine loses nothing that was answered",
-    "everysec": "a crash may lose the last second or two",
-    "no": "a crash may lose whatever the system had not written",
-}
-
-
-async def persistence(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
-    asked = _allowed(opened.transport.call("CONFIG", "GET", "appendonly", "appendfsync", "save"))
-    found = _pairs(await asked or [])
+async def persistence(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
+    reply = await _allowed(opened.transport.call("CONFIG", "GET", "appendonly", "appendfsync", "save"))
+    found = _pairs(reply or [])
     if "appendonly" not in found:
-        yield Finding("persistence", True, "unknown: this user may not ask for it (CONFIG GET)")
+        yield Finding("persistence", True, "unknown: this user may not run CONFIG GET")
     elif found["appendonly"] != "yes":
-        lost = "all since the last snapshot" if found.get("save") else "everything"
+        lost = "all data since the last snapshot" if found.get("save") else "all data"
         off = f"appendonly is off: a restart of the server loses {lost}"
-        yield Finding("persistence", False, off, "CONFIG SET appendonly yes, and write it into the configuration")
+        yield Finding("persistence", False, off, "CONFIG SET appendonly yes, and set it in the server's configuration")
     elif (await _info(opened, "persistence")).get("aof_last_write_status", "ok") != "ok":
         broken = "the append-only file cannot be written"
-        yield Finding("persistence", False, broken, "look at the server's log and its disk")
+        yield Finding("persistence", False, broken, "check the server's log and its disk")
     else:
         fsync = found.get("appendfsync", "")
-        yield Finding("persistence", True, f"append-only file, appendfsync {fsync}: {_FSYNC.get(fsync, '')}")
+        yield Finding("persistence", True, f"append-only file, appendfsync {fsync}: {FSYNC_LOSS.get(fsync, '')}")
 
 
-async def clock(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
+async def clock(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
     before = time.time()
     apart = abs(await opened.now_ms() / 1000 - (before + time.time()) / 2)
     yield Finding(
         "clock",
         apart <= CLOCK_SECONDS,
-        f"the broker's and this machine's are {apart:.3f} s apart",
-        "" if apart <= CLOCK_SECONDS else "keep both by NTP: retries, deadlines and times of steps are off by that",
+        f"the clocks of the broker and this machine differ by {apart:.3f} s",
+        ""
+        if apart <= CLOCK_SECONDS
+        else "synchronize both with NTP: retries, deadlines and times of steps are off by this amount",
     )
 
 
-async def functions(opened: Broker, wanted: Wanted) -> AsyncIterator[Finding]:
+async def functions(opened: Broker, changes: Changes) -> AsyncIterator[Finding]:
     own, call = library().name, opened.transport.call
     try:
         reply = cast(list[list[Reply]], await call("FUNCTION", "LIST", "LIBRARYNAME", "weft_*"))
     except ServerError as error:
-        yield Finding("functions", False, f"cannot be listed: {error}", "let this user call FUNCTION LIST")
+        yield Finding("functions", False, f"cannot be listed: {error}", "allow this user FUNCTION LIST")
         return
     names = {text(dict(zip(map(text, flat[::2]), flat[1::2], strict=True))["library_name"]) for flat in reply}
     others = ", ".join(sorted(names - {own}))
     loaded = f"{own} is loaded" if own in names else f"{own} is not loaded; the first call loads it"
     yield Finding("functions", True, loaded)
-    if others and wanted.clean:
+    if others and changes.clean:
         for name in names - {own}:
             await call("FUNCTION", "DELETE", name)
-        yield Finding("functions", True, f"removed {others}; a service that still uses one loads it again by itself")
+        yield Finding("functions", True, f"removed {others}; a service that still needs one loads it again")
     elif others:
-        also = f"{others} of other releases are loaded too; weft doctor --clean removes them after an update"
+        also = f"{others} of other releases are also loaded; after an update, weft doctor --clean removes them"
         yield Finding("functions", True, also)
 
 
 # -- the namespace -----------------------------------------------------------------------------------------------
 
 
-async def namespace(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
+async def namespace(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
     name, call = opened.settings.namespace, opened.transport.call
     stored = cast(list[bytes | None], await call("HMGET", namespace_settings(name), "partitions", "format"))
     if stored[0] is None or stored[1] is None:
-        remedy = "start services with it, or set WEFT_NAMESPACE to the one that they use"
+        remedy = "start services in it, or set WEFT_NAMESPACE to the one that they use"
         yield Finding("namespace", False, f"{name!r} does not exist on this broker", remedy)
         return
     known = int(stored[1]) <= NAMESPACE_FORMAT
@@ -220,45 +224,45 @@ async def namespace(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
         "namespace",
         known,
         f"{name!r} has {_counted(int(stored[0]), 'partition')}, format {int(stored[1])}",
-        "" if known else f"this release reads up to {NAMESPACE_FORMAT}: update it",
+        "" if known else f"this release reads formats up to {NAMESPACE_FORMAT}: update it",
     )
     if overload := await call("HGET", opened.buses[0].keys.meta, "overload"):
-        remedy = "let work drain, or raise the limit that is named"
-        yield Finding("limits", False, f"submits are refused: {text(overload)}", remedy)
+        remedy = "wait until work has drained, or raise this limit"
+        yield Finding("limits", False, f"submits are rejected: {text(overload)}", remedy)
 
 
-async def ingress(opened: Broker, wanted: Wanted) -> AsyncIterator[Finding]:
-    """A stream is ended by an entry with the largest id there is: the server then refuses every `XADD *`."""
+async def ingress(opened: Broker, changes: Changes) -> AsyncIterator[Finding]:
+    """Check the ingress streams. An entry with the largest possible id makes the server reject every later `XADD *`."""
     registered = await Publishers(opened.buses[0]).all()
-    wrong = False
+    failed = False
     for publisher in ("", *(each.name for each in registered)):
         stream = IngressStream(opened.transport, opened.settings.namespace, publisher)
         try:
             ahead = await _last_id_ahead(opened, stream)
         except ServerError as error:
-            remedy = f"if it is no stream, remove it: DEL {stream.key}; then publishers make it again"
+            remedy = f"if it is not a stream, remove it with DEL {stream.key}; publishers create it again"
             yield Finding("ingress", False, f"{stream.key} cannot be read: {error}", remedy)
-            wrong = True
+            failed = True
             continue
-        if ahead and wanted.repair:
-            await stream.read(b"", 1, 1)  # removes it where it is empty
+        if ahead and changes.repair:
+            await stream.read(b"", 1, 1)  # deletes it if it is empty
             if not await _last_id_ahead(opened, stream):
-                mended = f"repaired: {stream.key} was ended by an id in the future, and is removed"
-                yield Finding("ingress", True, mended)
+                repaired = f"repaired: removed {stream.key}, whose last id was in the future"
+                yield Finding("ingress", True, repaired)
                 continue
         if ahead:
-            ended = f"{stream.key} has the last id {ahead}, in the future: few more entries fit, or none"
-            remedy = "once the state-manager has emptied it, weft doctor --repair removes it"
-            yield Finding("ingress", False, ended, f"{remedy}; weft dead list shows who sent it")
-            wrong = True
-    if not wrong:
+            ended = f"the last id of {stream.key} is {ahead}, in the future: it may accept no more entries"
+            remedy = "after the state-manager has emptied it, weft doctor --repair removes it"
+            yield Finding("ingress", False, ended, f"{remedy}; weft dead list shows its sender")
+            failed = True
+    if not failed:
         names = ", ".join(f"{each.name} ({each.tenant})" for each in registered)
-        also = f", and so can those of {names}" if names else "; no publishers are registered"
+        also = f", as can those of {names}" if names else "; no publishers are registered"
         yield Finding("ingress", True, f"the shared stream can be read{also}")
 
 
 async def _last_id_ahead(opened: Broker, stream: IngressStream) -> str:
-    """The stream's last id where that lies in the future; else empty."""
+    """Return the stream's last id if it is in the future; else an empty text."""
     try:
         reply = cast(list[Reply], await opened.transport.call("XINFO", "STREAM", stream.key))
     except ServerError as error:
@@ -266,39 +270,39 @@ async def _last_id_ahead(opened: Broker, stream: IngressStream) -> str:
             return ""
         raise
     last = text(dict(zip(reply[::2], reply[1::2], strict=True))[b"last-generated-id"])
-    return last if position(last)[0] > await opened.now_ms() + AHEAD_MS else ""
+    return last if position(last)[0] > await opened.now_ms() + MAX_ID_AHEAD_MS else ""
 
 
-# -- who works on it ---------------------------------------------------------------------------------------------
+# -- services ---------------------------------------------------------------------------------------------------
 
 
-async def consumers(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
-    """Who says that it lives, per service."""
+async def consumers(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
+    """Check that every required service sends heartbeats."""
     for bus in opened.buses:
         counts = Counter([name.partition("@")[0] for name in await _alive(bus)])
         place = _place(opened, bus)
         beat = cast(bytes | None, await bus.transport.call("HGET", bus.keys.meta, "beat_at"))
         silent = await opened.now_ms() - int(beat) if beat is not None else 0
-        absent = ", ".join(name for name in NEEDED if name not in counts)
-        running = ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "none"
+        absent = ", ".join(name for name in REQUIRED if name not in counts)
+        alive = ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "none"
         if counts and silent > SILENT_MS:
-            late = f"the last heartbeat{place} was {silent / 1000:.0f} s ago: no service runs"
-            yield Finding("consumers", False, late, "start the services, as with weft up")
+            late = f"the last heartbeat{place} was {silent / 1000:.0f} s ago: no service is running"
+            yield Finding("consumers", False, late, "start the services, for example with weft up")
         elif absent:
-            yield Finding("consumers", False, f"alive{place}: {running}; none of {absent}", f"start {absent}")
+            yield Finding("consumers", False, f"alive{place}: {alive}; missing: {absent}", f"start {absent}")
         else:
-            yield Finding("consumers", True, f"alive{place}: {running}")
+            yield Finding("consumers", True, f"alive{place}: {alive}")
 
 
-async def engines(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
-    """Who serves Ray and Spark, and what waits for them."""
+async def engines(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
+    """Check that a gateway is running for every engine stream with waiting steps."""
     streams = set(ENGINES)
-    put_back: Counter[str] = Counter()
+    delayed: Counter[str] = Counter()
     for bus in opened.buses:
         streams |= {text(name) for name in cast(list[bytes], await bus.transport.call("HKEYS", bus.keys.engines))}
         timers = cast(list[bytes], await bus.transport.call("ZRANGE", bus.keys.timers, 0, -1))
-        put_back += Counter([timer.decode().split("|")[1] for timer in timers if timer.startswith(b"e|")])
-    said: list[str] = []
+        delayed += Counter([timer.decode().split("|")[1] for timer in timers if timer.startswith(b"e|")])
+    lines: list[str] = []
     remedies: dict[str, None] = {}
     for stream in sorted(streams):
         live, waiting = [], 0
@@ -308,70 +312,74 @@ async def engines(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
             live.append(gateways.live)
             waiting += steps
             if steps and not gateways.live:
-                remedies[gateways.nobody] = None
-        again = f" and {put_back[stream]} to be tried again" if put_back[stream] else ""
-        said.append(f"{stream}: {_counted(min(live), 'gateway')}, {_counted(waiting, 'step')}{again}")
-    yield Finding("engines", not remedies, "; ".join(said), "; ".join(remedies))
+                remedies[gateways.problem] = None
+        again = f" and {delayed[stream]} to be retried" if delayed[stream] else ""
+        lines.append(f"{stream}: {_counted(min(live), 'gateway')}, {_counted(waiting, 'step')}{again}")
+    yield Finding("engines", not remedies, "; ".join(lines), "; ".join(remedies))
 
 
-async def apps(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
+async def apps(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
     bus = opened.buses[0]
     stored = cast(list[bytes], await bus.transport.call("HVALS", bus.keys.manifests))
     if not stored:
-        none = "no app has published its agents: submits wait"
+        none = "no app has published its agents, so submits wait"
         yield Finding("apps", False, none, "start an agent-handler with WEFT_APP")
     for data in stored:
         try:
             found = Manifest.from_json(data)
         except InvalidInput as error:
-            yield Finding("apps", False, str(error), "it may be of a newer release: update this one")
+            yield Finding("apps", False, str(error), "a newer release may have written it: update this one")
             continue
         kinds = (("agents", found.agents), ("tools", found.tools), ("engine functions", found.engine_functions))
         names = [f"{kind} {', '.join(sorted(named)) or 'none'}" for kind, named in kinds]
         yield Finding("apps", True, f"{found.app} {found.version}: {'; '.join(names)}")
 
 
-# -- the work ----------------------------------------------------------------------------------------------------
+# -- work --------------------------------------------------------------------------------------------------------
 
 
-async def stuck(opened: Broker, wanted: Wanted) -> AsyncIterator[Finding]:
-    whole = True
+async def stuck(opened: Broker, changes: Changes) -> AsyncIterator[Finding]:
+    found_any = False
     for bus in opened.buses:
         for found in await find_stuck(bus):
-            whole = False
-            if wanted.repair and await free(bus, found):
-                end = "it may go on" if found.what in ("instance", "mailbox") else "kept as a dead letter (reason lost)"
+            found_any = True
+            if changes.repair and await free(bus, found):
+                end = (
+                    "it can continue"
+                    if found.what in ("instance", "mailbox")
+                    else "stored as a dead letter (reason: lost)"
+                )
                 yield Finding("stuck", True, f"repaired: {found}: {end}")
             else:
-                yield Finding("stuck", False, str(found), "weft doctor --repair frees it")
-    if whole:
-        yield Finding("stuck", True, "every open run has something that carries it on")
+                yield Finding("stuck", False, str(found), "weft doctor --repair releases it")
+    if not found_any:
+        yield Finding("stuck", True, "every open run has an event or timer that continues it")
 
 
-async def deadlock(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
+async def deadlock(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
     found = await find_circles(opened.buses)
     for circle in found:
         yield Finding("deadlock", False, circle, "cancel one of the tasks: weft task cancel ID")
     if not found:
-        yield Finding("deadlock", True, "no runs wait for each other in a circle")
+        yield Finding("deadlock", True, "no runs wait for each other")
 
 
-async def letters(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
+async def letters(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
     found = DeadLetters(opened.buses)
     count, sizes = await found.count(), await found.sizes()
-    said = "none"
+    line = "none"
     if count:
         bound = f" of {in_bytes(sizes.bound)}" if sizes.bound else ""
         shares = ", ".join(f"{share} {in_bytes(size)}" for share, size in list(sizes.shares.items())[:5])
-        said = f"{count} ({in_bytes(sizes.total)}{bound}: {shares}); look: weft dead list --group-by error"
+        line = f"{count} ({in_bytes(sizes.total)}{bound}: {shares}); see weft dead list --group-by error"
     if sizes.trimmed:
-        said += f"; {sizes.trimmed} were trimmed so far, since they were too many bytes or too old"
-    yield Finding("dead letters", True, said)
+        line += f"; {sizes.trimmed} older ones were trimmed by size or age"
+    yield Finding("dead letters", True, line)
 
 
-async def store(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
+async def store(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
     url = without_password(opened.settings.trajectory_url)
-    # Before the store is asked: the recorder, which writes there first, may go on between the two looks.
+    # Read before the store: the recorder writes to the store first and may continue in between.
     published = {bus: await _published(bus) for bus in opened.buses}
     try:
         async with trajectories(opened.settings) as found:
@@ -385,31 +393,37 @@ async def store(opened: Broker, _: Wanted) -> AsyncIterator[Finding]:
         yield Finding("trajectories", False, str(error), "check WEFT_TRAJECTORY_URL")
         return
     for bus, cursor in cursors.items():
-        told, upto = published[bus], f"{url} is recorded up to {cursor}{_place(opened, bus)}"
-        # The store may be ahead of what is published, never behind: what is published may have been trimmed.
-        if told is None or position(cursor) >= position(told):
-            more = ", and more is on its way" if await _behind(bus, cursor) else ""
+        position_there, upto = published[bus], f"{url} is recorded up to {cursor}{_place(opened, bus)}"
+        # The store may be ahead of the recorder's position on the broker, but not behind: entries up to that position
+        # may have been trimmed.
+        if position_there is None or position(cursor) >= position(position_there):
+            more = ", and more entries follow" if await _behind(bus, cursor) else ""
             yield Finding("trajectories", True, upto + more)
         else:
-            remedy = "the store was replaced or is another one: set WEFT_TRAJECTORY_URL as the recorder has it"
-            yield Finding("trajectories", False, f"{upto}, but the broker was told {told}: steps are missing", remedy)
+            remedy = "the store was replaced, or is not the recorder's: set WEFT_TRAJECTORY_URL to the recorder's value"
+            yield Finding(
+                "trajectories",
+                False,
+                f"{upto}, but the recorder's position on the broker is {position_there}: steps are missing",
+                remedy,
+            )
     if broken:
         first = f"the first of task {broken[0].task}: {broken[0].reason}"
-        unread = f"{len(broken)} entries could not be read, {first}"
-        yield Finding("trajectories", False, unread, "they are kept in the table weft_unreadable")
+        unread = f"{len(broken)} entries could not be read; {first}"
+        yield Finding("trajectories", False, unread, "see the table weft_unreadable")
 
 
 async def _recorded_elsewhere(opened: Broker, url: str, published: dict[EventBus, str | None]) -> Finding:
-    """A recorder on another machine, or in another pod, has its file to itself: the broker knows how far it is."""
+    """Check a recorder whose store is not reachable from here, by its position on the broker."""
     more = False
-    for bus, told in published.items():
-        if told is None or not any(name.startswith(f"{TRAJECTORY_RECORDER}@") for name in await _alive(bus)):
-            remedy = "start a trajectory-recorder, or set WEFT_TRAJECTORY_URL as it has it"
+    for bus, recorded in published.items():
+        if recorded is None or not any(name.startswith(f"{TRAJECTORY_RECORDER}@") for name in await _alive(bus)):
+            remedy = "start a trajectory-recorder, or set WEFT_TRAJECTORY_URL to its value"
             return Finding("trajectories", False, f"there is no store at {url}", remedy)
-        more = more or await _behind(bus, told)
-    on_its_way = ", and more is on its way" if more else ""
-    nothing = f"there is no store at {url}, so that nothing can be shown from here"
-    return Finding("trajectories", True, f"recorded by a trajectory-recorder elsewhere{on_its_way}; {nothing}")
+        more = more or await _behind(bus, recorded)
+    rest = ", and more entries follow" if more else ""
+    nothing = f"there is no store at {url}, so commands here cannot show steps"
+    return Finding("trajectories", True, f"recorded by a trajectory-recorder elsewhere{rest}; {nothing}")
 
 
 CHECKS: tuple[Check, ...] = (
@@ -424,25 +438,25 @@ async def _published(bus: EventBus) -> str | None:
 
 
 async def _behind(bus: EventBus, entry: str) -> bool:
-    """Whether the record holds more than what comes up to this entry."""
+    """Return whether the record has entries after this one."""
     return bool(await bus.transport.call("XRANGE", bus.keys.record, f"({entry}", "+", "COUNT", 1))
 
 
 async def _alive(bus: EventBus) -> list[str]:
-    """Who has sent heartbeats, as `service@place`."""
+    """Return the services with recent heartbeats, as `service@place`."""
     return [text(name) for name in cast(list[bytes], await bus.transport.call("ZRANGE", bus.keys.alive, 0, -1))]
 
 
 async def _info(opened: Broker, section: str) -> dict[str, str]:
-    """Empty where this user may not ask."""
+    """Return a section of INFO; empty if this user may not run it."""
     reply = cast(bytes | None, await _allowed(opened.transport.call("INFO", section)))
     return dict(line.split(":", 1) for line in (reply or b"").decode().splitlines() if ":" in line)
 
 
-async def _allowed(asked: Awaitable[Reply]) -> Reply:
-    """The answer, or None where this user may not ask."""
+async def _allowed(call: Awaitable[Reply]) -> Reply:
+    """Return the reply; None if this user may not run the command."""
     try:
-        return await asked
+        return await call
     except ServerError as error:
         if not str(error).startswith("NOPERM"):
             raise

@@ -1,4 +1,4 @@
-"""`weft lag`: how much work lies on the broker, and who takes it: streams, groups, mailboxes, timers."""
+"""`weft lag`: shows the waiting work on the broker: streams, groups, mailboxes, timers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated, Any, cast
 
 from typer import Option
 
+from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, group_of, ingress
-from runtime_core.bus.values import pairs
 from runtime_core.cli.connection import Broker, Commands, broker
 from runtime_core.cli.output import Columns, Row, print_json, print_rows
 from runtime_core.errors import ServerError
@@ -25,11 +25,11 @@ app = Commands()
 
 
 @app.verb("lag")
-async def lag(as_json: Annotated[bool, Option("--json", help="Print JSON; ages are milliseconds.")] = False) -> None:
-    """Show how much work waits, and where.
+async def lag(as_json: Annotated[bool, Option("--json", help="Print JSON; ages are in milliseconds.")] = False) -> None:
+    """Show how much work is waiting, and where.
 
-    For each stream who reads it, and how far the record is. BACKLOG is what nobody
-    has taken yet, PENDING what a consumer has in hand.
+    BACKLOG counts the entries of a stream that no consumer has read. PENDING counts those that a
+    consumer is processing. The second table shows how far each group has read the record.
 
     \b
     Example:
@@ -44,7 +44,7 @@ async def lag(as_json: Annotated[bool, Option("--json", help="Print JSON; ages a
 
 
 async def _measure(opened: Broker) -> dict[str, Any]:  # Any: JSON
-    """`streams` (per stream and group), then totals. Ages are milliseconds."""
+    """Return `streams` (per stream and group), `record` and totals. Ages are in milliseconds."""
     now = await opened.now_ms()
     home = opened.buses[0]
     streams = [await _stream(home, None, "tasks", ingress(home.keys.namespace), STATE_MANAGER, now)]
@@ -60,7 +60,7 @@ async def _measure(opened: Broker) -> dict[str, Any]:  # Any: JSON
         keys, call = bus.keys, bus.transport.call
         for name in await work_streams(bus):
             row = await _stream(bus, keys.partition, name, keys.stream(name), group_of(name), now)
-            # Engines that nobody uses have no stream; the two that every namespace has are always shown.
+            # Every namespace has agents and tools; an unused engine has no stream.
             if row["backlog"] or row["consumers"] or name in ("agent", "tool"):
                 streams.append(row)
         for counts in (await waiting_tasks(bus)).values():
@@ -82,11 +82,11 @@ async def _measure(opened: Broker) -> dict[str, Any]:  # Any: JSON
 
 
 async def _stream(bus: EventBus, partition: int | None, name: str, key: str, group: str, now: int) -> Row:
-    """All that is on these streams is work to do: what is done is deleted. Without a group all of it waits."""
+    """Measure one stream. Done entries are deleted, so all entries are work; without a group, all of it waits."""
     call = bus.transport.call
     try:
         length, there = cast(int, await call("XLEN", key)), (await groups_of(call, key) or {}).get(group)
-    except ServerError:  # no stream: weft doctor says so
+    except ServerError:  # not a stream, which weft doctor reports
         length, there = 0, None
     oldest = await oldest_pending_of(call, key, group) if there is not None and there.pending else None
     return {
@@ -101,7 +101,7 @@ async def _stream(bus: EventBus, partition: int | None, name: str, key: str, gro
 
 
 async def _record(bus: EventBus, now: int) -> list[Row]:
-    """How far each group of the record has come, and how old the first entry is that it has not got to."""
+    """Return how far each group has read the record, and the age of its first unread entry."""
     key = bus.keys.record
     length = cast(int, await bus.transport.call("XLEN", key))
     rows = []
@@ -148,10 +148,10 @@ def _print(found: dict[str, Any]) -> None:  # Any: JSON
     if found["waiting"]:
         most = sorted(found["waiting"].items(), key=lambda one: -one[1])[:TENANTS_SHOWN]
         rows = [{"tenant": tenant or "(no name)", "waiting": count} for tenant, count in most]
-        print_rows(rows, {"TENANT": "tenant", "TASKS THAT WAIT FOR THEIR TURNS": "waiting"})
+        print_rows(rows, {"TENANT": "tenant", "WAITING TASKS": "waiting"})
         print()
-    print(f"mailboxes     {found['mailbox_events']} events wait in {found['mailboxes']} mailboxes")
-    print(f"timers        {found['timers_due']} due, {found['timers']} in all")
-    print(f"answers       {found['replies']} on their way to a replyto")
-    print(f"asks          {found['asks']} on their way to instances in other partitions")
-    print(f"dead letters  {found['dead_letters']}" + ("; look: weft dead list" if found["dead_letters"] else ""))
+    print(f"mailboxes     {found['mailbox_events']} events in {found['mailboxes']} mailboxes")
+    print(f"timers        {found['timers_due']} due, {found['timers']} in total")
+    print(f"answers       {found['replies']} being relayed to a replyto")
+    print(f"asks          {found['asks']} being relayed to instances in other partitions")
+    print(f"dead letters  {found['dead_letters']}" + ("; see weft dead list" if found["dead_letters"] else ""))

@@ -1,7 +1,7 @@
-"""The command `weft`: its commands, and how each of them ends.
+"""The command `weft`: its subcommands and their exit status.
 
-Exit status: 0 done · 1 it could not be done, or the task failed (one line says why) · 2 used wrongly · 130 Ctrl-C ·
-141 whoever read the output has gone.
+0: success. 1: the command or the task failed; one line gives the reason. 2: wrong usage. 130: Ctrl-C.
+141: the reader of the output has exited.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from typer.main import get_command
 
 from runtime_core.errors import WeftError
 
-USED_WRONGLY = 2
+WRONG_USAGE = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
 COMMANDS = {
     "up": "Run everything on this machine.",
     "submit": "Start a task and wait for its answer.",
-    "task": "List tasks, look, fork, cancel, answer, delete.",
-    "trajectory": "What tasks did, step by step.",
-    "schedule": "Start tasks at a time, or again and again.",
-    "publisher": "Register publishers that are not trusted, each with an ingress stream of its own.",
-    "tenant": "Share handlers fairly among tenants, and limit what one may start.",
-    "dead": "Look after what failed for good.",
-    "lag": "Show how much work waits, and where.",
-    "doctor": "Check that everything is as it must be.",
-    "acl": "Print the broker's users, each with least rights.",
+    "task": "List, show, fork, cancel, answer and delete tasks.",
+    "trajectory": "Show and export the recorded steps of tasks.",
+    "schedule": "Start tasks at a set time, or repeatedly.",
+    "publisher": "Register untrusted publishers, each with its own ingress stream.",
+    "tenant": "Set the weights and limits of tenants.",
+    "dead": "Inspect, redrive or drop dead letters.",
+    "lag": "Show how much work is waiting, and where.",
+    "doctor": "Check the installation.",
+    "acl": "Print ACL rules for the broker's users.",
 }
-"""Each one is in the module of its name."""
+"""Each one is in the module of the same name."""
 GROUPS = ("task", "trajectory", "schedule", "publisher", "tenant", "dead")
-"""Those that have commands of their own."""
+"""The commands that have subcommands."""
 
-HELP = """Run agents durably, and look after what they do.
+HELP = """Run durable agents, and inspect and operate them.
 
 \b
-A first run, with an app in desk.py:
+Get started with an app in desk.py:
   weft up --app desk:app
   weft submit researcher "Redis Streams"        (in another terminal, same folder)
 
-Commands find the broker by WEFT_REDIS_URL, or through the data folder (WEFT_DATA_DIR, .weft here) of a `weft up` that \
-runs. WEFT_NAMESPACE chooses among namespaces on one broker. With --json they print for programs. Exit status: 0 done, \
-1 failed, 2 used wrongly."""
+Commands connect to the broker at WEFT_REDIS_URL, or to that of a running `weft up` with the same data folder \
+(WEFT_DATA_DIR; default: .weft). WEFT_NAMESPACE selects a namespace on the broker. --json prints output for programs. \
+Exit status: 0 success, 1 failure, 2 wrong usage."""
 
 
 class Weft(TyperGroup):
-    """The commands. Each is imported when it is named: `weft --help` imports none of them."""
+    """The commands. Each is imported when it is used: `weft --help` imports none of them."""
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # Any, here and below: the framework's own
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # Any, here and below: Typer's types
         if cmd_name not in COMMANDS:
             return None
         return get_command(import_module(f"runtime_core.cli.{cmd_name}").app)
@@ -66,7 +66,7 @@ class Weft(TyperGroup):
 
 
 def build() -> Weft:
-    """The command with all its groups. Help is plain text, so that it reads the same in a file."""
+    """Return the command with all its groups. Help is plain text, so that it reads the same in a file."""
     return Weft(
         name="weft",
         help=HELP,
@@ -78,17 +78,17 @@ def build() -> Weft:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit status."""
+    """Run one command and return its exit status."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A terminal that lacks a character shows another one instead of ending the command.
+            # Print another character where the terminal lacks one, instead of failing.
             stream.reconfigure(errors="replace")
     try:
         status = _invoke(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()
     except BrokenPipeError:
         if isinstance(sys.stdout, io.TextIOWrapper):
-            # Python flushes once more at its end: into nothing, or it would complain.
+            # Python flushes again when it exits: to /dev/null, or it would print an error.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except KeyboardInterrupt:
@@ -97,11 +97,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _invoke(arguments: list[str]) -> int:
-    """Ends are values here; what is not expected goes on to Python with its traceback."""
+    """Run the command and return its exit status. An unexpected error is raised."""
     words = [word for word in arguments[:2] if word.isalpha()]
     path = " ".join(["weft", *words[: 2 if words and words[0] in GROUPS else 1]])
     try:
-        # Not by the framework's own `main`: it would end a broken pipe and Ctrl-C in its own way.
+        # Not Typer's own `main`, which handles a broken pipe and Ctrl-C in its own way.
         with build().make_context("weft", arguments) as context:
             context.command.invoke(context)
     except typer.Exit as end:
@@ -109,7 +109,7 @@ def _invoke(arguments: list[str]) -> int:
     except typer.Abort:
         return _say(path, "not confirmed: nothing was changed")
     except typer.TyperException as error:
-        return _used_wrongly(error)
+        return _wrong_usage(error)
     except WeftError as error:
         return _say(path, str(error))
     except BrokenPipeError:
@@ -121,15 +121,15 @@ def _invoke(arguments: list[str]) -> int:
     return 0
 
 
-def _used_wrongly(error: typer.TyperException) -> int:
+def _wrong_usage(error: typer.TyperException) -> int:
     message = error.format_message()
-    if "\n" in message:  # a group without a command: the message is its help
+    if "\n" in message:  # a group without a subcommand: the message is its help
         print(message)
     else:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "weft"
         _say(path, f"{message.rstrip('.')}; see `{path} --help`")
-    return USED_WRONGLY
+    return WRONG_USAGE
 
 
 def _say(path: str, message: str) -> int:

@@ -1,4 +1,4 @@
-"""How commands print (JSON for programs, aligned lines for people), and typed values."""
+"""Printing of JSON and tables, and parsing of values typed on the command line."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ PREVIEW = 80
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Row = dict[str, Any]
-"""What a command shows of one thing, as its JSON has it. (Any: JSON.)"""
+"""One item of a command's output, as in its JSON. (Any: JSON.)"""
 Columns = Mapping[str, str | Callable[[Row], object]]
-"""By their headings: a member of the row each, or what is made of the row."""
+"""Heading → the name of a member of the row, or a function of the row."""
 
 
 def print_json(document: object) -> None:
-    """One document on one line."""
+    """Print a document on one line."""
     print(msgspec.json.encode(document, enc_hook=str).decode(), flush=True)
 
 
 def print_rows(rows: Sequence[Row], columns: Columns, as_json: bool = False, *, empty: str = "") -> None:
-    """The rows as JSON or as a table; `empty` is said where there are none."""
+    """Print rows as JSON or as a table; if there are none, print `empty`."""
     if as_json:
         print_json(rows)
     elif not rows and empty:
@@ -49,30 +49,30 @@ def _cell(value: object) -> str:
 
 
 def print_facts(facts: Sequence[tuple[str, object]]) -> None:
-    """What is known of one thing, a line each; what is empty is left out."""
+    """Print names and values, one pair per line, without empty values."""
     for name, value in facts:
         if value:
             print(f"{name:<9}{plain(str(value))}")
 
 
 def print_value(value: object) -> None:
-    """An answer: text as it is, everything else as JSON with indentation."""
+    """Print an answer: text as is, anything else as indented JSON."""
     text = value if isinstance(value, str) else msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
     print(shown(text), flush=True)
 
 
 def without_secrets(value: Any) -> Any:  # Any: JSON
-    """A value as it may be shown to whoever looks after the service."""
+    """Return the value with its secrets redacted."""
     return msgspec.json.decode(redactor().data(msgspec.json.encode(value, enc_hook=str)))
 
 
 def moment(milliseconds: float | None) -> str:
-    """A point in time, as this machine's clock shows it."""
+    """Return a time (milliseconds since 1970) in the local time zone; `-` for None and 0."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(milliseconds / 1000)) if milliseconds else "-"
 
 
 def in_bytes(size: int) -> str:
-    """A size in the unit that suits it, as in `1.5 MiB`."""
+    """Return a size in a suitable unit, as in `1.5 MiB`."""
     for unit, least in (("GiB", 1 << 30), ("MiB", 1 << 20)):
         if size >= least:
             return f"{size / least:.1f} {unit}"
@@ -80,20 +80,20 @@ def in_bytes(size: int) -> str:
 
 
 def preview(value: object, limit: int = PREVIEW) -> str:
-    """A value on one line."""
+    """Return a value on one line, shortened to `limit` characters."""
     text = plain(value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode())
     return shortened(text, limit)
 
 
 def shown(text: str) -> str:
-    """As it came; for a terminal without control characters other than line breaks and tabs."""
+    """Return the text; for a terminal, replace control characters except line breaks and tabs."""
     if not sys.stdout.isatty():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else "�" for char in text)
 
 
 def error_line(error: object, limit: int = 200) -> str:
-    """An error object (`type`, `message`) on one line; empty where there is none."""
+    """Return an error object (`type`, `message`) on one line; empty if there is none."""
     if not isinstance(error, dict):
         return preview(error) if error else ""
     kind, message = str(error.get("type", "")), str(error.get("message", ""))
@@ -101,9 +101,9 @@ def error_line(error: object, limit: int = 200) -> str:
 
 
 def typed(text: str, *, words: bool = False) -> object:
-    """JSON where the text is an object, an array, a number or a quoted string; else the text itself.
+    """Parse an object, an array, a number or a quoted string as JSON; return any other text as is.
 
-    With `words` also `true`, `false` and `null` are JSON: answers to questions are mostly those.
+    With `words`, also parse `true`, `false` and `null`, the most common answers to questions.
     """
     stripped = text.strip()
     if stripped[:1] not in tuple('{["-0123456789') and not (words and stripped in ("true", "false", "null")):
@@ -116,9 +116,9 @@ def typed(text: str, *, words: bool = False) -> object:
 
 
 def json_of(text: str, option: str) -> bytes:
-    """JSON as it was typed, checked. Raises InvalidInput that names the option."""
+    """Return JSON as typed. Raises InvalidInput(option) if it is not valid."""
     try:
         msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidInput(option, f"is not JSON ({error}); quote texts, as in '\"text\"'") from None
+        raise InvalidInput(option, f"is not JSON ({error}); quote text, as in '\"text\"'") from None
     return text.encode()

@@ -1,4 +1,4 @@
-"""`weft publisher`: publishers with ingress streams of their own."""
+"""`weft publisher`: registers publishers with their own ingress streams."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from runtime_core.bus.keys import ingress
 from runtime_core.cli.connection import Broker, Commands, broker
 from runtime_core.cli.output import Columns, Json, Row, print_json, print_rows
 from runtime_core.errors import InvalidInput, ServerError
-from runtime_core.ingress.publishers import Publisher, Publishers, names_of
+from runtime_core.ingress.publishers import Publisher, Publishers, split_names
 
-app = Commands("Register publishers that are not trusted, each with an ingress stream of its own.")
+app = Commands("Register untrusted publishers, each with its own ingress stream.")
 
 Name = Annotated[str, Argument(metavar="NAME", help="The publisher's name.")]
 
@@ -20,38 +20,38 @@ Name = Annotated[str, Argument(metavar="NAME", help="The publisher's name.")]
 @app.verb("set")
 async def set_publisher(
     name: Name,
-    tenant: Annotated[str, Option(metavar="TENANT", help="The tenant that it publishes for.")],
+    tenant: Annotated[str, Option(metavar="TENANT", help="The publisher's tenant.")],
     agents: Annotated[
         str | None,
-        Option(metavar="A,B", help="The agents that it may submit to. Default: all but internal ones and weft.…"),
+        Option(metavar="A,B", help="The agents that it may submit to. Default: all except internal ones and weft.…"),
     ] = None,
-    topics: Annotated[str, Option(metavar="A,B.*", help="The topics that it may publish on. Default: none.")] = "",
+    topics: Annotated[str, Option(metavar="A,B.*", help="The topics that it may publish to. Default: none.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Register a publisher, or replace the one with this name, and print its stream.
+    """Register or replace a publisher, and print its stream.
 
-    Everything that comes on the stream is bound to the publisher and its tenant. Give its broker user the right to
-    write that stream, and to read its answers, and nothing else.
+    All commands on the stream are bound to the publisher and its tenant. Allow its broker user only to write this
+    stream and to read its answers.
 
     \b
     Examples:
       weft publisher set shop --tenant acme
       weft publisher set web --tenant acme --agents writer,editor --topics "orders.*"
     """
-    allowed = None if agents is None else names_of(agents)
-    publisher = Publisher(name=name, tenant=tenant, agents=allowed, topics=names_of(topics))
+    allowed = None if agents is None else split_names(agents)
+    publisher = Publisher(name=name, tenant=tenant, agents=allowed, topics=split_names(topics))
     async with broker() as opened:
         await Publishers(opened.buses[0]).set(publisher)
     row = _row(opened, publisher)
     if as_json:
         print_json(row)
     else:
-        print(f"{name} of tenant {tenant} writes {row['stream']} and reads {row['answers']}…")
+        print(f"{name} of tenant {tenant} writes to {row['stream']} and reads {row['answers']}…")
 
 
 @app.verb("list")
 async def list_publishers(as_json: Json = False) -> None:
-    """List publishers, their tenants, and how many commands wait on their streams.
+    """List publishers, their tenants, and the number of commands waiting on their streams.
 
     \b
     Example:
@@ -62,7 +62,7 @@ async def list_publishers(as_json: Json = False) -> None:
         for row in rows:
             try:
                 row["waiting"] = await opened.transport.call("XLEN", row["stream"])
-            except ServerError:  # a key of another type
+            except ServerError:  # not a stream
                 row["waiting"] = None
     columns: Columns = {
         "PUBLISHER": "publisher",
@@ -76,7 +76,7 @@ async def list_publishers(as_json: Json = False) -> None:
 
 @app.verb("delete")
 async def delete(name: Name) -> None:
-    """Stop reading a publisher's stream. Its tasks and schedules go on, and its stream stays as it is.
+    """Stop reading a publisher's stream. Its tasks and schedules continue, and the stream is kept.
 
     \b
     Example:
@@ -84,7 +84,7 @@ async def delete(name: Name) -> None:
     """
     async with broker() as opened:
         if not await Publishers(opened.buses[0]).delete(name):
-            raise InvalidInput("publisher", f"no publisher is named {name!r}; see weft publisher list")
+            raise InvalidInput("publisher", f"there is no publisher {name!r}; see weft publisher list")
 
 
 def _row(opened: Broker, publisher: Publisher) -> Row:

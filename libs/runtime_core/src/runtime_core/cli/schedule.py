@@ -1,4 +1,4 @@
-"""`weft schedule`: tasks that start at a time, or again and again."""
+"""`weft schedule`: manages schedules, which start tasks at set times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime_core.cli.output import Columns, Json, Row, moment, print_json, prin
 from runtime_core.errors import InvalidInput
 from runtime_core.ingress.schedules import Schedule, Schedules, parse_set
 
-app = Commands("Start tasks at a time, or again and again.")
+app = Commands("Start tasks at a set time, or repeatedly.")
 
 Id = Annotated[str, Argument(metavar="ID", help="The schedule's id.")]
 
@@ -21,27 +21,29 @@ Id = Annotated[str, Argument(metavar="ID", help="The schedule's id.")]
 @app.verb("set")
 async def set_schedule(
     schedule_id: Id,
-    agent: Annotated[str, Argument(metavar="AGENT", help="The agent to ask.")],
-    input: Annotated[str | None, Argument(metavar="INPUT", help="Its input, as with `weft submit`.")] = None,
-    every: Annotated[float | None, Option(metavar="SECONDS", help="Again and again, so many seconds apart.")] = None,
+    agent: Annotated[str, Argument(metavar="AGENT", help="The agent's name.")],
+    input: Annotated[str | None, Argument(metavar="INPUT", help="The input, as for `weft submit`.")] = None,
+    every: Annotated[float | None, Option(metavar="SECONDS", help="Repeat at this interval.")] = None,
     cron: Annotated[
         str | None,
-        Option(metavar="EXPRESSION", help='By minute, hour, day, month, weekday, as in "0 9 * * mon-fri".'),
+        Option(metavar="EXPRESSION", help='Repeat by minute, hour, day, month and weekday, as in "0 9 * * mon-fri".'),
     ] = None,
-    at: Annotated[str | None, Option(metavar="TIME", help="Once, as in 2030-01-01T09:00:00+01:00.")] = None,
-    delay: Annotated[float | None, Option(metavar="SECONDS", help="Once, so many seconds from now.")] = None,
-    timezone: Annotated[str, Option(metavar="ZONE", help="Whose clock --cron means, as in Europe/Berlin.")] = "UTC",
+    at: Annotated[
+        str | None, Option(metavar="TIME", help="Start once at this time, as in 2030-01-01T09:00:00+01:00.")
+    ] = None,
+    delay: Annotated[float | None, Option(metavar="SECONDS", help="Start once after this delay.")] = None,
+    timezone: Annotated[str, Option(metavar="ZONE", help="The time zone of --cron, as in Europe/Berlin.")] = "UTC",
     overlap: Annotated[
-        Literal["skip", "start"], Option(help="At a time when the task before is not done: leave it out, or start.")
+        Literal["skip", "start"], Option(help="If the previous task is still running: skip this time, or start anyway.")
     ] = "skip",
-    catch_up: Annotated[bool, Option(help="Make up for missed times, by one task for all of them.")] = True,
-    key: Annotated[str, Option(metavar="KEY", help="Ask this instance of the agent.")] = "",
-    session: Annotated[str, Option(metavar="ID", help="The session that its tasks belong to.")] = "",
+    catch_up: Annotated[bool, Option(help="After missed times, start one task for all of them.")] = True,
+    key: Annotated[str, Option(metavar="KEY", help="The instance of the agent to ask.")] = "",
+    session: Annotated[str, Option(metavar="ID", help="The session of its tasks.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Set a schedule, or replace the one with this id.
+    """Create or replace a schedule.
 
-    Each of its times starts one task, whose id is the schedule's with the time behind it.
+    Each time starts one task, whose id is the schedule's id followed by the time.
 
     \b
     Examples:
@@ -52,7 +54,7 @@ async def set_schedule(
     times = {"every_seconds": every, "cron": cron, "at": at, "delay_seconds": delay}
     given = {name: value for name, value in times.items() if value is not None}
     if len(given) != 1:
-        raise BadParameter("say when: give one of --every, --cron, --at and --delay")
+        raise BadParameter("give exactly one of --every, --cron, --at and --delay")
     data: Row = {
         "schedule_id": schedule_id,
         "agent": agent,
@@ -64,8 +66,8 @@ async def set_schedule(
     }
     data |= {name: value for name, value in (("key", key), ("session_id", session)) if value}
     async with broker() as opened:
-        asked = parse_set(data, await opened.now_ms())
-        schedule = await Schedules(opened.buses[0], opened.admission).set(asked)
+        requested = parse_set(data, await opened.now_ms())
+        schedule = await Schedules(opened.buses[0], opened.admission).set(requested)
     if as_json:
         print_json(_row(schedule))
     else:
@@ -74,7 +76,7 @@ async def set_schedule(
 
 @app.verb("list")
 async def list_schedules(as_json: Json = False) -> None:
-    """List schedules: when they come next, and what became of them.
+    """List schedules with their next times and last results.
 
     \b
     Example:
@@ -88,7 +90,7 @@ async def list_schedules(as_json: Json = False) -> None:
         "WHEN": _when,
         "NEXT": lambda row: moment(row["next"]),
         "STARTED": "started",
-        "LEFT OUT": "skipped",
+        "SKIPPED": "skipped",
         "LAST": lambda row: row["error"] or row["last_task_id"] or "",
     }
     print_rows(rows, columns, as_json)
@@ -96,7 +98,7 @@ async def list_schedules(as_json: Json = False) -> None:
 
 @app.verb("delete")
 async def delete(schedule_id: Id) -> None:
-    """Remove a schedule. Tasks that it has started go on.
+    """Remove a schedule. Tasks that it has started continue.
 
     \b
     Example:
@@ -109,7 +111,7 @@ async def delete(schedule_id: Id) -> None:
 
 @app.verb("run")
 async def run_now(schedule_id: Id, as_json: Json = False) -> None:
-    """Start a task of a schedule now, besides its times, and print the task's id.
+    """Start a task of a schedule now, in addition to its times, and print the task's id.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`weft submit`: starts a task and follows it to its end."""
+"""`weft submit`: starts a task and waits for its answer."""
 
 from __future__ import annotations
 
@@ -23,63 +23,63 @@ from runtime_core.text import plain
 from runtime_core.wire.commands import SubmitOptions
 
 ADMISSION_SECONDS = 30.0
-"""How long to wait for the first agent-handler of a namespace that has just been started."""
+"""How long a submit waits for the first agent-handler of a new namespace, in seconds."""
 
 app = Commands()
 
-MaxSteps = Annotated[int | None, Option(metavar="N", min=1, help="The task fails over so many steps.")]
-Timeout = Annotated[float | None, Option(metavar="SECONDS", min=0.001, help="The task fails when it takes longer.")]
-Wait = Annotated[bool, Option(help="Wait for the answer, or only print the id.")]
+MaxSteps = Annotated[int | None, Option(metavar="N", min=1, help="Fail the task after N steps.")]
+Timeout = Annotated[float | None, Option(metavar="SECONDS", min=0.001, help="Fail the task after this time.")]
+Wait = Annotated[bool, Option(help="Wait for the answer, or only print the task's id.")]
 
 
 @app.verb("submit", seconds=None)
 async def submit(
-    agent: Annotated[str, Argument(metavar="AGENT", help="The agent to ask.")],
+    agent: Annotated[str, Argument(metavar="AGENT", help="The agent's name.")],
     input: Annotated[
         str | None,
         Argument(
             metavar="INPUT",
-            help="Its input: JSON where it is an object, an array, a number or a quoted string, else text. "
+            help="The input. An object, array, number or quoted string is read as JSON; anything else is text. "
             "- reads standard input.",
         ),
     ] = None,
-    key: Annotated[str, Option(metavar="KEY", help="Ask this instance of the agent, which keeps its state.")] = "",
+    key: Annotated[str, Option(metavar="KEY", help="The instance of the agent to ask; it keeps its own state.")] = "",
     task_id: Annotated[
-        str | None, Option(metavar="ID", help="Your own id: submitted again, it names the same task.")
+        str | None, Option(metavar="ID", help="Your own task id. A repeated submit with it returns the same task.")
     ] = None,
     session: Annotated[str, Option(metavar="ID", help="The session that the task belongs to.")] = "",
     hook: Annotated[
-        list[str] | None, Option(metavar="POINT=NAME", help="Run this hook of the app there; may be repeated.")
+        list[str] | None, Option(metavar="POINT=NAME", help="Run this hook of the app at this point. Repeatable.")
     ] = None,
     max_steps: MaxSteps = None,
     max_tokens: Annotated[
-        int | None, Option(metavar="N", min=1, help="The task fails when all its runs use more tokens.")
+        int | None, Option(metavar="N", min=1, help="Fail the task once its runs have used more than N tokens.")
     ] = None,
     max_cost: Annotated[
-        float | None, Option(metavar="X", min=0.0, help="The task fails when all its runs cost more.")
+        float | None, Option(metavar="X", min=0.0, help="Fail the task once its runs have cost more than X.")
     ] = None,
     timeout: Timeout = None,
     engine: Annotated[
-        str | None, Option(metavar="NAME", help="Where compute steps run that name none: local, ray or spark.")
+        str | None, Option(metavar="NAME", help="The default engine for compute steps: local, ray or spark.")
     ] = None,
     engine_wait: Annotated[
-        float | None, Option(metavar="SECONDS", min=0.0, help="How long steps wait for an absent engine (60).")
+        float | None, Option(metavar="SECONDS", min=0.0, help="How long a step waits for an unavailable engine (60).")
     ] = None,
     tenant: Annotated[
-        str, Option(metavar="NAME", help="On whose behalf; tenants take turns while handlers are busy.")
+        str, Option(metavar="NAME", help="The task's tenant. Tenants take turns while handlers are busy.")
     ] = "",
     priority: Annotated[
-        int | None, Option(metavar="N", min=1, max=9, help="9 starts first among the tenant's tasks (5).")
+        int | None, Option(metavar="N", min=1, max=9, help="The priority among the tenant's tasks; 9 starts first (5).")
     ] = None,
     wait: Wait = True,
-    stream: Annotated[bool, Option("--stream", help="Print output as it comes, then the answer.")] = False,
+    stream: Annotated[bool, Option("--stream", help="Print output as it arrives, then the answer.")] = False,
     as_json: Annotated[
-        bool, Option("--json", help="Print the end as JSON; with --stream every event, one per line.")
+        bool, Option("--json", help="Print the final event as JSON; with --stream every event, one per line.")
     ] = False,
 ) -> None:
     """Start a task and wait for its answer.
 
-    The status is 1 where the task fails. Ctrl-C leaves it running.
+    The exit status is 1 if the task fails. After Ctrl-C the task goes on.
 
     \b
     Examples:
@@ -88,7 +88,7 @@ async def submit(
       cat notes.txt | weft submit summarizer -
     """
     if stream and not wait:
-        raise BadParameter("--stream waits for the output: it cannot go with --no-wait")
+        raise BadParameter("--stream and --no-wait exclude each other")
     options = SubmitOptions(
         max_steps=max_steps,
         timeout_seconds=timeout,
@@ -121,15 +121,15 @@ def _hooks(given: list[str]) -> dict[str, list[str]]:
     for pair in given:
         point, equals, name = pair.partition("=")
         if not (point and equals and name):
-            raise BadParameter(f"--hook {pair!r} is not written as POINT=NAME, as in before_tool_call=check")
+            raise BadParameter(f"--hook {pair!r} is not POINT=NAME, such as before_tool_call=check")
         hooks.setdefault(point, []).append(name)
     return hooks
 
 
 async def follow(task: TaskHandle, wait: bool, stream: bool, as_json: bool) -> None:
-    """Print what was asked for until the task ends. Raises Exit(1) where it did not complete.
+    """Print output or the answer until the task ends; without `wait`, print only its id.
 
-    Without `wait`, print the task's id.
+    Raises Exit(1) if the task does not complete.
     """
     if not wait:
         if as_json:
@@ -141,7 +141,7 @@ async def follow(task: TaskHandle, wait: bool, stream: bool, as_json: bool) -> N
         await _follow(task, stream, as_json)
     except BaseException as end:
         if not isinstance(end, Exit | BrokenPipeError):
-            print(f"the task goes on: weft task show {task.task_id}", file=sys.stderr)
+            print(f"the task is still running; see weft task show {task.task_id}", file=sys.stderr)
         raise
 
 
@@ -166,7 +166,7 @@ async def _follow(task: TaskHandle, stream: bool, as_json: bool) -> None:
 
 
 def _print_delta(event: StreamEvent) -> bool:
-    """Text goes on where the last one ended; other values take lines. True where the line is not ended."""
+    """Print text without a line break, and other values on their own lines. Return whether the line is still open."""
     if "text" in event.data:
         text = shown(event.text)
         print(text, end="", flush=True)
@@ -178,7 +178,7 @@ def _print_delta(event: StreamEvent) -> bool:
 def _print_question(request: Row, open_line: bool) -> None:
     start = "\n" if open_line else ""
     data = f"  {preview(request['data'])}" if request.get("data") is not None else ""
-    answers = "\n".join(f"  answer it: {command}" for command in answers_to(request))
+    answers = "\n".join(f"  answer with: {command}" for command in answers_to(request))
     print(f"{start}? {plain(str(request['prompt']))}{data}\n{answers}", file=sys.stderr, flush=True)
 
 
@@ -188,6 +188,6 @@ def _end(final: Row, as_json: bool) -> None:
             print_value(final.get("output"))
         return
     task = final["task_id"]
-    why = f"{final['status']}: {error_line(final.get('error'))}"
-    print(f"weft submit: task {task} {why}; see weft task show {task}", file=sys.stderr, flush=True)
+    reason = f"{final['status']}: {error_line(final.get('error'))}"
+    print(f"weft submit: task {task} {reason}; see weft task show {task}", file=sys.stderr, flush=True)
     raise Exit(1)

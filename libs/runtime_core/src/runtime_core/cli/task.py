@@ -1,4 +1,4 @@
-"""`weft task`: tasks that were submitted, by whomever."""
+"""`weft task`: lists, shows, forks, cancels, answers and deletes tasks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 from typer import Argument, Option, confirm
 
 from runtime_core import codec
-from runtime_core.blobs.store import open_blobs
-from runtime_core.blobs.urls import folder_of
+from runtime_core.blobs import folder_of, open_blobs
 from runtime_core.bus.claims import forget_place
 from runtime_core.bus.connection import position
+from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.durability import repeat_after_reconnect
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import TRAJECTORY_RECORDER
-from runtime_core.bus.values import pairs
 from runtime_core.cli.connection import Broker, Commands, broker, broker_url, read_settings, trajectories
 from runtime_core.cli.output import (
     Json,
@@ -35,7 +34,7 @@ from runtime_core.cli.output import (
 )
 from runtime_core.cli.submit import ADMISSION_SECONDS, MaxSteps, Timeout, Wait, follow
 from runtime_core.cli.task_view import (
-    LOOKED_AT_MAX,
+    MAX_SCANNED,
     answers_to,
     describe_wait,
     read_task,
@@ -48,39 +47,39 @@ from runtime_core.client.task import check_answered
 from runtime_core.config.settings import Settings
 from runtime_core.errors import InvalidInput, WeftError
 from runtime_core.ids import is_task_id
-from runtime_core.maintenance.dead_letters import DeadLetters, Selection
+from runtime_core.maintenance.dead_letters import DeadLetters, LetterFilter
 from runtime_core.maintenance.measures import groups_of
 from runtime_core.text import duration, plain
 from runtime_core.wire.commands import SubmitOptions
-from runtime_core.wire.results import ENDED
+from runtime_core.wire.events import ENDED
 
 if TYPE_CHECKING:
     from runtime_core.trajectory.reading import TaskTrajectory
 
 RECORDER_SECONDS = 5.0
-"""How long a deletion waits for steps that are still on their way to the trajectory store."""
+"""How long a deletion waits for the trajectory-recorder, in seconds."""
 _AMOUNTS = ("tokens", "input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "requests", "cost")
 
-app = Commands("List tasks, look, fork, cancel, answer, delete.")
+app = Commands("List, show, fork, cancel, answer and delete tasks.")
 
 Id = Annotated[str, Argument(metavar="ID", help="The task's id.")]
-Limit = Annotated[int, Option(metavar="N", min=1, max=10_000, help="How many to list.")]
+Limit = Annotated[int, Option(metavar="N", min=1, max=10_000, help="The most items to list.")]
 Status = Literal["accepted", "running", "waiting", "completed", "failed", "cancelled"]
 
 
-# -- which tasks there are ---------------------------------------------------------------------------------------
+# -- listing ----------------------------------------------------------------------------------------------------
 
 
 @app.verb("list")
 async def list_tasks(
-    status: Annotated[Status | None, Option(help="Only tasks in this state.")] = None,
+    status: Annotated[Status | None, Option(help="Only tasks with this status.")] = None,
     agent: Annotated[str, Option(metavar="NAME", help="Only tasks of this agent.")] = "",
     limit: Limit = 20,
     as_json: Json = False,
 ) -> None:
     """List tasks, the newest first.
 
-    Those on the broker, and those that only the trajectory store still has.
+    Includes tasks that only the trajectory store still has.
 
     \b
     Example:
@@ -99,7 +98,7 @@ async def list_tasks(
                 if known is None:
                     if not status or await _is_still(opened, row["task_id"], status):
                         rows[row["task_id"]] = row
-                elif known["status"] == row["status"]:  # else it was opened again since
+                elif known["status"] == row["status"]:  # else it was reopened since
                     rows[row["task_id"]] = {**row, **known}
     print_rows(
         sorted(rows.values(), key=lambda row: cast(float, row["created"]), reverse=True)[:limit],
@@ -112,7 +111,7 @@ async def list_tasks(
             "ERROR": lambda row: error_line(row.get("error")),
         },
         as_json,
-        empty="no tasks" + (" like that" if status or agent else "; submit one: weft submit AGENT INPUT"),
+        empty="no matching tasks" if status or agent else "no tasks; submit one: weft submit AGENT INPUT",
     )
 
 
@@ -121,28 +120,28 @@ def _instance(row: Row) -> str:
 
 
 async def _is_still(opened: Broker, task_id: str, status: str) -> bool:
-    """Whether the broker, where it still knows a recorded task, says the same of it: it may have been opened again."""
+    """Return whether the broker has the same status or has deleted the task: a recorded task may have been reopened."""
     found = await _status_of(await opened.admission.find(task_id), task_id)
     return found in ("", status)
 
 
 async def _status_of(bus: EventBus, task_id: str) -> str:
-    """Empty where the broker does not know the task."""
+    """Return the task's status; empty if the broker does not know it."""
     return (cast(bytes | None, await bus.transport.call("HGET", bus.keys.task(task_id), "status")) or b"").decode()
 
 
 def _unknown(task_id: str) -> InvalidInput:
-    return InvalidInput("task_id", f"no task {task_id!r} is known; `weft task list` shows those that are")
+    return InvalidInput("task_id", f"there is no task {task_id!r}; see `weft task list`")
 
 
-# -- all that is known of one ------------------------------------------------------------------------------------
+# -- details ----------------------------------------------------------------------------------------------------
 
 
 @app.verb("show")
 async def show(task_id: Id, as_json: Json = False) -> None:
-    """Show all that is known of a task.
+    """Show a task.
 
-    What it waits for, its questions and how to answer them, its error, and its runs with their times.
+    Includes what it is waiting for, its questions with the commands that answer them, its error, and its runs.
 
     \b
     Example:
@@ -164,7 +163,7 @@ async def show(task_id: Id, as_json: Json = False) -> None:
         view["dead_letters"] = [f"{bus.keys.partition}/{entry}" for entry in view["dead_letters"]]
     if recorded is not None and recorded.fork is not None:
         view["forked_from"] = {"task": recorded.fork.task, "step": recorded.fork.step}
-    # The broker keeps what was sent as it was; the record has no secrets.
+    # The broker stores inputs unredacted; the record is already redacted.
     view = without_secrets(view)
     if as_json:
         print_json({**view, "trajectory": to_tree(recorded) if recorded is not None else None})
@@ -183,7 +182,7 @@ def _print_task(view: Row, now_ms: int) -> None:
         ("status", view["status"]),
         ("agent", _instance(view)),
         ("session", view.get("session_id")),
-        ("fork of", fork and f"{fork['task']}, from {'step ' + fork['step'] if fork['step'] else 'its beginning'}"),
+        ("fork of", fork and f"{fork['task']}, from {'step ' + fork['step'] if fork['step'] else 'its start'}"),
         ("created", created and f"{moment(created)} ({duration(now_ms - created)} ago)"),
         ("ended", created and ended and f"{moment(ended)} (after {duration(ended - created)})"),
         ("limit", ", ".join(limits)),
@@ -195,26 +194,26 @@ def _print_task(view: Row, now_ms: int) -> None:
         ("error", error_line(view.get("error"), 600)),
     ]
     for wait in view.get("waits_for", ()):
-        if wait["kind"] != "human":  # the question stands below
+        if wait["kind"] != "human":  # its question is printed below
             error = error_line((wait.get("errors") or [None])[-1])
             facts.append(("waits", describe_wait(wait, now_ms) + (f"; the last error: {error}" if error else "")))
     for question in view.get("questions", ()):
-        facts.append(("question", _asked(question)))
+        facts.append(("question", _question_line(question)))
         if "deadline" in question:
-            otherwise = f", then it is {preview(question['default'])}" if "default" in question else ""
+            otherwise = f", then the answer is {preview(question['default'])}" if "default" in question else ""
             facts.append(("", f"until {moment(question['deadline'])}{otherwise}"))
-        facts += [("", f"answer it: {command}") for command in answers_to(question)]
-    facts += [("dead", f"{letter}  look: weft dead show {letter}") for letter in view.get("dead_letters", ())]
+        facts += [("", f"answer with: {command}") for command in answers_to(question)]
+    facts += [("dead", f"{letter}  see weft dead show {letter}") for letter in view.get("dead_letters", ())]
     print_facts(facts)
 
 
-def _asked(question: Row) -> str:
+def _question_line(question: Row) -> str:
     data = f"  {preview(question['data'], 300)}" if question.get("data") is not None else ""
     return f"{question['prompt']}{data}"
 
 
 def _amounts(usage: Row) -> str:
-    # The broker keeps no order.
+    # The broker does not keep the order.
     names = sorted(usage, key=lambda name: (_AMOUNTS.index(name) if name in _AMOUNTS else len(_AMOUNTS), name))
     return ", ".join(f"{usage[name]:.10g} {name}" for name in names if name != "models")
 
@@ -225,43 +224,44 @@ def _print_runs(recorded: TaskTrajectory | None, view: Row) -> None:
     print()
     if recorded is not None:
         if recorded.end is not None and "ended" not in view:
-            print("opened again since; what was recorded before:")
-        # The task's own line stands above already.
+            print("reopened since; recorded before:")
+        # The task's own line is already printed.
         print("\n".join(render(recorded).splitlines()[1:]))
     elif "ended" in view:
-        print("trajectory: nothing is recorded of this task: is the trajectory-recorder running?")
+        print("trajectory: no steps of this task are recorded; check that the trajectory-recorder is running")
     else:
-        print("trajectory: nothing is recorded yet; steps are when a turn ends or a call is answered")
+        print("trajectory: nothing is recorded yet; steps are recorded when a turn ends or a call is answered")
 
 
-# -- a new task with another's results ---------------------------------------------------------------------------
+# -- forking ----------------------------------------------------------------------------------------------------
 
 
 @app.verb("fork", seconds=None)
 async def fork(
-    task_id: Annotated[str, Argument(metavar="ID", help="The task to fork: one that goes on, or has ended.")],
+    task_id: Annotated[str, Argument(metavar="ID", help="The task to fork. It may be running or ended.")],
     input: Annotated[
         str | None,
         Argument(
             metavar="INPUT",
-            help="With --at what that step shall have given, else the task's new input: JSON where it is that, "
-            "else text.",
+            help="With --at the replacement for that step's result, else the new task's input: JSON, or else text.",
         ),
     ] = None,
     at: Annotated[
         str | None,
-        Option(metavar="STEP", help="Take over what came before this step, as 3.0.1: see `weft trajectory show`."),
+        Option(metavar="STEP", help="Copy the results before this step, such as 3.0.1; see `weft trajectory show`."),
     ] = None,
-    new_id: Annotated[str | None, Option("--task-id", metavar="ID", help="The id of the new task.")] = None,
-    session: Annotated[str | None, Option(metavar="ID", help="Its session, where it is another one.")] = None,
+    new_id: Annotated[str | None, Option("--task-id", metavar="ID", help="The new task's id.")] = None,
+    session: Annotated[
+        str | None, Option(metavar="ID", help="The new task's session. Default: that of the original.")
+    ] = None,
     max_steps: MaxSteps = None,
     timeout: Timeout = None,
     wait: Wait = True,
     as_json: Json = False,
 ) -> None:
-    """Start a task with another's results.
+    """Start a new task from a step of another one.
 
-    What the task did before the step is taken over and not done again; from there the fork goes on by itself.
+    The new task reuses the results before the step instead of running those steps again.
 
     \b
     Examples:
@@ -287,14 +287,14 @@ async def fork(
         await follow(task, wait, False, as_json)
 
 
-# -- what tasks ask ----------------------------------------------------------------------------------------------
+# -- questions ---------------------------------------------------------------------------------------------------
 
 
 @app.verb("questions")
 async def questions(limit: Limit = 20, as_json: Json = False) -> None:
-    """List what tasks ask humans and nobody has answered.
+    """List the open questions that tasks ask humans.
 
-    The oldest first, each with its deadline and the commands that answer it.
+    The oldest come first, each with its deadline and the commands that answer it.
 
     \b
     Example:
@@ -309,22 +309,22 @@ async def questions(limit: Limit = 20, as_json: Json = False) -> None:
     if as_json:
         print_json(found)
     elif not found:
-        print("no task asks anything")
+        print("no open questions")
     else:
         for question in found:
             _print_question(question, now)
 
 
 async def _questions_of(bus: EventBus, limit: int) -> list[Row]:
-    """Open questions of one partition: those of the oldest tasks, each with its task's agent and age."""
+    """Return the open questions of a partition's oldest tasks, each with the task's agent and creation time."""
     found: list[Row] = []
     call, keys, page = bus.transport.call, bus.keys, 500
-    for start in range(0, LOOKED_AT_MAX, page):
+    for start in range(0, MAX_SCANNED, page):
         tasks = [task.decode() for task in cast(list[bytes], await call("ZRANGE", keys.index, start, start + page - 1))]
-        asked = [call("HMGET", keys.task(task), "status", "fl") for task in tasks]
-        for task, reply in zip(tasks, asked, strict=True):
+        replies = [call("HMGET", keys.task(task), "status", "fl") for task in tasks]
+        for task, reply in zip(tasks, replies, strict=True):
             status, flags = cast(list[bytes | None], await reply)
-            # `o`: it has said something on its stream; a task that has not has asked nothing.
+            # Without the flag `o`, a task has written nothing to its stream, so it has asked nothing.
             if status is None or status.decode() in ENDED or b"o" not in (flags or b""):
                 continue
             view = await read_task(bus, task)
@@ -342,7 +342,7 @@ def _print_question(question: Row, now_ms: int) -> None:
         print(f"  {preview(question['data'], 300)}")
     if "deadline" in question:
         left = duration(max(0, question["deadline"] - now_ms))
-        otherwise = f"it is {preview(question['default'])}" if "default" in question else "it fails"
+        otherwise = f"the answer is {preview(question['default'])}" if "default" in question else "it fails"
         print(f"  until {moment(question['deadline'])} (in {left}), then {otherwise}")
     for command in answers_to(question):
         print(f"  {command}")
@@ -351,15 +351,13 @@ def _print_question(question: Row, now_ms: int) -> None:
 @app.verb("signal")
 async def signal(
     task_id: Id,
-    request_id: Annotated[str, Argument(metavar="REQUEST_ID", help="Which question: see `weft task show`.")],
-    value: Annotated[
-        str, Argument(metavar="VALUE", help="The answer: JSON (true, 3, {...}) where it is that, else text.")
-    ],
+    request_id: Annotated[str, Argument(metavar="REQUEST_ID", help="The question's id; see `weft task show`.")],
+    value: Annotated[str, Argument(metavar="VALUE", help="The answer: JSON (true, 3, {...}), or else text.")],
     as_json: Json = False,
 ) -> None:
-    """Answer a question of a task.
+    """Answer a task's question.
 
-    Of several answers the first one counts.
+    Only the first answer counts.
 
     \b
     Example:
@@ -377,18 +375,18 @@ async def signal(
         print(f"answered {request_id} of task {task_id} with {preview(given)}")
 
 
-# -- its end -----------------------------------------------------------------------------------------------------
+# -- ending ------------------------------------------------------------------------------------------------------
 
 
 @app.verb("cancel")
 async def cancel(
     task_id: Id,
-    reason: Annotated[str, Option(metavar="TEXT", help="Kept as the task's error.")] = "cancelled by its user",
+    reason: Annotated[str, Option(metavar="TEXT", help="Stored as the task's error.")] = "cancelled by its user",
     as_json: Json = False,
 ) -> None:
     """Cancel a task.
 
-    It ends now; what it has running hears of it within a second or so.
+    The task ends immediately; its running code is cancelled within about a second.
 
     \b
     Example:
@@ -396,42 +394,44 @@ async def cancel(
     """
     async with broker() as opened:
         bus = await opened.admission.find(task_id)
-        # Asked first: the broker would remember the id, and refuse the first submit that uses it.
+        # Check first: after a cancel of an unknown id, the broker would reject the next submit with that id.
         if not await _status_of(bus, task_id):
             raise _unknown(task_id)
         answer = await repeat_after_reconnect(lambda: bus.cancel(task_id, reason))
     if answer[0] == "unknown":
         raise _unknown(task_id)
     if answer[0] == "ended" and answer[1] != "cancelled":
-        raise InvalidInput("task_id", f"the task {task_id!r} has ended already ({answer[1]})")
+        raise InvalidInput("task_id", f"task {task_id!r} has already ended ({answer[1]})")
     if as_json:
         print_json({"task_id": task_id, "status": "cancelled"})
     else:
-        print(f"task {task_id} is cancelled")
+        print(f"cancelled task {task_id}")
 
 
 @app.verb("delete", seconds=None)
 async def delete(
-    task_id: Id, yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False, as_json: Json = False
+    task_id: Id,
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Erase an ended task for ever.
+    """Delete an ended task permanently.
 
-    From the broker, with its trajectory, output, dead letters and large results. Asks first where it is typed by hand.
+    Also deletes its trajectory, output, dead letters and large results. Asks for confirmation on a terminal.
 
     \b
     Example:
       weft task delete t-1 --yes
     """
     if not yes and sys.stdin.isatty():
-        confirm(f"Erase task {task_id} with its trajectory, output and dead letters?", abort=True, err=True)
+        confirm(f"Delete task {task_id} with its trajectory, output and dead letters?", abort=True, err=True)
     async with broker() as opened, trajectories(opened.settings) as store:
         bus = await opened.admission.find(task_id)
         _check_ended(task_id, await _status_of(bus, task_id), ("", *ENDED))
         await _until_recorded(bus)
         found = await bus.erase(task_id)
-        _check_ended(task_id, found, ("OK", "unknown"))  # it may have been opened again meanwhile
+        _check_ended(task_id, found, ("OK", "unknown"))  # it may have been reopened meanwhile
         letters = DeadLetters(opened.buses)
-        own = [letter.letter_id async for letter in letters.all(Selection(task=task_id))]
+        own = [letter.letter_id async for letter in letters.all(LetterFilter(task=task_id))]
         for letter_id in own:
             await letters.drop(letter_id)
         rows = await store.delete(opened.settings.namespace, task_id) if store is not None else 0
@@ -442,32 +442,30 @@ async def delete(
     if as_json:
         print_json({"task_id": task_id, "deleted": True, "trajectory_rows": rows, "blobs": blobs})
     else:
-        print(f"task {task_id} is deleted, with {rows} rows of its trajectory")
+        print(f"deleted task {task_id} and {rows} rows of its trajectory")
 
 
 def _check_ended(task_id: str, status: str, fine: Sequence[str]) -> None:
     if status not in fine:
-        raise InvalidInput("task_id", f"the task is {status}: end it first, weft task cancel {task_id}")
+        raise InvalidInput("task_id", f"the task is {status}: cancel it first with weft task cancel {task_id}")
 
 
 def _erase_blobs(settings: Settings, task_id: str) -> int:
-    """Erase the task's large results; how many there were. Raises WeftError where that is not possible."""
+    """Delete the task's large results and return their number. Raises WeftError if that fails."""
     if not is_task_id(task_id):
         return 0
-    # As of a `weft up` on this data folder, which tells its services where that is.
+    # The default is the folder that `weft up` gives to its services.
     url = settings.blob_url or (settings.data_dir / "blobs").as_uri()
     try:
         return open_blobs(url).erase(folder_of(settings.namespace, task_id))
     except OSError as error:
-        raise WeftError(
-            f"the task's large results in {url} were not erased: {error}; run the same command again"
-        ) from None
+        raise WeftError(f"the task's large results in {url} were not deleted: {error}; run the command again") from None
 
 
 async def _until_recorded(bus: EventBus) -> None:
-    """Wait until all that is on the record now is in the store: what comes there later would stay there.
+    """Wait until the store has all current entries of the record: one written after the deletion would stay there.
 
-    Raises WeftError where the recorder does not get that far.
+    Raises WeftError if the recorder does not catch up in time.
     """
     last = pairs(await bus.transport.call("XREVRANGE", bus.keys.record, "+", "-", "COUNT", 1))
     end_at = time.monotonic() + RECORDER_SECONDS
@@ -477,7 +475,7 @@ async def _until_recorded(bus: EventBus) -> None:
             return
         if time.monotonic() > end_at:
             raise WeftError(
-                "the trajectory-recorder has not recorded all steps yet, and would write those of this task later: "
-                "nothing was deleted; is it running? `weft lag` shows how far it is"
+                "the trajectory-recorder has not recorded all steps yet and could write those of this task after the "
+                "deletion, so nothing was deleted: check that it is running (`weft lag` shows its progress)"
             )
         await asyncio.sleep(0.05)

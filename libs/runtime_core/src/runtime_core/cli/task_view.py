@@ -1,4 +1,4 @@
-"""What is known of tasks: by the broker, with everything that any of their runs waits for, and by the store."""
+"""Reads tasks from the broker, with everything that their runs wait for, and from the trajectory store."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.cli.output import Row
 from runtime_core.maintenance.stuck import Fields, hash_at, unpacked
 from runtime_core.text import duration
-from runtime_core.wire.results import ENDED, STEP_KINDS, shown
+from runtime_core.wire.events import ENDED, STEP_KINDS, describe_task
 
 if TYPE_CHECKING:
     from runtime_core.record.step import TaskEnd
     from runtime_core.trajectory.reading import TaskTrajectory
     from runtime_core.trajectory.store import TrajectoryStore
 
-LOOKED_AT_MAX = 20_000
-"""Tasks on the broker that a list looks through."""
+MAX_SCANNED = 20_000
+"""The most tasks on the broker that a list scans."""
 _PLACES = {
     "queue": "for its tenant's turn to start",
     "mail": "for its turn in the mailbox of",
-    "nest": "for its turn, called from within, on",
-    "pend": "until a nested call is done on",
-    "park": "parked: it asked for other steps than before; mend the code, then redrive its dead letter:",
+    "nest": "for its turn as a nested call on",
+    "pend": "for a nested call on",
+    "park": "parked: the code requested other steps than the journal has; fix it and redrive the dead letter of",
 }
 
 
 async def read_task(bus: EventBus, task: str) -> Row | None:
-    """The task in words, None where the broker does not know it (any more).
+    """Return a description of the task; None if the broker does not know it.
 
-    Adds to what `shown` says: `max_steps`, `time_limit_at`, `waits_for` and `questions` of all runs (each with
-    `run`, `step`, `kind`, and where known `name`, `due`, `attempt`, `errors`,
-    `task_id` of an agent asked elsewhere), and `dead_letters` (ids).
+    In addition to what `shown` returns, it has `max_steps`, `time_limit_at`, `waits_for`, `questions` and
+    `dead_letters` (ids). Each item of `waits_for` has `run`, `step`, `kind`, and if known `name`, `due`, `attempt`,
+    `errors`, and `task_id` of an agent in another partition.
     """
     keys = bus.keys
     fields = await hash_at(bus, keys.task(task))
     if not fields:
         return None
-    view = shown(task, fields)
+    view = describe_task(task, fields)
     header = _lines(fields)
     if header[5] not in ("", "0"):
         view["max_steps"] = int(header[5])
@@ -73,12 +73,12 @@ async def read_task(bus: EventBus, task: str) -> Row | None:
 
 
 def describe_wait(wait: Row, now_ms: float) -> str:
-    """One thing that a task waits for, on one line without what users wrote."""
+    """Describe an item of `waits_for` on one line, without user data."""
     if "place" in wait:
         return f"{_PLACES[wait['place']]} {wait['name']}"
     text = f"{wait['kind']} {wait.get('name') or wait['step'] or wait['run']}"
     if "task_id" in wait:
-        text += f", which works on it as task {wait['task_id']}"
+        text += f", which runs as task {wait['task_id']}"
     if wait.get("attempt"):
         text += f", attempt {wait['attempt']}"
     if "due" in wait:
@@ -88,7 +88,7 @@ def describe_wait(wait: Row, now_ms: float) -> str:
 
 
 def answers_to(question: Mapping[str, Any]) -> list[str]:  # Any: JSON
-    """What to type to answer a question, one command a line."""
+    """Return the commands that answer a question."""
     signal = f"weft task signal {question['task_id']} {question['request_id']}"
     if question.get("expects") != "verdict":
         return [f"{signal} VALUE"]
@@ -97,7 +97,7 @@ def answers_to(question: Mapping[str, Any]) -> list[str]:  # Any: JSON
 
 @dataclass(frozen=True, slots=True)
 class _Retry:
-    """A delivery that waits for its next attempt."""
+    """A delivery that is waiting for its next attempt."""
 
     name: str
     attempt: int
@@ -109,7 +109,7 @@ class _Retry:
 
 
 def _run_waits(run: str, fields: Fields, retries: Mapping[str, _Retry]) -> list[Row]:
-    """What the run itself waits for: its next attempt, or its instance."""
+    """Return what the run itself waits for: its next attempt, or its instance."""
     cur = fields.get(b"cur", b"").decode()
     if cur in _PLACES:
         _, agent, key, *_ = _lines(fields)
@@ -135,7 +135,7 @@ def _step_wait(
 
 
 async def _retries(bus: EventBus, task_fields: Fields) -> dict[str, _Retry]:
-    """Deliveries of the task that wait in the timers, by run (a call's run is its own)."""
+    """Return the task's delayed deliveries by run; a call has its own run."""
     found: dict[str, _Retry] = {}
     for field in task_fields:
         if not field.startswith(b"z:e|"):
@@ -150,7 +150,7 @@ async def _retries(bus: EventBus, task_fields: Fields) -> dict[str, _Retry]:
 
 
 def _lines(fields: Fields) -> list[str]:
-    """The header of a run or a delivery, with more empty lines than it may lack."""
+    """Return the header of a run or delivery, padded with empty lines for missing ones."""
     return fields.get(b"h", b"").decode().split("\n") + [""] * 10
 
 
@@ -163,19 +163,19 @@ async def _due(bus: EventBus, member: str) -> int | None:
 
 
 async def tasks_on_broker(bus: EventBus, status: str, agent: str, limit: int) -> list[Row]:
-    """Tasks by the partition's index, the newest first."""
+    """Return tasks of a partition, the newest first."""
     call, keys = bus.transport.call, bus.keys
     page = limit if not status and not agent else 500
     found: list[Row] = []
-    for start in range(0, LOOKED_AT_MAX, page):
+    for start in range(0, MAX_SCANNED, page):
         tasks = cast(list[bytes], await call("ZREVRANGE", keys.index, start, start + page - 1))
         calls = [call("HMGET", keys.task(task.decode()), "status", "h", "ended", "steps") for task in tasks]
-        for task, asked in zip(tasks, calls, strict=True):
-            values = cast(list[bytes | None], await asked)
+        for task, reply in zip(tasks, calls, strict=True):
+            values = cast(list[bytes | None], await reply)
             if values[0] is None:
                 continue  # past its retention time
             named = zip((b"status", b"h", b"ended", b"steps"), values, strict=True)
-            row = shown(task.decode(), {name: value for name, value in named if value is not None})
+            row = describe_task(task.decode(), {name: value for name, value in named if value is not None})
             if (not status or row["status"] == status) and (not agent or row["agent"] == agent):
                 found.append(row)
         if len(tasks) < page or len(found) >= limit:
@@ -184,7 +184,7 @@ async def tasks_on_broker(bus: EventBus, status: str, agent: str, limit: int) ->
 
 
 async def tasks_in_store(store: TrajectoryStore, namespace: str, status: str, agent: str, limit: int) -> list[Row]:
-    """Tasks that have ended, the newest first."""
+    """Return ended tasks, the newest first."""
     ends = await store.tasks(namespace, status=status or None, agent=agent or None, limit=limit)
     return [{"task_id": end.task, **_of_end(end)} for end in ends]
 
@@ -200,7 +200,7 @@ def _of_end(end: TaskEnd) -> Row:
 
 
 def task_in_store(recorded: TaskTrajectory) -> Row:
-    """A task that the broker has forgotten."""
+    """Describe a task that the broker no longer has."""
     from runtime_core.trajectory.tree import decoded
 
     view: Row = {"task_id": recorded.task, "status": "unknown", "agent": ""}
@@ -215,8 +215,8 @@ def task_in_store(recorded: TaskTrajectory) -> Row:
 
 
 def _usage_of(recorded: TaskTrajectory) -> Row:
-    """What the task has used, by its rows."""
-    from runtime_core.record.usage import Usage, total
+    """Return the task's usage from its recorded steps."""
+    from runtime_core.record.step import Usage, total_usage
     from runtime_core.telemetry.attributes import RESPONSE_MODEL
 
     reports = [
@@ -225,4 +225,4 @@ def _usage_of(recorded: TaskTrajectory) -> Row:
         if step.usage
         for by_model in (step.kind == "model" or (step.kind == "usage" and step.name != "usage"),)
     ]
-    return cast(Row, msgspec.json.decode(total(reports).to_json())) if reports else {}
+    return cast(Row, msgspec.json.decode(total_usage(reports).to_json())) if reports else {}

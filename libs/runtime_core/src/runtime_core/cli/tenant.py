@@ -20,21 +20,23 @@ from runtime_core.ingress.tenants import (
     waiting_tasks,
 )
 
-app = Commands("Share handlers fairly among tenants, and limit what one may start.")
+app = Commands("Set the weights and limits of tenants.")
 
-Name = Annotated[str, Argument(metavar="NAME", help="The tenant; * stands for all others that have a name.")]
+Name = Annotated[str, Argument(metavar="NAME", help="The tenant; * is every other named tenant.")]
 
 
 @app.verb("set")
 async def set_settings(
     name: Name,
-    weight: Annotated[int, Option(metavar="N", min=1, max=1000, help="Its share of turns, against others'.")] = 1,
-    max_open: Annotated[int, Option(metavar="N", min=0, help="The most tasks it may have open; 0: no limit.")] = 0,
-    rate: Annotated[float, Option(metavar="N", min=0.0, help="The most tasks a second; 0: no limit.")] = 0.0,
+    weight: Annotated[
+        int, Option(metavar="N", min=1, max=1000, help="Its share of turns relative to other tenants.")
+    ] = 1,
+    max_open: Annotated[int, Option(metavar="N", min=0, help="The most open tasks; 0: no limit.")] = 0,
+    rate: Annotated[float, Option(metavar="N", min=0.0, help="The most tasks per second; 0: no limit.")] = 0.0,
 ) -> None:
-    """Set a tenant's weight and limits, in place of what was set before.
+    """Set a tenant's weight and limits, replacing earlier ones.
 
-    Submits over a limit are answered `overloaded`. With several partitions each has an equal part of the limits.
+    Submits over a limit are rejected as `overloaded`. Partitions share the limits equally.
 
     \b
     Examples:
@@ -48,7 +50,7 @@ async def set_settings(
 
 @app.verb("list")
 async def list_tenants(as_json: Json = False) -> None:
-    """List tenants that have settings or tasks that wait for their turns.
+    """List tenants with settings or waiting tasks.
 
     \b
     Example:
@@ -80,7 +82,7 @@ async def list_tenants(as_json: Json = False) -> None:
 
 @app.verb("remove")
 async def remove(name: Name) -> None:
-    """Remove a tenant's settings. Its tasks go on.
+    """Remove a tenant's settings. Its tasks continue.
 
     \b
     Example:
@@ -88,5 +90,5 @@ async def remove(name: Name) -> None:
     """
     async with broker() as opened:
         if not await remove_tenant(opened.buses, name):
-            raise InvalidInput("tenant", f"nothing is set for {name!r}; see `weft tenant list`")
+            raise InvalidInput("tenant", f"{name!r} has no settings; see `weft tenant list`")
     print(f"removed the settings of tenant {name}")

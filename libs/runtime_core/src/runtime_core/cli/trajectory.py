@@ -1,4 +1,4 @@
-"""`weft trajectory`: the recorded steps of tasks."""
+"""`weft trajectory`: shows and exports the recorded steps of tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 from typer import Argument, BadParameter, Option
 
 from runtime_core.app.loading import load_app, load_object
-from runtime_core.cli.connection import Commands, known_trajectories, read_settings
+from runtime_core.cli.connection import Commands, existing_trajectories, read_settings
 from runtime_core.cli.output import Json, print_json
 from runtime_core.config.settings import Settings
 from runtime_core.errors import ConfigurationError, InvalidInput
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from runtime_core.trajectory.items import RewardFunction, TrajectoryStrategy
     from runtime_core.trajectory.store import Filters
 
-app = Commands("What tasks did, step by step.")
+app = Commands("Show and export the recorded steps of tasks.")
 
 Format = Literal["jsonl", "parquet", "sar", "sar-parquet"]
 
@@ -30,7 +30,7 @@ Format = Literal["jsonl", "parquet", "sar", "sar-parquet"]
 async def show(task_id: Annotated[str, Argument(metavar="ID", help="The task's id.")], as_json: Json = False) -> None:
     """Show the steps of a task as a tree.
 
-    With their times, inputs, outputs and errors. Works without the broker.
+    Includes times, inputs, outputs and errors. Does not need the broker.
 
     \b
     Example:
@@ -39,12 +39,10 @@ async def show(task_id: Annotated[str, Argument(metavar="ID", help="The task's i
     from runtime_core.trajectory.tree import render, to_tree
 
     settings = read_settings()
-    async with known_trajectories(settings) as store:
+    async with existing_trajectories(settings) as store:
         recorded = await store.task(settings.namespace, task_id)
     if recorded is None:
-        raise InvalidInput(
-            "task_id", f"nothing is recorded of a task {task_id!r} (yet); see `weft task show {task_id}`"
-        )
+        raise InvalidInput("task_id", f"no steps of task {task_id!r} are recorded yet; see `weft task show {task_id}`")
     if as_json:
         print_json(to_tree(recorded))
     else:
@@ -54,38 +52,41 @@ async def show(task_id: Annotated[str, Argument(metavar="ID", help="The task's i
 @app.verb("export", seconds=None)
 async def export(
     file_format: Annotated[
-        Format, Option("--format", help="One row per step (jsonl, parquet), or per item of training data (sar).")
+        Format, Option("--format", help="One row per step (jsonl, parquet) or per training item (sar).")
     ] = "jsonl",
     output: Annotated[
-        str, Option("--output", "-o", metavar="FILE", help="Where to write; - is standard output (not for Parquet).")
+        str, Option("--output", "-o", metavar="FILE", help="The output file; - is standard output (not for Parquet).")
     ] = "-",
-    task: Annotated[list[str] | None, Option(metavar="ID", help="Only this task; may be repeated.")] = None,
+    task: Annotated[list[str] | None, Option(metavar="ID", help="Only this task. Repeatable.")] = None,
     status: Annotated[
-        Literal["completed", "failed", "cancelled"] | None, Option(help="Only tasks that ended so.")
+        Literal["completed", "failed", "cancelled"] | None, Option(help="Only tasks with this status.")
     ] = None,
     agent: Annotated[str, Option(metavar="NAME", help="Only tasks of this agent.")] = "",
     session: Annotated[str, Option(metavar="ID", help="Only tasks of this session.")] = "",
     since: Annotated[
-        str, Option(metavar="TIME", help="Only tasks that ended since then, as in 2026-11-01 or 2026-11-01T08:00Z.")
+        str,
+        Option(
+            metavar="TIME", help="Only tasks that ended at or after this time, as in 2026-11-01 or 2026-11-01T08:00Z."
+        ),
     ] = "",
     strategy: Annotated[
         str,
         Option(
             metavar="NAME",
-            help="Of items: default, memory (messages from what was heard and said), or module:Class of your own.",
+            help="For items: default, memory (builds messages from the conversation), or your own module:Class.",
         ),
     ] = "default",
     reward: Annotated[
-        bool, Option("--reward", help="Of items: score them by the @app.reward function of WEFT_APP.")
+        bool, Option("--reward", help="For items: score them with the @app.reward function of WEFT_APP.")
     ] = False,
     min_reward: Annotated[
-        float | None, Option(metavar="X", help="Of items: only those with this score or more. Means --reward.")
+        float | None, Option(metavar="X", help="For items: only those with at least this score. Implies --reward.")
     ] = None,
 ) -> None:
-    """Export steps, or items for training.
+    """Export steps or training items.
 
-    One row per step with its task, ordered by task; or one per item: the state that an agent saw, its action with the
-    tokens that it took, and the reward. Works without the broker.
+    Writes one row per step, ordered by task; or one per item, with the state that an agent saw, its action and token
+    counts, and the reward. Does not need the broker.
 
     \b
     Examples:
@@ -95,9 +96,9 @@ async def export(
     """
     parquet, of_items = file_format.endswith("parquet"), file_format.startswith("sar")
     if parquet and output == "-":
-        raise BadParameter("Parquet cannot go to standard output: name a file with --output")
+        raise BadParameter("Parquet cannot be written to standard output: name a file with --output")
     if not of_items and (reward or min_reward is not None or strategy != "default"):
-        raise BadParameter("--strategy, --reward and --min-reward are about items: use them with --format sar")
+        raise BadParameter("--strategy, --reward and --min-reward need --format sar or sar-parquet")
     filters: Filters = {
         "tasks": task,
         "status": status,
@@ -108,7 +109,7 @@ async def export(
     from runtime_core.trajectory import export as write
 
     settings = read_settings()
-    async with known_trajectories(settings) as store:
+    async with existing_trajectories(settings) as store:
         if not of_items:
             if parquet:
                 count = await write.export_parquet(store, settings.namespace, output, **filters)
@@ -139,7 +140,7 @@ def _since(text: str) -> datetime | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise BadParameter(f"--since {text!r} is no time; write it as 2026-11-01 or 2026-11-01T08:00Z") from None
+        raise BadParameter(f"--since {text!r} is not a time; write 2026-11-01 or 2026-11-01T08:00Z") from None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
@@ -160,19 +161,19 @@ def _strategy(name: str) -> TrajectoryStrategy:
     if name in ("default", "memory"):
         return DefaultTrajectoryStrategy() if name == "default" else MemoryTrajectoryStrategy()
     if ":" not in name:
-        raise BadParameter(f"--strategy {name!r} is not known: use default, memory or module:Class")
+        raise BadParameter(f"--strategy {name!r} is unknown: use default, memory or module:Class")
     found = load_object("strategy", name)
     if isinstance(found, type) and issubclass(found, TrajectoryStrategy):
         return found()
     if isinstance(found, TrajectoryStrategy):
         return found
-    raise ConfigurationError(f"strategy {name!r} is no TrajectoryStrategy: name a subclass or an instance of one")
+    raise ConfigurationError(f"strategy {name!r} is not a TrajectoryStrategy: name a subclass or an instance of one")
 
 
 def _reward(settings: Settings) -> RewardFunction:
     if settings.app is None:
-        raise ConfigurationError("--reward asks the app for its reward function: set WEFT_APP to package.module:app")
+        raise ConfigurationError("--reward needs the app's reward function: set WEFT_APP to package.module:app")
     app = load_app(settings.app)
     if app.reward_function is None:
-        raise ConfigurationError(f"the app {settings.app!r} scores nothing: decorate a function with @app.reward")
+        raise ConfigurationError(f"the app {settings.app!r} has no reward function: decorate one with @app.reward")
     return app.reward_function

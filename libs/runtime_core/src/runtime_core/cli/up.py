@@ -1,4 +1,4 @@
-"""`weft up`: the embedded server, where no broker is named, and the services, until Ctrl-C."""
+"""`weft up`: runs all services on this machine, and a broker if none is configured, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def up_command(
     app: Annotated[
         str | None, Option(metavar="MODULE:APP", help="Your app, as in desk:app. Default: WEFT_APP.")
     ] = None,
-    replicas: Annotated[int, Option(min=1, max=256, help="How many handlers of each kind to run.")] = 1,
+    replicas: Annotated[int, Option(min=1, max=256, help="The number of handlers of each kind.")] = 1,
     ray: Annotated[
-        bool, Option("--ray", help="Run steps on Ray too: a local one, or the cluster that WEFT_RAY_ADDRESS names.")
+        bool, Option("--ray", help="Also run steps on Ray: on a local one, or on the cluster at WEFT_RAY_ADDRESS.")
     ] = False,
     spark: Annotated[
         bool,
-        Option("--spark", help="Run steps on Spark too: a local one, or the server that WEFT_SPARK_REMOTE names."),
+        Option("--spark", help="Also run steps on Spark: on a local one, or on the server at WEFT_SPARK_REMOTE."),
     ] = False,
     data_dir: Annotated[
         str | None,
         Option(
             metavar="FOLDER",
-            help="Where data is kept. Default: WEFT_DATA_DIR, or .weft here. Other commands find it by WEFT_DATA_DIR.",
+            help="The data folder. Default: WEFT_DATA_DIR or .weft. Other commands find it by WEFT_DATA_DIR.",
         ),
     ] = None,
     metrics_port: Annotated[
@@ -40,13 +40,13 @@ def up_command(
         Option(
             min=0,
             max=65535,
-            help="Metrics and health over HTTP: the first service's port, the next ones count on. 0: free ports.",
+            help="The first service's HTTP port for metrics and health; the others use the next ports. 0: free ports.",
         ),
     ] = None,
 ) -> None:
     """Run everything on this machine.
 
-    A broker, unless WEFT_REDIS_URL names one, and all services, until Ctrl-C. What they say is shown line by line.
+    Start a broker, unless WEFT_REDIS_URL names one, and all services. Print their log lines. Ctrl-C stops them.
 
     \b
     Example:
@@ -57,7 +57,7 @@ def up_command(
     settings = Settings.from_environment(environ)
     if settings.app is None:
         raise ConfigurationError(
-            'no app is named; write one, as in desk.py with `app = App("desk")`, and start it from its folder: '
+            'no app is named: define one in a module, such as desk.py with `app = App("desk")`, and run in its folder: '
             "weft up --app desk:app"
         )
     raise Exit(asyncio.run(up(settings, replicas, services_for(settings, ray=ray, spark=spark))))

@@ -1,7 +1,7 @@
-"""The client: submits tasks, waits for their ends, reads their streams.
+"""The client: submits tasks, publishes to topics, manages schedules.
 
-It outlives a restart of the broker: calls are repeated under the same id after a reconnect, and an answer that the
-reply stream has lost is found in the task's hash.
+It survives a restart of the broker: after a reconnect it repeats calls under the same id, and reads answers that the
+reply stream lost from the task's hash.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
@@ -20,32 +22,41 @@ from msgspec.structs import replace
 from runtime_core import codec
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.connector import MEMORY
-from runtime_core.bus.durability import repeat_after_reconnect
+from runtime_core.bus.durability import NotDurable, repeat_after_reconnect
 from runtime_core.bus.embedded import find_endpoint
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.bus.replies import Replies
 from runtime_core.bus.spans import TASKS, TOPICS, send_span
+from runtime_core.bus.tasks import NotYet, Submitted
 from runtime_core.bus.topics import Topics, published
-from runtime_core.bus.values import NotDurable, NotYet, Submitted
-from runtime_core.client.schedules import ScheduleVerbs
 from runtime_core.client.task import TaskHandle
 from runtime_core.declare.declaration import agent_name
 from runtime_core.errors import ConfigurationError, InvalidInput, Rejected, WeftError
 from runtime_core.ingress.admission import Admission
+from runtime_core.ingress.schedules import Overlap, Schedule, Schedules, checked_id, parse_set
 from runtime_core.telemetry.spans import tracing
-from runtime_core.wire.commands import NO_OPTIONS, Submission, SubmitOptions, check_options, new_submission
-from runtime_core.wire.results import StreamEvent, StreamingMode, TaskFailed, TaskResponse
+from runtime_core.wire.commands import (
+    NO_OPTIONS,
+    Submission,
+    SubmitOptions,
+    as_object,
+    check_options,
+    data_of_submit,
+    new_submission,
+)
+from runtime_core.wire.envelope import rfc3339
+from runtime_core.wire.events import StreamEvent, StreamingMode, TaskFailed, TaskResponse
 
 if TYPE_CHECKING:
-    from runtime_core.runs.agent import Agent
     from runtime_core.runs.context import AgentContext
+    from runtime_core.runs.definition import Agent
     from runtime_core.trajectory.store import TrajectoryStore
 
 Input = TypeVar("Input")
 
 
-class Client(ScheduleVerbs):
+class Client:
     """A connection to a namespace: `async with Client.connect("redis://…") as client`."""
 
     def __init__(self, url: str | None, namespace: str, partitions: int | None, source: str) -> None:
@@ -63,10 +74,13 @@ class Client(ScheduleVerbs):
     def connect(
         cls, url: str | None = None, *, namespace: str | None = None, partitions: int | None = None, source: str = ""
     ) -> Client:
-        """A client of the broker at `url`; without one, WEFT_REDIS_URL or the server that `weft up` has started here.
+        """Return a client; `async with` connects it.
 
-        `source` goes into the ids of submits: give one, with your own event ids, to make repeats across processes
-        recognisable. Nothing is connected before `async with`.
+        Args:
+            url: The broker. Default: WEFT_REDIS_URL, or the server of `weft up` in this folder.
+            namespace: Default: WEFT_NAMESPACE, or `weft`.
+            partitions: The number of partitions if the namespace does not exist yet. Default: WEFT_PARTITIONS, or 1.
+            source: A part of the ids of submits. With your own event ids, it identifies repeats across processes.
         """
         return cls(url, namespace or os.environ.get("WEFT_NAMESPACE") or "weft", partitions, source)
 
@@ -80,7 +94,7 @@ class Client(ScheduleVerbs):
         await self.close()
 
     async def open(self) -> None:
-        """Connect. Raises ConfigurationError where no broker answers, or it cannot promise WEFT_DURABILITY."""
+        """Connect. Raises ConfigurationError if there is no broker, or if it does not support WEFT_DURABILITY."""
         try:
             await self._open()
         except BaseException:
@@ -91,12 +105,14 @@ class Client(ScheduleVerbs):
         url = self._url or os.environ.get("WEFT_REDIS_URL") or _embedded_url()
         durability = _durability()
         if url.startswith(MEMORY) and durability != "fast":
-            raise ConfigurationError(f"WEFT_DURABILITY={durability}: memory:// keeps nothing; name a Redis or Valkey")
+            raise ConfigurationError(
+                f"WEFT_DURABILITY={durability}: memory:// stores nothing on disk; use a Redis or Valkey server"
+            )
         first = await self._open_transport(url)
         partitions = self._wanted_partitions or await _stored_partitions(first, self._namespace)
         buses = []
         for keys in await open_namespace(first, self._namespace, partitions):
-            # One for each partition: in a Cluster each may live on another server.
+            # One per partition: in a Cluster, partitions may be on different servers.
             transport = first if partitions == 1 else await self._open_transport(url)
             bus = EventBus(transport, keys, durability=durability)
             await bus.check_durability()
@@ -108,7 +124,7 @@ class Client(ScheduleVerbs):
             partition.start()
 
     async def close(self) -> None:
-        """Stop waiting and let go of the connections. Tasks go on."""
+        """Disconnect. Tasks continue; pending `result` calls are cancelled."""
         for partition in self._partitions:
             await partition.close()
         for transport in self._transports:
@@ -161,7 +177,7 @@ class Client(ScheduleVerbs):
     async def submit(
         self,
         agent: object,
-        input: Any = None,  # Any: whatever JSON can hold
+        input: Any = None,  # Any: JSON
         *,
         key: str = "",
         task_id: str | None = None,
@@ -173,19 +189,19 @@ class Client(ScheduleVerbs):
         """Start a task and return its handle, which waits for the answer.
 
         Args:
-            agent: The agent's name, or the function or class that this process has declared as that agent.
-            input: Whatever the agent takes and JSON can hold, at most 1 MiB.
-            key: The instance of the agent that gets the task; it keeps state and handles one task at a time.
+            agent: The agent's name, or the function or class that this process has declared as the agent.
+            input: The agent's input, as JSON at most 1 MiB.
+            key: The instance of the agent. An instance keeps state and handles one task at a time.
             task_id: Your own id. A repeat with the same id and content returns the same task.
-            session_id: The session that the task belongs to.
-            stream: True keeps the final event on the task's stream even where the agent emits nothing. A
-                `StreamingMode`, or its text, says what else is kept there.
-            timeout: How many seconds to wait for a broker that is away and for the first agent-handler; None: no limit.
-            options: Limits, priority, tenant, hooks, metadata, engines: see `SubmitOptions`.
+            session_id: The session of the task.
+            stream: True stores the final event on the task's stream even if the agent emits nothing. A
+                `StreamingMode`, or its text, selects further events.
+            timeout: The longest wait for an unavailable broker and the first agent-handler, in seconds; None: no limit.
+            options: Limits, priority, tenant, hooks, metadata and engines; see `SubmitOptions`.
 
         Raises:
             InvalidInput: An argument is wrong; `field` names it as on the wire (`data.conf.max_steps`).
-            Rejected: The broker does not accept the task. With `retry_after_seconds` it may do so later.
+            Rejected: The broker rejects the task. With `retry_after_seconds` it may accept it later.
         """
         check_options(options)
         new = new_submission(
@@ -202,8 +218,8 @@ class Client(ScheduleVerbs):
         return await self.start(new, timeout=timeout)
 
     async def start(self, new: Submission, *, timeout: float | None = 60.0) -> TaskHandle:
-        """Start the task of a submission that has been made before."""
-        if not tracing():
+        """Start the task of a prepared submission; `timeout` is as in `submit`."""
+        if not _traces():
             return await self._start(new, timeout)
         with send_span(TASKS, message=new.event_id, task=new.task_id, traceparent=new.traceparent) as span:
             return await self._start(replace(new, traceparent=span.traceparent or new.traceparent), timeout)
@@ -212,7 +228,7 @@ class Client(ScheduleVerbs):
         admission = self._ready()
         replies = self._partitions[admission.partition_for(new)]
         new.client, new.replyto = self._name, replies.stream
-        expected = replies.expect(new.task_id)  # before the submit, so that no answer is missed
+        expected = replies.expect(new.task_id)  # before the submit: the answer may come first
         try:
             submitted = await self._admit(admission, new, timeout)
         except BaseException:
@@ -249,7 +265,7 @@ class Client(ScheduleVerbs):
         /,
         *,
         at: str | None = None,
-        input: Any = ...,  # Any: whatever JSON can hold
+        input: Any = ...,  # Any: JSON
         task_id: str | None = None,
         session_id: str | None = None,
         store: TrajectoryStore | None = None,
@@ -257,14 +273,22 @@ class Client(ScheduleVerbs):
         timeout: float | None = 60.0,
         options: SubmitOptions = NO_OPTIONS,
     ) -> TaskHandle:
-        """Start a new task with the results that task `origin` had before step `at`; from there it goes on live.
+        """Start a new task with the results that task `origin` had before step `at`; the later steps run again.
 
-        `at` is a step of the task's first run, as `3.0.1` (see `weft trajectory show`). `input` replaces the recorded
-        result of that step, or without `at` the task's input. A task that has not come to `at` gives all its results.
-        Steps of parallel branches count as before `at` where their path is the smaller one. Results come from the
-        broker while it has them, else from `store`. Session and hooks that are not given are the origin's, and so are
-        tenant and metadata of an origin that has not ended; limits are not. Raises InvalidInput for a task or step of
-        which nothing is known, and as `submit` does.
+        Results come from the broker while it has them, else from `store`. The new task inherits session and hooks
+        unless they are given, and tenant and metadata if the origin has not ended, but no limits.
+
+        Args:
+            origin: The id of the task to fork.
+            at: A step of the task's first run, such as `3.0.1` (see `weft trajectory show`). Steps of parallel branches
+                precede it if their path is smaller. If the origin has not reached it, all its results are used.
+            input: Replaces the result of step `at`, or without `at` the task's input.
+            task_id: The new task's id. Default: a random one.
+            store: The trajectory store, for an origin that the broker no longer has.
+
+        Raises:
+            InvalidInput: The task or step is unknown; also as `submit`.
+            Rejected: As `submit`.
         """
         from runtime_core.client.fork import plan_fork
 
@@ -277,7 +301,7 @@ class Client(ScheduleVerbs):
         return await self.start(new, timeout=timeout)
 
     async def task(self, task_id: str) -> TaskHandle:
-        """A handle of a task that was submitted before, by whomever."""
+        """Return a handle of any submitted task."""
         if not isinstance(task_id, str):
             raise InvalidInput("task_id", f"{codec.quoted(task_id)} is not text")
         bus = await self._ready().find(task_id)
@@ -293,25 +317,34 @@ class Client(ScheduleVerbs):
     async def publish(
         self,
         topic: str,
-        data: Any = None,  # Any: whatever JSON can hold
+        data: Any = None,  # Any: JSON
         *,
         source: str = "",
         message_id: str | None = None,
         traceparent: str = "",
     ) -> int:
-        """Publish a message to every agent that has subscribed to the topic; returns how many there are.
+        """Publish a message to all agents that subscribe to the topic, and return their number.
 
-        `source` names the instance of each that gets it; empty: one of its own for this message. A repeat with the
-        same `message_id` starts nothing again. Raises InvalidInput for a topic that is none, `Rejected` where the
-        broker is full.
+        Args:
+            topic: 1 to 256 letters, digits or `_ - . : = /`.
+            data: The message, as JSON at most 1 MiB.
+            source: The key of the instance of each agent that gets the message; empty: a new instance.
+            message_id: Your own id. A repeat with the same id has no effect.
+            traceparent: The trace that the message belongs to (W3C Trace Context).
+
+        Raises:
+            InvalidInput: The topic or the data is invalid.
+            Rejected: The broker is full.
         """
         self._ready()
         assert self._topics is not None
         body = codec.encode(data)
         if len(body) > codec.MAX_DATA_BYTES:
-            raise InvalidInput("data", f"is {len(body)} bytes, over the limit of {codec.MAX_DATA_BYTES}")
+            raise InvalidInput(
+                "data", f"is {len(body)} bytes, over the limit of {codec.MAX_DATA_BYTES}: send a reference"
+            )
         message = message_id or secrets.token_hex(16)
-        if not tracing():
+        if not _traces():
             context = published(b"", topic, traceparent=traceparent)
             return await self._publish(message, topic, source, body, context)
         with send_span(TOPICS, message=message, traceparent=traceparent) as span:
@@ -325,14 +358,14 @@ class Client(ScheduleVerbs):
 
     @property
     def topics(self) -> Topics:
-        """Subscriptions of the namespace."""
+        """The topic subscriptions of the namespace."""
         self._ready()
         assert self._topics is not None
         return self._topics
 
     @property
     def replies(self) -> Sequence[Replies]:
-        """The reply stream of each partition, for who asks in mid-turn."""
+        """The reply stream of each partition."""
         return self._partitions
 
     @property
@@ -341,23 +374,93 @@ class Client(ScheduleVerbs):
 
     @property
     def url(self) -> str:
-        """The broker's."""
+        """The broker's URL."""
         return self._url or _environment_url()
 
     @property
     def buses(self) -> Sequence[EventBus]:
-        """The partitions, for tools that look at the broker itself."""
+        """The partitions of the namespace."""
         return [partition.bus for partition in self._partitions]
 
     async def open_reader(self, bus: EventBus) -> Transport:
-        """A connection of its own for blocking reads of this partition. `close` of the client closes it too."""
+        """Open a connection for blocking reads of this partition; the client's `close` also closes it."""
         return await self._open_transport(self._url or _environment_url())
 
     async def close_reader(self, reader: Transport) -> None:
-        """Let go of a connection that `open_reader` has given."""
+        """Close a connection from `open_reader`."""
         if reader in self._transports and all(reader is not partition.bus.transport for partition in self._partitions):
             self._transports.remove(reader)
             await reader.close()
+
+    # -- schedules ---------------------------------------------------------------------------------------------
+
+    async def schedule(
+        self,
+        schedule_id: str,
+        agent: str | Callable[..., object],
+        input: Any = None,  # Any: JSON
+        *,
+        every: float | timedelta | None = None,
+        cron: str | None = None,
+        at: datetime | float | None = None,
+        delay: float | timedelta | None = None,
+        timezone: str = "UTC",
+        overlap: Overlap = "skip",
+        catch_up: bool = True,
+        key: str = "",
+        session_id: str = "",
+        options: SubmitOptions = NO_OPTIONS,
+    ) -> Schedule:
+        """Create or replace a schedule. Each of its times starts exactly one task, `<schedule_id>-<epoch ms>`.
+
+        Args:
+            schedule_id: The schedule's id.
+            agent: As in `submit`; so are `input`, `key`, `session_id` and `options`.
+            every: The interval, in seconds. Give exactly one of `every`, `cron`, `at` and `delay`.
+            cron: The times as minute, hour, day, month and weekday, such as `0 9 * * mon-fri`.
+            at: One time, a datetime with a time zone or seconds since 1970.
+            delay: One time, in seconds from now.
+            timezone: The time zone of `cron`.
+            overlap: `skip` skips a time if the previous task has not ended; `start` starts it anyway.
+            catch_up: Whether to start one task after missed times (no state-manager for more than a minute).
+
+        Raises:
+            InvalidInput: An argument is wrong; `field` names it.
+        """
+        check_options(options)
+        if options.event_id or options.traceparent:
+            field = "event_id" if options.event_id else "traceparent"
+            raise InvalidInput(field, "belongs to one task, and a schedule starts many: remove it")
+        now = await self.buses[0].time_ms()
+        wanted: dict[str, object] = {
+            "every_seconds": _seconds(every),
+            "cron": cron,
+            "at": None if at is None else _rfc3339(at),
+            "delay_seconds": _seconds(delay),
+            "overlap": overlap,
+            "catch_up": catch_up,
+            "timezone": timezone,
+        }
+        name = agent_name(agent, "data.agent")
+        task = data_of_submit(name, input, key=key, session_id=session_id, options=options)
+        when = {name: value for name, value in wanted.items() if value is not None}
+        plain = as_object("data", codec.decode(codec.encode({**task, **when})))
+        return await self._schedules().set(parse_set({"schedule_id": schedule_id, **plain}, now, options.tenant))
+
+    async def schedules(self) -> list[Schedule]:
+        """Return all schedules of the namespace, by id."""
+        return await self._schedules().all()
+
+    async def unschedule(self, schedule_id: str) -> bool:
+        """Remove a schedule; return False if there is none. Tasks that it has started continue."""
+        return await self._schedules().delete(checked_id(schedule_id))
+
+    async def run_schedule(self, schedule_id: str) -> TaskHandle:
+        """Start a task of a schedule now, in addition to its times. Raises InvalidInput if there is none."""
+        return await self.task((await self._schedules().run_now(checked_id(schedule_id))).task)
+
+    def _schedules(self) -> Schedules:
+        return Schedules(self.buses[0], self._ready())
 
     # -- connections -------------------------------------------------------------------------------------------
 
@@ -365,6 +468,11 @@ class Client(ScheduleVerbs):
         transport = await connect(url)
         self._transports.append(transport)
         return transport
+
+
+def _traces() -> bool:
+    # Without OpenTelemetry's API nothing can be traced, and most programs do not import it.
+    return "opentelemetry.trace" in sys.modules and tracing()
 
 
 def _environment_url() -> str:
@@ -376,17 +484,16 @@ def _embedded_url() -> str:
     found = find_endpoint(folder)
     if found is None:
         raise ConfigurationError(
-            f"no broker: set WEFT_REDIS_URL, or start one with `weft up` (looked for its endpoint in {folder})"
+            f"no broker: set WEFT_REDIS_URL, or start one with `weft up` (no server runs for the data folder {folder})"
         )
     return found
 
 
 def _durability() -> str:
-    """What submits wait for. Raises ConfigurationError for an unknown word."""
+    """Return WEFT_DURABILITY. Raises ConfigurationError for an unknown value."""
     if not os.environ.get("WEFT_DURABILITY"):
         return "fast"
-    from runtime_core.config.settings import DURABILITIES
-    from runtime_core.config.values import SettingValues  # here, since most clients set none
+    from runtime_core.config.settings import DURABILITIES, SettingValues  # here: most clients do not set it
 
     return SettingValues(os.environ).choice("WEFT_DURABILITY", DURABILITIES, "fast")
 
@@ -394,6 +501,22 @@ def _durability() -> str:
 async def _stored_partitions(transport: Transport, namespace: str) -> int:
     stored = await transport.call("HGET", f"{namespace}:settings", "partitions")
     return int(cast(bytes, stored)) if stored is not None else int(os.environ.get("WEFT_PARTITIONS") or 1)
+
+
+def _seconds(delay: float | timedelta | None) -> float | None:
+    return delay.total_seconds() if isinstance(delay, timedelta) else delay
+
+
+def _rfc3339(moment: datetime | float) -> str:
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None:
+            raise InvalidInput("at", f"{moment.isoformat()} has no time zone: add one, as in datetime.now(UTC)")
+        moment = moment.timestamp()
+    if isinstance(moment, bool) or not isinstance(moment, int | float):
+        raise InvalidInput(
+            "at", f"{codec.quoted(moment)} is not a time: give a datetime with a time zone, or seconds since 1970"
+        )
+    return rfc3339(moment * 1000)
 
 
 __all__ = ["Client", "StreamEvent", "TaskFailed", "TaskHandle", "TaskResponse"]

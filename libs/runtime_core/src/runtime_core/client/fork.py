@@ -1,4 +1,4 @@
-"""A fork: a new task that begins with another task's recorded results and continues on its own from one step."""
+"""Forks: a new task starts with the recorded results of another one, and runs the later steps itself."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.keys import TRAJECTORY_RECORDER
-from runtime_core.bus.values import pairs
 from runtime_core.codec import quoted
 from runtime_core.consumer.effects import COMPLETED, FAILED
 from runtime_core.declare.schema import encode
@@ -25,17 +25,17 @@ from runtime_core.telemetry.redaction import HIDDEN
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.wire.commands import NO_OPTIONS, SUBMIT, Begun, Submission, SubmitOptions, digest, new_submission
 from runtime_core.wire.envelope import ANONYMOUS
-from runtime_core.wire.results import StreamingMode
+from runtime_core.wire.events import StreamingMode
 
 if TYPE_CHECKING:
     from runtime_core.bus.event_bus import EventBus
     from runtime_core.trajectory.store import TrajectoryStore
 
-
-_PAGE = 1000
+_STEP = re.compile(r"[1-9][0-9]*(\.(0|[1-9][0-9]*))*")
+_PAGE_ENTRIES = 1000
 _HIDDEN = HIDDEN.encode()
 _OUTGOING = ("emit", "send", "publish", "message", "usage")
-"""Steps without a result: what they said is their input, or an emit's output."""
+"""Kinds of steps without a result. Their content is in the input, or for an emit in the output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,39 +44,39 @@ class RecordedStep:
 
     id: str
     kind: str
-    """As in the trajectory; empty where only the broker's journal knows the step."""
+    """As in the trajectory; empty if only the broker's journal has the step."""
     name: str
     key: str
-    asked: bytes
-    """JSON of what was asked; empty where that is not recorded."""
+    request: bytes
+    """The request as JSON; empty if it is not recorded."""
     status: bytes
     """`K` or `E`, as in a journal value."""
     payload: bytes
     """JSON of the result or of the error."""
     ended_ms: int
-    told_digest: str = ""
-    """The step's own digest, where it is not made of what was asked."""
+    recorded_digest: str = ""
+    """The recorded digest of a step whose digest does not derive from its request."""
 
     @property
     def wildcard(self) -> bytes:
-        """The journal value that fits any arguments."""
+        """The journal value that matches any arguments."""
         digest = any_digest(self.kind, self.name) if self.kind else ANY_DIGEST
         return pack(digest, self.status, self.ended_ms, self.payload)
 
     @property
     def digest(self) -> str:
-        """The digest of what was asked; a wildcard where that is not recorded."""
-        if self.told_digest:
-            return self.told_digest
-        # What was redacted is not known either.
-        if not self.asked or self.kind in ("human", "timer", "ray", "spark") or _HIDDEN in self.asked:
+        """The digest of the request; a wildcard if the request is not recorded."""
+        if self.recorded_digest:
+            return self.recorded_digest
+        # A redacted request is unknown, too.
+        if not self.request or self.kind in ("human", "timer", "ray", "spark") or _HIDDEN in self.request:
             return any_digest(self.kind, self.name) if self.kind else ANY_DIGEST
-        return step_digest(self.kind, self.name, self.key, canonical(self.asked))
+        return step_digest(self.kind, self.name, self.key, canonical(self.request))
 
 
 @dataclass(slots=True)
 class RecordedRun:
-    """One run of an agent, with the steps that are known to have ended."""
+    """One run of an agent with its finished steps."""
 
     id: str
     agent: str = ""
@@ -85,57 +85,57 @@ class RecordedRun:
     started_ms: int = 0
     attempt: int = 1
     status: str = ""
-    """Empty while it goes on."""
+    """Empty while the run is open."""
     output: bytes = b""
     error: dict[str, str] | None = None
     steps: dict[str, RecordedStep] = field(default_factory=dict)
 
     def before(self, step: str | None) -> list[RecordedStep]:
-        """The steps whose path is smaller, in the program's order; None: all."""
+        """Return the steps with a smaller path, in the program's order; None: all steps."""
         limit = None if step is None else place("", step)
         ordered = sorted((place("", each.id), each) for each in self.steps.values())
         return [each for where, each in ordered if limit is None or where < limit]
 
 
 def runs_of(trajectory: TaskTrajectory) -> dict[str, RecordedRun]:
-    """The runs of agents by run id; of several attempts the last one counts.
+    """Return the agents' runs by run id; of several attempts, the last one.
 
-    A fork's first run has the results that it took over, whoever's runs gave them.
+    A fork's first run includes the results that it inherited.
     """
     runs: dict[str, RecordedRun] = {}
     last: dict[tuple[str, str], Step] = {}
     for row in trajectory.steps:
         last[row.run, row.step] = row
     for row in trajectory.inherited:
-        run, step = (row.run, row.step) if row.step else _asked_by(row.run)
+        run, step = (row.run, row.step) if row.step else _parent_of(row.run)
         if run == ROOT_RUN and step:
             _run(runs, run).steps[step] = _step(step, row)
     for (run, step), row in last.items():
         if row.kind == "fork":
-            _take_over(_run(runs, run), row)
+            _add_replacement(_run(runs, run), row)
             continue
         if step:
             _run(runs, run).steps[step] = _step(step, row)
             continue
         if row.kind == "agent":
             _fill(_run(runs, run), row)
-        parent, asked_by = _asked_by(run)
+        parent, parent_step = _parent_of(run)
         if parent:
-            _run(runs, parent).steps[asked_by] = _step(asked_by, row)
+            _run(runs, parent).steps[parent_step] = _step(parent_step, row)
     return runs
 
 
-def _asked_by(run: str) -> tuple[str, str]:
-    """The run and the step that started a run; both empty for a task's first."""
+def _parent_of(run: str) -> tuple[str, str]:
+    """Return the run and the step that started a run; both are empty for a task's first run."""
     parent, _, step = run.rpartition("/")
     return (parent, step) if parent else ("", "")
 
 
-def _take_over(run: RecordedRun, row: Step) -> None:
-    """The result that was given in the place of a recorded one."""
-    told = msgspec.json.decode(bytes(row.input), type=dict[str, msgspec.Raw]) if row.input else {}
-    if "step" in told and "result" in told:
-        step, payload = msgspec.json.decode(told["step"], type=str), bytes(told["result"])
+def _add_replacement(run: RecordedRun, row: Step) -> None:
+    """Add the result with which a fork replaced a recorded one."""
+    given = msgspec.json.decode(bytes(row.input), type=dict[str, msgspec.Raw]) if row.input else {}
+    if "step" in given and "result" in given:
+        step, payload = msgspec.json.decode(given["step"], type=str), bytes(given["result"])
         run.steps[step] = RecordedStep(step, "", "", "", b"", COMPLETED, payload, int(row.ended))
 
 
@@ -151,9 +151,9 @@ def _fill(run: RecordedRun, row: Step) -> None:
 
 def _step(step: str, row: Step) -> RecordedStep:
     if row.kind in _OUTGOING:
-        asked = bytes(row.output) if row.kind == "emit" else bytes(row.input)
-        told = str(row.attributes.get(DIGEST, ""))
-        return RecordedStep(step, row.kind, row.name, row.key, asked, COMPLETED, b"null", int(row.ended), told)
+        request = bytes(row.output) if row.kind == "emit" else bytes(row.input)
+        recorded = str(row.attributes.get(DIGEST, ""))
+        return RecordedStep(step, row.kind, row.name, row.key, request, COMPLETED, b"null", int(row.ended), recorded)
     if row.status == "completed":
         status, payload = COMPLETED, bytes(row.output) or b"null"
     else:
@@ -161,22 +161,22 @@ def _step(step: str, row: Step) -> RecordedStep:
         if row.error is not None:
             error = {"type": row.error.type, "message": row.error.message}
         status, payload = FAILED, msgspec.json.encode(error)
-    if row.input_after:  # read from the record stream: it has the end of its messages only
+    if row.input_after:  # from the record stream, which has only the end of the messages
         return RecordedStep(step, row.kind, row.name, row.key, b"", status, payload, int(row.ended))
-    told = str(row.attributes.get(DIGEST, ""))
-    return RecordedStep(step, row.kind, row.name, row.key, bytes(row.input), status, payload, int(row.ended), told)
+    recorded = str(row.attributes.get(DIGEST, ""))
+    return RecordedStep(step, row.kind, row.name, row.key, bytes(row.input), status, payload, int(row.ended), recorded)
 
 
-# -- what the broker has -------------------------------------------------------------------------------------------
+# -- reading from the broker ----------------------------------------------------------------------------------------
 
 
 async def on_broker(
     bus: EventBus, namespace: str, task: str, known: TaskTrajectory | None
 ) -> tuple[RecordedRun, dict[str, object]]:
-    """The first run of a task, and its context (session, metadata), from the broker and what is `known` besides.
+    """Return a task's first run and its context (session, metadata), from the broker and the `known` trajectory.
 
-    While a task goes on its own journal is on the broker; of an ended task its record is, until that is trimmed.
-    Raises InvalidInput, field `task_id`, where neither knows the task.
+    The broker has the journal of an open task, and the record of an ended one until the record is trimmed.
+    Raises InvalidInput(`task_id`) if both lack the task.
     """
     if known is None:
         known = await from_record(bus, namespace, task)
@@ -191,7 +191,7 @@ async def on_broker(
         run.agent = known.end.agent
     if not run.agent:
         raise InvalidInput(
-            "task_id", f"of task {task!r} nothing is on the broker (any more): give the store of its trajectory"
+            "task_id", f"the broker has no data of task {task!r}: give the trajectory store that recorded it"
         )
     for name, value in fields.items():
         if name.startswith(b"j:"):
@@ -208,15 +208,15 @@ async def on_broker(
 
 
 async def from_record(bus: EventBus, namespace: str, task: str) -> TaskTrajectory | None:
-    """What the record stream of a partition still holds of a task; None: nothing. Reads the whole stream."""
-    from runtime_core.trajectory.recorder import record_entry  # the tables' library: half a second
+    """Return what a partition's record stream still has of a task; None if nothing. Reads the whole stream."""
+    from runtime_core.trajectory.recorder import record_entry  # here: it imports SQLAlchemy, which takes half a second
 
     await bus.make_group(bus.keys.record, TRAJECTORY_RECORDER)
     steps: list[Step] = []
     end = None
     start = "-"
     while True:
-        page = pairs(await bus.transport.call("XRANGE", bus.keys.record, start, "+", "COUNT", _PAGE))
+        page = pairs(await bus.transport.call("XRANGE", bus.keys.record, start, "+", "COUNT", _PAGE_ENTRIES))
         for entry, fields in page:
             if fields[1].decode() != task:
                 continue
@@ -224,7 +224,7 @@ async def from_record(bus: EventBus, namespace: str, task: str) -> TaskTrajector
             end = read.end or end
             if read.steps:
                 steps += STEPS.decode(read.steps)
-        if len(page) < _PAGE:
+        if len(page) < _PAGE_ENTRIES:
             break
         start = "(" + page[-1][0].decode()
     if end is None and not steps:
@@ -233,16 +233,13 @@ async def from_record(bus: EventBus, namespace: str, task: str) -> TaskTrajector
 
 
 def in_place(steps: Iterable[Step]) -> list[Step]:
-    """Rows in the order of a trajectory."""
+    """Return steps in the order of a trajectory."""
     return sorted(steps, key=lambda step: (place(step.run, step.step), step.attempt))
-
-
-_STEP = re.compile(r"[1-9][0-9]*(\.(0|[1-9][0-9]*))*")
 
 
 @dataclass(frozen=True, slots=True)
 class ForkPlan:
-    """What a fork takes over."""
+    """What a fork inherits."""
 
     run: RecordedRun
     input: bytes
@@ -257,11 +254,11 @@ class ForkPlan:
         stream: bool | StreamingMode | str = False,
         options: SubmitOptions = NO_OPTIONS,
     ) -> Submission:
-        """The submit of the fork: session, tenant, hooks and metadata are the origin's where known and not given.
+        """Return the fork's submission. Session, tenant, hooks and metadata default to the origin's if known.
 
         Raises InvalidInput.
         """
-        metadata: Any = self.context.get("metadata")  # Any: as the origin's submit has said
+        metadata: Any = self.context.get("metadata")  # Any: JSON of the origin's submit
         hooks = named_before(self.run.steps[STEP].payload) if STEP in self.run.steps else None
         new = new_submission(
             self.run.agent,
@@ -279,7 +276,7 @@ class ForkPlan:
                 metadata=metadata if options.metadata is None else options.metadata,
             ),
         )
-        # Two forks are equal where what they begin with is.
+        # Two forks are equal if they begin with the same results.
         values = {step: value.decode(errors="replace") for step, value in self.begun.journal.items()}
         new.digest = digest(SUBMIT, [new.digest, self.begun.task, self.begun.step, values])
         new.begun = self.begun
@@ -295,11 +292,11 @@ async def plan_fork(
     input: object,
     store: TrajectoryStore | None,
 ) -> ForkPlan:
-    """See `Client.fork`; `bus` is the origin's partition."""
+    """Plan a fork, as in `Client.fork`; `bus` is the origin's partition."""
     if at is not None and not (isinstance(at, str) and _STEP.fullmatch(at)):
         raise InvalidInput(
             "at",
-            f"{quoted(at)} is not a step of the task's first run, as 3 or 3.0.1; `weft trajectory show` lists them",
+            f"{quoted(at)} is not a step of the task's first run, such as 3.0.1; `weft trajectory show` lists them",
         )
     known = await store.task(namespace, origin) if store is not None else None
     run, context = await on_broker(bus, namespace, origin, known)
@@ -312,20 +309,20 @@ async def plan_fork(
     else:
         last = max((int(first) for step in run.steps if (first := step.partition(".")[0]).isdigit()), default=0)
         if int(at.partition(".")[0]) > last + 1:
-            raise InvalidInput(
-                "at", f"step {at} does not follow from what task {origin!r} has done: its last is {last}"
-            )
+            raise InvalidInput("at", f"step {at} is too late: the last step of task {origin!r} is {last}")
         journal = {step.id: step.wildcard for step in run.before(at)}
         if not isinstance(input, EllipsisType):
             result = encode(input, "input")
             journal[at] = _replaced(run, at, result).wildcard
     if not new_input:
-        # A run's row, which has its input, is written when it ends by itself.
+        # The row with a run's input is not written if the run is cancelled or times out.
         raise InvalidInput(
-            "input", f"of task {origin!r} is not recorded, since it was cancelled or ran out of time: give it"
+            "input", f"is not recorded, since task {origin!r} was cancelled or timed out: give the input"
         )
     if sum(map(len, journal.values())) > MAX_JOURNAL_BYTES:
-        raise InvalidInput("at", f"the results before step {at} are more than {MAX_JOURNAL_BYTES} bytes together")
+        raise InvalidInput(
+            "at", f"the results before step {at} exceed {MAX_JOURNAL_BYTES} bytes: fork at an earlier step"
+        )
     return ForkPlan(run, new_input, context, Begun(origin, at or "", journal, result))
 
 
@@ -334,6 +331,6 @@ def _replaced(run: RecordedRun, at: str, result: bytes) -> RecordedStep:
     if there is None:
         raise InvalidInput(
             "at",
-            f"step {at} has no recorded result that `input` could replace: name one that `weft trajectory show` lists",
+            f"step {at} has no recorded result to replace with `input`: choose one that `weft trajectory show` lists",
         )
     return RecordedStep(at, there.kind, there.name, there.key, b"", COMPLETED, result, there.ended_ms)

@@ -1,4 +1,4 @@
-"""One task, as its client sees it: wait for its end, read its stream, answer its questions, cancel it."""
+"""The handle of a task: waits for its answer, reads its stream, answers its questions, cancels it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,20 @@ from runtime_core.bus.connection import Reply, Transport
 from runtime_core.bus.durability import repeat_after_reconnect
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Answer, Replies
-from runtime_core.errors import BusError, InvalidInput
-from runtime_core.wire.results import ENDED, StreamEvent, StreamingMode, TaskResponse, response_of, shown, stream_event
+from runtime_core.errors import BusError, BusLost, InvalidInput
+from runtime_core.wire.events import (
+    ENDED,
+    StreamEvent,
+    StreamingMode,
+    TaskResponse,
+    describe_task,
+    response_of,
+    stream_event,
+)
 
 
 class Readers(Protocol):
-    """Opens connections for blocking reads: a client."""
+    """Opens connections for blocking reads, as a client does."""
 
     async def open_reader(self, bus: EventBus) -> Transport: ...
 
@@ -27,12 +35,12 @@ class Readers(Protocol):
 
 
 class TaskHandle:
-    """One task, as its client sees it."""
+    """A submitted task."""
 
     def __init__(
         self, readers: Readers, task_id: str, partition: Replies, expected: asyncio.Future[Answer] | None = None
     ) -> None:
-        """`expected` is a future of the end, where one was made before the submit."""
+        """`expected` is a future of the answer that was created before the submit."""
         self._readers = readers
         self.task_id = task_id
         self._partition = partition
@@ -44,13 +52,15 @@ class TaskHandle:
 
     @property
     def bus(self) -> EventBus:
-        """The task's partition, for tools that look at the broker itself."""
+        """The task's partition."""
         return self._partition.bus
 
     async def result(self, timeout: float | None = None) -> TaskResponse:
-        """Wait for the end. Raises TimeoutError after `timeout` seconds; the task goes on.
+        """Wait until the task has ended, and return its response.
 
-        Raises InvalidInput (`task_id`) for a task that the broker does not know (any more).
+        Raises:
+            TimeoutError: The task has not ended within `timeout` seconds. It continues.
+            InvalidInput: The broker does not know the task, or no longer.
         """
         if self._final is not None:
             return response_of(self._final)
@@ -59,20 +69,20 @@ class TaskHandle:
             future = self._partition.expect(self.task_id)
             if not await self._look():
                 self._partition.forget(self.task_id, future)
-                raise InvalidInput("task_id", f"no task {self.task_id!r} is known; it may be past its retention time")
-        # A reply that was lost is found by the reader, which looks at the tasks themselves now and then.
+                raise unknown_task(self.task_id)
+        # If the reply is lost, the reader finds the answer: it polls the tasks themselves.
         try:
             async with asyncio.timeout(timeout):
                 self._final = (await future).value
         except TimeoutError:
-            raise TimeoutError(f"task {self.task_id} has not ended within {timeout:g} s; it goes on") from None
+            raise TimeoutError(f"task {self.task_id} has not ended within {timeout:g} s; it continues") from None
         finally:
             if self._final is None:
                 self._partition.forget(self.task_id, future)
         return response_of(self._final)
 
     async def _look(self) -> bool:
-        """Take the answer from the task's own hash; False where there is no such task."""
+        """Read the answer from the task's hash. Return False if there is no such task."""
         bus = self._partition.bus
         found = cast(list[Reply], await bus.transport.call("HMGET", bus.keys.task(self.task_id), "status", "out"))
         if found[1] is not None:
@@ -80,12 +90,11 @@ class TaskHandle:
         return found[0] is not None
 
     async def stream(self, after: str = "0-0", *, mode: StreamingMode | None = None) -> AsyncGenerator[StreamEvent]:
-        """The task's events from `after` on, the final one last. A later call goes on from any `entry_id`.
+        """Yield the task's events after the entry `after`; the last one is the final event.
 
-        `mode` chooses among them; None: all that is there. A task that was submitted without steps on its stream shows
-        them from this call on, where the mode wants them. However the task ends, and however late this is called
-        within the retention time, the last event is the final one.
-        Output of an attempt that was repeated is marked by a higher `attempt` in the data.
+        `after` is the `entry_id` of an earlier event. `mode` selects events; None: all. If it selects steps, a task
+        that was submitted without them adds them from now on. The final event is yielded however the task ends, and
+        however late within its retention time. The output of a repeated attempt has a higher `attempt` in its data.
         """
         bus = self._partition.bus
         reader = await self._readers.open_reader(bus)
@@ -97,6 +106,8 @@ class TaskHandle:
                     reply = await reader.blocking(
                         "XREAD", "COUNT", 100, "BLOCK", 1000, "STREAMS", bus.keys.out(self.task_id), cursor
                     )
+                except BusLost:
+                    raise
                 except BusError:
                     await asyncio.sleep(0.1)
                     continue
@@ -118,7 +129,7 @@ class TaskHandle:
             await self._readers.close_reader(reader)
 
     async def _within_stream(self, cursor: str) -> str:
-        """The cursor, or the start where the stream never came that far: a broker that lost its last writes."""
+        """Return the cursor; the start if the stream ends before it, because the broker lost its last writes."""
         bus = self._partition.bus
         newest = cast(
             list[Any], await bus.transport.call("XREVRANGE", bus.keys.out(self.task_id), "+", "-", "COUNT", 1)
@@ -130,14 +141,14 @@ class TaskHandle:
         return "0-0" if ahead else cursor
 
     async def _ended_without_stream(self, cursor: str) -> StreamEvent | None:
-        """The final event of a task whose stream does not have it: it began after the end, or it expired.
+        """Return the final event if the task has ended and its stream lacks it: it began later, or has expired.
 
-        None where the stream goes on behind the cursor: the task may have ended after the read that found nothing.
+        None if the stream has entries after the cursor: the task may have ended since the last read.
         """
         bus = self._partition.bus
         found = cast(list[Reply], await bus.transport.call("HMGET", bus.keys.task(self.task_id), "status", "out"))
         if found[0] is None:
-            raise InvalidInput("task_id", f"no task {self.task_id!r} is known; it may be past its retention time")
+            raise unknown_task(self.task_id)
         if found[1] is None:
             return None
         if await bus.transport.call("XRANGE", bus.keys.out(self.task_id), f"({cursor}", "+", "COUNT", 1):
@@ -146,44 +157,49 @@ class TaskHandle:
         return StreamEvent(cursor, f"weft.task.{data['status']}", data)
 
     async def show(self) -> dict[str, Any]:  # Any: JSON
-        """What the broker knows of the task: status, agent, times, open steps. Raises InvalidInput where nothing."""
+        """Return the task's status, agent, times and open steps. Raises InvalidInput if the broker does not know it."""
         bus = self._partition.bus
         raw = cast(list[bytes], await bus.transport.call("HGETALL", bus.keys.task(self.task_id)))
         if not raw:
-            raise InvalidInput("task_id", f"no task {self.task_id!r} is known; it may be past its retention time")
-        return shown(self.task_id, dict(zip(raw[::2], raw[1::2], strict=True)))
+            raise unknown_task(self.task_id)
+        return describe_task(self.task_id, dict(zip(raw[::2], raw[1::2], strict=True)))
 
     async def cancel(self, reason: str = "cancelled by its user") -> str:
-        """Cancel it; returns the status that it has now (`unknown`: a later submit of this id is refused)."""
+        """Cancel the task and return its status; `unknown` means that a later submit with this id is rejected."""
         bus = self._partition.bus
         answer = await repeat_after_reconnect(lambda: bus.cancel(self.task_id, reason))
         return answer[1] if answer[0] == "ended" else answer[0]
 
     async def signal(self, request_id: str, value: Any) -> None:  # Any: JSON
-        """Answer a question. Raises InvalidInput where it is not open (any more)."""
+        """Answer a question. Raises InvalidInput if it is not open."""
         if not isinstance(request_id, str):
-            raise InvalidInput("request_id", f"{request_id!r} is no text; see `weft task show`")
+            raise InvalidInput("request_id", f"{request_id!r} is not text; see `weft task show`")
         bus, data = self._partition.bus, codec.encode(value)
-        # One id for all tries: an answer that counted is recognised, and not refused as a second one.
+        # One id for all tries, so that the broker recognizes a repeat of an accepted answer.
         event = f"client\n{secrets.token_hex(8)}"
         answer = await repeat_after_reconnect(lambda: bus.signal(self.task_id, request_id, data, event))
         check_answered(answer, self.task_id, request_id)
 
     async def delete(self) -> None:
-        """Erase an ended task from the broker. Raises InvalidInput where it has not ended or is not known."""
+        """Delete an ended task from the broker. Raises InvalidInput if it has not ended or is unknown."""
         found = await self._partition.bus.erase(self.task_id)
         if found == "unknown":
-            raise InvalidInput("task_id", f"no task {self.task_id!r} is known")
+            raise unknown_task(self.task_id)
         if found != "OK":
             raise InvalidInput("task_id", f"the task is {found}: cancel it before you delete it")
 
 
+def unknown_task(task_id: str) -> InvalidInput:
+    """Return the error for a task that the broker does not know."""
+    return InvalidInput("task_id", f"there is no task {task_id!r}; its retention time may be over")
+
+
 def check_answered(answer: Sequence[str], task_id: str, request_id: str) -> None:
-    """Raise InvalidInput where the broker has refused to take an answer to a question."""
+    """Raise InvalidInput if the broker rejected an answer to a question."""
     problems = {
-        "unknown": ("task_id", f"no task {task_id!r} is known; `weft task list` shows those that are"),
-        "ended": ("task_id", f"the task {task_id!r} has ended ({answer[-1]})"),
-        "answered": ("request_id", f"{request_id!r} was already answered, by somebody or by its deadline"),
+        "unknown": ("task_id", f"there is no task {task_id!r}; see `weft task list`"),
+        "ended": ("task_id", f"task {task_id!r} has ended ({answer[-1]})"),
+        "answered": ("request_id", f"{request_id!r} was already answered, or its deadline has passed"),
         "no_request": ("request_id", f"the task has no open question {request_id!r}; see `weft task show {task_id}`"),
         "invalid": ("value", answer[-1]),
     }

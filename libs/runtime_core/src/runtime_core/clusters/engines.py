@@ -1,4 +1,4 @@
-"""`RayEngine` and `SparkEngine`: any functions on a cluster, for programs without a gateway."""
+"""`RayEngine` and `SparkEngine`: run any functions on a cluster, without a gateway."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from importlib.util import find_spec
 from typing import ClassVar, cast
 
 from runtime_core.clusters.driver.process import Driver
-from runtime_core.clusters.ray.settings import ADDRESS
+from runtime_core.clusters.ray.cluster import ADDRESS_VARIABLE
 from runtime_core.engines.protocol import Error, Pickled, Work
 from runtime_core.engines.runtime_engine import EngineCall, Failure, RunConfig, RuntimeEngine
 from runtime_core.errors import ConfigurationError, InvalidInput
 
 TYPES = {"limit": "TimeoutError"}
-"""The error types of causes that all engines name the same."""
+"""Error types by cause, where all engines use the same one."""
 
 
 class DriverEngine(RuntimeEngine):
@@ -65,7 +65,7 @@ class DriverEngine(RuntimeEngine):
         try:
             payload = cloudpickle.dumps((call.function, call.args, dict(call.kwargs)), pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # the arguments' own methods may raise anything
-            raise InvalidInput("calls", f"cannot be sent to a cluster, {error}; give plain arguments") from error
+            raise InvalidInput("calls", f"cannot be pickled for a cluster, {error}: give plain arguments") from error
         return Work(Pickled(payload), call.shown)
 
     async def _run(self, prepared: Work, timeout_seconds: float | None) -> object:
@@ -88,7 +88,7 @@ def _loaded(data: bytes) -> object:
     try:
         return cast(object, pickle.loads(data))  # noqa: S301  # created by our own worker
     except Exception as error:  # the result's own methods may raise anything
-        raise Failure("PicklingError", f"the result cannot be read back here: {error}", error) from None
+        raise Failure("PicklingError", f"the result cannot be unpickled here: {error}", error) from None
 
 
 def _failure(error: Error) -> Failure:
@@ -115,7 +115,7 @@ class RayEngine(DriverEngine):
     engine = "ray"
     package = "ray"
     cloudpickle = "ray.cloudpickle"
-    address = ADDRESS
+    address = ADDRESS_VARIABLE
 
 
 class SparkEngine(DriverEngine):

@@ -1,7 +1,7 @@
-"""A registered function where it runs: in a worker process of a cluster, which knows the app by its name only.
+"""Runs registered functions in a worker process of a cluster, which imports the app by its reference.
 
-Everything here is plain and blocks. `run_registered` makes one whole call; an engine that does some of that by itself
-takes the parts: `declared`, `error_of`, `outcome_of`.
+Everything here blocks. `run_registered` makes a whole call. `declared`, `error_of` and `outcome_of` are its parts, for
+engines that do the rest themselves.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def declared(app: str, folder: str, name: str) -> EngineFunction:
     except ConfigurationError as error:
         raise NotRunnable(_invalid(error)) from error
     if found is None:
-        raise NotRunnable(Error("invalid", "UnknownName", f"no engine function of {app} is named {name}"))
+        raise NotRunnable(Error("invalid", "UnknownName", f"the app {app} has no engine function {name!r}"))
     return found
 
 
@@ -118,7 +118,7 @@ def _message(error: BaseException) -> str:
     try:
         return _text(str(error))
     except Exception:  # its own __str__ may fail too
-        return "its message cannot be shown"
+        return "its message cannot be read"
 
 
 def _text(message: str) -> str:

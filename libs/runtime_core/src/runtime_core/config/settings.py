@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import overload
 
-from runtime_core.blobs.urls import blob_url
+from runtime_core.blobs import blob_url
 from runtime_core.codec import MAX_DATA_BYTES
-from runtime_core.config.values import SettingValues, refuse_unknown
 from runtime_core.errors import ConfigurationError
+from runtime_core.telemetry.redaction import patterns_of
 
-PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|[1-9]\d{0,3})"
-HOST = r"([^\s/:@\[\]]+|\[[0-9a-fA-F:.]+\])"
+_PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|[1-9]\d{0,3})"
+_HOST = r"([^\s/:@\[\]]+|\[[0-9a-fA-F:.]+\])"
 REDIS_URL = re.compile(r"(redis|rediss|valkey|valkeys)(\+[a-z]+)?://.+|unix://.+|memory://.*")
 TRAJECTORY_URL = re.compile(r"sqlite(\+\w+)?:///.+|postgres(ql)?(\+\w+)?://.+")
-RAY_ADDRESS = re.compile(rf"auto|{HOST}:{PORT}", re.ASCII)
-RAY_JOBS_URL = re.compile(rf"https?://([^\s/@]+@)?{HOST}(:{PORT})?(/\S*)?", re.ASCII)
-SPARK_REMOTE = re.compile(rf"sc://{HOST}(:{PORT})?(/\S*)?", re.ASCII)
+RAY_ADDRESS = re.compile(rf"auto|{_HOST}:{_PORT}", re.ASCII)
+RAY_JOBS_URL = re.compile(rf"https?://([^\s/@]+@)?{_HOST}(:{_PORT})?(/\S*)?", re.ASCII)
+SPARK_REMOTE = re.compile(rf"sc://{_HOST}(:{_PORT})?(/\S*)?", re.ASCII)
 SPARK_LOCAL_MASTER = re.compile(r"local(\[(\*|[1-9]\d{0,3})(, ?[1-9]\d{0,3})?\])?", re.ASCII)
 
 LEAST_DEAD_BYTES = 4 * 1024**2
@@ -29,6 +31,21 @@ LEAST_RAY_STORE_BYTES = 80 * 1024**2
 """Ray refuses less."""
 LEAST_SPARK_MEMORY_BYTES = 512 * 1024**2
 """With less a JVM of Spark ends at its start."""
+
+SETTING_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+PASSWORD_IN_URL = re.compile(r"(?<=://)([^:/@]*):.*@")
+PASSWORD_IN_OPTION = re.compile(r"(?<=password=)[^&]*")
+HEAP_UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
+
+VARIABLE_PREFIX = "WEFT_"
+FOREIGN_PREFIXES = ("WEFT_APP_", "WEFT_TEST_", "WEFT_CHAOS_")
+"""Prefixes that Weft never reads: `WEFT_APP_…` is for the user's app, the others for the tests of this repository."""
+RESERVED_VARIABLES = ("WEFT_HTTP_PORT",)
+"""Reserved for an HTTP gateway, which this release lacks; a shared environment may set it."""
+KUBERNETES_VARIABLE = re.compile(
+    r"WEFT(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)"
+)
+"""Variables that Kubernetes sets in a container for a Service called `weft` or `weft-…`."""
 
 DURABILITIES = ("fast", "fsync", "quorum")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -123,10 +140,10 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
-        """Reads and checks every variable.
+        """Read and check every variable.
 
-        Raises ConfigurationError: one line with the variable, its value and what is allowed; also for a variable
-        that begins with `WEFT_` and is no setting.
+        Raises ConfigurationError: one line with the variable, its value and what is allowed; also for an unknown
+        variable that begins with `WEFT_`.
         """
         refuse_unknown(environ, [field.name for field in dataclasses.fields(cls)])
         read = SettingValues(environ)
@@ -202,7 +219,7 @@ class Settings:
         )
 
     def to_environment(self) -> dict[str, str]:
-        """The variables that give a child process these same settings, without those that are None."""
+        """Return variables that give a child process the same settings, without those that are None."""
         variables = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -237,3 +254,142 @@ class Settings:
                 " change its rights or name another folder"
             )
         return self.data_dir
+
+
+class SettingValues:
+    """Reads and checks variables of one environment. Every method returns None or the default if it is not set.
+
+    Raises ConfigurationError: one line with the variable, its value and what is allowed.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def text(self, variable: str) -> str | None:
+        """Return the value without surrounding white space. Refuses a value in quotes, which would be part of it."""
+        text = self._environ.get(variable, "").strip()
+        if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" and text[0] not in text[1:-1]:
+            # `docker run --env-file` keeps quotes. The error does not show the value, which may be a secret.
+            raise ConfigurationError(f"{variable}: the quotes around its value are part of it: remove them")
+        return text or None
+
+    def path(self, variable: str, default: str) -> Path:
+        """Return an absolute path, with `~` expanded."""
+        text = self.text(variable) or default
+        try:
+            return Path(os.path.abspath(Path(text).expanduser()))
+        except RuntimeError:
+            raise wrong(variable, text, "a folder: this user has no home folder for the ~ in it") from None
+
+    def name(self, variable: str) -> str | None:
+        value = self.text(variable)
+        if value is not None and not SETTING_NAME.fullmatch(value):
+            raise wrong(variable, value, "1 to 64 letters, digits, `_` or `-`")
+        return value
+
+    def names(self, variable: str) -> tuple[str, ...]:
+        text = self.text(variable)
+        if text is None:
+            return ()
+        values = tuple(value.strip() for value in text.split(","))
+        if not all(SETTING_NAME.fullmatch(value) for value in values) or len(set(values)) < len(values):
+            raise wrong(variable, text, "different names separated by commas (letters, digits, `_` or `-`)")
+        return values
+
+    def patterns(self, variable: str) -> str | None:
+        """Return regular expressions separated by white space."""
+        text = self.text(variable)
+        patterns_of(text or "")
+        return text
+
+    @overload
+    def whole(self, variable: str, low: int, high: int, default: int) -> int: ...
+    @overload
+    def whole(self, variable: str, low: int, high: int, default: None) -> int | None: ...
+    def whole(self, variable: str, low: int, high: int, default: int | None) -> int | None:
+        text = self.text(variable)
+        if text is None:
+            return default
+        # isdecimal alone would take digits of other scripts, and int alone `1_000` and ` 1`.
+        value = int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else -1
+        if not low <= value <= high:
+            raise wrong(variable, text, f"a whole number from {low} to {high}")
+        return value
+
+    def port(self, variable: str) -> int | None:
+        return self.whole(variable, 0, 65535, None)
+
+    def flag(self, variable: str) -> bool:
+        return self.whole(variable, 0, 1, 0) == 1
+
+    def heap(self, variable: str, least_bytes: int, default: str) -> str:
+        """Return memory in the JVM's notation: `512m`, `2g`."""
+        text = self.text(variable)
+        if text is None:
+            return default
+        unit = HEAP_UNITS.get(text[-1].lower(), 0)
+        if not (text.isascii() and text[:-1].isdecimal() and len(text) < 20) or int(text[:-1]) * unit < least_bytes:
+            raise wrong(variable, text, f"{default} or more, as in {default} or 2g")
+        return text
+
+    def seconds(self, variable: str, low: float, high: float, default: float) -> float:
+        text = self.text(variable)
+        if text is None:
+            return default
+        try:
+            # float alone would take digits of other scripts, and `1_000`.
+            value = float(text) if text.isascii() and "_" not in text else -1.0
+        except ValueError:
+            value = -1.0
+        if not low <= value <= high:  # NaN is refused here too
+            raise wrong(variable, text, f"seconds from {low:g} to {high:g}")
+        return value
+
+    def choice(self, variable: str, allowed: tuple[str, ...], default: str) -> str:
+        text = self.text(variable)
+        if text is None:
+            return default
+        if text.lower() not in allowed:
+            raise wrong(variable, text, " or ".join(allowed))
+        return text.lower()
+
+    def matching(self, variable: str, pattern: re.Pattern[str], allowed: str) -> str | None:
+        """Return a URL, or another value that matches a pattern. Errors show no password in it."""
+        text = self.text(variable)
+        if text is not None and not pattern.fullmatch(text):
+            raise wrong(variable, without_password(text).partition(";")[0], allowed)  # a token may follow
+        return text
+
+
+def without_password(url: str) -> str:
+    """Return the URL with `***` in place of each password."""
+    return PASSWORD_IN_OPTION.sub("***", PASSWORD_IN_URL.sub(r"\1:***@", url))
+
+
+def wrong(variable: str, value: str, allowed: str) -> ConfigurationError:
+    """Return the error for a value that is not allowed."""
+    shown = value if len(value) <= 80 else value[:80] + "…"
+    return ConfigurationError(f"{variable}={shown!r}: must be {allowed}")
+
+
+def refuse_unknown(environ: Mapping[str, str], fields: Collection[str]) -> None:
+    """Raise ConfigurationError for an unknown non-empty variable that begins with `WEFT_`.
+
+    `fields` are the names of the settings, as `lease_seconds` for `WEFT_LEASE_SECONDS`.
+    """
+    known = {*(f"{VARIABLE_PREFIX}{field.upper()}" for field in fields), *RESERVED_VARIABLES}
+    for variable in sorted(environ):
+        if not variable.startswith(VARIABLE_PREFIX) or variable in known or variable.startswith(FOREIGN_PREFIXES):
+            continue
+        if not environ[variable].strip():
+            continue
+        raise ConfigurationError(f"{variable}: {_remedy(variable, known)}")
+
+
+def _remedy(variable: str, known: Collection[str]) -> str:
+    if KUBERNETES_VARIABLE.fullmatch(variable):
+        return "Kubernetes set it for a Service of that name: set enableServiceLinks: false in the pod"
+    near = difflib.get_close_matches(variable, sorted(known), n=1, cutoff=0.8)
+    if near:
+        return f"there is no such setting; did you mean {near[0]}?"
+    return "there is no such setting: remove it; variables of your app may begin with WEFT_APP_"

@@ -1,4 +1,4 @@
-"""What handlers of tool calls and of engine steps share: settling an attempt, and its row in the record."""
+"""Settles calls of tools and engine functions: result, error, retry or dead letter, and the row in the record."""
 
 from __future__ import annotations
 
@@ -9,29 +9,27 @@ from functools import partial
 
 import msgspec
 
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Delivery
-from runtime_core.consumer.attempt import NOTHING_USED, give_up, hand_back, hand_on, schedule_retry
-from runtime_core.consumer.decision import reason_of
 from runtime_core.consumer.effects import Failed
-from runtime_core.declare.retry_policy import RetryPolicy
-from runtime_core.record.step import ENCODER, Step, StepError
-from runtime_core.record.usage import Usage
+from runtime_core.consumer.failure import NOTHING_USED, give_up, hand_back, hand_on, reason_of, schedule_retry
+from runtime_core.declare.declaration import RetryPolicy
+from runtime_core.record.step import ENCODER, Step, StepError, Usage
 from runtime_core.telemetry.attributes import DUPLICATE
 from runtime_core.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-PIECE_BYTES = 1024
-"""The overhead of a report besides its data: a task, its command and its reply."""
-REPORTED_BYTES = 256 * 1024
-"""How much progress of one call may be on its way to the broker."""
+WRITE_OVERHEAD_BYTES = 1024
+"""The memory that one unanswered write takes besides its data: a task, its command and its reply."""
+MAX_REPORTS_BYTES = 256 * 1024
+"""How many bytes of one call's progress may be unanswered by the broker."""
 
 Place = tuple[str, bytes]
 
 
 class _Reports:
-    """Progress of one call on its way."""
+    """The unanswered progress reports of one call."""
 
     __slots__ = ("bytes", "latest", "sending")
 
@@ -39,11 +37,11 @@ class _Reports:
         self.sending: set[asyncio.Task[bool]] = set()
         self.bytes = 0
         self.latest: bytes | None = None
-        """The report to send once there is room."""
+        """The report to send when there is room again."""
 
 
 class Calls:
-    """Settles calls of one kind (`tool`, `ray`, …) for the deliveries of one consumer. Times are epoch milliseconds."""
+    """Settles calls of one kind (`tool`, `ray`, …) for one consumer. Times are epoch milliseconds."""
 
     def __init__(self, bus: EventBus, metrics: Metrics, kind: str) -> None:
         self._bus = bus
@@ -52,15 +50,15 @@ class Calls:
         self._reports: dict[Place, _Reports] = {}
 
     async def complete(self, delivery: Delivery, output: bytes, started: float, used: Usage = NOTHING_USED) -> bool:
-        """Commit a result (JSON). Return False if the call already has an answer, or its task is over."""
+        """Commit a result (JSON). Return False if the call already has an answer, or its task has ended."""
         ended = time.time() * 1000
         row = self._row(delivery, "completed", started, ended, used)
         row.output = msgspec.Raw(output)
-        asked = time.perf_counter()
+        sent_at = time.perf_counter()
         committed = await self._bus.commit_call(
             delivery, b"K", int(ended), output, ENCODER.encode([row]), 1, _json(used)
         )
-        self._metrics.commit_seconds.observe(time.perf_counter() - asked)
+        self._metrics.commit_seconds.observe(time.perf_counter() - sent_at)
         if not committed:
             self._metrics.duplicates_suppressed.inc()
             delivery.span.set({DUPLICATE: True})
@@ -69,7 +67,7 @@ class Calls:
     async def fail(
         self, delivery: Delivery, retry: RetryPolicy, failed: Failed, started: float, used: Usage = NOTHING_USED
     ) -> bool:
-        """Apply the decision about a failed attempt. Return True if the call is retried."""
+        """Decide what follows a failed attempt, and do it. Return True if the call is retried."""
         now = time.time() * 1000
         error = StepError(failed.type, failed.message, failed.traceback, now)
         delivery.span.failed(failed.type, failed.message)
@@ -84,7 +82,7 @@ class Calls:
         return False
 
     async def end(self, delivery: Delivery, error: StepError, started: float, used: Usage = NOTHING_USED) -> None:
-        """Answer the waiting run with an expected error: no dead letter is kept."""
+        """Answer the waiting run with an expected error, without a dead letter."""
         now = time.time() * 1000
         row = self._row(delivery, "failed", started, now, used)
         row.error = error
@@ -92,28 +90,28 @@ class Calls:
         await self._bus.commit_call(delivery, b"E", int(now), payload, ENCODER.encode([row]), 1, _json(used))
 
     async def wait(self, delivery: Delivery, seconds: float) -> None:
-        """Hand the delivery back for so long, without counting."""
+        """Delay the delivery without counting an attempt."""
         await hand_back(self._bus, delivery, seconds)
 
     async def hand_on(self, delivery: Delivery, known: bool, message: str) -> None:
-        """This app lacks the name: others get the call, unless no app has it."""
+        """Delay a call whose name this app lacks, for another app. If none has it (not `known`), give it up."""
         now = time.time() * 1000
         row = self._row(delivery, "failed", now, now, NOTHING_USED)
         await hand_on(self._bus, self._metrics, delivery, known, message, row)
 
     def report(self, delivery: Delivery, value: bytes) -> None:
-        """Send progress (JSON) without delaying the call; a failure to send does not fail the call.
+        """Send progress (JSON) without delaying or failing the call.
 
-        If the call reports faster than the broker accepts, only its latest report is sent.
+        If the call reports faster than the broker accepts, only the latest report is sent.
         """
         reports = self._reports.setdefault((delivery.stream, delivery.entry), _Reports())
-        if reports.bytes > REPORTED_BYTES:
+        if reports.bytes > MAX_REPORTS_BYTES:
             reports.latest = value
             return
-        reports.bytes += len(value) + PIECE_BYTES
+        reports.bytes += len(value) + WRITE_OVERHEAD_BYTES
         sending = asyncio.get_running_loop().create_task(self._bus.progress(delivery, value))
         reports.sending.add(sending)
-        sending.add_done_callback(partial(self._reported, delivery, len(value) + PIECE_BYTES))
+        sending.add_done_callback(partial(self._reported, delivery, len(value) + WRITE_OVERHEAD_BYTES))
 
     def _reported(self, delivery: Delivery, size: int, sending: asyncio.Task[bool]) -> None:
         place = (delivery.stream, delivery.entry)
@@ -123,8 +121,8 @@ class Calls:
         if sending.cancelled():
             reports.latest = None
         elif (error := sending.exception()) is not None:
-            logger.info("progress was not sent: %s", error)
-        if reports.latest is not None and reports.bytes <= REPORTED_BYTES:
+            logger.info("could not send progress: %s", error)
+        if reports.latest is not None and reports.bytes <= MAX_REPORTS_BYTES:
             latest, reports.latest = reports.latest, None
             self.report(delivery, latest)
         if not reports.sending:

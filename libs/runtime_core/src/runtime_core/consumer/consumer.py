@@ -10,62 +10,61 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
+from runtime_core.bus.deliveries import Adopted, Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import GROUPS, group_of
-from runtime_core.bus.values import Adopted, Delivery
-from runtime_core.consumer.ended_tasks import MOST_TASKS, EndedTasks
-from runtime_core.consumer.owner import Owner
+from runtime_core.consumer.heartbeat import MAX_ENDED_TASKS, EndedTasks, Owner
 from runtime_core.consumer.progress import Health, ProgressWatch
-from runtime_core.errors import BusError, BusUnavailable, ConfigurationError, Fenced
+from runtime_core.errors import BusError, BusLost, BusUnavailable, ConfigurationError, Fenced
 from runtime_core.record.step import ENCODER, StepError
 from runtime_core.telemetry.logs import HANDLED
 from runtime_core.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-BLOCK_MS = 500
+READ_BLOCK_MS = 500
 PROMOTE_SECONDS = 0.1
 READ_AT_ONCE = 48
-"""Larger batches run in lockstep: while one service works, those behind it wait."""
+"""Larger batches run in lockstep: while one service works, the services behind it wait."""
 HEAD_START_SECONDS = 0.02
-"""How long an adopted delivery runs before the next one is adopted, unless it ends sooner."""
+"""How long an adopted delivery runs before the next one is adopted, unless it ends earlier."""
 DEFECT_ATTEMPTS = 20
 STOPPED = "the task is over"
-"""The message of a handler's CancelledError if its task has ended; without it, others take the delivery."""
+"""The message of a handler's CancelledError if its task has ended. Without it, another owner gets the delivery."""
 WITHDRAWN = "withdrawn:"
-"""The prefix of a task in heartbeats if nobody wants its answer, but it continues (`withdraw.lua`)."""
-RECALL_AT_ONCE = 1000
+"""The prefix of a task in a heartbeat's reply if nobody wants its answer, but it continues (`withdraw_request.lua`)."""
+RECALL_PAGE = 1000
 DRAIN_PART = 0.25
-"""The share of the stop time in which no further step begins: an interrupted step has to run again."""
+"""The last share of the stop time. No step begins in it, since an interrupted step has to run again."""
 Place = tuple[str, bytes]
 """A stream and the id of one of its entries."""
 
 
 class Handler(Protocol):
-    """What a service does with a delivery. It settles the delivery itself, through the bus."""
+    """Handles and settles deliveries for a service."""
 
     async def handle(self, delivery: Delivery) -> None:
-        """Run and settle one delivery. May raise Fenced or BusError; anything else is a defect of the handler."""
+        """Run and settle one delivery. Any error but Fenced and BusError is a defect of the handler."""
         ...
 
     def forget(self) -> None:
-        """Drop everything kept between deliveries: this owner was declared dead."""
+        """Drop everything that is kept between deliveries: this owner was declared dead."""
         ...
 
     def drain(self) -> None:
-        """Begin no further step here: this process stops, and another one continues from the journal."""
+        """Begin no further step: this process stops, and another one continues from the journal."""
         ...
 
     def stop_task(self, task: str) -> None:
-        """This task ended early, or nobody wants its answer: inform its running work."""
+        """Tell running work that its task ended early, or that nobody wants its answer."""
         ...
 
 
 class Consumer:
     """One service's consumer on one partition.
 
-    Deliveries come from three places: a read, the adoption of what dead owners held, and entries that the group
-    counts as this owner's though it does not know them (a read whose reply was lost). At most `in_flight` are held.
+    Deliveries come from reads, from dead owners (adoption), and from reads whose reply was lost: the group counts
+    their entries as this owner's (reconciliation). At most `in_flight` are held.
     """
 
     def __init__(
@@ -79,16 +78,16 @@ class Consumer:
         lease_seconds: float = 3.0,
         in_flight: int = 256,
         finish_seconds: float | None = None,
-        let_go_seconds: float | None = None,
+        cancel_grace_seconds: float | None = None,
         stall_seconds: float | None = None,
     ) -> None:
         """`finish_seconds`: how long a stop waits for running deliveries before it hands them back; None: until they
         have ended.
 
-        `let_go_seconds`: how long cancelled deliveries may then take to end; None: as long as they need.
+        `cancel_grace_seconds`: how long cancelled deliveries may then take to end; None: no limit.
 
         `stall_seconds`: how long the held deliveries may make no progress before the consumer counts as stalled; None:
-        30 seconds, or ten leases.
+        the longer of 30 seconds and ten leases.
         """
         self._bus = bus
         self._streams = list(streams)
@@ -97,7 +96,7 @@ class Consumer:
         self._lease = lease_seconds
         self._limit = in_flight
         self._finish_seconds = finish_seconds
-        self._let_go_seconds = let_go_seconds
+        self._cancel_grace_seconds = cancel_grace_seconds
         self._owner = Owner(bus, service, lease_seconds)
         self._held: dict[Place, Delivery] = {}
         self._running: dict[Place, asyncio.Task[None]] = {}
@@ -108,20 +107,20 @@ class Consumer:
         self._full = False
         self._stop = asyncio.Event()
         self._alone: str | None = None
-        """The stream of the entry that should run alone, or does."""
+        """The stream of a quarantined entry that runs alone, or is about to."""
         self._in_read = False
         self._reconciled: set[Place] = set()
-        """Entries that reconciling took since the current read began: a late reply must not deliver them again."""
+        """Entries that reconciliation took during the current read. The read's reply must not deliver them again."""
         self._reading: asyncio.Task[None] | None = None
         self._loops: list[asyncio.Task[None]] = []
         self._burying: set[asyncio.Task[None]] = set()
         self._unreconciled = True
         self._watch = ProgressWatch(max(30.0, 10 * lease_seconds) if stall_seconds is None else stall_seconds)
         self._connected = False
-        self._failure: ConfigurationError | None = None
+        self._failure: ConfigurationError | BusLost | None = None
 
     async def start(self) -> None:
-        """Create groups, register, and take the deliveries that earlier owners left."""
+        """Create the consumer groups, register the owner, and learn which tasks have ended."""
         await self._bus.make_groups(self._streams)
         await self._owner.enter()
         await self._recall_ended()
@@ -143,21 +142,21 @@ class Consumer:
             raise self._failure
 
     async def add_streams(self, streams: Sequence[str]) -> None:
-        """Read these streams too, from now on."""
+        """Read these streams, too."""
         new = [stream for stream in streams if stream not in self._streams]
         if not new:
             return
         await self._bus.make_groups(new)
         self._streams += new
         if self._reading is not None and not self._stop.is_set():
-            # The waiting read does not include them. Reconciling finds the entries that its reply may have brought.
+            # The pending read does not include them. Reconciliation finds the entries that its reply would deliver.
             self._reading.cancel()
             await asyncio.wait((self._reading,))
             self._unreconciled = True
             self._reading = asyncio.get_running_loop().create_task(self._read(), name="read")
 
     async def stop(self) -> None:
-        """Stop taking, finish running deliveries (for `finish_seconds`), hand back the rest, leave.
+        """Stop taking, wait for running deliveries (`finish_seconds`), hand back the rest, leave.
 
         The heartbeat continues until the last settle, so that nobody adopts unfinished deliveries.
         """
@@ -170,12 +169,12 @@ class Consumer:
                 await self._finish()
                 await self._hand_back()
         finally:
-            # An entry that is not buried yet stays with this owner's group: whoever adopts it buries it.
+            # A malformed entry that is not a dead letter yet stays pending: its next owner makes it one.
             for task in (*self._loops, *self._running.values(), *self._burying):
                 task.cancel()
             if ending := (*self._loops, *self._burying):
                 await asyncio.wait(ending)
-        # Waits that are kept warm end here, and not by the closing of the loop, which takes each for a defect.
+        # Ends warm runs. The closing of the event loop would report each of them as a defect.
         self._handler.forget()
         with contextlib.suppress(BusError, Fenced, TimeoutError):
             async with asyncio.timeout(2):
@@ -187,7 +186,7 @@ class Consumer:
                 await self._bus.leave(unknown)
 
     async def _finish(self) -> None:
-        """Let running deliveries end; in the last part of the time they may only finish their current step."""
+        """Wait for running deliveries. In the last part of the time they only finish their current step."""
         seconds = self._finish_seconds
         part = None if seconds is None else seconds * (1 - DRAIN_PART)
         _, left = await asyncio.wait(list(self._running.values()), timeout=part)
@@ -196,22 +195,22 @@ class Consumer:
             await asyncio.wait(left, timeout=seconds * DRAIN_PART)
 
     async def _hand_back(self) -> None:
-        """Hand back deliveries that still run; the heartbeat continues, so that nobody adopts them before.
+        """Cancel the deliveries that still run and hand them back. Meanwhile the heartbeat prevents their adoption.
 
-        Code that does not end when it is cancelled is abandoned: once this owner has left, its writes do not count.
+        Code that ignores its cancellation is abandoned: when this owner has left, its writes do not count.
         """
         left = list(self._running.values())
         if left:
-            logger.info("%d deliveries run still; others go on with them", len(left))
+            logger.info("%d deliveries still running; handing them back", len(left))
             for task in left:
                 task.cancel()
-            _, stays = await asyncio.wait(left, timeout=self._let_go_seconds)
+            _, stays = await asyncio.wait(left, timeout=self._cancel_grace_seconds)
             if stays:
-                logger.warning("%d of them do not end when they are cancelled: they end with the process", len(stays))
+                logger.warning("%d deliveries ignored their cancellation; they end with the process", len(stays))
 
     @property
     def held(self) -> int:
-        """The number of held deliveries that are not settled."""
+        """The number of deliveries that this consumer holds."""
         return len(self._held)
 
     @property
@@ -236,8 +235,8 @@ class Consumer:
         backoff = 0.05
         while True:
             await self._room.wait()
-            # Reads have a separate connection: one that came before the first beat would be under a name that
-            # counts as dead, and others would adopt its entries.
+            # Reads have a separate connection. A read before the first heartbeat would use a name that counts as
+            # dead, and others would adopt its entries.
             await self._known.wait()
             self._in_read = True
             self._reconciled.clear()
@@ -245,11 +244,17 @@ class Consumer:
             count = min(READ_AT_ONCE, self._limit - len(self._held))
             try:
                 if self._bus.queued and group_of(self._streams[0]) == GROUPS["agent"]:
-                    # Promote timers ten times a second; the reply also says whether new tasks wait for their turns.
+                    # `promote` runs ten times a second, and its reply says whether queued tasks wait for their turn.
                     await self._bus.refill(count, self._streams)
-                taken, malformed = await self._bus.read(self._streams, count, BLOCK_MS)
+                taken, malformed = await self._bus.read(self._streams, count, READ_BLOCK_MS)
+            except BusLost as lost:
+                self._failure = lost
+                self._stop.set()
+                for task in self._loops:
+                    task.cancel()
+                return
             except BusUnavailable:
-                # The reply may have been lost with the connection: reconciling finds its entries.
+                # The reply may have been lost with the connection. Reconciliation finds its entries.
                 self._unreconciled = True
                 self._connected = False
                 await asyncio.sleep(backoff)
@@ -268,7 +273,7 @@ class Consumer:
                 self._take_read(taken, malformed)
 
     def _take_read(self, taken: Sequence[Delivery], malformed: Sequence[tuple[str, bytes, str]]) -> None:
-        """Take the entries of a read, without those that reconciling took while the reply was on its way."""
+        """Take the entries of a read, except those that reconciliation took while the reply was on its way."""
         if not self._reconciled:
             self._take(taken, malformed)
             return
@@ -278,7 +283,7 @@ class Consumer:
 
     def _take(self, deliveries: Sequence[Delivery], malformed: Sequence[tuple[str, bytes, str]] = ()) -> None:
         loop = asyncio.get_running_loop()
-        # Deliveries that arrive during a stop do not start: they are handed back unchanged.
+        # Deliveries that arrive during a stop do not start: they are handed back.
         for delivery in () if self._stop.is_set() else deliveries:
             place = (delivery.stream, delivery.entry)
             if place in self._held:
@@ -299,18 +304,18 @@ class Consumer:
     def _buried(self, burying: asyncio.Task[None]) -> None:
         self._burying.discard(burying)
         if not burying.cancelled() and (error := burying.exception()) is not None:
-            logger.error("could not keep a dead letter: %s", error)
+            logger.error("could not write a dead letter: %s", error)
 
     def _drop_unbegun(self, place: Place, task: asyncio.Task[None]) -> None:
-        """A task that was cancelled before its first step has run nothing, not even its clean-up."""
+        """Release a delivery whose asyncio task was cancelled before it began, and so ran no clean-up."""
         if self._running.get(place) is task:
-            self._let_go(place)
+            self._release(place)
             self._unreconciled = True
 
     async def _handle(self, place: Place, delivery: Delivery) -> None:
         started = time.perf_counter()
         outcome = "handled"
-        HANDLED.set(delivery)  # this task's own: nothing has to be restored
+        HANDLED.set(delivery)  # in this task's own context, so nothing restores it
         try:
             if self._may_be_over(delivery) and await self._settle_if_over(delivery):
                 outcome = "stopped"
@@ -325,7 +330,7 @@ class Consumer:
         except asyncio.CancelledError:
             if delivery.task not in self._stopped_tasks:
                 raise
-            # The task is over: settling its delivery acknowledges it and frees its instance.
+            # The task has ended: settling its delivery acknowledges it and frees its instance.
             outcome = "stopped"
             with contextlib.suppress(Fenced):
                 await self._settle(delivery)
@@ -335,44 +340,44 @@ class Consumer:
             self._unreconciled = True
         except Exception:
             outcome = "defect"
-            logger.exception("the handler itself failed on %r", delivery)
+            logger.exception("the handler failed on %r", delivery)
             try:
                 await self._after_defect(delivery)
             except (Fenced, BusError) as error:
                 logger.error("%r stays with this owner: %s", delivery, error)
                 self._unreconciled = True
         finally:
-            self._let_go(place)
+            self._release(place)
         self._metrics.events_handled[outcome].inc()
         self._metrics.handler_seconds.observe(time.perf_counter() - started)
         self._watch.progressed()
 
     def _may_be_over(self, delivery: Delivery) -> bool:
-        """Whether its task has ended early, as far as this process knows, or may have ended before it could know."""
+        """Whether its task has ended early, or may have ended before this process kept track."""
         entry_ms = int(delivery.entry.partition(b"-")[0])
-        return delivery.task in self._ended or entry_ms <= self._ended.since_ms
+        return delivery.task in self._ended.ended_ms or entry_ms <= self._ended.since_ms
 
     async def _settle_if_over(self, delivery: Delivery) -> bool:
-        """Settle a delivery whose task has ended, without running it. False: its task continues, so run it."""
-        if delivery.task not in self._ended and await self._bus.is_live(delivery.task):
+        """Settle a delivery whose task has ended, without running it. Return False if its task continues."""
+        if delivery.task not in self._ended.ended_ms and await self._bus.is_live(delivery.task):
             return False
         await self._settle(delivery)
         return True
 
     async def _settle(self, delivery: Delivery) -> None:
-        """Acknowledge a delivery of an ended task and free its instance; the broker decides whether it has ended."""
+        """Acknowledge a delivery of an ended task and free its instance. The broker checks that the task has ended."""
         if await self._bus.retry(delivery, 0, b"", counts=False):
-            # It was reopened, and its work is back on its stream.
+            # The task was reopened, and its work is back on its stream.
             self._ended.forget(delivery.task)
 
     async def _after_defect(self, delivery: Delivery) -> None:
-        """An error of Weft's own code, or of the server: retried occasionally, but not forever."""
+        """Retry after a defect of Weft or an error of the server, but not forever."""
         if delivery.attempt < DEFECT_ATTEMPTS:
             await self._bus.retry(delivery, 1000, b"")
         else:
-            await self._bury(delivery.stream, delivery.entry, "the handler itself failed on it each time", "defect")
+            await self._bury(delivery.stream, delivery.entry, "the handler failed on it each time", "defect")
 
-    def _let_go(self, place: Place) -> None:
+    def _release(self, place: Place) -> None:
         self._held.pop(place, None)
         self._running.pop(place, None)
         if not self._held:
@@ -384,7 +389,7 @@ class Consumer:
 
     async def _bury(self, stream: str, entry: bytes, why: str, reason: str = "malformed") -> None:
         if reason == "malformed" and await self._bus.namespace_is_newer():
-            # Not for this release: end, and leave it to the replicas that can read it.
+            # A newer release wrote it: stop, and leave it to the replicas that can read it.
             self._failure = ConfigurationError(f"an entry of {stream} {why}: update this service")
             self._stop.set()
             return
@@ -393,21 +398,21 @@ class Consumer:
             stream, entry, reason, ENCODER.encode([error]), int(time.time() * 1000), ENCODER.encode(error)
         )
         self._metrics.dead_letters[reason].inc()
-        logger.warning("an entry of %s is kept as a dead letter (%s): %s", stream, reason, why)
+        logger.error("an entry of %s became a dead letter (%s): %s", stream, reason, why)
 
     # -- keeping -----------------------------------------------------------------------------------------------
 
     async def _beating(self) -> None:
-        """Send the heartbeat, and pass the stopped tasks that it reports to their running work."""
+        """Send heartbeats, and stop running work of the tasks that they report."""
         interval = self._lease / 6
         while True:
             try:
-                asked_from_ms = self._owner.at_ms
+                since_ms = self._owner.at_ms
                 self._watch.asks_broker(self)
-                told = await self._owner.beat()
+                stopped = await self._owner.beat()
                 self._watch.broker_answered(self)
-                self._ended.heard(told, self._owner.at_ms, asked_from_ms)
-                for task in told:
+                self._ended.add_reported(stopped, self._owner.at_ms, since_ms)
+                for task in stopped:
                     if task.startswith(WITHDRAWN):
                         self._handler.stop_task(task.removeprefix(WITHDRAWN))
                     else:
@@ -415,21 +420,21 @@ class Consumer:
             except Fenced:
                 self._on_fenced(self._bus.owner)
             except BusError as error:
-                # Wait for a broker that refuses heartbeats, as on a full disk, like for an unreachable one.
+                # A broker that refuses heartbeats, as with a full disk, is like an unreachable one: wait for it.
                 logger.warning("heartbeat: %s", error)
             await asyncio.sleep(interval)
 
     async def _recall_ended(self) -> None:
-        """Ask for the tasks that ended before this process began: their work may still be queued."""
+        """Learn which tasks ended before this process began: their work may still be queued."""
         found: list[tuple[str, int]] = []
-        while len(found) < MOST_TASKS:
-            page = await self._bus.recently_stopped(len(found), RECALL_AT_ONCE)
+        while len(found) < MAX_ENDED_TASKS:
+            page = await self._bus.recently_stopped(len(found), RECALL_PAGE)
             found += page
-            if len(page) < RECALL_AT_ONCE:
+            if len(page) < RECALL_PAGE:
                 break
         else:
             self._ended.since_ms = found[-1][1]
-        self._ended.recalled(reversed(found), self._owner.at_ms)
+        self._ended.add_remembered(reversed(found), self._owner.at_ms)
 
     def _stop_task(self, task: str) -> None:
         self._handler.stop_task(task)
@@ -437,24 +442,27 @@ class Consumer:
         if places:
             self._stopped_tasks.add(task)
             for place in places:
-                # Two beats report tasks stopped in the millisecond between them; do not disturb their clean-up.
+                # Two heartbeats may report the same task: a second cancel would disturb its clean-up.
                 if not self._running[place].cancelling():
                     self._running[place].cancel(STOPPED)
 
     def _on_fenced(self, owner: str) -> None:
-        """Others have declared this owner dead and own its deliveries: drop them all and come back under a new name."""
-        if owner != self._bus.owner or any(task.get_name() == "come back" for task in self._loops if not task.done()):
+        """Drop all deliveries, since this owner was declared dead and others own them, and rejoin under a new name."""
+        if owner != self._bus.owner or any(task.get_name() == "rejoin" for task in self._loops if not task.done()):
             return
-        logger.warning("declared dead after a silence; dropping %d deliveries and taking a new name", len(self._held))
+        logger.warning(
+            "this owner was declared dead: its heartbeat was late; dropping %d deliveries and rejoining",
+            len(self._held),
+        )
         current = asyncio.current_task()
         for task in list(self._running.values()):
             if task is not current:
                 task.cancel()
         self._handler.forget()
         self._known.clear()
-        self._loops.append(asyncio.get_running_loop().create_task(self._come_back(), name="come back"))
+        self._loops.append(asyncio.get_running_loop().create_task(self._rejoin(), name="rejoin"))
 
-    async def _come_back(self) -> None:
+    async def _rejoin(self) -> None:
         while not self._stop.is_set():
             try:
                 await self._owner.enter()
@@ -467,8 +475,7 @@ class Consumer:
         self._loops = [task for task in self._loops if not task.done() and task is not asyncio.current_task()]
 
     async def _tending(self) -> None:
-        """Adopt from dead owners. Once per lease and after each reconnect, look for entries that are held without being
-        known."""
+        """Adopt from dead owners. Once per lease, and after each reconnect, reconcile with the group's pending list."""
         loop = asyncio.get_running_loop()
         reconnects, reconciled_at = self._bus.transport.reconnects, 0.0
         while True:
@@ -486,15 +493,15 @@ class Consumer:
             except BusError as error:
                 logger.warning("adopt: %s", error)
             except Exception:
-                logger.exception("adopt: an error that nobody expected")
+                logger.exception("adopt: unexpected error")
             await asyncio.sleep(self._lease / 4)
 
     async def _reconcile(self) -> None:
         for stream in self._streams:
-            await self._bus.join(stream)  # again, if the group was lost meanwhile
+            await self._bus.join(stream)  # the group may have been lost
             before = set(self._held)
             pending = await self._bus.own_pending(stream)
-            # Held before or now: settled or taken while the reply was on its way.
+            # Entries held before or now were settled or taken while the reply was on its way.
             unknown = {
                 entry: count
                 for entry, count in pending.items()
@@ -502,39 +509,42 @@ class Consumer:
             }
             if not unknown:
                 continue
-            # A read whose reply is on its way looks the same: take only entries that stay unknown.
-            await asyncio.sleep(BLOCK_MS / 1000 / 2)
+            # A read with its reply on the way looks the same: take only entries that stay unknown.
+            await asyncio.sleep(READ_BLOCK_MS / 1000 / 2)
             still = await self._bus.own_pending(stream)
             lost = {
                 entry: count for entry, count in still.items() if entry in unknown and (stream, entry) not in self._held
             }
             if lost:
-                logger.info("%d deliveries of %s came with a reply that was lost; taking them", len(lost), stream)
-                # First: a late reply of a read may bring them during the look-up, or after it.
+                logger.info("taking %d deliveries of %s whose reply was lost", len(lost), stream)
+                # First, since a late reply of a read may deliver them during `reopen` or after it.
                 self._reconciled.update((stream, entry) for entry in lost)
                 self._take(*await self._bus.reopen(stream, lost))
 
     async def _adopt(self, stream: str) -> None:
         if self._alone is not None:
             if stream != self._alone:
-                return  # do not adopt: this consumer is about to run a quarantined entry alone
-            # Nothing may run next to a quarantined entry: no held delivery, and none that a read returns. A turn that
-            # waits for others does not run, and may wait for an entry that only this process would take.
+                return  # this consumer is about to run a quarantined entry alone
+            # Nothing may run beside a quarantined entry: no held delivery, and none that a read returns. A turn that
+            # waits in the middle does not run, and may wait for an entry that only this process takes.
             if self._in_read or not all(delivery.waits for delivery in self._held.values()):
                 return
-            adopted = await self._bus.adopt(stream, 1, empty_handed=True)
-            if not adopted.empty_hands and not adopted.deliveries:
+            adopted = await self._bus.adopt(stream, 1, idle=True)
+            if not adopted.must_be_idle and not adopted.deliveries:
                 self._alone = None
                 self._room.set()
             await self._take_adopted(adopted)
             return
-        # One after the other, each with a head start: an entry that kills its process immediately does so before its
-        # neighbours are held, and they need not wait for another lease.
+        # One by one, each with a head start: an entry that kills its process immediately does so before others are
+        # adopted, so they need not wait for another lease.
         count = 0
         while len(self._held) < self._limit and self._alone is None and not self._stop.is_set():
-            adopted = await self._bus.adopt(stream, 1, empty_handed=False)
-            if adopted.empty_hands:
-                logger.warning("an entry of %s was delivered too often: emptying hands to run it alone", stream)
+            adopted = await self._bus.adopt(stream, 1, idle=False)
+            if adopted.must_be_idle:
+                logger.warning(
+                    "an entry of %s was delivered too often: waiting for other deliveries to end, to run it alone",
+                    stream,
+                )
                 self._alone = stream
                 self._room.clear()
             taken = await self._take_adopted(adopted)
@@ -545,7 +555,7 @@ class Consumer:
             logger.info("adopted %d deliveries of %s from dead owners", count, stream)
 
     async def _take_adopted(self, adopted: Adopted) -> int:
-        """Take the adopted entries, and give each a head start. Return how many there were."""
+        """Take the adopted entries and give each a head start. Return their number."""
         count = len(adopted.deliveries) + len(adopted.condemned) + len(adopted.malformed)
         self._metrics.adopted_deliveries.inc(count)
         for delivery in adopted.condemned:
@@ -561,23 +571,12 @@ class Consumer:
         return count
 
     async def _condemn(self, delivery: Delivery) -> None:
-        error = StepError(
-            "Poison",
-            f"{delivery.name} ended its process, or held its event loop, on {delivery.deliveries - 1} deliveries, "
-            "also while it ran alone",
-            at=time.time() * 1000,
+        why = (
+            f"{delivery.name} ended its process, or blocked its event loop, on {delivery.deliveries - 1} deliveries, "
+            "even while it ran alone"
         )
-        await self._bus.dead_letter(
-            delivery.stream,
-            delivery.entry,
-            "poison",
-            ENCODER.encode([error]),
-            int(time.time() * 1000),
-            ENCODER.encode(error),
-        )
+        await self._bury(delivery.stream, delivery.entry, why, "poison")
         await self._bus.leave_quarantine(delivery)
-        self._metrics.dead_letters["poison"].inc()
-        logger.error("%r ends its process each time: kept as a dead letter", delivery)
 
     async def _promoting(self) -> None:
         while True:

@@ -1,11 +1,11 @@
-"""The effects that a turn or a call requests, as values. Nothing here touches the broker."""
+"""The effects that a turn or a call requests, as values. Nothing here uses the broker."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from runtime_core.record.step import Step
-from runtime_core.record.usage import Usage
+from runtime_core.record.step import Step, Usage
 
 # A journal entry is `digest (8 hex) · status (1) · epoch ms (13 digits) · payload`.
 JOURNAL_PREFIX = 22
@@ -13,14 +13,14 @@ COMPLETED = b"K"
 FAILED = b"E"
 
 WAKE = "!"
-"""The run continues when this one step has its result."""
+"""This step's result alone wakes the run."""
 NO_WAKE = "0"
-"""The run waits for this step, but another step's result wakes it first."""
+"""This step's result does not wake the run; another step's does."""
 
 
 @dataclass(slots=True)
 class Call:
-    """One event for a tool, an agent or an engine, whose result the run will wait for."""
+    """A call of a tool, an agent or an engine. The run waits for its result."""
 
     kind: str
     """`tool`, `agent`, `ray` or `spark`: the work stream's name."""
@@ -30,28 +30,28 @@ class Call:
     data: bytes
     """JSON: the arguments of a tool or engine function (an object), or the input of an agent."""
     digest: str
-    """Eight hexadecimal digits over kind, name, key and data: a replay compares them."""
+    """Eight hexadecimal digits over kind, name, key and data. A replay compares them with the journal's."""
     wait: str = WAKE
-    """`!` to wake at its result, `0` not to wake, `g<n>` to wake when all steps of group n have results."""
+    """`!`: its result wakes the run; `0`: it does not; `g<n>`: the last result of group n does."""
     key: str = ""
-    """The instance key of an agent; empty for a separate instance per run."""
+    """The instance key of an agent; empty: each run has its own instance."""
     pool: str = ""
     snapshot: bytes = b""
-    """The calling branch's context (JSON), if it was used."""
+    """The context of the calling branch (JSON); empty if the code has not used it."""
     timeout_ms: int = 0
-    """Time limit of a request that goes to another partition; 0: the namespace's."""
+    """The time limit of a request to another partition; 0: the namespace's default."""
 
 
 @dataclass(slots=True)
 class Timer:
-    """A step that the broker itself answers when it is due (a sleep, or a human's deadline)."""
+    """A step that the broker itself answers when it is due: a sleep, or a human's deadline."""
 
     step: str
     digest: str
     after_ms: int
     wait: str = WAKE
     status: bytes = COMPLETED
-    """`K` to answer with `payload` as the result, `E` as an error (JSON `{"type", "message"}`)."""
+    """`K`: `payload` is the result; `E`: it is an error (JSON `{"type", "message"}`)."""
     payload: bytes = b"null"
 
 
@@ -63,78 +63,90 @@ class Question:
     digest: str
     prompt: str
     data: bytes
-    """JSON shown with the question."""
+    """JSON that is shown with the question."""
     wait: str = WAKE
     timeout_ms: int | None = None
     default: bytes | None = None
-    """JSON used as the answer at the deadline; without it the deadline is an error."""
+    """The answer (JSON) at the deadline; None: the deadline is an error."""
     expects: str = ""
-    """`verdict`: the broker accepts no other answer. Empty: any JSON will do."""
+    """`verdict`: the broker accepts only a verdict. Empty: it accepts any JSON."""
 
 
 @dataclass(slots=True)
 class Send:
-    """A message to an agent that nobody waits for: a separate task, started by the commit."""
+    """A message to an agent. Nobody waits for it: the commit starts a separate task."""
 
     step: str
     agent: str
     key: str
     data: bytes
     digest: str = ""
-    """As in a Call: the commit journals the step with it, so that a replay does not send again."""
+    """As in `Call`. The commit journals the step with it, so that a replay does not send again."""
 
 
 @dataclass(slots=True)
 class Publish:
-    """A message to every agent that subscribes to a topic: a separate task for each."""
+    """A message to every agent that subscribes to a topic, each in a separate task."""
 
     step: str
     topic: str
     key: str
-    """The topic's source: the instance of each agent that gets it. Empty for a new one."""
+    """The topic's source: the instance key of each receiving agent. Empty: a new instance."""
     data: bytes
     digest: str = ""
-    """As in a Send."""
+    """As in `Send`."""
 
 
 @dataclass(slots=True)
 class Spend:
-    """A step's usage; the commit adds it to the task's usage and journals the step, so that it counts once."""
+    """A step's usage. The commit adds it to the task's usage and journals the step, so that it counts once."""
 
     step: str
     digest: str
     usage: Usage
 
 
-Asking = Call | Timer | Question
-"""A request whose result the run waits for."""
-Effect = Asking | Send | Publish | Spend
-"""A request of a turn to its commit. Each is one step."""
+class JournaledStep(NamedTuple):
+    """A step that was journaled in the middle of a turn which has not committed yet."""
+
+    step: str
+    value: bytes
+    """The journal value."""
+    kind: str
+    name: str
+
+
+StepRequest = Call | Timer | Question
+"""A request with a result that the run waits for."""
+Effect = StepRequest | Send | Publish | Spend
+"""What a turn requests from its commit. Each is one step."""
 
 
 @dataclass(slots=True)
 class Suspended:
-    """The turn waits: `calls` start now, and earlier steps are awaited again."""
+    """The turn ends and the run waits: for the steps in `requests`, and again for those in `again`."""
 
-    asked: list[Asking] = field(default_factory=list)
+    requests: list[StepRequest] = field(default_factory=list)
     """In the order of the program."""
     sends: list[Send | Publish] = field(default_factory=list)
     again: list[tuple[str, str]] = field(default_factory=list)
-    """(step, wait) of steps asked for in an earlier turn that have no result yet."""
+    """(step, wait) of steps that an earlier turn requested and that have no result yet."""
     spends: list[Spend] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    """Local steps that this turn finished, for the record."""
+    """Steps that this turn performed itself, for the record."""
+    journaled: list[JournaledStep] = field(default_factory=list)
+    """Steps that the journal must hold, so that a replay continues as this turn did."""
     working_state: bytes | None = None
 
 
 @dataclass(slots=True)
 class Completed:
-    """The run is over with a result."""
+    """The run ends with a result."""
 
     output: bytes
     """JSON."""
     answer: bytes | None = None
-    """The result of the calling run's step, if that is more than the output."""
+    """The result of the calling run's step, if it contains more than the output."""
     sends: list[Send | Publish] = field(default_factory=list)
     spends: list[Spend] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
@@ -151,17 +163,17 @@ class Failed:
     traceback: str = ""
     retryable: bool = True
     retry_after_seconds: float | None = None
-    """Set if the code requested a retry at a given time."""
+    """The delay that the code requested; None: the policy's."""
     counts: bool = True
-    """False: nothing was tried, since a requirement was missing."""
+    """False: a requirement was missing, so this was no attempt."""
     parked: bool = False
-    """The journal and the code disagree: the run waits for a rollback or a fix."""
+    """The code differs from the journal: the run waits for a rollback or a fix."""
     rejected: bool = False
-    """The code declared that this will not work: fail without a dead letter."""
+    """The code gave up: fail without a dead letter."""
     cancelled: bool = False
-    """The code has chosen this end: the task whose first run this is ends as cancelled."""
+    """The code cancelled the task. If this is the task's first run, the task ends as cancelled."""
     ends_task: bool = False
-    """Over a limit of the task: the whole task ends, whichever of its runs this is."""
+    """The task exceeded a limit: the whole task ends, whichever of its runs this is."""
     spends: list[Spend] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
 

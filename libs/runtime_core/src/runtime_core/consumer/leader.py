@@ -1,4 +1,4 @@
-"""Leading a role: one owner at a time, under an epoch that fences the previous one."""
+"""Leader election for a role: one owner leads at a time, under an epoch that fences the previous one."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.consumer.owner import Owner
+from runtime_core.consumer.heartbeat import Owner
 from runtime_core.consumer.progress import Health, ProgressWatch
-from runtime_core.errors import BusError, Fenced, WeftError
+from runtime_core.errors import BusError, BusLost, Fenced, WeftError
 from runtime_core.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-TELL_AGAIN_SECONDS = 60.0
-"""How often the same reason for a stopped work is logged again."""
+REPEAT_LOG_SECONDS = 60.0
+"""How long the same error of a leader's work is not logged again."""
 
 
 class Leader:
     """Stands by for a role on one partition, and runs `work(epoch)` while it leads.
 
-    `work` is cancelled when the lead is lost; it writes under its epoch, so that a late write changes nothing.
+    When the lead is lost, `work` is cancelled. It writes under its epoch, so a late write changes nothing.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Leader:
         work: Callable[[int], Awaitable[None]],
         watch: ProgressWatch | None = None,
     ) -> None:
-        """`watch` is informed while the broker owes the heartbeat an answer."""
+        """`watch` hears when a heartbeat is sent and answered."""
         self._bus = bus
         self._watch = watch or ProgressWatch(math.inf)
         self._role = role
@@ -45,12 +45,12 @@ class Leader:
         self._work = work
         self._working: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
-        self._told = ""
-        self._told_at = 0.0
-        self._told_epoch = 0
+        self._warned = ""
+        self._warned_at = 0.0
+        self._logged_epoch = 0
         self.epoch = 0
         self.floor = 0
-        """The highest epoch that `work` has seen elsewhere: the next one is above it."""
+        """The highest epoch that `work` has seen elsewhere. The next epoch is above it."""
 
     @property
     def silent_seconds(self) -> float:
@@ -58,7 +58,7 @@ class Leader:
 
     @property
     def leads(self) -> bool:
-        """Whether this process leads, as far as it can know: the broker has confirmed it within the lease."""
+        """Whether this process leads: the broker has confirmed it within the lease."""
         return self.epoch > 0 and self.silent_seconds < self._lease
 
     async def start(self) -> None:
@@ -66,7 +66,7 @@ class Leader:
         self._keeping = asyncio.create_task(self._keep(), name=f"lead {self._role}")
 
     async def stop(self) -> None:
-        """Give up the lead immediately, so that another process need not wait for the lease."""
+        """Give up the lead, so that another process need not wait for the lease to expire."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.wait((self._keeping,))
@@ -75,7 +75,7 @@ class Leader:
             async with asyncio.timeout(2):
                 await self._bus.leave(())
         except (BusError, TimeoutError):
-            logger.warning("could not say goodbye: another takes the lead after the lease")
+            logger.warning("could not give up the lead: another process takes it when the lease expires")
 
     async def _keep(self) -> None:
         while True:
@@ -85,13 +85,15 @@ class Leader:
                 epoch = await self._bus.lead(self._role, self.floor)
                 self._watch.broker_answered(self)
             except Fenced:
-                logger.warning("declared dead after a silence; coming back under a new name")
+                logger.warning("this owner was declared dead: its heartbeat was late; rejoining under a new name")
                 await self._end_work()
                 try:
                     await self._owner.enter()
                 except BusError as error:
                     logger.warning("%s", error)
                 continue
+            except BusLost:
+                return
             except BusError as error:
                 logger.warning("heartbeat: %s", error)
                 epoch = self.epoch
@@ -103,24 +105,24 @@ class Leader:
         if self._working is not None and self._working.done() and not self._working.cancelled():
             error = self._working.exception()
             if isinstance(error, BaseExceptionGroup):
-                error = error.exceptions[0]  # the error that ended the others is the reason
+                error = error.exceptions[0]  # the first error ended the others
             if isinstance(error, WeftError):
-                self._tell(f"{self._role}: {error}; starting again")
+                self._warn(f"{self._role}: {error}; restarting")
             elif error is not None:
-                logger.error("%s: %s; starting again", self._role, error, exc_info=error)
+                logger.error("%s: %s; restarting", self._role, error, exc_info=error)
         await self._end_work()
-        if epoch and epoch != self._told_epoch:
+        if epoch and epoch != self._logged_epoch:
             logger.info("leads %s of partition %d (epoch %d)", self._role, self._bus.keys.partition, epoch)
-        self._told_epoch = epoch
+        self._logged_epoch = epoch
         self.epoch = epoch
         if epoch:
             self._working = asyncio.create_task(self._run(epoch), name=self._role)
 
-    def _tell(self, reason: str) -> None:
-        """Logging it several times a second would say nothing new for as long as a disk is full."""
+    def _warn(self, reason: str) -> None:
+        """Log a reason, but not several times a second for as long as a disk is full."""
         now = time.monotonic()
-        if reason != self._told or now - self._told_at > TELL_AGAIN_SECONDS:
-            self._told, self._told_at = reason, now
+        if reason != self._warned or now - self._warned_at > REPEAT_LOG_SECONDS:
+            self._warned, self._warned_at = reason, now
             logger.warning("%s", reason)
 
     async def _run(self, epoch: int) -> None:
@@ -139,7 +141,7 @@ class Leaders(ABC):
     def __init__(
         self, buses: Sequence[EventBus], roles: Sequence[str], service: str, lease_seconds: float, metrics: Metrics
     ) -> None:
-        """`roles` has the role to lead on each of the buses."""
+        """`roles` names the role to lead on each of `buses`."""
         self._buses = buses
         self._lease = lease_seconds
         self._metrics = metrics
@@ -153,7 +155,7 @@ class Leaders(ABC):
 
     @abstractmethod
     async def _lead(self, bus: EventBus, leader: Leader, epoch: int) -> None:
-        """Work on this partition while this process leads there; cancelled when the lead is lost."""
+        """Do the role's work on this partition. Cancelled when the lead is lost."""
 
     def _leader(self, bus: EventBus, role: str, service: str) -> Leader:
         leader = Leader(bus, role, service, self._lease, lambda epoch: self._lead(bus, leader, epoch), self._watch)

@@ -1,1 +1,1 @@
-"""What declared functions have in common: names, limits, schemas, JSON, retry policy, and the manifest of an app."""
+"""Declared functions: their names, limits, schemas and retry policies, and the manifest of an app."""

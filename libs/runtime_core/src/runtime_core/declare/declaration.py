@@ -1,4 +1,4 @@
-"""What is checked of every declared function: where it stands, its name, its limits, its arguments' types."""
+"""Checks of declared functions: their place in the code, names, limits, retry policies and argument types."""
 
 from __future__ import annotations
 
@@ -14,23 +14,28 @@ from dataclasses import dataclass, field
 from types import FrameType, FunctionType, MethodType, SimpleNamespace
 from weakref import WeakKeyDictionary
 
-from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.errors import ConfigurationError, InvalidInput
-from runtime_core.text import shortened
+from runtime_core.telemetry.redaction import kept, redactor
+from runtime_core.text import shortened, text_of_error
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
-"""What an agent, tool or engine function may be called: names become parts of keys, paths and messages."""
+"""Names of agents, tools and engine functions; they become parts of keys, paths and messages."""
 POOL = re.compile(r"[A-Za-z0-9_.-]{0,64}")
+MAX_DELAY_SECONDS = 366 * 86_400.0
+"""The longest delay of a retry: a year."""
+
+_READ_OF_ERROR = 16_000
+"""The most characters of an error's text that are looked at to show its start."""
 
 NO_DEFAULT = inspect.Parameter.empty
 
 _AGENT_NAMES: WeakKeyDictionary[object, tuple[str, ...]] = WeakKeyDictionary()
-"""Functions and classes that this process has declared as agents, and the names that they were given."""
+"""The functions and classes that this process has declared as agents, with their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something was declared, and which local names its annotations may use."""
+    """Where something was declared, and the local names that its annotations may use."""
 
     file: str
     line: int
@@ -40,24 +45,61 @@ class Place:
         return f"{self.file}:{self.line}"
 
     def __reduce__(self) -> tuple[type[Place], tuple[str, int, dict[str, object]]]:
-        """For another process: of the local names those of types, which is what annotations are of."""
+        """Pickle only the local names of types, which annotations need."""
         return Place, (self.file, self.line, {name: one for name, one in self.names.items() if isinstance(one, type)})
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of a declared function, its annotation not yet evaluated."""
+    """One argument of a declared function, with its unevaluated annotation."""
 
     name: str
     annotation: object
     default: object
-    """`NO_DEFAULT` where it must be given."""
+    """`NO_DEFAULT` if it is required."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Exponential backoff: after the failed attempt n, wait `base · factorⁿ⁻¹` seconds, at most `max_seconds`.
+
+    `attempts` includes the first one: 1 means no retry. `jitter` is the random part of a delay (0.2: between 80 % and
+    100 % of it), so that attempts that failed together are not retried together.
+    """
+
+    attempts: int = 5
+    base_seconds: float = 0.5
+    factor: float = 2.0
+    max_seconds: float = 60.0
+    jitter: float = 0.2
+
+    def __post_init__(self) -> None:
+        if isinstance(self.attempts, bool) or not isinstance(self.attempts, int) or self.attempts < 1:
+            raise ConfigurationError(f"RetryPolicy.attempts is {self.attempts!r}: give a whole number, at least 1")
+        for name, low, high in (
+            ("base_seconds", 0.0, MAX_DELAY_SECONDS),
+            ("factor", 1.0, math.inf),
+            ("max_seconds", 0.0, MAX_DELAY_SECONDS),
+            ("jitter", 0.0, 1.0),
+        ):
+            value: object = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+                wanted = f"of at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+                raise ConfigurationError(f"RetryPolicy.{name} is {value!r}: give a number {wanted}")
+
+    def delay_seconds(self, attempt: int, random: Callable[[], float]) -> float:
+        """Return the delay after a failed attempt (from 1), in seconds; `random` returns numbers in [0, 1)."""
+        try:
+            delay = min(self.max_seconds, self.base_seconds * self.factor ** (max(attempt, 1) - 1))
+        except OverflowError:  # the power overflows long after the delay has reached its limit
+            delay = self.max_seconds
+        return delay * (1.0 - self.jitter * random())
 
 
 def place_of(declared: object, depth: int) -> Place:
-    """Where `declared` stands: its own first line, else the line of the caller `depth` frames up."""
+    """Return the first line of a function, or for another object the line of the caller `depth` frames up."""
     frame: FrameType = sys._getframe(depth)
-    # A module's locals are its globals, which annotations see anyhow; a function's would be lost.
+    # Only a function's locals: annotations find a module's names among their globals.
     names = dict(frame.f_locals) if frame.f_locals is not frame.f_globals else {}
     function = underlying(declared)
     if function is None:
@@ -66,7 +108,7 @@ def place_of(declared: object, depth: int) -> Place:
 
 
 def underlying(declared: object) -> FunctionType | None:
-    """The plain function inside a method, a partial, a wrapper or a callable object; None if there is none."""
+    """Return the plain function in a method, partial, wrapper or callable object; None if there is none."""
     while True:
         if isinstance(declared, functools.partial):
             declared = declared.func
@@ -84,7 +126,7 @@ def underlying(declared: object) -> FunctionType | None:
 
 
 def note_agent(declared: object, name: str) -> None:
-    """Let clients of this process name the agent by the function or class that was declared."""
+    """Let clients of this process name the agent by its declared function or class."""
     if isinstance(declared, FunctionType | type):
         names = _AGENT_NAMES.get(declared, ())
         if name not in names:
@@ -92,9 +134,9 @@ def note_agent(declared: object, name: str) -> None:
 
 
 def agent_name(agent: object, field: str) -> object:
-    """The name of an agent that is given as a declared function or class; anything else is given back unchecked.
+    """Return the name of an agent given as a declared function or class; return anything else unchecked.
 
-    Raises InvalidInput(field) where it is not declared, or under several names.
+    Raises InvalidInput(field) if it is not declared, or under several names.
     """
     if not isinstance(agent, FunctionType | type):
         return agent
@@ -102,7 +144,7 @@ def agent_name(agent: object, field: str) -> object:
     if not names:
         raise InvalidInput(
             field,
-            f"{shown(agent)} is not declared as an agent in this process: import the module that does, or give a name",
+            f"{shown(agent)} is not declared as an agent in this process: import its module, or give a name",
         )
     if len(names) > 1:
         raise InvalidInput(field, f"{shown(agent)} is declared as {' and '.join(map(repr, names))}: give one of them")
@@ -110,46 +152,46 @@ def agent_name(agent: object, field: str) -> object:
 
 
 def is_async(function: Callable[..., object]) -> bool:
-    """Whether a call gives a coroutine; a plain wrapper around an async function counts as async."""
+    """Return whether a call returns a coroutine; a plain wrapper of an async function counts as async."""
     inner = underlying(function)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(inner)
 
 
 def is_generator(function: Callable[..., object]) -> bool:
-    """Whether a call gives a generator, sync or async."""
+    """Return whether a call returns a sync or async generator."""
     inner = underlying(function)
     return inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner)
 
 
 def checked_name(kind: str, given: object, function: object, place: Place) -> str:
-    """The name to declare `function` under: the given one, or the function's own."""
+    """Return the given name, or the function's own. Raises ConfigurationError if it is invalid."""
     name = getattr(function, "__name__", None) if given is None else given
     if name is None:
-        raise ConfigurationError(f"{kind} at {place} has no name of its own: give one with name='…'")
+        raise ConfigurationError(f"{kind} at {place} has no name: give one with name='…'")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ConfigurationError(
-            f"{kind} name {name!r} ({place}) cannot be used: start with a letter or _, go on with letters, "
-            "digits, _ . or -, at most 128 in all; name='…' sets another name"
+            f"{kind} name {name!r} ({place}) is invalid: start with a letter or _, followed by letters, digits, "
+            "_ . or -, at most 128 in total; name='…' sets another name"
         )
     return name
 
 
 def checked_pool(what: str, pool: object, place: Place) -> str:
-    """A pool's name, or `` for the default pool."""
+    """Return a pool's name; empty for the default pool. Raises ConfigurationError if it is invalid."""
     if not isinstance(pool, str) or not POOL.fullmatch(pool):
         raise ConfigurationError(f"{what} ({place}) has pool={pool!r}: use letters, digits, _ . or -, at most 64")
     return pool
 
 
 def checked_timeout(what: str, seconds: object, place: Place) -> float:
-    """A limit in seconds, above 0 and finite."""
+    """Return a limit in seconds. Raises ConfigurationError unless it is above 0 and finite."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
         raise ConfigurationError(f"{what} ({place}) has timeout_seconds={seconds!r}: give a number above 0")
     return float(seconds)
 
 
 def checked_retry(what: str, retry: object, place: Place) -> RetryPolicy:
-    """A retry policy; None stands for the default one."""
+    """Return a retry policy, for None the default one. Raises ConfigurationError for anything else."""
     if retry is None:
         return RetryPolicy()
     if not isinstance(retry, RetryPolicy):
@@ -158,7 +200,7 @@ def checked_retry(what: str, retry: object, place: Place) -> RetryPolicy:
 
 
 def arguments_of(what: str, function: Callable[..., object], place: Place) -> list[Argument]:
-    """The arguments of `function`, in order; refused are the kinds that cannot be given by name in JSON."""
+    """Return a function's arguments in order. Raises ConfigurationError if one cannot be passed by name."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
@@ -176,7 +218,7 @@ def arguments_of(what: str, function: Callable[..., object], place: Place) -> li
 
 
 def needed_argument(made: type) -> str | None:
-    """The first argument without which this class cannot be made; None where it needs none."""
+    """Return the first required argument of a class; None if it has none."""
     for parameter in inspect.signature(made).parameters.values():
         variadic = parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         if parameter.default is inspect.Parameter.empty and not variadic:
@@ -185,17 +227,20 @@ def needed_argument(made: type) -> str | None:
 
 
 def unannotated(what: str, argument: Argument, place: Place) -> ConfigurationError:
-    """The refusal of an argument without a type."""
+    """Return the error for an argument without a type."""
     hint = " (a method: declare it from an instance, or as a plain function)" if argument.name == "self" else ""
     return ConfigurationError(
-        f"{what} ({place}): argument {argument.name!r} has no type: write {argument.name}: str, or what it is{hint}"
+        f"{what} ({place}): argument {argument.name!r} has no type: write {argument.name}: str, or another type{hint}"
     )
 
 
 def without_context(
     what: str, arguments: Sequence[Argument], context: type, place: Place
 ) -> tuple[str, list[Argument]]:
-    """The name of the argument that takes the `context` (empty: none does), and the others. All must have types."""
+    """Return the name of the argument that takes the `context` (empty if none does), and the other arguments.
+
+    Raises ConfigurationError if one has no type, or if two take the context.
+    """
     context_name = ""
     others = []
     for argument in arguments:
@@ -214,14 +259,14 @@ def without_context(
 
 def _takes(context: type, annotation: object) -> bool:
     if isinstance(annotation, str):
-        # As text: the class may be imported for type checkers only, and then cannot be looked up.
+        # Compared as text: a class that is imported only for type checkers cannot be looked up.
         name = rf"['\"]?((\w+\.)*Optional\[)?(\w+\.)*{context.__name__}(\s*\|\s*None)?\]?['\"]?"
         return re.fullmatch(name, annotation.strip()) is not None
     return annotation is context or context in typing.get_args(annotation)
 
 
 def resolved(what: str, name: str, annotation: object, function: object, place: Place) -> object:
-    """The type that an annotation stands for, with names looked up where the function was declared."""
+    """Evaluate an annotation with the names at the function's declaration. Raises ConfigurationError."""
     inner = underlying(function)
     holder = SimpleNamespace(__annotations__={"it": annotation})
     try:
@@ -231,9 +276,9 @@ def resolved(what: str, name: str, annotation: object, function: object, place: 
             localns=dict(place.names),
             include_extras=True,
         )
-    except Exception as error:  # an annotation is code: it may fail in any way
+    except Exception as error:  # an annotation is code and may raise anything
         raise ConfigurationError(
-            f"{what} ({place}): the type of {name!r} cannot be read, {one_line(error)}: import it or define it "
+            f"{what} ({place}): the type of {name!r} cannot be evaluated, {one_line(error)}: import it or define it "
             "at the top of the module"
         ) from error
     hint: object = hints["it"]
@@ -242,27 +287,28 @@ def resolved(what: str, name: str, annotation: object, function: object, place: 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
     """Class and text of an error in one line of at most about `limit` characters."""
-    text = " ".join(str(error).split())
-    text = shortened(text, limit)
+    text = " ".join(kept(text_of_error(error), _READ_OF_ERROR).split())
+    # Redact before shortening: half of a secret does not look like one.
+    text = shortened(redactor().text(text) if len(text) > limit else text, limit)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _short(file: str) -> str:
-    """The path as seen from the current directory, where that is shorter to read."""
+    """Return the path relative to the current directory if the file is inside it."""
     try:
         relative = os.path.relpath(file)
-    except (ValueError, OSError):  # another drive on Windows, a current directory that is gone
+    except (ValueError, OSError):  # another drive on Windows, or a deleted current directory
         return file
     return file if relative.startswith("..") else relative
 
 
 def shown(named: object) -> str:
-    """How a message names what code has named: a text, or a declared object."""
+    """Return how an error message shows a name or a declared object."""
     return repr(named) if isinstance(named, str) else str(getattr(named, "__qualname__", repr(named)))
 
 
 def label(agent: object) -> str:
-    """What to call an agent that was given as an object: its `name`, else its class or function name."""
+    """Return the label of an agent object: its `name`, else its class or function name."""
     if isinstance(agent, str):
         return agent
     name = getattr(agent, "name", None)

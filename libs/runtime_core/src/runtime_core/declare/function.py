@@ -1,4 +1,4 @@
-"""A declared function with typed arguments: what tools and engine functions have in common."""
+"""Declared functions with typed arguments: the base of tools and engine functions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TypedDict
 
 from runtime_core.declare.declaration import (
     Place,
+    RetryPolicy,
     arguments_of,
     checked_name,
     checked_pool,
@@ -16,25 +17,24 @@ from runtime_core.declare.declaration import (
     checked_timeout,
     is_generator,
 )
-from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.declare.schema import Arguments, Schema, arguments_reader, result_schema
 from runtime_core.errors import ConfigurationError
 
 
 class FunctionSettings(TypedDict, total=False):
-    """What may be said of a function where it is declared."""
+    """Settings of a declared function."""
 
     name: str | None
-    """None: the function's own."""
+    """None: the function's own name."""
     timeout_seconds: float
-    """Limits one attempt."""
+    """The limit of one attempt."""
     retry: RetryPolicy | None
     pool: str
-    """Of the handlers that run it; `` is the default one."""
+    """The pool of handlers that run it; empty: the default pool."""
 
 
 class DeclaredFunction:
-    """A function with its name, limits and typed arguments. `kind` is what messages call it."""
+    """A function with its name, limits and typed arguments. Error messages call it by its `kind`."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class DeclaredFunction:
         retry: RetryPolicy | None = None,
         pool: str = "",
     ) -> None:
-        """Raises ConfigurationError for what can be seen without evaluating the annotations."""
+        """Raise ConfigurationError for mistakes that show without evaluating the annotations."""
         if not callable(function) or inspect.isclass(function):
             article = "an" if kind[0] in "aeiou" else "a"
             raise ConfigurationError(f"{function!r} ({place}) cannot be {article} {kind}: give a function")
@@ -55,7 +55,7 @@ class DeclaredFunction:
         self.what = f"{kind} {self.name!r}"
         self.function = function
         self.source: object = function
-        """What the app finds it by."""
+        """The key by which the app finds it."""
         self.place = place
         self.timeout_seconds = checked_timeout(self.what, timeout_seconds, place)
         self.retry = checked_retry(self.what, retry, place)
@@ -67,14 +67,14 @@ class DeclaredFunction:
 
     @functools.cached_property
     def arguments(self) -> Arguments:
-        """What reads the arguments. Made at the first use; raises ConfigurationError for types without JSON."""
+        """The reader of the arguments. Raises ConfigurationError for types that JSON cannot represent."""
         return arguments_reader(self.what, self.function, self._arguments, self.place)
 
     @functools.cached_property
     def result_schema(self) -> Schema | None:
-        """The JSON schema of the result; None where the function does not say."""
+        """The JSON schema of the result; None if it is not declared."""
         return result_schema(self.what, self.function, self.place)
 
     def check(self) -> None:
-        """Make all that the first call would make. Raises ConfigurationError."""
+        """Build the reader and the schema. Raises ConfigurationError."""
         _ = self.arguments, self.result_schema

@@ -1,18 +1,17 @@
-"""Where a hook may run, and which agent runs an app's hooks of tasks that ended without being completed."""
+"""The points of a task's life at which hooks run."""
 
 from __future__ import annotations
 
 import difflib
 from enum import StrEnum
 
-from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import InvalidInput
 
 
 class HookPoint(StrEnum):
-    """A place in a task's life. `HookPoint("start")` and the other older names give the member that they stand for."""
+    """A point in a task's life. `HookPoint("start")` and the other older names return the same members."""
 
-    # Around a task: in its first run.
+    # Around a task, in its first run.
     TASK_CREATED = "task_created"
     SESSION_STARTED = "session_started"
     USER_INPUT_RECEIVED = "user_input_received"
@@ -25,7 +24,7 @@ class HookPoint(StrEnum):
     # Around each agent's run.
     AGENT_STARTED = "agent_started"
     AGENT_STOPPED = "agent_stopped"
-    # Around what an agent does.
+    # Around an agent's steps.
     BEFORE_LLM_CALL = "before_llm_call"
     AFTER_LLM_CALL = "after_llm_call"
     BEFORE_TOOL_CALL = "before_tool_call"
@@ -34,7 +33,7 @@ class HookPoint(StrEnum):
     HUMAN_REQUESTED = "human_requested"
     HUMAN_ANSWERED = "human_answered"
     OUTPUT_PROCESS = "output_process"
-    # Reached by `ctx.hook`: only the agent's own code knows when.
+    # Triggered by the agent's own code with `ctx.hook`.
     BEFORE_CONTEXT_COMPACT = "before_context_compact"
     AFTER_CONTEXT_COMPACT = "after_context_compact"
     FILE_CHANGED = "file_changed"
@@ -54,7 +53,7 @@ class HookPoint(StrEnum):
 
 
 AFTER_FAILED_TASK = (HookPoint.POST_TASK_CALL, HookPoint.TASK_FAILED, HookPoint.SESSION_FAILED)
-"""What is left for a task that has ended without being completed; `shared/hooks.lua` has them as END_POINTS."""
+"""The points of a task that failed or was cancelled; END_POINTS in `shared/hooks.lua`."""
 OF_A_TASK = frozenset(
     {
         HookPoint.TASK_CREATED,
@@ -66,32 +65,14 @@ OF_A_TASK = frozenset(
         *AFTER_FAILED_TASK,
     }
 )
-"""Points that a task has once, however many agents work for it."""
+"""Points that a task reaches once, however many agents work for it."""
 
 
 def point_named(name: object, field: str) -> HookPoint:
-    """The point of this name, new or older. Raises InvalidInput(field) that lists the known ones."""
+    """Return the point with this name, current or older. Raises InvalidInput(field) with the known names."""
     try:
         return HookPoint(str(name))
     except ValueError:
         near = difflib.get_close_matches(str(name), HookPoint, n=2)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(HookPoint)}"
-        raise InvalidInput(field, f"is no hook point; {hint}") from None
-
-
-def agent_of_ends(app: str) -> str:
-    """The name of the agent that runs an app's hooks of ended tasks."""
-    return f"weft.task-ended.{app}"
-
-
-def enders(manifest: Manifest) -> dict[str, str]:
-    """Agent → who runs the hooks of its tasks' ends, behind `!` where some always run, `?` where only named ones do.
-
-    Empty for an app that declares no hook there.
-    """
-    there = [hook for point in AFTER_FAILED_TASK for hook in manifest.hooks.get(point, {}).values()]
-    if not there:
-        return {}
-    own = agent_of_ends(manifest.app)
-    mark = "!" if any(hook.always for hook in there) else "?"
-    return {name: mark + own for name in manifest.agents if name != own}
+        raise InvalidInput(field, f"is not a hook point; {hint}") from None

@@ -1,16 +1,20 @@
-"""What a handler says of itself on the broker: the names and schemas of its app; and the check of inputs by it."""
+"""The names and schemas of an app, which handlers publish on the broker."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
+from itertools import chain
 
 import msgspec
 
-from runtime_core.errors import ConfigurationError, InvalidInput
-from runtime_core.text import shortened
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.tasks import TopicSubscription
+from runtime_core.bus.topics import Topics
+from runtime_core.declare.hook_points import AFTER_FAILED_TASK
+from runtime_core.errors import InvalidInput
 
 FORMAT = 1
-"""Version of the manifest's own shape."""
+"""The version of the manifest's format."""
 
 Schema = dict[str, object]
 
@@ -19,17 +23,17 @@ class AgentEntry(msgspec.Struct, omit_defaults=True):
     """One agent."""
 
     input: Schema | None = None
-    """JSON schema of the input; None: anything."""
+    """JSON schema of the input; None: any input."""
     output: Schema | None = None
     """JSON schema of the output; None: not declared."""
     pool: str = ""
     description: str = ""
     interleave: bool = False
-    """True: events of one instance are handled beside each other, not one at a time."""
+    """True: an instance handles events concurrently, not one at a time."""
     topics: list[str] = []
-    """Topics that the agent has subscribed to; `…*` is a prefix."""
+    """Topics that the agent subscribes to; `…*` is a prefix."""
     internal: bool = False
-    """True: only other agents may ask it, and no submit or schedule starts it."""
+    """True: only other agents may call it; no submit or schedule starts it."""
 
 
 class ToolEntry(msgspec.Struct, omit_defaults=True):
@@ -42,7 +46,7 @@ class ToolEntry(msgspec.Struct, omit_defaults=True):
     pool: str = ""
     description: str = ""
     repeatable: bool = True
-    """False: an attempt whose end is unknown is not made again."""
+    """False: an attempt with an unknown outcome is not repeated."""
 
 
 class EngineFunctionEntry(msgspec.Struct, omit_defaults=True):
@@ -53,13 +57,13 @@ class EngineFunctionEntry(msgspec.Struct, omit_defaults=True):
     pool: str = ""
     description: str = ""
     version: str = ""
-    """Also the end of its name, after `@`; empty: it has none."""
+    """Also the end of its name, after `@`; empty: no version."""
     kind: str = "function"
-    """`function`, `spark_job` (beside the driver, with the session), or `batch_job` (gives a command)."""
+    """`function`, `spark_job` (runs in the driver with a session), or `batch_job` (returns a command)."""
     resources: dict[str, object] = {}
-    """What one call takes of a cluster, where that was said."""
+    """The cluster resources of one call, if declared."""
     actors: int = 0
-    """How many long-lived workers are kept for it; 0: any worker runs it."""
+    """The number of long-lived workers for it; 0: any worker runs it."""
 
 
 class HookEntry(msgspec.Struct, omit_defaults=True):
@@ -72,7 +76,7 @@ class HookEntry(msgspec.Struct, omit_defaults=True):
 
 
 class Manifest(msgspec.Struct):
-    """An app's names and schemas, as JSON on the broker. Fields of later formats are ignored when it is read."""
+    """An app's names and schemas, stored on the broker as JSON. Unknown fields of later formats are ignored."""
 
     app: str
     version: str
@@ -84,130 +88,58 @@ class Manifest(msgspec.Struct):
     """Point → name → hook."""
 
     def to_json(self) -> bytes:
-        """The same bytes for the same app, in any process."""
+        """Return the manifest as JSON; the same app has the same bytes in every process."""
         return msgspec.json.encode(self, order="deterministic")
 
     @classmethod
     def from_json(cls, data: bytes) -> Manifest:
-        """Raises InvalidInput for bytes that are no manifest."""
+        """Read a manifest from JSON. Raises InvalidInput if it is not one."""
         try:
             return msgspec.json.decode(data, type=cls)
         except msgspec.DecodeError as error:
             raise InvalidInput("manifest", f"cannot be read: {error}") from None
 
 
-class SchemaCheck:
-    """Checks values against one schema of a manifest. Made once, then kept by the caller."""
-
-    __slots__ = ("_check", "_kind")
-
-    def __init__(self, what: str, schema: Schema | None) -> None:
-        """`what` it is the schema of, as in `input of agent 'writer'`. Raises ConfigurationError where it is none."""
-        self._kind = "any" if not schema else _plain_kind(schema)
-        self._check = None if schema is None or self._kind else _compiled(what, schema)
-
-    def value(self, value: object, field: str = "data.input") -> None:
-        """Raises InvalidInput that names the part, as in `data.input.topic`."""
-        if self._check is not None:
-            self._check(value, field)
-        elif self._kind != "any" and not _is_kind(self._kind, value):
-            raise InvalidInput(field, f"{_quoted(value)} is not of type {self._kind}")
-
-    def json(self, data: bytes, field: str = "data.input") -> None:
-        """The same for an input that is still JSON; it is decoded only where its schema asks for that."""
-        if self._kind == "any" or (self._kind == "string" and data[:1] == b'"'):
-            return
-        try:
-            value = msgspec.json.decode(data)
-        except msgspec.DecodeError as error:
-            raise InvalidInput(field, f"cannot be read: {error}") from None
-        self.value(value, field)
+def agent_of_ends(app: str) -> str:
+    """Return the name of the agent that runs an app's hooks of ended tasks."""
+    return f"weft.task-ended.{app}"
 
 
-class InputCheck(SchemaCheck):
-    """Checks inputs of one agent against its schema."""
+def end_hooks(manifest: Manifest) -> dict[str, str]:
+    """Return, for each agent, the agent that runs the hooks of its ended tasks; empty if the app has no such hooks.
 
-    __slots__ = ()
-
-    def __init__(self, name: str, agent: AgentEntry) -> None:
-        """Raises ConfigurationError where the manifest's schema is none."""
-        super().__init__(f"input of agent {name!r}", agent.input)
-
-
-_KINDS: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "boolean": (bool,),
-    "object": (dict,),
-    "array": (list,),
-    "null": (type(None),),
-    "integer": (int,),
-    "number": (int, float),
-}
-_ANNOTATIONS = frozenset({"title", "description", "default", "examples", "$schema", "$comment", "deprecated"})
+    Its name has the prefix `!` if some of these hooks always run, or `?` if only hooks that a task names run.
+    """
+    there = [hook for point in AFTER_FAILED_TASK for hook in manifest.hooks.get(point, {}).values()]
+    if not there:
+        return {}
+    own = agent_of_ends(manifest.app)
+    mark = "!" if any(hook.always for hook in there) else "?"
+    return {name: mark + own for name in manifest.agents if name != own}
 
 
-def _plain_kind(schema: Schema) -> str:
-    """The type's name where the schema asks for nothing but it; `any` where it asks for nothing; else ``."""
-    asks = schema.keys() - _ANNOTATIONS
-    if not asks:
-        return "any"
-    kind = schema.get("type")
-    if asks == {"type"} and isinstance(kind, str) and kind in _KINDS:
-        return kind
-    # An object of any members, as `dict[str, object]` gives.
-    if asks == {"type", "additionalProperties"} and kind == "object" and schema["additionalProperties"] is True:
-        return "object"
-    return ""
-
-
-def _is_kind(kind: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return kind == "boolean"
-    if kind == "integer" and isinstance(value, float):
-        return value.is_integer()
-    return isinstance(value, _KINDS[kind])
-
-
-def _compiled(what: str, schema: Schema) -> Callable[[object, str], None]:
-    # Imported here: it costs 50 ms, and only who admits inputs by a schema of some depth needs it.
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import SchemaError, best_match
-    from referencing import Registry
-    from referencing.exceptions import Unresolvable
-
-    try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        raise ConfigurationError(
-            f"the manifest's schema for the {what} is not valid, {_line(error.message)}: mend it where that is declared"
-        ) from None
-    # An empty registry: a reference to elsewhere is refused and never fetched.
-    validator = Draft202012Validator(schema, registry=Registry())
-
-    def check(value: object, field: str) -> None:
-        try:
-            error = best_match(validator.iter_errors(value))
-        except Unresolvable as missing:
-            raise ConfigurationError(
-                f"the manifest's schema for the {what} refers to {_line(str(missing))}, which is "
-                "not in it: put it under $defs"
-            ) from None
-        except RecursionError:
-            raise InvalidInput(field, "is nested too deeply") from None
-        if error is not None:
-            where = ".".join((field, *_parts(error.absolute_path)))
-            raise InvalidInput(where, _line(error.message))
-
-    return check
-
-
-def _parts(path: Iterable[object]) -> list[str]:
-    return [str(part) for part in path]
-
-
-def _line(text: str, limit: int = 200) -> str:
-    return shortened(" ".join(text.split()), limit)
-
-
-def _quoted(value: object) -> str:
-    return _line(repr(value), 60)
+async def announce(buses: Sequence[EventBus], manifest: Manifest) -> None:
+    """Publish an app's manifest and names on the broker, which checks submits and calls of other apps with them."""
+    data = manifest.to_json()
+    end_agents = end_hooks(manifest)
+    for bus in buses:
+        call, keys = bus.transport.call, bus.keys
+        await call("HSET", keys.manifests, manifest.app, data)
+        for name, agent in manifest.agents.items():
+            await call("HSET", keys.agents, name, f"agent:{agent.pool}" if agent.pool else "agent")
+            if agent.interleave:
+                await call("HSET", keys.interleaved, name, "1")
+        if end_agents:
+            await call("HSET", keys.end_hooks, *chain.from_iterable(end_agents.items()))
+        elif manifest.agents:
+            await call("HDEL", keys.end_hooks, *manifest.agents)
+        for name, tool in manifest.tools.items():
+            await call("HSET", keys.tools, name, f"tool:{tool.pool}" if tool.pool else "tool")
+        for name, function in manifest.engine_functions.items():
+            await call("HSET", keys.engine_functions, name, function.pool)
+            if function.version:
+                await call("HSETNX", keys.engine_functions, name.partition("@")[0], function.pool)
+    topics = Topics(buses)
+    for name, agent in manifest.agents.items():
+        for topic in agent.topics:
+            await topics.subscribe(TopicSubscription(topic.removesuffix("*"), name, prefix=topic.endswith("*")))

@@ -1,4 +1,4 @@
-"""Values by their declared types: reads arguments and inputs, writes results as JSON, makes JSON schemas."""
+"""Typed JSON: reads arguments and inputs by their declared types, encodes results, and builds JSON schemas."""
 
 from __future__ import annotations
 
@@ -28,26 +28,28 @@ from typing_extensions import TypedDict
 from runtime_core import codec
 from runtime_core.declare.declaration import NO_DEFAULT, Argument, Place, one_line, resolved
 from runtime_core.errors import ConfigurationError, InvalidInput, InvalidResult
+from runtime_core.telemetry.redaction import redactor
+from runtime_core.text import shortened
 
 _SCALARS = frozenset({str, int, bool, type(None)})
 _COUNTED = frozenset({int, bool, float, type(None)})
-"""Types whose values are counted with what holds them."""
-MEASURED = 4
-"""A value up to so many times its limit is written, so that the error names its size."""
+"""Types whose size is counted with their container."""
+MAX_MEASURED_FACTOR = 4
+"""A value up to this many times its limit is encoded, so that the error can name its size."""
 _LEAVES = (datetime, date, time, timedelta, UUID, Decimal, Enum, PurePath)
 
 
 def encode(value: object, field: str, limit: int = codec.MAX_DATA_BYTES) -> bytes:
-    """`value` as JSON bytes, at most `limit` of them.
+    """Encode a value as JSON of at most `limit` bytes.
 
-    Plain types, dataclasses, TypedDicts, pydantic models, msgspec Structs, sets, dates, UUIDs, decimals, enums
+    Supports plain types, dataclasses, TypedDicts, pydantic models, msgspec Structs, sets, dates, UUIDs, decimals, enums
     and paths. Raises InvalidInput(field) for anything else, for NaN, cycles and bytes, and over the limit.
     """
     return _small_enough(_encoded(value, field, limit), field, limit)
 
 
 def encode_result(value: object) -> bytes:
-    """What a tool has returned, as `encode` writes it. Raises InvalidResult for what JSON cannot hold."""
+    """Encode a tool's result as `encode` does. Raises InvalidResult for a value that JSON cannot represent."""
     try:
         data = _encoded(value, "result", codec.MAX_DATA_BYTES)
     except InvalidInput as error:
@@ -67,20 +69,20 @@ def _too_large(size: str, limit: int) -> str:
 
 def _encoded(value: object, field: str, limit: int) -> bytes:
     try:
-        # A value a little over the limit is written, to name its size; a huge one would take all time and memory.
-        if _room_after(value, MEASURED * limit) is not None:
+        # Encode a value slightly over the limit, to name its size, but not a huge one.
+        if _room_after(value, MAX_MEASURED_FACTOR * limit) is not None:
             return codec.encode(value)
-        # Unlike the fast encoder, this one gives all that it does not know to the hook, bytes too.
+        # Unlike the fast encoder, this one passes every unknown type to the hook, including bytes.
         plainer = _Plainer(limit)
         plainer.count(value)
         writer = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plainer)
         data = writer.encode(value).encode()
-        codec.decode(data, limit=len(data))  # what others would not read back is refused here
+        codec.decode(data, limit=len(data))  # reject what other readers would reject
     except RecursionError:
-        message = f"a {type(value).__name__} that contains itself or is nested too deeply"
+        message = f"is a {type(value).__name__} that contains itself or is nested too deeply"
         raise InvalidInput(field, message) from None
     except UnicodeEncodeError:
-        raise InvalidInput(field, "a text holds half of a surrogate pair: it cannot be written as UTF-8") from None
+        raise InvalidInput(field, "contains an unpaired surrogate, which UTF-8 cannot encode") from None
     except _TooLarge as error:
         raise InvalidInput(field, _too_large(f"more than {error.size:,}", limit)) from None
     except _NotJson as error:
@@ -93,11 +95,11 @@ def _encoded(value: object, field: str, limit: int) -> bytes:
 
 
 class _NotJson(Exception):
-    """A value in the middle of a result cannot be written."""
+    """Raised for a part of a value that cannot be encoded."""
 
 
 class _TooLarge(Exception):
-    """A value has more than `size` bytes of JSON; it was not written."""
+    """Raised for a value with more than `size` bytes of JSON, before it is encoded."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -105,10 +107,10 @@ class _TooLarge(Exception):
 
 
 def _room_after(value: object, room: int) -> int | None:
-    """How much of `room` (bytes) is left after a value that the fast encoder writes faithfully.
+    """Return the bytes of `room` that are left after a value; None if the fast encoder would change the value.
 
-    None: it would turn NaN into null and bytes into text. The count is at most the JSON's size, so a value that does
-    not fit is too large: raises _TooLarge, before anything is written.
+    That encoder turns NaN into null and bytes into text. The count is a lower bound of the JSON's size. Raises
+    _TooLarge if the value does not fit.
     """
     left = _left(value, room)
     if left is not None and left < 0:
@@ -124,7 +126,7 @@ def _left(value: object, left: int) -> int | None:
         return left
     if kind is float:
         return left if math.isfinite(value) else None  # type: ignore[arg-type]  # `kind is float` says it
-    # Loops and not `sum(…)`: a generator for each small dict costs more than the look itself.
+    # Loops and not `sum(…)`: a generator per small dict costs more than the check itself.
     if kind is dict:
         left -= 5 * len(value)  # type: ignore[arg-type]  # `kind is dict` says it; `"":1,` is the least
         for name, part in value.items():  # type: ignore[attr-defined]  # see above
@@ -160,7 +162,7 @@ def _left(value: object, left: int) -> int | None:
 
 
 class _Plainer:
-    """The hook of the slow encoder: brings a value one level nearer to JSON, as long as the whole is small enough."""
+    """The hook of the slow encoder: converts one level of a value, and stops once the whole is too large."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -168,13 +170,13 @@ class _Plainer:
 
     def __call__(self, value: object) -> object:
         if isinstance(value, Collection) and not isinstance(value, bytes | bytearray | memoryview):
-            self._spend(2 * len(value))  # before a copy of it is made
+            self._spend(2 * len(value))  # before copying it
         plain = _plainer(value)
         self.count(plain)
         return plain
 
     def count(self, value: object) -> None:
-        """Count what the encoder will write of a value; other parts of it come to the hook."""
+        """Count what the encoder writes of a value itself; the hook gets the other parts."""
         if isinstance(value, str):
             self._spend(len(value))
         elif isinstance(value, dict):
@@ -196,7 +198,7 @@ class _Plainer:
 
 
 def _plainer(value: object) -> object:
-    """One level nearer to JSON; its parts come back here if they need it."""
+    """Convert one level of a value; the encoder passes the parts that need it back here."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", by_alias=True)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -211,19 +213,19 @@ def _plainer(value: object) -> object:
     if isinstance(value, _LEAVES):
         return to_jsonable_python(value)
     if isinstance(value, Set):
-        # Sets of texts have another order in each process; a replay compares bytes.
+        # A set of strings has a different order in each process, and a replay compares bytes.
         return sorted(value, key=repr)
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence):
         return list(value)
     if inspect.iscoroutine(value) or inspect.isawaitable(value):
-        raise _NotJson(f"{type(value).__name__} was not awaited: await it and return what it gives")
+        raise _NotJson(f"{type(value).__name__} was not awaited: await it and return its result")
     if isinstance(value, Iterator):
         raise _NotJson(f"{type(value).__name__} can be read only once: return a list")
     try:
         return to_jsonable_python(value)
-    except Exception:  # a serializer of the user's may fail in any way
+    except Exception:  # a user's serializer may raise anything
         name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         raise _NotJson(
             f"{name} cannot be written as JSON: return plain types, dataclasses or models, or a reference"
@@ -234,17 +236,16 @@ Schema = dict[str, object]
 
 
 def _no_boolean(value: object) -> object:
-    # JSON's true is no number; pydantic, as Python, would read it as 1.
+    # JSON's true is not a number, but pydantic reads it as 1, like Python.
     if value is True or value is False:
         raise PydanticCustomError("number_type", "Input should be a number, not a boolean")
     return value
 
 
 def numbers_only(hint: object) -> object:
-    """The same type, in which `int` and `float` do not take booleans.
+    """Return the type with `int` and `float` that reject booleans.
 
-    Reaches into unions, collections and `Annotated`; classes (models, dataclasses, TypedDicts) keep the rules
-    that their author gave them.
+    Covers unions, collections and `Annotated`. Classes (models, dataclasses, TypedDicts) keep their own rules.
     """
     if hint is int or hint is float:
         return Annotated[hint, BeforeValidator(_no_boolean)]
@@ -255,7 +256,7 @@ def numbers_only(hint: object) -> object:
     if origin is Annotated:
         inner, *metadata = arguments
         if inner is int or inner is float:
-            # Last in the list runs first; before it, it would hide bounds such as `ge` from the JSON schema.
+            # The last one runs first. Elsewhere it would hide bounds such as `ge` from the JSON schema.
             return Annotated[(inner, *metadata, BeforeValidator(_no_boolean))]
         return Annotated[(numbers_only(inner), *metadata)]
     parts = tuple(numbers_only(argument) for argument in arguments)
@@ -277,7 +278,7 @@ class Reader:
         self._known = known
 
     def decode(self, data: bytes, field: str) -> object:
-        """The value in `data` (JSON). Raises InvalidInput that names the part, as in `arguments.query`."""
+        """Return the value of JSON. Raises InvalidInput with the path of the wrong part, as in `arguments.query`."""
         try:
             return self._validate(data)
         except ValidationError as error:
@@ -302,12 +303,12 @@ class Reader:
 
 
 class Arguments:
-    """The arguments of one function: a JSON object to keyword arguments."""
+    """Reads a JSON object as the keyword arguments of one function."""
 
     __slots__ = ("_reader", "_schema")
 
     def __init__(self, what: str, hints: Mapping[str, object], defaults: Mapping[str, object], place: Place) -> None:
-        """`hints` gives each argument's type, `defaults` those that may be left out."""
+        """`hints` maps names to types, `defaults` maps names of optional arguments to values."""
         fields: dict[str, object] = {}
         for name, hint in hints.items():
             if isinstance(defaults.get(name), FieldInfo):
@@ -317,8 +318,8 @@ class Arguments:
                 )
             exact = numbers_only(hint)
             fields[name] = NotRequired[exact] if name in defaults else exact
-        # A TypedDict and not a model: any argument name is allowed, and the call takes a dict anyhow.
-        # mypy wants literal fields; these are known at run time only.
+        # A TypedDict and not a model: it allows any argument name, and the call needs a dict anyway.
+        # mypy requires literal fields; these are known only at run time.
         keyed = TypedDict("Arguments", fields)  # type: ignore[misc]
         settings = ConfigDict(extra="forbid", allow_inf_nan=False)
         keyed.__pydantic_config__ = settings  # type: ignore[attr-defined]  # pydantic's documented hook
@@ -334,23 +335,23 @@ class Arguments:
                     properties[name]["default"] = with_default
 
     def decode(self, data: bytes) -> dict[str, object]:
-        """The keyword arguments in `data` (a JSON object). Raises InvalidInput that names the argument."""
+        """Return the keyword arguments of a JSON object. Raises InvalidInput that names the argument."""
         found = self._reader.decode(data, "arguments")
-        assert isinstance(found, dict)  # what a TypedDict validates to
+        assert isinstance(found, dict)  # a TypedDict validates to a dict
         return found
 
     def schema(self) -> Schema:
-        """The JSON schema of the arguments: an object."""
+        """Return the JSON schema of the arguments, an object."""
         return self._schema
 
 
 class Value:
-    """One input: a JSON value of a declared type."""
+    """Reads an input of a declared type."""
 
     __slots__ = ("_default", "_reader", "_schema", "adapter")
 
     def __init__(self, what: str, hint: object, place: Place, *, default: object = NO_DEFAULT) -> None:
-        """`default` is used where the input is null."""
+        """`default` replaces an input of null."""
         self.adapter = _adapter(what, numbers_only(hint), place, {})
         self._reader = Reader(self.adapter)
         self._default = default
@@ -362,18 +363,18 @@ class Value:
                 self._schema["$defs"] = definitions
 
     def decode(self, data: bytes, field: str = "input") -> object:
-        """The value in `data` (JSON). Raises InvalidInput that names the part, as in `input.topic`."""
+        """Return the value of JSON. Raises InvalidInput with the path of the wrong part, as in `input.topic`."""
         if self._default is not NO_DEFAULT and data.strip() == b"null":
             return self._default
         return self._reader.decode(data, field)
 
     def schema(self) -> Schema:
-        """The JSON schema of the input."""
+        """Return the JSON schema of the input."""
         return self._schema
 
 
 class NoInput:
-    """The input of an agent that takes none: null."""
+    """Reads the input of an agent without one: null."""
 
     __slots__ = ("_what",)
 
@@ -381,19 +382,19 @@ class NoInput:
         self._what = what
 
     def decode(self, data: bytes) -> None:
-        """None. Raises InvalidInput for anything but null."""
+        """Return None. Raises InvalidInput for anything but null."""
         if data.strip() not in (b"null", b""):
-            raise InvalidInput("input", f"{self._what} takes no input: leave it out")
+            raise InvalidInput("input", f"{self._what} takes no input: remove it")
 
     def schema(self) -> Schema:
-        """The JSON schema of null."""
+        """Return the JSON schema of null."""
         return {"type": "null"}
 
 
 def arguments_reader(
     what: str, function: Callable[..., object], arguments: Sequence[Argument], place: Place
 ) -> Arguments:
-    """What reads these arguments of `function`. Raises ConfigurationError for types that JSON cannot give."""
+    """Return the reader of these arguments. Raises ConfigurationError for types that JSON cannot represent."""
     hints = {
         argument.name: resolved(what, argument.name, argument.annotation, function, place) for argument in arguments
     }
@@ -402,23 +403,23 @@ def arguments_reader(
 
 
 def result_schema(what: str, function: Callable[..., object], place: Place) -> Schema | None:
-    """The JSON schema of what `function` says it returns; None where it does not say, or it has none.
+    """Return the JSON schema of a function's return type; None if it has no annotation or no schema.
 
-    Only information: a result is checked when it is written.
+    The schema is only informative: results are checked when they are encoded.
     """
     returned = inspect.signature(function).return_annotation
     if returned is NO_DEFAULT:
         return None
     try:
         hint = resolved(what, "return", returned, function, place)
-        adapter: TypeAdapter[object] = TypeAdapter(hint)  # type: ignore[arg-type]  # a type known at run time only
+        adapter: TypeAdapter[object] = TypeAdapter(hint)  # type: ignore[arg-type]  # a type known only at run time
         return adapter.json_schema(mode="serialization")
     except (ConfigurationError, PydanticUserError, TypeError, NameError):
         return None
 
 
 def tagged_schema(messages: Mapping[str, TypeAdapter[object]]) -> Schema:
-    """The JSON schema of `{"type": name, "data": …}` over these messages; with a single one, also of its data."""
+    """Return the JSON schema of `{"type": name, "data": …}` for these messages; for a single one, also of its data."""
     mode: Literal["validation"] = "validation"
     inputs = [(name, mode, adapter) for name, adapter in messages.items()]
     schemas, shared = TypeAdapter.json_schemas(inputs)
@@ -441,7 +442,7 @@ def tagged_schema(messages: Mapping[str, TypeAdapter[object]]) -> Schema:
 
 def _adapter(what: str, hint: object, place: Place, parts: Mapping[str, object]) -> TypeAdapter[object]:
     try:
-        adapter: TypeAdapter[object] = TypeAdapter(hint)  # type: ignore[arg-type]  # a type known at run time only
+        adapter: TypeAdapter[object] = TypeAdapter(hint)  # type: ignore[arg-type]  # a type known only at run time
     except (PydanticUserError, TypeError, NameError) as error:
         for name, part in parts.items():
             _adapter(f"{what}, argument {name!r}", part, place, {})
@@ -457,13 +458,12 @@ def _schema_of(what: str, adapter: TypeAdapter[object], place: Place) -> Schema:
         return adapter.json_schema()
     except PydanticUserError as error:
         raise ConfigurationError(
-            f"{what} ({place}): no JSON schema can be made of its types, {one_line(error, 160)}: "
-            "use types that have one"
+            f"{what} ({place}): its types have no JSON schema, {one_line(error, 160)}: use types that have one"
         ) from error
 
 
 def _path(location: tuple[int | str, ...], data: bytes, *, absent: bool) -> list[str]:
-    """The parts of a location that exist in the data: pydantic adds names of union members and validators."""
+    """Return the parts of a location that exist in the data: pydantic adds names of union members and validators."""
     try:
         here: object = json.loads(data)
     except ValueError:
@@ -487,9 +487,9 @@ def _line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _quoted(value: object, limit: int = 60) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+def _quoted(value: object) -> str:
+    # Redact before shortening: half a secret matches no rule.
+    return shortened(redactor().start(repr(value)), 60)
 
 
 def _type_text(hint: object) -> str:

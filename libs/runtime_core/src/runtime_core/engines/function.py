@@ -1,4 +1,4 @@
-"""A declared engine function, for the local, Ray and Spark engines, and the context that a call gives it."""
+"""A declared engine function for the local, Ray and Spark engines, and the context of a call."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from runtime_core.declare.declaration import Place, is_async, needed_argument, resolved, without_context
+from runtime_core.declare.declaration import Place, RetryPolicy, is_async, needed_argument, resolved, without_context
 from runtime_core.declare.function import DeclaredFunction, FunctionSettings
 from runtime_core.declare.manifest import EngineFunctionEntry
-from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.declare.schema import encode
 from runtime_core.engines.protocol import Registered, Resources, Step, Work
 from runtime_core.engines.results import Reference, has_references, mentions_reference, replaced
@@ -32,15 +31,15 @@ class EngineContext:
     attempt: int = 1
     """From 1."""
     idempotency_key: str = ""
-    """The same in every attempt of this call: pass it to what must not happen twice."""
+    """The same in every attempt of this call: use it for effects that must not happen twice."""
     deadline: float | None = None
-    """When the task must be done, in epoch seconds; None: no limit."""
+    """When the task must end, in epoch seconds; None: no limit."""
     traceparent: str = ""
-    """The span of this attempt, for what the function calls elsewhere; empty where nothing is traced."""
+    """The span of this attempt, for calls that the function makes; empty if nothing is traced."""
 
     @classmethod
     def of(cls, step: Step) -> EngineContext:
-        """The same as it came with a call."""
+        """Return the context of a call's step."""
         return cls(
             step.task,
             step.run,
@@ -52,7 +51,7 @@ class EngineContext:
 
 
 class MadeOnce:
-    """Calls the object of a class; reads as the function `__call__` of it."""
+    """Calls an object of a class, and looks like its method `__call__`."""
 
     def __init__(self, made: type) -> None:
         self.made = made
@@ -70,44 +69,43 @@ class MadeOnce:
         with self._lock:
             if self._object is None:
                 self._object = self.made()
-        return self._object(*arguments, **named)  # type: ignore[operator]  # whoever declares it looks for `__call__`
+        return self._object(*arguments, **named)  # type: ignore[operator]  # the declaration has checked `__call__`
 
     def __reduce__(self) -> tuple[object, tuple[type]]:
-        # In another process the object of that process is called: it may hold what cannot be sent, as a loaded model.
+        # Another process uses its own object, which may hold values that cannot be sent, such as a loaded model.
         return made_once, (self.made,)
 
 
 @functools.cache
 def made_once(made: type) -> MadeOnce:
-    """The callable of a class, the same for all who ask in this process."""
+    """Return the callable of a class, one in each process."""
     return MadeOnce(made)
 
 
 SESSION = "spark"
-"""The first argument of a Spark job: the session, which nobody gives by name."""
+"""The first argument of a Spark job: the session. Callers do not pass it."""
 VERSION = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 NO_STEP = Step()
 ONE_CPU = Resources()
 
 
 class EngineFunctionSettings(FunctionSettings, total=False):
-    """What may be said of an engine function where it is declared; `timeout_seconds` is 3600 where nothing is said."""
+    """The settings of an engine function; `timeout_seconds` is 3600 by default."""
 
     version: str
-    """Becomes the end of its name, as in `rank@2`; two versions may be declared side by side. Empty: none."""
+    """The end of its name, as in `rank@2`. Two versions may be declared side by side. Empty: none."""
     resources: Resources | None
-    """What one call takes of a cluster; None: one CPU. The local engine does not count them."""
+    """The cluster resources of one call; None: one CPU. The local engine ignores them."""
     actors: int
-    """How many long-lived workers Ray keeps for this function, so that what it has loaded stays; 0: any runs it."""
+    """The number of long-lived Ray workers for this function, which keep what they load; 0: any worker."""
 
 
 class EngineFunction(DeclaredFunction):
     """A plain function with its name, limits and typed arguments: see `EngineFunctionSettings`.
 
-    It keeps no state: the same call may run in a thread here or on a worker elsewhere. A class with `__call__` is one
-    too: each process that runs it makes one object, at the first call. An argument of type EngineContext takes what
-    the function may know of its step. A function whose first argument is named `spark` is a Spark job, and a batch job
-    gives the command of one.
+    It keeps no state: a call may run in a thread here or on another worker. A class with `__call__` works, too: each
+    process creates one object at the first call. An argument of type EngineContext gets the context of the step. A
+    function whose first argument is named `spark` is a Spark job. A batch job returns a command to run.
     """
 
     def __init__(
@@ -124,7 +122,7 @@ class EngineFunction(DeclaredFunction):
         actors: int = 0,
         batch: bool = False,
     ) -> None:
-        """Raises ConfigurationError for what can be seen without evaluating the annotations."""
+        """Raises ConfigurationError for errors that show without evaluating the annotations."""
         kind = "batch job" if batch else "engine function"
         super().__init__(
             kind,
@@ -137,19 +135,19 @@ class EngineFunction(DeclaredFunction):
         )
         self.source = function
         self.base_name = self.name
-        """Its name without the version."""
+        """The name without the version."""
         self.version = _checked_version(self.what, version, place)
         if version:
             self.name = f"{self.base_name}@{version}"
             self.what = f"{kind} {self.name!r}"
         self.batch = batch
-        """It gives the command of a batch job."""
+        """Whether it returns the command of a batch job."""
         if is_async(self.function):
             raise ConfigurationError(
                 f"{self.what} ({place}) is async: declare a plain function, since it runs on workers without a loop"
             )
         self.driver_side = bool(self._arguments) and self._arguments[0].name == SESSION
-        """It runs beside the driver of Spark, with the session as its first argument."""
+        """Whether it runs beside Spark's driver, with the session as its first argument."""
         if self.driver_side:
             self._arguments = self._arguments[1:]
         self._context_name, self._arguments = without_context(self.what, self._arguments, EngineContext, place)
@@ -170,7 +168,7 @@ class EngineFunction(DeclaredFunction):
 
     @functools.cached_property
     def keeps_references(self) -> frozenset[str]:
-        """The arguments that take a Reference as it is."""
+        """The arguments that take a Reference itself."""
         return frozenset(
             argument.name
             for argument in self._arguments
@@ -178,7 +176,7 @@ class EngineFunction(DeclaredFunction):
         )
 
     def entry(self) -> EngineFunctionEntry:
-        """What the manifest says of it. Raises ConfigurationError as `check` does."""
+        """Return its entry in the manifest. Raises ConfigurationError as `check` does."""
         return EngineFunctionEntry(
             arguments=self.arguments.schema(),
             result=self.result_schema,
@@ -191,7 +189,7 @@ class EngineFunction(DeclaredFunction):
         )
 
     def refusal(self, engine: str) -> str:
-        """Why this engine cannot run it, in one line; empty: it can."""
+        """Return in one line why this engine cannot run it; empty if it can."""
         if self.driver_side and engine != "spark":
             return f"{self.what} is a Spark job (its first argument is {SESSION!r}): run it by ctx.engine('spark')"
         if self.batch and engine != "ray":
@@ -199,7 +197,7 @@ class EngineFunction(DeclaredFunction):
         return ""
 
     def item_argument(self, over: str, common: Collection[str]) -> str:
-        """The argument that takes the item of a map; `over` empty: the first that is not among the `common` ones.
+        """Return the argument that takes the item of a map; `over` empty: the first one that is not in `common`.
 
         Raises InvalidInput(`function`, `arguments…`).
         """
@@ -216,7 +214,7 @@ class EngineFunction(DeclaredFunction):
         raise InvalidInput("arguments", f"leave none for the items; {self.what} has {', '.join(names) or 'none'}")
 
     def work(self, call: Registered, key: str, step: Step) -> Work:
-        """One call of it, as a driver is told."""
+        """Return one call of it, for a driver."""
         return Work(
             call=call,
             name=self.name,
@@ -232,10 +230,10 @@ class EngineFunction(DeclaredFunction):
     def bound(
         self, arguments: bytes, step: Step = NO_STEP, /, *, store: str | None = None, session: object = None
     ) -> Callable[[], object]:
-        """The function with its arguments, read from a JSON object. Raises InvalidInput (`arguments.…`).
+        """Return the function with the arguments in a JSON object. Raises InvalidInput (`arguments.…`).
 
-        References among the arguments are read from the blob store at `store` (None: this process's), unless their
-        argument takes them as they are. `session` is what a Spark job gets.
+        Values of references are read from the blob store at `store` (None: this process's), unless the argument takes
+        a Reference. `session` is for a Spark job.
         """
         if has_references(arguments):
             arguments = self._with_values(arguments, store)
@@ -251,7 +249,7 @@ class EngineFunction(DeclaredFunction):
         try:
             given = msgspec.json.decode(arguments)
         except msgspec.DecodeError:
-            return arguments  # whoever reads them says what is wrong
+            return arguments  # the decoder reports what is wrong
         if not isinstance(given, dict):
             return arguments
         kept = self.keeps_references
@@ -279,7 +277,7 @@ def _command(call: Callable[[], object]) -> object:
 
 
 def _callable(kind: str, function: Callable[..., object], place: Place) -> Callable[..., object]:
-    """The function to call; of a class, what calls the one object of it."""
+    """Return the function to call; for a class, the callable of its one object."""
     if not inspect.isclass(function):
         return function
     if not inspect.isfunction(inspect.getattr_static(function, "__call__", None)):

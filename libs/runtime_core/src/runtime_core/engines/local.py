@@ -1,4 +1,4 @@
-"""The engine `local`: threads or processes of this machine, or coroutines on this loop; and engines by name."""
+"""The engine `local`: threads or processes of this machine, or coroutines on this loop. Also finds engines by name."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 
 Body = Callable[[], Any]
-"""A call without arguments; Any: what the user's function returns."""
+"""A call without arguments; Any: the user's function returns anything."""
 
 
 class LocalEngine(RuntimeEngine):
-    """Runs calls here, by `RunConfig.mode`.
+    """Runs calls on this machine, by `RunConfig.mode`.
 
     | mode | a plain function | an async one | a call that takes too long |
     |---|---|---|---|
-    | `threads` | in a thread | in a thread, with a loop of its own | is left to itself: nobody can end a thread |
-    | `processes` | in a process | in a process, with a loop of its own | its process is killed |
+    | `threads` | in a thread | in a thread, with its own loop | is abandoned: nothing can end a thread |
+    | `processes` | in a process | in a process, with its own loop | its process is killed |
     | `async` | in a thread | on this loop | is cancelled; a plain one as in `threads` |
 
-    Processes need functions, arguments and results that `pickle` can send: functions at the top of a module.
+    Processes need functions, arguments and results that `pickle` can send, so functions at the top of a module.
     """
 
     def __init__(self, config: RunConfig | None = None) -> None:
@@ -43,12 +43,12 @@ class LocalEngine(RuntimeEngine):
 
     @property
     def worker_pids(self) -> list[int]:
-        """The process ids of its workers; none in the other modes."""
+        """The process ids of its workers; none in other modes."""
         return self._pool.pids if self._pool is not None else []
 
     async def _start(self) -> None:
         if self.config.mode == "processes":
-            # Loaded only where it is used: it brings multiprocessing.
+            # Imported at demand, since it loads multiprocessing.
             from runtime_core.engines.pool import WorkerPool
 
             self._pool = WorkerPool(self.config.workers)
@@ -62,10 +62,10 @@ class LocalEngine(RuntimeEngine):
             return functools.partial(call.function, *call.args, **call.kwargs)
         try:
             return pickle.dumps((call.function, call.args, dict(call.kwargs)), pickle.HIGHEST_PROTOCOL)
-        except Exception as error:  # whatever the arguments' own methods raise
+        except Exception as error:  # the arguments' own methods may raise anything
             raise InvalidInput(
                 "calls",
-                f"cannot be sent to a process, {error}; give a function from the top of a module and plain arguments, "
+                f"cannot be sent to a process, {error}: pass a function from the top of a module and plain arguments, "
                 "or use mode='threads'",
             ) from error
 
@@ -85,14 +85,14 @@ class LocalEngine(RuntimeEngine):
                 running.cancel()
                 await asyncio.wait((running,))
             if not running.cancelled():
-                running.exception()  # whoever does not want it any more need not be warned
+                running.exception()  # retrieve the error, or asyncio reports it
 
 
 def _is_async(body: Body) -> bool:
     function: object = body
     while isinstance(function, functools.partial):
         function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004  # whether its call is async
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004  # checks whether the call is async, not whether there is one
 
 
 async def _on_loop(body: Body) -> object:
@@ -103,14 +103,14 @@ async def _on_loop(body: Body) -> object:
         if task is not None and task.cancelling():
             raise
         raise Failure("CancelledError", "the function was cancelled from inside") from None
-    except BaseException as error:  # SystemExit too: it would end the loop
+    except BaseException as error:  # SystemExit, too: it would end the loop
         raise Failure.of(error) from None
 
 
 async def _in_thread(body: Body) -> object:
-    """Run a call in a thread of its own; cancelled, it lets go of the thread.
+    """Run a call in a thread of its own, which is abandoned if the call is cancelled.
 
-    Not a pool's: calls that are left to themselves would fill it up. A daemon, so that one of those does not keep the
+    Not in a pool, which abandoned calls would fill. The thread is a daemon, so an abandoned call does not keep the
     program from ending.
     """
     loop = asyncio.get_running_loop()
@@ -125,9 +125,9 @@ async def _in_thread(body: Body) -> object:
         result, failure = None, None
         try:
             result = context.run(_call, body)
-        except BaseException as error:  # SystemExit too: it ends the call
+        except BaseException as error:  # SystemExit, too: it ends the call
             failure = error
-        with suppress(RuntimeError):  # the loop has ended meanwhile
+        with suppress(RuntimeError):  # the loop may have ended meanwhile
             loop.call_soon_threadsafe(settle, result, failure)
 
     threading.Thread(target=run, name="weft engine call", daemon=True).start()
@@ -146,13 +146,13 @@ _CLUSTERS = {
     "ray": "runtime_core.clusters.engines:RayEngine",
     "spark": "runtime_core.clusters.engines:SparkEngine",
 }
-"""Loaded by their names, so that nobody pays for those that are not used."""
+"""Loaded by name, so that unused engines cost nothing."""
 
 
 def engine_named(name: str, config: RunConfig | None = None) -> RuntimeEngine:
-    """The engine `local`, `ray` or `spark`, or one of one's own as `package.module:Class`; not started.
+    """Return the engine `local`, `ray` or `spark`, or your own as `package.module:Class`; not started.
 
-    `config` has its settings; `name` goes before the name in it. Raises ConfigurationError for what is no engine.
+    `config` has its settings; `name` overrides the name in it. Raises ConfigurationError for an unknown engine.
     """
     config = replace(config or RunConfig(), name=name)
     if name == "local":
@@ -161,13 +161,12 @@ def engine_named(name: str, config: RunConfig | None = None) -> RuntimeEngine:
     module, _, attribute = name.partition(":")
     if not attribute:
         raise ConfigurationError(
-            f"engine {name!r} is none; there are 'local', 'ray', 'spark', and engines of your own as "
-            "'package.module:Class'"
+            f"engine {name!r} does not exist: use 'local', 'ray', 'spark', or your own engine as 'package.module:Class'"
         )
     try:
         found: object = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"engine {name!r} cannot be loaded: {error}") from error
     if not (isinstance(found, type) and issubclass(found, RuntimeEngine)):
-        raise ConfigurationError(f"engine {name!r} is {found!r}: give a subclass of RuntimeEngine")
+        raise ConfigurationError(f"engine {name!r} is {found!r}: name a subclass of RuntimeEngine")
     return found(config)

@@ -1,55 +1,64 @@
-"""The near end of worker processes: each has a pipe of its own, so that one that dies takes one call with it."""
+"""Worker processes: each has its own pipe, so that one that dies takes only its own call with it."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from typing import TypeVar
 
 from runtime_core.engines.runtime_engine import Failure
-from runtime_core.engines.worker_process import BEGUN, DONE, READY, serve
 from runtime_core.errors import EngineError
 
 START_SECONDS = 60.0
-"""How long a process may take to start, on a machine that is busy."""
+"""How long a process may take to start on a busy machine."""
+READY = b"r"
+"""The process can take calls."""
+BEGUN = b"b"
+"""The call has arrived: from now on it may have had effects."""
+DONE = b"k"
+"""Precedes the pickled result."""
+FAILED = b"e"
+"""Precedes the pickled (type, message, traceback, the pickled error or None)."""
 Result = TypeVar("Result")
 
 
 class WorkerDied(EngineError):
-    """A worker process has ended by itself, or was killed."""
+    """A worker process has ended or was killed."""
 
     def __init__(self, how: str, begun: bool) -> None:
         super().__init__("WorkerDied", how)
         self.begun = begun
-        """Whether its call had arrived: one that had not may be given to another process."""
+        """Whether its call had arrived. If not, another process may get the call."""
 
 
 class Worker:
-    """One process. Its methods wait in the thread that calls them; `kill` may come from another one."""
+    """One worker process. Its methods block the calling thread; another thread may call `kill`."""
 
     def __init__(self) -> None:
-        # Not fork: a fork of a process with threads may stop for ever on a lock that nobody holds in it.
+        # Not fork: a forked process with threads may block forever on a lock.
         context = multiprocessing.get_context("spawn")
         self._calls, far_calls = context.Pipe()
         far_lifeline, self._lifeline = context.Pipe(duplex=False)
         self._process = context.Process(target=serve, args=(far_calls, far_lifeline), name="weft worker", daemon=True)
-        # Held while a thread talks to the process, so that nothing is closed under it.
+        # Held while a thread talks to the process, so that nothing closes the pipes meanwhile.
         self._talking = threading.Lock()
         self._closed = False
         try:
             self._process.start()
         finally:
-            # Only the process holds its ends, so that they close with it.
+            # Only the process keeps its ends, so that they close when it ends.
             far_calls.close()
             far_lifeline.close()
         self._death = _death_of(self.pid)
@@ -72,7 +81,7 @@ class Worker:
                 raise self._died(begun=False)
 
     def call(self, payload: bytes) -> bytes:
-        """Give it a call and wait for the answer. Raises WorkerDied."""
+        """Send it a call and wait for the answer. Raises WorkerDied."""
         with self._talking:
             try:
                 self._calls.send_bytes(payload)
@@ -86,11 +95,11 @@ class Worker:
             return answer
 
     def kill(self) -> None:
-        """End it now."""
+        """Kill the process."""
         self._process.kill()
 
     def close(self) -> None:
-        """End it, wait for its end and let go of what belongs to it; again, it does nothing."""
+        """Kill the process, wait for its end and free its resources. A repeat does nothing."""
         if self._closed:
             return
         self._process.kill()
@@ -106,7 +115,7 @@ class Worker:
                 os.close(self._death)
 
     def _receive(self, until: float | None = None) -> bytes | None:
-        """The next message, None where the process dies first or `until` (monotonic seconds) has passed."""
+        """Return the next message; None if the process dies first, or after `until` (monotonic seconds)."""
         death = self._process.sentinel if self._death is None else self._death
         left = None if until is None else max(0.0, until - time.monotonic())
         ready = wait([self._calls, death], left)
@@ -133,9 +142,9 @@ class Worker:
 
 
 def _death_of(pid: int) -> int | None:
-    """A descriptor that tells of a process's death; None where this system has no such thing.
+    """Return a descriptor that becomes readable when the process dies; None if the system has none.
 
-    The standard library's own is a pipe, which the children of a worker hold open after its death.
+    The standard library uses a pipe, which a worker's children hold open after its death.
     """
     try:
         return os.pidfd_open(pid)
@@ -144,28 +153,29 @@ def _death_of(pid: int) -> int | None:
 
 
 class WorkerPool:
-    """Up to `size` worker processes, started when they are needed and kept for later calls."""
+    """Up to `size` worker processes, started at demand and reused."""
 
     def __init__(self, size: int) -> None:
-        # Threads wait for the processes, so that the loop does not. Twice as many: a kill frees its own a moment later.
+        # Threads wait for the processes, so that the event loop does not. Twice as many, since a killed process
+        # occupies its thread a moment longer.
         self._threads = ThreadPoolExecutor(2 * size, thread_name_prefix="weft engine")
         self._idle: list[Worker] = []
         self._all: set[Worker] = set()
 
     @property
     def pids(self) -> list[int]:
-        """The processes that there are."""
+        """The ids of the processes."""
         return sorted(worker.pid for worker in self._all)
 
     async def run(self, payload: bytes, timeout_seconds: float | None) -> object:
-        """Run a pickled (function, args, kwargs). Raises Failure. A cancel kills the process that has the call."""
+        """Run a pickled (function, args, kwargs). Raises Failure. A cancel kills the process that runs the call."""
         for attempt in (1, 2, 3):
             worker = await self._worker()
             try:
                 answer = await self._answer(worker, payload, timeout_seconds)
             except WorkerDied as death:
                 await self._discard(worker)
-                # One that died in its rest, before the call reached it: the call has not happened.
+                # The process died while it was idle, so the call has not begun.
                 if not death.begun and attempt < 3:
                     continue
                 raise Failure("WorkerDied", death.message) from None
@@ -177,7 +187,7 @@ class WorkerPool:
         raise AssertionError("the last attempt returns or raises")
 
     async def close(self) -> None:
-        """End all processes and wait for their ends."""
+        """Kill all processes and wait for their ends."""
         for worker in list(self._all):
             await self._discard(worker)
         self._idle = []
@@ -193,13 +203,13 @@ class WorkerPool:
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # It starts all the same, and the next call takes it.
+            # It still starts, and the next call uses it.
             starting.add_done_callback(self._keep)
             raise
         except WorkerDied as death:
             raise Failure(
                 "WorkerDied",
-                f"{death.message}; does the program guard what it starts with `if __name__ == '__main__'`?",
+                f"{death.message}; does the program guard its start with `if __name__ == '__main__'`?",
             ) from None
         except (OSError, RuntimeError) as error:
             raise Failure("WorkerNotStarted", str(error), error) from error
@@ -224,7 +234,7 @@ class WorkerPool:
         try:
             await asyncio.wait((answering,), timeout=timeout_seconds)
         finally:
-            # Who gives up here discards the worker; its thread then ends with an error that nobody waits for.
+            # Whoever gives up here discards the worker. Its thread then ends with an error that nobody retrieves.
             answering.add_done_callback(_hear)
         if not answering.done():
             raise Failure("TimeoutError", f"it was not done within {timeout_seconds:g} s; its process was ended")
@@ -245,20 +255,70 @@ def _hear(future: asyncio.Future[bytes]) -> None:
 
 
 def _value(answer: bytes) -> object:
-    """The result of a call. Raises Failure with what the function raised."""
+    """Return the result of a call. Raises Failure with the function's error."""
     if answer[:1] == DONE:
         try:
-            value: object = pickle.loads(memoryview(answer)[1:])  # noqa: S301  # our own worker has made it
-        except Exception as error:  # whatever the result's own methods raise
+            value: object = pickle.loads(memoryview(answer)[1:])  # noqa: S301  # our own worker made it
+        except Exception as error:  # the result's own methods may raise anything
             raise Failure("PicklingError", f"the result cannot be read back here: {error}", error) from None
         return value
     kind, message, trace, itself = pickle.loads(memoryview(answer)[1:])  # noqa: S301  # as above
     original = None
     if itself is not None:
-        # An error whose arguments are not those of its class cannot be made again.
+        # An error cannot be recreated if its arguments are not those of its class.
         with suppress(Exception):
             original = pickle.loads(itself)  # noqa: S301  # as above
     if isinstance(original, BaseException):
         original.add_note(f"In the worker process:\n{trace}")
         raise Failure(kind, message, original)
     raise Failure(kind, message)
+
+
+def serve(calls: Connection, lifeline: Connection) -> None:
+    """Run calls until the parent hangs up. If the parent dies during a call, end this process."""
+    # Ctrl-C reaches the whole process group; the parent decides about its calls.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
+    try:
+        calls.send_bytes(READY)
+        while True:
+            payload = calls.recv_bytes()
+            calls.send_bytes(BEGUN)
+            calls.send_bytes(_answer(payload))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+
+
+def _end_with_parent(lifeline: Connection) -> None:
+    try:
+        lifeline.recv_bytes()
+    except (EOFError, OSError):
+        os._exit(1)
+
+
+def _answer(payload: bytes) -> bytes:
+    try:
+        function, args, kwargs = pickle.loads(payload)  # noqa: S301  # our parent made it
+        result = function(*args, **kwargs)
+        if inspect.iscoroutine(result):
+            result = asyncio.run(result)
+    except BaseException as error:  # SystemExit, too: it ends the call, not the worker
+        return _failed(error)
+    try:
+        return DONE + pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # the result's own methods may raise anything
+        message = f"the result, a {type(result).__qualname__}, cannot be sent back: {error}"
+        return FAILED + pickle.dumps(("PicklingError", message, "", None))
+
+
+def _failed(error: BaseException) -> bytes:
+    text = "".join(traceback.format_exception(error))
+    try:
+        itself: bytes | None = pickle.dumps(error)
+    except Exception:  # an error may contain anything
+        itself = None
+    try:
+        message = str(error)
+    except Exception:  # its __str__ may fail, too
+        message = "its message cannot be shown"
+    return FAILED + pickle.dumps((type(error).__name__, message, text, itself))

@@ -1,4 +1,4 @@
-"""What a gateway and its driver process say to each other, and what a driver needs of an engine."""
+"""The messages between a gateway and its driver process, and the interface of an engine for a driver."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from msgspec import Struct
 logger = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct(">I")
-READ_AHEAD = 4 * 1024 * 1024
+READ_BUFFER_BYTES = 4 * 1024 * 1024
 """The read buffer's size, in bytes: with less, a message of hundreds of megabytes arrives in too many pieces."""
-LONGEST = 2**32 - 1
+MAX_MESSAGE_BYTES = 2**32 - 1
 
 Message = TypeVar("Message")
 Sent = TypeVar("Sent")
@@ -36,11 +36,11 @@ class Frames(Generic[Sent, Message]):
     def send(self, message: Sent) -> None:
         """Send a message. If the other end has gone, the message is lost and the next `receive` returns None.
 
-        Raises ValueError if the message is longer than LONGEST.
+        Raises ValueError if the message is longer than MAX_MESSAGE_BYTES.
         """
         data = self._encoder.encode(message)
-        if len(data) > LONGEST:
-            raise ValueError(f"a message of {len(data)} bytes is too long: {LONGEST} are allowed")
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {len(data)} bytes is too long: {MAX_MESSAGE_BYTES} are allowed")
         if not self._writer.is_closing():
             # Two writes: joining them would copy a large message.
             self._writer.write(_LENGTH.pack(len(data)))
@@ -60,7 +60,7 @@ class Frames(Generic[Sent, Message]):
         try:
             return self._decoder.decode(data)
         except msgspec.MsgspecError as error:
-            logger.error("hanging up on what cannot be read: %s", error)
+            logger.error("closing the connection after an unreadable message: %s", error)
             return None
 
     def close(self) -> None:

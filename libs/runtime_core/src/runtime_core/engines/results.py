@@ -1,4 +1,4 @@
-"""Results on their way back: by value while they are small, else as a `Reference` to a blob, and how to read one."""
+"""Results of engine functions: small ones by value, large ones as a `Reference` to a blob."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
-from runtime_core.blobs.store import open_blobs
-from runtime_core.blobs.urls import blob_url, folder_of, path_below
+from runtime_core.blobs import blob_url, folder_of, open_blobs, path_below
 from runtime_core.codec import MAX_DATA_BYTES
 from runtime_core.declare.schema import encode
 from runtime_core.engines.protocol import Error, Outcome, Value
@@ -23,39 +22,39 @@ if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema
 
-    from runtime_core.blobs.store import BlobStore
+    from runtime_core.blobs import BlobStore
     from runtime_core.config.settings import Settings
 
 
 MARK = "weft.reference"
-"""The member by which a JSON object is known to be a Reference; it holds the URL."""
+"""The member that marks a JSON object as a Reference; its value is the URL."""
 _MARKED = f'"{MARK}"'.encode()
 
 
 class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A result in the blob store. Its content never changes; it goes when its retention ends, or with its task.
+    """A result in the blob store. Its content never changes. It is deleted with its task, or when its retention ends.
 
-    As an argument of an engine function it is read where the function runs, unless the argument's type is Reference.
+    An engine function gets the referenced value as its argument, unless the argument's type is Reference.
     """
 
     url: str = msgspec.field(name=MARK)
-    """`file:///…`, `s3://…`: of a JSON file, or of a folder of Parquet files."""
+    """`file:///…` or `s3://…`, of a JSON file or a folder of Parquet files."""
     bytes: int
-    """Its size."""
+    """The size of the result."""
     format: Literal["json", "parquet"] = "json"
     digest: str = ""
     """`sha256:…` of a JSON file."""
     rows: int | None = None
-    """Of a table."""
+    """The number of rows of a table."""
 
     def to_value(self) -> dict[str, Any]:  # Any: JSON
-        """Itself as a JSON object."""
+        """Return it as a JSON object."""
         value: dict[str, Any] = msgspec.to_builtins(self)
         return value
 
     @classmethod
     def from_value(cls, value: object) -> Reference | None:
-        """The reference that a JSON value is; None for any other value."""
+        """Return the reference in a JSON value; None for any other value."""
         if not isinstance(value, dict) or MARK not in value:
             return None
         try:
@@ -64,13 +63,13 @@ class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
             return None
 
     def load(self, store: str | None = None) -> Any:  # Any: the JSON that was stored, or a pyarrow Table
-        """Read it: the value, of Parquet a pyarrow Table.
+        """Read the value; Parquet files as a pyarrow Table.
 
-        Blocks: in an agent, `await asyncio.to_thread(reference.load)`, which needs no step, since it gives the same
-        each time; or inside of `ctx.step`, where only what is made of the value is to be recorded.
+        Blocks. In an agent, `await asyncio.to_thread(reference.load)` needs no step, since the content never changes.
+        Or call it inside `ctx.step`, to record only what you derive from the value.
 
-        `store` is the URL of the blob store; None: the one of this process (`WEFT_BLOB_URL`). Raises InvalidInput
-        (`reference`) where it lies elsewhere, is gone, or is not what was stored.
+        `store` is the URL of the blob store; None: this process's (`WEFT_BLOB_URL`). Raises InvalidInput (`reference`)
+        if the reference is of another store, its content is deleted, or its digest differs.
         """
         if self.format == "parquet":
             return self._found(lambda blobs: blobs.read_table(self.url), store)
@@ -80,7 +79,7 @@ class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
             raise InvalidInput("reference", f"{self.url!r} is not JSON: {error}") from None
 
     def read(self, store: str | None = None) -> builtins.bytes:
-        """The bytes of a JSON file, checked by their digest. Blocks; raises as `load`."""
+        """Return the bytes of a JSON file after checking their digest. Blocks; raises as `load`."""
         if self.format == "parquet":
             raise InvalidInput("reference", f"{self.url!r} is a folder of Parquet files: use load()")
         data: builtins.bytes = self._found(lambda blobs: blobs.read(self.url), store)
@@ -114,12 +113,12 @@ class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def has_references(data: bytes) -> bool:
-    """Whether JSON may hold references; a quick look."""
+    """Whether JSON may contain references; a quick check."""
     return _MARKED in data
 
 
 def replaced(value: object, by: Callable[[Reference], object]) -> object:
-    """A JSON value in which each reference is what `by` makes of it."""
+    """Return a JSON value with each reference replaced by `by`."""
     if isinstance(value, list):
         return [replaced(part, by) for part in value]
     if isinstance(value, dict):
@@ -131,7 +130,7 @@ def replaced(value: object, by: Callable[[Reference], object]) -> object:
 
 
 def referenced_urls(data: bytes) -> Iterator[object]:
-    """What JSON names as URLs of references, well formed or not."""
+    """Return the URLs of references in JSON, valid or not."""
     if not has_references(data):
         return
     left: list[object] = [msgspec.json.decode(data)]
@@ -146,12 +145,12 @@ def referenced_urls(data: bytes) -> Iterator[object]:
 
 
 def with_references(value: object, data: bytes) -> object:
-    """The value of `data` (JSON) with a Reference in the place of each that it holds as an object."""
+    """Return the value of `data` (JSON) with its references as `Reference` objects."""
     return replaced(value, lambda reference: reference) if has_references(data) else value
 
 
 def mentions_reference(hint: object) -> bool:
-    """Whether a type takes references as they are: Reference itself, or as in `list[Reference]`."""
+    """Whether a type contains Reference, as in `list[Reference]`."""
     return hint is Reference or any(mentions_reference(part) for part in get_args(hint))
 
 
@@ -169,20 +168,20 @@ DEFAULT_MAX_BYTES = 1024**3
 
 
 class Results(msgspec.Struct, frozen=True):
-    """Where results may lie, and how large they may be. Plain data: it is sent to workers with their calls."""
+    """The blob store of results and their limits. Plain data, which workers get with their calls."""
 
     blob_url: str = ""
-    """Of the blob store; empty: there is none."""
+    """The URL of the blob store; empty: none."""
     namespace: str = "weft"
     inline_bytes: int = DEFAULT_INLINE_BYTES
-    """The largest JSON that is a value, where there is a blob store; without one, values may be 1 MiB."""
+    """The largest JSON by value if there is a blob store; without one, 1 MiB."""
     max_bytes: int = DEFAULT_MAX_BYTES
-    """The largest JSON that the blob store is given."""
+    """The largest JSON in the blob store."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Results:
-        """As the process's settings say. Raises ConfigurationError for a variable that cannot be used."""
-        # Here: a worker is sent its results' limits, and reads no settings.
+        """Return the limits of the process's settings. Raises ConfigurationError for an invalid variable."""
+        # Imported here, since workers get their limits and read no settings.
         from runtime_core.config.settings import Settings
 
         return cls.of_settings(Settings.from_environment(environ))
@@ -193,18 +192,18 @@ class Results(msgspec.Struct, frozen=True):
 
     @property
     def limit(self) -> int:
-        """The largest JSON that travels by value."""
+        """The largest JSON by value."""
         return self.inline_bytes if self.blob_url else MAX_DATA_BYTES
 
     def encoded(self, value: object, task: str) -> bytes:
-        """What a function has returned, as JSON: itself, or a Reference to it.
+        """Return a function's result as JSON: the value, or a Reference to it.
 
-        Raises InvalidInput(`result`) for what JSON cannot hold, ResultTooLarge, OSError where it cannot be stored.
+        Raises InvalidInput(`result`) for a result without JSON, ResultTooLarge, and OSError if it cannot be stored.
         """
         return self.kept(encode(value, "result", limit=sys.maxsize), task)
 
     def kept(self, data: bytes, task: str) -> bytes:
-        """JSON as it travels: itself, or where it is large a Reference. Raises ResultTooLarge and OSError."""
+        """Return the JSON itself, or a Reference if it is large. Raises ResultTooLarge and OSError."""
         if len(data) <= self.limit:
             return data
         self._check(len(data))
@@ -213,15 +212,15 @@ class Results(msgspec.Struct, frozen=True):
         return msgspec.json.encode(Reference(url, len(data), "json", f"sha256:{digest}"))
 
     def store(self) -> BlobStore:
-        """The blob store. Raises ConfigurationError where there is none."""
+        """Return the blob store. Raises ConfigurationError if there is none."""
         if not self.blob_url:
             raise ConfigurationError("there is no blob store: set WEFT_BLOB_URL=file:///folder, or as s3://bucket")
         return open_blobs(self.blob_url)
 
     def table_url(self, task: str) -> str:
-        """A new URL for a folder of Parquet files, which whoever has a table writes itself.
+        """Return a new URL for a folder of Parquet files, for the caller to write.
 
-        Raises ResultTooLarge where there is no blob store.
+        Raises ResultTooLarge if there is no blob store.
         """
         if not self.blob_url:
             raise ResultTooLarge("is a table too large for a value, and there is no blob store: set WEFT_BLOB_URL")
@@ -230,7 +229,7 @@ class Results(msgspec.Struct, frozen=True):
     def _check(self, size: int) -> None:
         if not self.blob_url:
             raise ResultTooLarge(
-                f"is {size:,} bytes of JSON, over the {self.limit:,} that a value may have, and there is no blob "
+                f"is {size:,} bytes of JSON, over the limit of {self.limit:,} for a value, and there is no blob "
                 "store: set WEFT_BLOB_URL, or return less"
             )
         if size > self.max_bytes:
@@ -241,9 +240,9 @@ class Results(msgspec.Struct, frozen=True):
 
 
 MAP = "map"
-"""In the place of an instance's key, it marks a call as a map."""
+"""Marks a call as a map, in the place of an instance's key."""
 FAILED = "weft.error"
-"""The member by which a failed item is known among the results."""
+"""The member that marks a failed item among the results."""
 MOST_IN_FLIGHT = 100_000
 
 
@@ -254,19 +253,19 @@ class MapRequest(msgspec.Struct, frozen=True):
     over: str = ""
     """The argument that takes the item; empty: the first that `arguments` does not give."""
     arguments: dict[str, msgspec.Raw] = {}
-    """What is the same in all calls."""
+    """The arguments that all calls share."""
     in_flight: int = 0
-    """How many items are under way at once, at most; 0: as many as the engine takes."""
+    """The most items at once; 0: as many as the engine takes."""
     return_exceptions: bool = False
-    """A failed item stands among the results, and does not fail the step."""
+    """Whether a failed item is a result instead of failing the step."""
 
     @classmethod
     def from_json(cls, data: bytes) -> MapRequest:
-        """Raises InvalidInput(`arguments`) for what is no request."""
+        """Raises InvalidInput(`arguments`) for an invalid request."""
         try:
             return msgspec.json.decode(data, type=cls)
         except msgspec.DecodeError as error:
-            raise InvalidInput("arguments", f"are no map: {error}") from None
+            raise InvalidInput("arguments", f"are not a map: {error}") from None
 
 
 class _ItemError(msgspec.Struct):
@@ -280,7 +279,7 @@ class _Item(msgspec.Struct):
 
 
 def items_of(outcomes: list[Outcome]) -> bytes:
-    """How the items of a map ended, in order, as the `Value.data` of a map."""
+    """Return the outcomes of a map's items in order, as the `Value.data` of a map."""
     return msgspec.json.encode(
         [
             {"value": msgspec.Raw(outcome.data)}
@@ -292,9 +291,9 @@ def items_of(outcomes: list[Outcome]) -> bytes:
 
 
 def map_outcome(data: bytes, return_exceptions: bool) -> Outcome:
-    """What a step gets of the items of a map: the array of results, or the error of the first item that failed.
+    """Return a map's outcome for its step: the array of results, or the error of the first failed item.
 
-    That is not tried again: most of the items would be done twice.
+    The error is not retryable, since a retry would repeat most of the items.
     """
     items = msgspec.json.decode(data, type=list[_Item])
     failed = [(index, item.error) for index, item in enumerate(items) if item.error is not None]
@@ -306,7 +305,7 @@ def map_outcome(data: bytes, return_exceptions: bool) -> Outcome:
 
 
 def with_errors(value: object) -> object:
-    """The results of a map as its caller sees them: an EngineError in the place of each failed item."""
+    """Return the results of a map with an EngineError for each failed item."""
     return [_seen(item) for item in value] if isinstance(value, list) else value
 
 

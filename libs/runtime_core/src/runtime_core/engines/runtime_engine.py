@@ -1,4 +1,4 @@
-"""What every engine promises, the RunConfig that names an engine and its workers, and the wait for an absent engine."""
+"""The interface of every engine, its RunConfig, and how long a step waits for an absent engine."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ MODES = ("threads", "processes", "async")
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """Settings of an engine. Raises ConfigurationError for one that cannot work."""
+    """Settings of an engine. Raises ConfigurationError for invalid ones."""
 
     name: str = "local"
-    """`local`, `ray`, `spark`, or `package.module:Class` for an engine of one's own."""
+    """`local`, `ray`, `spark`, or `package.module:Class` for your own engine."""
     worker_num: int | None = None
-    """How many calls run at once, from 1; None: as many as the engine has processors."""
+    """How many calls run at once, from 1; None: one for each processor of the engine."""
     mode: str = "threads"
     """`threads`, `processes` (a call that dies or takes too long is ended), or `async` (coroutines on this loop)."""
     timeout_seconds: float | None = None
-    """The limit of each call, from when it begins; None: no limit. A call may have its own."""
+    """The limit of each call, from its start; None: no limit. A call may have its own."""
 
     address: str = ""
-    """Where the engine `ray` or `spark` is; empty: as WEFT_RAY_ADDRESS or WEFT_SPARK_REMOTE says."""
+    """The address of the engine `ray` or `spark`; empty: WEFT_RAY_ADDRESS or WEFT_SPARK_REMOTE."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ConfigurationError(f"RunConfig: name={self.name!r} names no engine: give 'local'")
+            raise ConfigurationError(f"RunConfig: name={self.name!r} names no engine: use 'local'")
         number = self.worker_num
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
             raise ConfigurationError(f"RunConfig: worker_num={number!r} is not a whole number from 1")
         if self.mode not in MODES:
-            raise ConfigurationError(f"RunConfig: mode={self.mode!r} is none; there are {', '.join(MODES)}")
+            raise ConfigurationError(f"RunConfig: mode={self.mode!r} is not a mode: use {', '.join(MODES)}")
         check_timeout("RunConfig", self.timeout_seconds)
 
     @property
@@ -53,7 +53,7 @@ class RunConfig:
 
 
 def check_timeout(what: str, seconds: object) -> None:
-    """Raises ConfigurationError for what is no limit in seconds."""
+    """Raise ConfigurationError unless this is a limit in seconds, or None."""
     if seconds is None:
         return
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
@@ -61,26 +61,26 @@ def check_timeout(what: str, seconds: object) -> None:
 
 
 Function = Callable[..., Any]
-"""Any: what user functions take and return. Plain or async."""
+"""Any: user functions take and return anything. Plain or async."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCall:
-    """One call: a function with its arguments, and how it is to be run."""
+    """One call: a function with its arguments and options."""
 
     function: Function
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
-    """What errors call it; empty: the function's own name."""
+    """The call's name in errors; empty: the function's own name."""
     timeout_seconds: float | None = None
-    """Its own limit, in place of the engine's."""
+    """The call's own limit, in place of the engine's."""
     claims: tuple[str, ...] = ()
-    """Names of what it needs for itself, as in `("gpu:0",)`: two calls that share one never run at once."""
+    """Resources for exclusive use, as in `("gpu:0",)`: two calls that share one never run at once."""
 
     @property
     def shown(self) -> str:
-        """Its name in errors."""
+        """The call's name in errors."""
         function = self.function
         while hasattr(function, "func"):  # functools.partial
             function = function.func
@@ -88,10 +88,10 @@ class EngineCall:
 
 
 class CallFailed(EngineError):
-    """One call of an engine has failed; `index` and `name` say which.
+    """One call of an engine has failed; `index` and `name` identify it.
 
-    `type` and `message` are the original error's. `__cause__` is that error where it could be brought here; a worker
-    that died has type `WorkerDied`, one that took too long `TimeoutError`.
+    `type` and `message` are the original error's. `__cause__` is that error if it could be transferred. The type is
+    `WorkerDied` if the worker died, and `TimeoutError` if the call took too long.
     """
 
     def __init__(self, index: int, name: str, type: str, message: str) -> None:
@@ -105,7 +105,7 @@ class CallFailed(EngineError):
 
 
 class Failure(Exception):
-    """What an engine raises for a call that has failed; `error` is the original, where there is one."""
+    """An engine's error for a failed call; `error` is the original error, if there is one."""
 
     def __init__(self, type: str, message: str, error: BaseException | None = None) -> None:
         super().__init__(type, message)
@@ -115,21 +115,21 @@ class Failure(Exception):
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """The failure that an exception of the user's function is."""
+        """Return the failure for an exception of the user's function."""
         return cls(type(error).__name__, str(error), error)
 
 
 class RuntimeEngine(ABC):
-    """Runs functions somewhere: `async with LocalEngine(RunConfig(mode="processes")) as engine`.
+    """Runs functions: `async with LocalEngine(RunConfig(mode="processes")) as engine`.
 
     - Results come in the order of the calls, whatever the order in which they end.
-    - At most `RunConfig.workers` calls run at once, over all uses of the engine; they begin in order.
-    - A call that fails touches no other: with `return_exceptions` its place holds the CallFailed, without it the first
-      one in order is raised after all calls have ended. With `fail_fast` it is raised at once and the rest is stopped.
-    - The event loop is never blocked. A cancel of the caller stops the calls.
-    - What cannot be sent is refused with InvalidInput (`calls[<index>]`) before any call begins.
+    - At most `RunConfig.workers` calls run at once, over all uses of the engine. They start in order.
+    - A failed call does not affect others. With `return_exceptions` its result is the CallFailed; otherwise the first
+      in order is raised after all calls have ended. With `fail_fast` it is raised at once, and the others are stopped.
+    - The event loop is never blocked. Cancelling the caller stops the calls.
+    - A call that cannot be sent raises InvalidInput (`calls[<index>]`) before any call starts.
 
-    It belongs to the event loop on which it was started.
+    An engine belongs to the event loop on which it was started.
     """
 
     def __init__(self, config: RunConfig | None = None) -> None:
@@ -149,18 +149,18 @@ class RuntimeEngine(ABC):
         await self.close()
 
     async def start(self) -> None:
-        """Make ready; a later call changes nothing. `execute` does it where it was not done.
+        """Start the engine; a repeat does nothing. `execute` starts it if needed.
 
         Raises ConfigurationError for an engine that was closed, or that cannot work here.
         """
         if self._closed:
-            raise ConfigurationError(f"{type(self).__name__} was closed: make another one")
+            raise ConfigurationError(f"{type(self).__name__} was closed: create another one")
         if self._slots is None:
             self._slots = asyncio.Semaphore(self.config.workers)
             await self._start()
 
     async def close(self) -> None:
-        """Stop what runs (its callers get CallFailed, type `EngineClosed`) and let go of all workers."""
+        """Stop running calls (their callers get CallFailed, type `EngineClosed`) and end all workers."""
         self._closed = True
         running = list(self._running)
         for task in running:
@@ -193,9 +193,9 @@ class RuntimeEngine(ABC):
         fail_fast: bool = False,
         **kwargs: object,
     ) -> dict[str, Any] | list[Any]:  # Any: what the functions return
-        """Call each function with the same arguments: a dict of functions gives a dict of results, a list a list.
+        """Call each function with the same arguments. A dict of functions returns a dict of results, a list a list.
 
-        An EngineCall among them brings its own arguments.
+        An EngineCall among them has its own arguments.
         """
         if isinstance(funcs, Mapping):
             named = [
@@ -206,14 +206,14 @@ class RuntimeEngine(ABC):
             ]
             return dict(zip(funcs, await self._all(named, return_exceptions, fail_fast), strict=True))
         if isinstance(funcs, str) or not isinstance(funcs, Iterable):
-            raise InvalidInput("funcs", f"{quoted(funcs)} is no list or dict of functions")
+            raise InvalidInput("funcs", f"{quoted(funcs)} is not a list or dict of functions")
         calls = [call if isinstance(call, EngineCall) else EngineCall(call, args, kwargs) for call in funcs]
         return await self._all(calls, return_exceptions, fail_fast)
 
     async def agather(
         self, *calls: Function | EngineCall, return_exceptions: bool = False, fail_fast: bool = False
     ) -> list[Any]:  # Any: what the functions return
-        """Run several calls at once, each with its own arguments: EngineCall, `functools.partial`, or none at all."""
+        """Run several calls at once, each with its own arguments: EngineCall, `functools.partial` or function."""
         return await self.execute(calls, return_exceptions=return_exceptions, fail_fast=fail_fast)
 
     async def map(
@@ -224,30 +224,30 @@ class RuntimeEngine(ABC):
         return await self._all(calls, return_exceptions, fail_fast)
 
     def func_wrapper(self, function: Function) -> Function:
-        """What is called in place of a function; an engine of one's own may put something around it."""
+        """Return what is called instead of a function. Your own engine may wrap it."""
         return function
 
     # -- what an engine is ---------------------------------------------------------------------------------------
 
     async def _start(self) -> None:  # noqa: B027  # an engine may have nothing to do here
-        """Make ready, once."""
+        """Start the engine, once."""
 
     async def _stop(self) -> None:  # noqa: B027  # as above
-        """Let go of everything; nothing runs any more."""
+        """End all workers. No call runs any more."""
 
     @abstractmethod
     def _prepare(self, call: EngineCall) -> object:
-        """What `_run` needs of a call; all calls are prepared, in a thread, before one begins. Raises InvalidInput."""
+        """Prepare a call for `_run`. All calls are prepared, in a thread, before one starts. Raises InvalidInput."""
 
     @abstractmethod
-    async def _run(self, prepared: Any, timeout_seconds: float | None) -> object:  # Any: what `_prepare` gave
-        """Run one call. Raises Failure. When it is cancelled it stops the call as well as it can."""
+    async def _run(self, prepared: Any, timeout_seconds: float | None) -> object:  # Any: the result of `_prepare`
+        """Run one call. Raises Failure. If cancelled, it stops the call if it can."""
 
     # -- running -------------------------------------------------------------------------------------------------
 
     async def _all(self, calls: Sequence[EngineCall], return_exceptions: bool, fail_fast: bool) -> list[Any]:
         await self.start()
-        # In a thread: large arguments take their time.
+        # In a thread, since large arguments take time.
         prepared = await asyncio.to_thread(self._prepare_all, calls)
         tasks = [
             self._begin(self._one(index, call, ready))
@@ -267,7 +267,7 @@ class RuntimeEngine(ABC):
             self._outcome(index, call, task) for index, (call, task) in enumerate(zip(calls, tasks, strict=True))
         ]
         if not return_exceptions or fail_fast:
-            # With `fail_fast` those that were stopped are not the cause.
+            # With `fail_fast`, the stopped calls are not the cause.
             failed = [outcome for outcome in outcomes if isinstance(outcome, CallFailed)]
             for outcome in sorted(failed, key=lambda one: one.type == "Cancelled"):
                 raise outcome
@@ -277,7 +277,7 @@ class RuntimeEngine(ABC):
         prepared = []
         for index, call in enumerate(calls):
             if not callable(call.function):
-                raise InvalidInput(f"calls[{index}]", f"{call.function!r} is no function")
+                raise InvalidInput(f"calls[{index}]", f"{call.function!r} is not a function")
             check_timeout(f"calls[{index}]", call.timeout_seconds)
             try:
                 prepared.append(self._prepare(replace(call, function=self.func_wrapper(call.function))))
@@ -294,7 +294,7 @@ class RuntimeEngine(ABC):
     async def _one(self, index: int, call: EngineCall, prepared: object) -> object:
         assert self._slots is not None
         limit = self.config.timeout_seconds if call.timeout_seconds is None else call.timeout_seconds
-        # The claims first: who waits for one does not keep a worker from others.
+        # Claims first: a call that waits for a claim occupies no worker.
         async with self._claimed(call.claims), self._slots:
             try:
                 return await self._run(prepared, limit)
@@ -304,7 +304,7 @@ class RuntimeEngine(ABC):
     @asynccontextmanager
     async def _claimed(self, claims: Iterable[str]) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            # In one order for all, so that two calls never wait for each other.
+            # In one order for all calls, so that they cannot deadlock.
             for claim in sorted(set(claims)):
                 lock = self._claims.get(claim)
                 if lock is None:
@@ -316,7 +316,7 @@ class RuntimeEngine(ABC):
         if not task.cancelled():
             error = task.exception()
             if error is not None and not isinstance(error, CallFailed):
-                raise error  # the engine's own: no call's failure, and nobody's result
+                raise error  # an error of the engine, not of a call
             return task.result() if error is None else error
         if self._closed:
             return CallFailed(index, call.shown, "EngineClosed", "the engine was closed")
@@ -324,9 +324,9 @@ class RuntimeEngine(ABC):
 
 
 ENGINE_WAIT_SECONDS = 60.0
-"""Where the task's conf says nothing else; the bus's functions have the same."""
+"""The default if the task's conf has none; the bus's functions have the same."""
 UNAVAILABLE = "EngineUnavailable"
-"""The type of the error with which a step ends that has waited too long."""
+"""The error type of a step that waited too long."""
 
 
 class _Wait(msgspec.Struct):
@@ -338,10 +338,10 @@ _EXACT = msgspec.json.Decoder(_Wait)
 
 
 def wait_until(context: bytes, away_since: float) -> float:
-    """Until when a step waits, in seconds since 1970; `context` is what came with its call.
+    """Return until when a step waits, in epoch seconds; `context` came with its call.
 
-    It waits from when it was asked for; where the engine was lost later, from then (`away_since`) on: a step that has
-    run for an hour is not given up when its gateway is started again.
+    A step waits from its request, or from the loss of the engine (`away_since`) if that is later. So a step that has
+    run for an hour does not fail when its gateway restarts.
     """
     known = _EXACT.decode(context) if context else _Wait()
     until = away_since + known.engine_wait_seconds

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from runtime_core.consumer.decision import RetryAt, decide
+from runtime_core.consumer.failure import RetryAt, decide, failure_of
+from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.declare.hook_points import HookPoint
-from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.declare.schema import encode
 from runtime_core.errors import Denied, InvalidInput, ToolError
 from runtime_core.hooks.declared import settle
@@ -15,9 +15,8 @@ from runtime_core.hooks.pipeline import Guarded, Moment, Pipeline
 from runtime_core.ids import ROOT_RUN
 from runtime_core.runs.calls import Approval, ApprovalQuestion, Emit, approval_of, call, question
 from runtime_core.runs.context import AgentContext
-from runtime_core.runs.failure import failure_of
+from runtime_core.runs.journal import from_json
 from runtime_core.runs.model_step import MAX_REQUEST_BYTES, ModelStep, Reserve
-from runtime_core.runs.step import from_json
 
 if TYPE_CHECKING:
     from runtime_core.hooks.declared import HookTable
@@ -114,9 +113,9 @@ class RunHooks:
         # Numbered by the delivery: another attempt, or one after a redrive, may fail elsewhere or differently and
         # must not find the steps of this one.
         run.flow.branch_here("hooks").move(f"e{self._entry().replace('-', '_')}.")
-        told = {"type": failed.type, "message": failed.message}
+        failure = {"type": failed.type, "message": failed.message}
         point = HookPoint.AGENT_STOPPED
-        await self._pipeline.fire(Moment(point, self._label(point), error=told, notice=True), None)
+        await self._pipeline.fire(Moment(point, self._label(point), error=failure, notice=True), None)
 
     def _label(self, point: HookPoint) -> str:
         run = self._run
@@ -142,8 +141,8 @@ class RunHooks:
         try:
             result = await call(run, run.flow.branch_here("ctx.tool"), "tool", name, data=data, pool=pool)
         except ToolError as error:
-            told = {"type": error.type, "message": error.message}
-            moment = Moment(HookPoint.TOOL_CALL_FAILED, name, error=told, notice=True)
+            failure = {"type": error.type, "message": error.message}
+            moment = Moment(HookPoint.TOOL_CALL_FAILED, name, error=failure, notice=True)
             await self._pipeline.fire(moment, arguments)
             raise
         result = await self._pipeline.call_back(name, arguments, result)

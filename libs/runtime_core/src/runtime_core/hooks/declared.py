@@ -1,11 +1,13 @@
-"""Hooks and callbacks as an app declares them, and the selection that one run keeps from its first turn."""
+"""Hooks and callbacks as an app declares them, what they receive and return, and the selection that a run keeps."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -15,20 +17,113 @@ from runtime_core.declare.hook_points import AFTER_FAILED_TASK, OF_A_TASK, HookP
 from runtime_core.declare.manifest import HookEntry, Manifest
 from runtime_core.declare.schema import encode
 from runtime_core.errors import ConfigurationError, InvalidInput, Rejected
-from runtime_core.hooks.verdicts import HookEvent
-from runtime_core.runs.local_steps import LocalStep
 from runtime_core.runs.scheduler import Branch
+from runtime_core.runs.step import LocalStep
+from runtime_core.wire.commands import MAX_SECONDS
 
 if TYPE_CHECKING:
-    from runtime_core.declare.retry_policy import RetryPolicy
+    from runtime_core.declare.declaration import RetryPolicy
     from runtime_core.hooks.around import RunHooks
     from runtime_core.runs.definition import AgentDefinition
     from runtime_core.runs.run import Run
     from runtime_core.wire.commands import Submission
 
-
 SEPARATOR = "__"
 """The separator between a tool and one of its actions in a callback's key."""
+STEP = "0"
+"""The step under which the journal stores a run's selection: the steps of the agent's code start at 1."""
+GUARD_MARK = "!"
+"""The prefix of a guard's name in a task's context: a process without the hook still knows that it guards."""
+
+
+@dataclass(frozen=True, slots=True)
+class HookEvent:
+    """One moment at which a hook runs. Each hook gets a copy: changing `payload` in place has no effect."""
+
+    point: HookPoint
+    task_id: str
+    run_id: str
+    agent: str
+    """The agent whose run it is."""
+    name: str
+    """The name of the tool, model or agent concerned; for a question, its prompt."""
+    payload: Any  # Any: JSON whose shape depends on the point, see docs/hooks.md
+    input: Any = None  # Any: JSON: at a point after an action, the action's input
+    error: Mapping[str, str] | None = None
+    """`type` and `message` of the error, at a point after a failure."""
+    key: str = ""
+    """The key of the agent's instance."""
+    session_id: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # Any: the user's own JSON
+    attempt: int = 1
+    idempotency_key: str = ""
+    """Stays the same when this execution is repeated after a crash, for effects that must not happen twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allow:
+    """Continue. The same as returning None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Continue with this payload instead; later hooks see it."""
+
+    payload: Any  # Any: JSON of the point's own shape
+
+
+@dataclass(frozen=True, slots=True)
+class Deny:
+    """Do not continue: the agent gets `Denied` with this reason."""
+
+    reason: str = "denied"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Let a human approve, deny or edit the payload; the run waits on the broker for it.
+
+    After `timeout` (seconds or timedelta; None: no limit) the answer is `default`, True to approve and False to deny;
+    without one it is a denial.
+    """
+
+    prompt: str
+    timeout: float | timedelta | None = None
+    default: bool | EllipsisType = ...
+
+
+Verdict = Allow | Change | Deny | Ask
+
+
+def recorded_verdict(verdict: object, what: str, *, notice: bool) -> dict[str, object]:
+    """Return the verdict for the journal: `{"verdict": "change", "payload": …}`.
+
+    Raises TypeError if it is not a verdict or, at a point where hooks can only observe (`notice`), not Allow;
+    InvalidInput if the payload is not JSON.
+    """
+    if verdict is None or isinstance(verdict, Allow):
+        return {"verdict": "allow"}
+    if not isinstance(verdict, Change | Deny | Ask):
+        raise TypeError(f"{what} returned {verdict!r}: return None, Allow(), Change(…), Deny(…) or Ask(…)")
+    if notice:
+        raise TypeError(f"{what} returned {type(verdict).__name__}: here it can only look on; return None")
+    match verdict:
+        case Change(payload):
+            encode(payload, f"the payload that {what} returned")
+            return {"verdict": "change", "payload": payload}
+        case Deny(reason):
+            return {"verdict": "deny", "reason": str(reason)}
+        case Ask(prompt, timeout, default):
+            seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+            number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+            if seconds is not None and not (number and seconds <= MAX_SECONDS):
+                raise TypeError(
+                    f"{what} returned Ask(timeout={timeout!r}): give seconds or a timedelta, at most {MAX_SECONDS} s"
+                )
+            if not isinstance(default, bool | EllipsisType):
+                raise TypeError(f"{what} returned Ask(default={default!r}): give True to approve or False to deny")
+            answer = None if isinstance(default, EllipsisType) else default
+            return {"verdict": "ask", "prompt": str(prompt), "timeout": seconds, "default": answer}
 
 
 class CallbackResultType(StrEnum):
@@ -91,7 +186,7 @@ def action_of(arguments: Mapping[str, object]) -> str:
     return action if isinstance(action, str) else ""
 
 
-def recorded(result: object, what: str) -> dict[str, object]:
+def recorded_callback(result: object, what: str) -> dict[str, object]:
     """Return the callback's answer for the journal. Raise TypeError for another type, InvalidInput if not JSON."""
     if result is None:
         result = CallbackResult()
@@ -271,12 +366,6 @@ def _check_takes_one(what: str, place: Place, function: Callable[..., object], *
     ]
     if not (positional or takes_any) or required[1:]:
         raise ConfigurationError(f"{what} ({place}) must take one argument, the event")
-
-
-STEP = "0"
-"""The step under which the journal stores a run's selection: the steps of the agent's code start at 1."""
-GUARD_MARK = "!"
-"""The prefix of a guard's name in a task's context: a process without the hook still knows that it guards."""
 
 
 class Chosen(msgspec.Struct, frozen=True):

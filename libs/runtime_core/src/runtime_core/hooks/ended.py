@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import pairs
-from runtime_core.declare.declaration import Place
-from runtime_core.declare.hook_points import AFTER_FAILED_TASK, agent_of_ends
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.declaration import Place, RetryPolicy
+from runtime_core.declare.hook_points import AFTER_FAILED_TASK
+from runtime_core.declare.manifest import agent_of_ends
 from runtime_core.declare.schema import Schema
 from runtime_core.errors import InvalidInput, WeftError
 from runtime_core.hooks.around import RunHooks
@@ -29,7 +29,7 @@ from runtime_core.runs.definition import AgentDefinition, Coro
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext
 
-TURN_SECONDS = 3600.0
+END_HOOKS_SECONDS = 3600.0
 """The limit for all hooks of one end together, in seconds; each has its own `timeout_seconds`."""
 
 
@@ -70,7 +70,7 @@ class TaskEnded(AgentDefinition):
             TaskEnded,
             Place(__file__, 0),
             retry=RetryPolicy(),
-            timeout_seconds=TURN_SECONDS,
+            timeout_seconds=END_HOOKS_SECONDS,
             description="Runs the hooks of tasks that have failed or were cancelled.",
         )
 

@@ -12,14 +12,23 @@ from runtime_core import codec
 from runtime_core.declare.hook_points import HookPoint
 from runtime_core.declare.schema import encode
 from runtime_core.errors import Denied, HumanTimeout, InvalidInput, Outcome, StepError, WeftError
-from runtime_core.hooks import declared as callbacks
-from runtime_core.hooks.declared import Chosen, Selection
-from runtime_core.hooks.verdicts import Change, HookEvent, recorded
+from runtime_core.hooks.declared import (
+    CallbackResultType,
+    Change,
+    Chosen,
+    HookEvent,
+    Selection,
+    ToolResult,
+    action_of,
+    keys_of,
+    recorded_callback,
+    recorded_verdict,
+)
 from runtime_core.ids import idempotency_key
 from runtime_core.runs.branches import Gather
 from runtime_core.runs.calls import ApprovalQuestion
-from runtime_core.runs.local_steps import LocalStep, call_function
-from runtime_core.runs.step import from_json
+from runtime_core.runs.journal import from_json
+from runtime_core.runs.step import LocalStep, call_function
 
 if TYPE_CHECKING:
     from runtime_core.hooks.declared import HookTable
@@ -86,7 +95,7 @@ class Pipeline:
 
     async def call_back(self, tool: str, arguments: Mapping[str, object], result: object) -> Any:  # Any: JSON
         """Run the callback of this call, if there is one. Return the result for the agent."""
-        key = next((key for key in callbacks.keys_of(tool, arguments) if key in self.selection.callbacks), None)
+        key = next((key for key in keys_of(tool, arguments) if key in self.selection.callbacks), None)
         if key is None:
             return result
         run = self._run
@@ -97,7 +106,7 @@ class Pipeline:
             answer = await step
         except StepError:
             return result  # reported when it happened
-        if answer["success"] and answer["type"] == callbacks.CallbackResultType.OVERRIDE:
+        if answer["success"] and answer["type"] == CallbackResultType.OVERRIDE:
             return answer["result_data"]
         return result
 
@@ -132,7 +141,7 @@ class Pipeline:
 
     async def _ask(
         self, moment: Moment, chosen: Chosen, what: str, payload: object, asked: Mapping[str, Any]
-    ) -> object:  # Any: JSON, see `verdicts.recorded`
+    ) -> object:  # Any: JSON, see `recorded_verdict`
         run = self._run
         shown = {"hook": chosen.name, "point": str(moment.point), "name": moment.name, "payload": payload}
         question = ApprovalQuestion(
@@ -183,7 +192,7 @@ class Pipeline:
             answer = await _limited(what, hook.timeout_seconds, hook.bound(), event, run)
             if moment.objects and isinstance(answer, Change) and not isinstance(answer.payload, dict):
                 raise InvalidInput("payload", f"of Change must be an object, not {type(answer.payload).__name__}")
-            return recorded(answer, what, notice=moment.notice)
+            return recorded_verdict(answer, what, notice=moment.notice)
         except BaseException as error:
             self._report(what, str(moment.point), error)
             raise
@@ -197,16 +206,16 @@ class Pipeline:
                 raise WeftError(f"no app here declares {what} any more")
             told = from_json(data)
             assert isinstance(told, dict)
-            result = callbacks.ToolResult(
+            result = ToolResult(
                 tool_name=tool,
-                action_name=callbacks.action_of(told["arguments"]),
+                action_name=action_of(told["arguments"]),
                 arguments=told["arguments"],
                 content=told["result"],
                 task_id=run.task_id,
                 run_id=run.run_id,
             )
             answer = await _limited(what, callback.timeout_seconds, callback.function, result, run)
-            return callbacks.recorded(answer, what)
+            return recorded_callback(answer, what)
         except BaseException as error:
             self._report(what, "callback", error)
             raise

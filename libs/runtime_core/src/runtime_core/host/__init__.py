@@ -1,7 +1,7 @@
-"""Runs handlers: the services' processes, an app in one process, and supervised services.
+"""Wires consumers, leaders and connections into processes: services, an app in one process, a whole machine.
 
-1. `services` starts a service by its name (`__main__`), as a process (`service`) that carries roles (`host`).
-2. `agent_handler`, `tool_handler`, `gateway`, `manager` and `recorder` wire one service each; `apps` has what hosts of
-   an app share.
-3. `local` and `task_host` run an app inside another program; `stack` and `supervisor` run all services of a machine.
+1. `service` starts a service by name (`__main__`): one process that runs the roles of a `host`.
+2. `app_services` wires the services that run an app: agent-handler, tool-handler and gateways. `manager` wires the
+   state-manager and `recorder` the trajectory-recorder.
+3. `local` runs an app inside another program; `stack` and `supervisor` run all services on one machine.
 """

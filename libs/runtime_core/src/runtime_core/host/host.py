@@ -1,4 +1,4 @@
-"""A host: the roles that a process carries, from their start to their end."""
+"""A host starts, runs and stops the roles of a process."""
 
 from __future__ import annotations
 
@@ -20,62 +20,61 @@ from runtime_core.errors import ConfigurationError, ServerError
 from runtime_core.periodic import Periodic
 from runtime_core.telemetry.metrics import Metrics
 
-
-class Role(Protocol):
-    """Work of a process. `stop` is called once, also after a start that failed or was interrupted."""
-
-    async def start(self) -> None:
-        """Connect, check, and return when `run` can begin. WeftError: one line, and exit status 1."""
-        ...
-
-    async def run(self) -> None:
-        """Work until `stop` is called. Returning earlier ends the process, to be started again."""
-        ...
-
-    async def stop(self) -> None:
-        """Stop reading, finish or hand back what is in hand, settle, leave. `run` returns then."""
-        ...
-
-    def ready(self) -> bool:
-        """Whether it is reading now; False while the broker is away, for instance."""
-        ...
-
-    def progress(self) -> Health:
-        """Whether it gets anywhere; must not wait."""
-        ...
-
-
 logger = logging.getLogger(__name__)
 
-FINISH_PART = 0.7
-"""Of the time to stop, in which what runs may still end; the rest is for handing back."""
-LET_GO_PART = 0.1
-"""In which what is cancelled then may end."""
+FINISH_SHARE = 0.7
+"""Share of the shutdown time in which running deliveries may finish; the rest is for handing them back."""
+CANCEL_SHARE = 0.1
+"""Share in which cancelled deliveries may then end."""
 ANNOUNCE_SECONDS = 5.0
-"""How often the manifest is published again: a flushed server gets it back by itself."""
-IN_FLIGHT = 256
-"""Deliveries of one partition that are in hand at once."""
+"""How often the manifest is published again, so that it returns after a flush of the broker."""
+PARTITION_IN_FLIGHT = 256
+"""Deliveries of one partition that are held at once."""
 
 Step = Callable[[], Awaitable[object]]
 
 
+class Role(Protocol):
+    """A long-running part of a process. `stop` is called once, even if `start` failed or was interrupted."""
+
+    async def start(self) -> None:
+        """Connect and check; return when `run` can begin. A WeftError ends the process with one line and status 1."""
+        ...
+
+    async def run(self) -> None:
+        """Work until `stop` is called. Returning earlier ends the process, and the supervisor restarts it."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop reading, finish or hand back held deliveries, settle them and deregister. Then `run` returns."""
+        ...
+
+    def ready(self) -> bool:
+        """Return whether the role is reading now; False while the broker is unavailable, for example."""
+        ...
+
+    def progress(self) -> Health:
+        """Return whether the role makes progress. Must not block."""
+        ...
+
+
 @dataclass(eq=False, slots=True)
 class _Part:
-    """What starts, runs and stops together."""
+    """Steps that start, run and stop together."""
 
     start: Sequence[Step]
     run: Sequence[Step]
     stop: Sequence[Step]
-    """At the same time; without any, what runs is cancelled."""
+    """Called concurrently; if there are none, the running tasks are cancelled."""
 
 
 class Host:
-    """A role that is made of others. A service serves one; `LocalApp` and `Runtime` start one in their process.
+    """A role that combines others. A service process runs one; `LocalApp` and `Runtime` start one in their process.
 
-        start    parts in the order in which they were added ─> announce ─> run
+        start    parts in the order in which they are added ─> announce ─> run
         stop     stop announcing ─> parts in reverse ─> connections
 
-    A part is a role, or something that a role depends on: add that first, so that it outlives the role.
+    A part is a role or a dependency of a role. Add a dependency first, so that it outlives the role.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class Host:
         lease_seconds: float = 3.0,
         shutdown_seconds: float | None = None,
     ) -> None:
-        """`connect` opens a connection to the broker; `shutdown_seconds`: None waits until each delivery has ended."""
+        """`connect` opens a connection to the broker. `shutdown_seconds`: None waits until every delivery has ended."""
         self.metrics = metrics
         self._connect = connect
         self._lease = lease_seconds
@@ -97,29 +96,29 @@ class Host:
         self._running: dict[_Part, list[asyncio.Task[object]]] = {}
         self._roles: list[Role] = []
         self.consumers: list[Consumer] = []
-        """What `consume` has made."""
+        """The consumers that `consume` has added."""
         self._announced: list[Step] = []
         self._announcing = Periodic("announce", ANNOUNCE_SECONDS, self._announce)
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    # -- what it carries ---------------------------------------------------------------------------------------
+    # -- parts --------------------------------------------------------------------------------------------------
 
     async def connect(self) -> Transport:
-        """Open a connection that lives as long as this host."""
+        """Open a connection that stays open until this host stops."""
         transport = await self._connect()
         self._transports.append(transport)
         return transport
 
     async def open(self, partitions: Sequence[Keys]) -> list[EventBus]:
-        """Open a connection for each partition: in a Cluster each may live on another server."""
+        """Open one connection per partition: in a Cluster, partitions may live on different servers."""
         return [EventBus(await self.connect(), keys) for keys in partitions]
 
     def add(self, *, start: Step | None = None, run: Step | None = None, stop: Step | None = None) -> None:
-        """Add a part. `run` may end only by an error, which ends the host; without `stop` it is cancelled."""
+        """Add a part. `run` must not return; if it raises, the host ends. Without `stop`, `run` is cancelled."""
         self._parts.append(_Part([start] if start else [], [run] if run else [], [stop] if stop else []))
 
-    def carry(self, *roles: Role) -> None:
-        """Add roles that stop at the same time."""
+    def add_roles(self, *roles: Role) -> None:
+        """Add roles that start in order and stop together."""
         self._roles += roles
         self._parts.append(
             _Part([role.start for role in roles], [role.run for role in roles], [role.stop for role in roles])
@@ -133,14 +132,17 @@ class Host:
         *,
         service: str,
         in_flight: int | None = None,
-        finish_part: float = FINISH_PART,
-        let_go_part: float | None = LET_GO_PART,
+        finish_share: float = FINISH_SHARE,
+        cancel_share: float | None = CANCEL_SHARE,
         stall_seconds: float | None = None,
     ) -> None:
-        """Carry a consumer for each partition.
+        """Add a consumer for each partition.
 
-        `in_flight` is of all partitions together; None: 256 of each. `finish_part` and `let_go_part` are of the time to
-        stop: see Consumer for them and for `stall_seconds`.
+        Args:
+            in_flight: Deliveries held at once by all partitions together; None: 256 per partition.
+            finish_share: The share of the shutdown time in which running deliveries may finish.
+            cancel_share: The share in which cancelled deliveries may then end; None: as long as they need.
+            stall_seconds: See Consumer.
         """
         consumers = [
             Consumer(
@@ -150,36 +152,36 @@ class Host:
                 self.metrics,
                 service=service,
                 lease_seconds=self._lease,
-                in_flight=IN_FLIGHT if in_flight is None else max(1, in_flight // len(buses)),
-                finish_seconds=self._part_of_stop(finish_part),
-                let_go_seconds=self._part_of_stop(let_go_part),
+                in_flight=PARTITION_IN_FLIGHT if in_flight is None else max(1, in_flight // len(buses)),
+                finish_seconds=self._share_of_stop(finish_share),
+                cancel_grace_seconds=self._share_of_stop(cancel_share),
                 stall_seconds=stall_seconds,
             )
             for bus in buses
         ]
         if not self.consumers:
-            # Read at each scrape: two writes for each delivery would be felt.
+            # Computed at each scrape: two writes per delivery would cost throughput.
             self.metrics.in_flight.set_function(lambda: sum(consumer.held for consumer in self.consumers))
             self.metrics.show_owner(lambda: max(consumer.silent_seconds for consumer in self.consumers), self._lease)
             self.metrics.stalled.set_function(lambda: max(consumer.stalled_seconds for consumer in self.consumers))
         self.consumers += consumers
-        self.carry(*consumers)
+        self.add_roles(*consumers)
 
-    def _part_of_stop(self, part: float | None) -> float | None:
+    def _share_of_stop(self, part: float | None) -> float | None:
         return None if part is None or self._shutdown is None else part * self._shutdown
 
     def announce(self, publish: Step) -> None:
-        """Publish something at the start, every few seconds, and whenever `announce_now` is called."""
+        """Call `publish` at the start, every 5 seconds, and on `announce_now`."""
         self._announced.append(publish)
 
     def announce_now(self) -> None:
-        """Do not wait for the next time."""
+        """Publish announcements now."""
         self._announcing.trigger()
 
-    # -- its life ----------------------------------------------------------------------------------------------
+    # -- life cycle -------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start all parts, and run them. Where one fails, `stop` ends those that have begun."""
+        """Start all parts, then run them. If one fails to start, `stop` ends those that have started."""
         await self._begin()
         if self._announced:
             await self._announce()
@@ -187,7 +189,7 @@ class Host:
         self._run()
 
     async def join(self) -> None:
-        """Start what was added to a host that works."""
+        """Start parts that were added while the host runs."""
         await self._begin()
         self._run()
 
@@ -205,20 +207,22 @@ class Host:
                     task.add_done_callback(self._note_end)
 
     def _note_end(self, task: asyncio.Task[object]) -> None:
-        if self._ended.done() or task.cancelled():
+        if task.cancelled():
             return
         error = task.exception()
+        if self._ended.done():
+            return
         if error is None:
             self._ended.set_result(None)
         else:
             self._ended.set_exception(error)
 
     async def run(self) -> None:
-        """Wait until `stop`, or until a part ends by itself. Raises what ended it."""
+        """Wait until `stop`, or until a part ends. Raises the error that ended it."""
         await asyncio.shield(self._ended)
 
     async def stop(self) -> None:
-        """Stop all parts that have begun, the last one first, and close the connections."""
+        """Stop all started parts, the last one first, and close the connections."""
         await self._announcing.stop()
         failures: list[Exception] = []
         while self._begun:
@@ -255,12 +259,12 @@ class Host:
             except ServerError as error:
                 if not str(error).startswith("OOM"):
                     raise
-                # What was announced before is there, and work for it ends, which makes room.
-                logger.warning("the broker's memory is full: what this app offers is announced when it has room")
+                # The last announcement still stands, and finishing work frees memory.
+                logger.warning("the broker's memory is full: this app is announced again when memory is free")
 
 
 def service_host(settings: Settings, metrics: Metrics) -> Host:
-    """Make the host of a service. Raises ConfigurationError where the settings name no broker."""
+    """Return the host of a service. Raises ConfigurationError if the settings name no broker."""
     if settings.redis_url is None:
         raise ConfigurationError("WEFT_REDIS_URL is not set: name a broker, or use `weft up`, which starts one")
     return Host(
@@ -274,7 +278,7 @@ def service_host(settings: Settings, metrics: Metrics) -> Host:
 async def open_partitions(
     host: Host, settings: Settings, limits: Mapping[str, int] | None = None, *, durability: str = ""
 ) -> list[EventBus]:
-    """Open all partitions of the settings' namespace: see `open_namespace` for what is checked and for `limits`."""
+    """Open all partitions of the settings' namespace. `open_namespace` documents the checks and `limits`."""
     buses = []
     for number in range(settings.partitions):
         transport = await host.connect()

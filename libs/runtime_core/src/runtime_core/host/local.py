@@ -1,8 +1,8 @@
 """An app in one process: `async with LocalApp(app) as client` submits tasks to it, and no server is needed.
 
-Agents, tools, journals, retries, timers, mailboxes and schedules are the same as with the services: the broker is a
-Valkey that belongs to this process. What is not here: `weft:tasks` and `replyto`, which are services' work. With
-`trajectory=True` the steps of its tasks are recorded too:
+Agents, tools, journals, retries, timers, mailboxes and schedules work as in the services: the broker is a private
+Valkey of this process. `weft:tasks` and `replyto` need the state-manager and do not work here. `trajectory=True`
+records the steps of tasks too:
 
     async with (local := LocalApp(app, trajectory=True)) as client:
         task = await client.submit("researcher", "Redis Streams")
@@ -26,16 +26,14 @@ from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect
-from runtime_core.bus.private_server import drop_database, new_database
+from runtime_core.bus.private_server import drop_database, new_database, why_lost
 from runtime_core.client.client import Client
 from runtime_core.engines.results import Results
 from runtime_core.errors import ConfigurationError
-from runtime_core.host.agent_handler import agent_pools, carry_agents
-from runtime_core.host.apps import announce_app, streams
+from runtime_core.host.app_services import add_agents, add_tools, agent_pools, announce_app, pool_streams, tool_pools
 from runtime_core.host.host import Host
-from runtime_core.host.manager import carry_small_services
-from runtime_core.host.tool_handler import carry_tools, tool_pools
-from runtime_core.runs.compute import ProcessCompute
+from runtime_core.host.manager import add_housekeeping
+from runtime_core.runs.engine_calls import ProcessCompute
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.redaction import Redactor, use
 
@@ -45,16 +43,16 @@ if TYPE_CHECKING:
     from runtime_core.trajectory.store import TrajectoryStore
 
 NAMESPACE = "local"
-THREADS = 8
+TOOL_THREADS = 8
 ENDS_SECONDS = 30.0
-"""How long the end of an app waits for the hooks of its tasks' ends."""
+"""How long the exit of a LocalApp waits for task-end hooks."""
 
 
 class LocalApp:
-    """Runs an app until the `async with` ends, and gives a client of it. Raises ConfigurationError as `app.check()`.
+    """Runs an app until the `async with` block ends; the block's value is a client. Raises ConfigurationError.
 
-    `trajectory` records what its tasks do: True keeps that until the end, a store's URL (as `sqlite:///path`) for ever.
-    `engine_processes` worker processes run `ctx.engine("local")`; with 0 threads of this process do.
+    `trajectory` records the steps of tasks: True keeps them until the exit, a store's URL (`sqlite:///path`) keeps
+    them in that store. `engine_processes` worker processes run `ctx.engine("local")`; 0 runs it in threads.
     """
 
     def __init__(self, app: App, *, trajectory: bool | str = False, engine_processes: int = 0) -> None:
@@ -63,11 +61,11 @@ class LocalApp:
         self._client = Client.connect(self._url, namespace=NAMESPACE, partitions=1)
         self._host: Host | None = None
         self.metrics = Metrics(CollectorRegistry(), "local")
-        """What its handlers count and measure."""
+        """The metrics of its handlers."""
         self._compute = ProcessCompute(engine_processes) if engine_processes else None
         self._trajectories: LocalTrajectories | None = None
         if trajectory:
-            # Not at the top: the databases take half a second to load, and most tests need none.
+            # Imported here: SQLAlchemy takes half a second to load, and most tests do not need it.
             from runtime_core.trajectory.recorder import LocalTrajectories
 
             self._trajectories = LocalTrajectories(NAMESPACE, trajectory if isinstance(trajectory, str) else None)
@@ -78,21 +76,23 @@ class LocalApp:
 
     @property
     def client(self) -> Client:
-        """What `async with` gives."""
+        """The client that `async with` returns."""
         return self._client
 
     @property
     def trajectories(self) -> TrajectoryStore:
-        """The store in which the tasks' steps are recorded. ConfigurationError without `trajectory=True`."""
+        """The store with the recorded steps. Raises ConfigurationError without `trajectory=True`."""
         return self._recording().store
 
     async def recorded(self, task: str, timeout: float = 10.0) -> TaskTrajectory:
-        """Wait until an ended task is recorded completely. TimeoutError after `timeout` seconds."""
+        """Wait until all steps of an ended task are recorded, and return them. TimeoutError after `timeout` seconds."""
         return await self._recording().recorded(task, timeout)
 
     def _recording(self) -> LocalTrajectories:
         if self._trajectories is None:
-            raise ConfigurationError("this LocalApp records nothing: make it with LocalApp(app, trajectory=True)")
+            raise ConfigurationError(
+                "this LocalApp does not record trajectories: create it with LocalApp(app, trajectory=True)"
+            )
         return self._trajectories
 
     async def __aenter__(self) -> Client:
@@ -116,11 +116,16 @@ class LocalApp:
         await buses[0].load_library()
         results = Results.from_environment(os.environ)
         announce_app(host, self._app, buses)
-        carry_tools(
-            host, self._app, await host.open(partitions), tool_pools(self._app), threads=THREADS, await_servers=True
+        add_tools(
+            host,
+            self._app,
+            await host.open(partitions),
+            tool_pools(self._app),
+            threads=TOOL_THREADS,
+            await_servers=True,
         )
-        carry_agents(host, self._app, buses, agent_pools(self._app), results=results, compute=self._compute)
-        carry_small_services(host, *await host.open(partitions))
+        add_agents(host, self._app, buses, agent_pools(self._app), results=results, compute=self._compute)
+        add_housekeeping(host, *await host.open(partitions))
         host.add(start=self._client.open, stop=self._client.close)
         await host.start()
         return self._client
@@ -133,22 +138,24 @@ class LocalApp:
             await self._hooks_of_ends()
         try:
             await self._host.stop()
-            await self._host.run()  # raises what has ended a role
+            await self._host.run()  # raises the error of a role that has failed
         finally:
             await self._forget()
 
     async def _hooks_of_ends(self) -> None:
-        """Let the hooks of tasks that have ended run: after this process there is nobody who could."""
+        """Wait for task-end hooks: no other process can run them."""
         from runtime_core.hooks.ended import ends_told
 
         with suppress(TimeoutError):
             async with asyncio.timeout(ENDS_SECONDS):
                 assert self._host is not None
                 bus = EventBus(await self._host.connect(), Keys(NAMESPACE, 0))
-                await ends_told(bus, streams("agent", agent_pools(self._app)), self._app.name)
+                await ends_told(bus, pool_streams("agent", agent_pools(self._app)), self._app.name)
 
     async def _forget(self) -> None:
-        """Delete what this app has on the private server."""
+        """Delete this app's data on the private server, unless that has ended."""
+        if why_lost():
+            return
         transport = await self._connect()
         await drop_database(self._url, transport)
         await transport.close()

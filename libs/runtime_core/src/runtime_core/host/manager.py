@@ -1,4 +1,4 @@
-"""The state-manager: leads admission and schedules of the namespace, and relay and housekeeping of each partition."""
+"""The state-manager: one replica leads admission and schedules, and the relay and housekeeping of each partition."""
 
 from __future__ import annotations
 
@@ -8,30 +8,28 @@ from functools import partial
 
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.namespace import connect, server_info
+from runtime_core.bus.keys import STATE_MANAGER
+from runtime_core.bus.namespace import connect, is_cluster, server_info
 from runtime_core.bus.topics import Topics
 from runtime_core.config.settings import Settings
+from runtime_core.consumer.heartbeat import Owner
 from runtime_core.consumer.leader import Leader, Leaders
-from runtime_core.consumer.owner import Owner
 from runtime_core.errors import Fenced
 from runtime_core.host.host import Host, open_partitions, service_host
 from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.admitter import Admitter
 from runtime_core.ingress.relay import Relay
 from runtime_core.ingress.scheduler import Scheduler
-from runtime_core.maintenance.ends import Ends
-from runtime_core.maintenance.engines import LOOK_SECONDS, EngineWatch
-from runtime_core.maintenance.keeper import Keeper
+from runtime_core.maintenance.engines import CHECK_SECONDS, EngineWatch
+from runtime_core.maintenance.keeper import BlobSweeper, Keeper, LetterSweeper
 from runtime_core.maintenance.measures import Measures
-from runtime_core.maintenance.sweeps import BlobSweeper, LetterKeeper
+from runtime_core.maintenance.record_follower import RecordFollower
 from runtime_core.periodic import Periodic
 from runtime_core.telemetry.metrics import Metrics
 
-SERVICE = "state-manager"
-
 
 class StateManager(Leaders):
-    """One replica of the state-manager. `ingress` is a connection of its own for the blocking read."""
+    """One replica of the state-manager. `ingress` is a separate connection for the blocking read."""
 
     def __init__(
         self,
@@ -40,14 +38,18 @@ class StateManager(Leaders):
         settings: Settings,
         metrics: Metrics,
         connect: Callable[[], Awaitable[Transport]] | None = None,
+        edge: Transport | None = None,
     ) -> None:
-        """`connect` opens a connection for one publisher's stream, where those may live on other servers."""
+        """For a Cluster, `connect` opens a connection per publisher's stream, and `edge` writes the answers; None: all
+        share `ingress`.
+        """
         self._ingress = ingress
+        self._edge = edge or ingress
         self._connect = connect
         self._settings = settings
         roles = ["admit", *["keep"] * (len(buses) - 1)]
-        super().__init__(buses, roles, SERVICE, settings.lease_seconds, metrics)
-        # In a Cluster the ingress may live on another server than any partition.
+        super().__init__(buses, roles, STATE_MANAGER, settings.lease_seconds, metrics)
+        # In a Cluster the ingress stream may live on a server without partitions.
         self._asking_ingress = Periodic("ask the ingress", settings.lease_seconds / 6, self._ask_ingress)
 
     async def start(self) -> None:
@@ -64,18 +66,18 @@ class StateManager(Leaders):
         self._watch.broker_answered("ingress")
 
     async def _lead(self, bus: EventBus, leader: Leader, epoch: int) -> None:
-        relay = Relay(bus, self._buses, self._ingress, self._metrics)
-        measures = Measures(bus, self._metrics.measured, lambda: leader.leads, self._ingress)
+        relay = Relay(bus, self._buses, self._edge, self._metrics)
+        measures = Measures(bus, self._metrics.measured, lambda: leader.leads, self._edge)
         settings = self._settings
-        letters = LetterKeeper(
+        letters = LetterSweeper(
             bus, settings.dead_max_bytes, settings.dead_retention_seconds, partitions=len(self._buses)
         )
         keeper = Keeper(
             bus,
             letters,
             retention_seconds=settings.retention_seconds,
-            follow_record=Ends(bus, self._metrics).follow,
-            measure=measures.look,
+            follow_record=RecordFollower(bus, self._metrics).follow,
+            measure=measures.refresh,
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(relay.run(), name="relay")
@@ -93,13 +95,14 @@ class StateManager(Leaders):
                     self._watch,
                     self._connect,
                     self._settings.blob_url,
+                    self._edge,
                 )
                 group.create_task(admitter.run(str(epoch)), name="admitter")
                 group.create_task(Scheduler(bus, admission).run(str(epoch)), name="scheduler")
 
 
 async def build(settings: Settings, metrics: Metrics) -> Host:
-    """Wire a state-manager. Raises ConfigurationError in one line."""
+    """Wire a state-manager. Raises ConfigurationError."""
     limits = {
         "retention": max(1, int(settings.retention_seconds)),
         "dedupe_max": settings.dedupe_max,
@@ -115,28 +118,30 @@ async def build(settings: Settings, metrics: Metrics) -> Host:
     for bus in buses:
         await bus.check_durability()
     ingress = await host.connect()
-    # A connection follows one key's server at a time: in a Cluster each publisher's stream may live on another one.
-    clustered = (await server_info(ingress)).get("redis_mode") == "cluster"
+    # A connection reaches one server. In a Cluster, publishers' streams may live on several.
+    clustered = is_cluster(await server_info(ingress))
     of_publisher = partial(connect, settings.redis_url or "") if clustered else None
-    host.carry(StateManager(buses, ingress, settings, metrics, of_publisher))
+    # Else each answer to another server than that of the ingress stream would cost two reconnects.
+    edge = await host.connect() if clustered else None
+    host.add_roles(StateManager(buses, ingress, settings, metrics, of_publisher, edge))
     return host
 
 
-def carry_small_services(host: Host, bus: EventBus) -> None:
-    """Start due schedules of a namespace with one partition, and end steps of engines that no gateway serves."""
-    # The broker lets only an owner that lives end a step.
+def add_housekeeping(host: Host, bus: EventBus) -> None:
+    """Start due schedules in a namespace with one partition, and end engine steps that no gateway serves."""
+    # The broker accepts the end of a step only from a live owner.
     owned = EventBus(bus.transport, bus.keys)
-    owner = Owner(owned, "engine-watch", 3 * LOOK_SECONDS)
-    engines = EngineWatch(owned, anyone_may_come=False)
+    owner = Owner(owned, "engine-watch", 3 * CHECK_SECONDS)
+    engines = EngineWatch(owned, gateways_may_start=False)
 
     async def look() -> None:
         try:
             await owner.beat()
-        except Fenced:  # at the first look, and where the loop was held for longer than the lease
+        except Fenced:  # at the first check, and after the loop was blocked for longer than the lease
             await owner.enter()
-        await engines.look()
+        await engines.check()
 
-    watch = Periodic("watch engines", LOOK_SECONDS, look)
+    watch = Periodic("watch engines", CHECK_SECONDS, look)
 
     async def begin() -> None:
         watch.start()

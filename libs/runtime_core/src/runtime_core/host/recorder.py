@@ -10,11 +10,11 @@ from runtime_core.trajectory.store import TrajectoryStore
 
 
 async def build(settings: Settings, metrics: Metrics) -> Host:
-    """Wire a trajectory-recorder. Raises ConfigurationError in one line."""
+    """Wire a trajectory-recorder. Raises ConfigurationError."""
     host = service_host(settings, metrics)
     if settings.trajectory_url.startswith("sqlite"):
         settings.make_data_dir()
     buses = await open_partitions(host, settings)
     store = await TrajectoryStore.open(settings.trajectory_url)
-    host.carry(Recorder(buses, store, metrics, namespace=settings.namespace, lease_seconds=settings.lease_seconds))
+    host.add_roles(Recorder(buses, store, metrics, namespace=settings.namespace, lease_seconds=settings.lease_seconds))
     return host

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -21,70 +22,74 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from prometheus_client import CollectorRegistry
 
 from runtime_core.config.settings import Settings
-from runtime_core.consumer.progress import HEALTHY, LEASE_PART, Health, LoopWatch, ProgressWatch
+from runtime_core.consumer.progress import HEALTHY, LEASE_PART, LoopWatch
 from runtime_core.errors import ConfigurationError, WeftError
 from runtime_core.forked import guard_forks
 from runtime_core.host.host import Role
-from runtime_core.periodic import Periodic
+from runtime_core.periodic import Periodic, cancel_and_wait
 from runtime_core.telemetry import logs, tracing
-from runtime_core.telemetry.endpoint import Answer, Endpoint, plain
+from runtime_core.telemetry.endpoint import Endpoint, Response, plain
 from runtime_core.telemetry.metrics import CONTENT_TYPE, Metrics, version
 
-__all__ = ["Build", "Health", "ProgressWatch", "run_service", "serve"]
+logger = logging.getLogger(__name__)
 
 LAG_SAMPLE_SECONDS = 0.1
 LAG_INTERVAL_SECONDS = 1.0
 CLOSING_SECONDS = 5.0
-"""How long tasks and threads that were left behind may hold up the end of a stopped process."""
-
+"""How long leftover tasks and threads may delay the exit of a stopped process."""
 RUN_USERS_CODE = ("agent-handler", "tool-handler")
-"""Services whose event loop runs code of the app."""
-
+"""Services that run the app's code in their event loop."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-logger = logging.getLogger(__name__)
-
-
 Build = Callable[[Settings, Metrics], Awaitable[Role]]
-"""Wires a role: picks the implementations. Raises WeftError where that cannot work."""
+"""Wires a role. Raises WeftError if the settings or the app do not allow it."""
+_BUILDERS = {
+    "agent-handler": "app_services:build_agent_handler",
+    "ray-gateway": "app_services:build_ray_gateway",
+    "spark-gateway": "app_services:build_spark_gateway",
+    "state-manager": "manager:build",
+    "tool-handler": "app_services:build_tool_handler",
+    "trajectory-recorder": "recorder:build",
+}
+"""Service → `module:function` in this package that wires it."""
+SERVICES = tuple(_BUILDERS)
 
 
 def serve(name: str, build: Build) -> NoReturn:
-    """`run_service` as the whole of a process: ends it, even if an abandoned thread still runs."""
+    """Run a service, then exit the process even if an abandoned thread still runs."""
     status = run_service(name, build)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: that would wait for threads, and one that runs past its limit may never end.
+    # Not sys.exit: it would wait for threads, and an abandoned thread may never end.
     os._exit(status)
 
 
 def run_service(name: str, build: Build, environ: Mapping[str, str] | None = None) -> int:
-    """Runs a service in the main thread until it is told to stop; returns the exit status.
+    """Run a service in the main thread until SIGTERM or SIGINT, and return the exit status.
 
-    `environ` is the process's own environment by default.
+    `environ` defaults to `os.environ`.
     """
     environ = os.environ if environ is None else environ
     try:
         settings = Settings.from_environment(environ)
-        _refuse_a_broker_of_its_own(settings)
+        _refuse_private_broker(settings)
     except ConfigurationError as error:
-        # What the log's format is may be what is wrong.
-        _say(name, environ.get("WEFT_LOG_FORMAT", "").strip().lower(), error)
+        # The log format itself may be the invalid setting.
+        _print_reason(name, environ.get("WEFT_LOG_FORMAT", "").strip().lower(), error)
         return 1
     logs.configure(settings.instance or name, settings.log_level, settings.log_format)
     guard_forks()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         status = runner.run(_Process(name, settings, build, environ).run())
-        # Closing the loop waits for threads and for tasks that swallow their cancellation: not for ever.
+        # Closing the loop waits for threads and for tasks that swallow cancellation. Limit that wait.
         last_resort = threading.Timer(CLOSING_SECONDS, os._exit, (status,))
         last_resort.daemon = True
         last_resort.start()
@@ -109,7 +114,7 @@ class _Process:
         """The role's `run`, once it is started."""
 
     async def run(self) -> int:
-        """Returns the exit status."""
+        """Run until the end of the process, and return its exit status."""
         lag = Periodic("loop-lag", LAG_INTERVAL_SECONDS, self._measure_lag)
         endpoint: Endpoint | None = None
         with _signals(self._on_signal):
@@ -119,15 +124,15 @@ class _Process:
                 await self._work(endpoint)
                 status = 0
             except WeftError as error:
-                _say(self._settings.instance or self._name, self._settings.log_format, error)
+                _print_reason(self._settings.instance or self._name, self._settings.log_format, error)
                 status = 1
             except Exception:
-                logger.exception("ended by an error that nobody expected")
+                logger.exception("unexpected error")
                 status = 1
             status = max(status, await self._leave())
             if self._traces is not None:
                 await asyncio.to_thread(self._traces.close)
-            # Last, so that `/readyz` says "stopping" until there is nothing left to stop.
+            # Last, so that `/readyz` answers "stopping" until everything has stopped.
             await lag.stop()
             if endpoint is not None:
                 await endpoint.stop()
@@ -135,42 +140,41 @@ class _Process:
         return status
 
     async def _work(self, endpoint: Endpoint | None) -> None:
-        """Starts the role and returns when a signal came or the role ended; raises what it raised."""
+        """Start the role, and return after a signal or when the role ends. Raises the role's error."""
         began = time.monotonic()
         loop = asyncio.get_running_loop()
         starting = loop.create_task(self._start(), name="start")
         if not await self._until_done_or_stopped(starting):
-            starting.cancel()
-            await asyncio.wait([starting])
+            await cancel_and_wait(starting)
             return
         role = starting.result()
         if endpoint is not None:
-            # Not before: one that is refused says why, and nothing else.
+            # Only now: a service that cannot start logs nothing but the reason.
             logger.info("metrics and health on %s", endpoint.url)
         self._running = loop.create_task(role.run(), name="run")
         logger.info("ready in %.2f s (process %d)", time.monotonic() - began, os.getpid())
         if await self._until_done_or_stopped(self._running):
             self._running.result()
-            logger.warning("ended by itself")
+            logger.warning("the service ended without a signal")
 
     async def _start(self) -> Role:
         self._role = await self._build(self._settings, self._metrics)
-        # After the app is loaded: one that has configured an SDK of its own keeps it.
+        # After loading the app: if it has configured OpenTelemetry itself, its SDK stays.
         self._traces = tracing.configure(
             self._name, self._settings.instance or f"{socket.gethostname()}-{os.getpid()}", version(), self._environ,
             self._metrics.spans_dropped.inc,
         )  # fmt: skip
         await self._role.start()
-        # Not before: loading an app may take its time.
+        # Only now: loading an app may block the loop for long.
         self._watch.start()
-        # What is loaded now stays: looking at it again and again costs a handler a sixth of its time.
+        # Loaded modules stay alive: scanning them at each collection costs a handler a sixth of its time.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 50)
         return self._role
 
     async def _until_done_or_stopped(self, task: asyncio.Task[Any]) -> bool:  # whatever it returns
-        """True where the task has ended, False where a signal came first."""
+        """Return True if the task has ended, False if a signal came first."""
         stopped = asyncio.get_running_loop().create_task(self._stop.wait(), name="wait for a signal")
         try:
             await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -179,7 +183,7 @@ class _Process:
         return task.done()
 
     async def _leave(self) -> int:
-        """Stops the role and waits for the end of its `run`; 1 where that failed or took too long."""
+        """Stop the role and wait until its `run` returns. Return 1 if that fails or takes too long."""
         refused = self._running is None and not self._stop.is_set()
         self._stop.set()
         if self._role is None:
@@ -191,10 +195,12 @@ class _Process:
                 if self._running is not None and not self._running.done():
                     await self._running
         except TimeoutError:
-            logger.error("not stopped within %g s (WEFT_SHUTDOWN_SECONDS): others adopt what it holds", limit)
+            logger.error(
+                "not stopped within %g s (WEFT_SHUTDOWN_SECONDS): other handlers reclaim its deliveries", limit
+            )
             return 1
         except Exception:
-            logger.exception("could not stop as it should: others adopt what it holds")
+            logger.exception("the stop failed: other handlers reclaim its deliveries")
             return 1
         if not refused:
             logger.info("stopped")
@@ -202,7 +208,7 @@ class _Process:
 
     def _on_signal(self, number: signal.Signals) -> None:
         if not self._stop.is_set():
-            logger.info("stopping (%s); the same again ends it at once", number.name)
+            logger.info("stopping (%s); send the signal again to exit immediately", number.name)
             self._stop.set()
 
     async def _measure_lag(self) -> None:
@@ -223,7 +229,7 @@ class _Process:
         endpoint = Endpoint(self._settings.metrics_host, port, routes)
         try:
             await endpoint.start()
-        except (OSError, UnicodeError) as error:  # UnicodeError: what cannot be a name
+        except (OSError, UnicodeError) as error:  # UnicodeError: the text is no host name
             host = self._settings.metrics_host
             if (
                 not isinstance(error, OSError)
@@ -231,19 +237,19 @@ class _Process:
                 or error.errno == errno.EADDRNOTAVAIL
             ):
                 raise ConfigurationError(
-                    f"WEFT_METRICS_HOST={host!r}: is no address of this machine; 0.0.0.0 listens on all of them"
+                    f"WEFT_METRICS_HOST={host!r} is not an address of this machine; 0.0.0.0 listens on all addresses"
                 ) from None
             why = "the port is in use" if error.errno == errno.EADDRINUSE else os.strerror(error.errno or 0)
             raise ConfigurationError(
-                f"WEFT_METRICS_PORT={port}: cannot listen on {host}: {why}; choose another port (0 takes a free one)"
+                f"WEFT_METRICS_PORT={port}: cannot listen on {host}: {why}; choose another port (0: any free port)"
             ) from None
-        logger.debug("listens on %s", endpoint.url)
+        logger.debug("listening on %s", endpoint.url)
         return endpoint
 
-    def _answer_metrics(self) -> Answer:
-        return Answer(HTTPStatus.OK, self._metrics.exposition(), CONTENT_TYPE)
+    def _answer_metrics(self) -> Response:
+        return Response(HTTPStatus.OK, self._metrics.exposition(), CONTENT_TYPE)
 
-    def _answer_ready(self) -> Answer:
+    def _answer_ready(self) -> Response:
         if self._stop.is_set():
             return plain(HTTPStatus.SERVICE_UNAVAILABLE, "stopping")
         if self._running is None or self._role is None:
@@ -252,8 +258,8 @@ class _Process:
             return plain(HTTPStatus.SERVICE_UNAVAILABLE, "not reading")
         return plain(HTTPStatus.OK, "ready")
 
-    def _answer_health(self) -> Answer:
-        # Before and after `run` there is no progress to ask for; a stop that hangs has a limit of its own.
+    def _answer_health(self) -> Response:
+        # Before and after `run` there is no progress to check. A separate timeout limits the stop.
         measurable = self._running is not None and not self._stop.is_set()
         health = self._role.progress() if measurable and self._role is not None else HEALTHY
         if health.ok:
@@ -263,7 +269,7 @@ class _Process:
 
 @contextlib.contextmanager
 def _signals(on_signal: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """Calls `on_signal` in the loop for the first SIGTERM or SIGINT; a second one ends the process."""
+    """Call `on_signal` in the loop at the first SIGTERM or SIGINT; a second one exits the process."""
     loop = asyncio.get_running_loop()
 
     def first(number: int, _: FrameType | None) -> None:
@@ -272,8 +278,8 @@ def _signals(on_signal: Callable[[signal.Signals], None]) -> Iterator[None]:
         loop.call_soon_threadsafe(on_signal, signal.Signals(number))
 
     for number in STOP_SIGNALS:
-        # Python runs a plain handler between two instructions, so also where the loop is blocked; the
-        # loop's own handler, which does nothing, is what wakes up a loop that waits.
+        # Python runs this handler between two instructions, even if the loop is blocked. The loop's empty handler
+        # only wakes a waiting loop.
         loop.add_signal_handler(number, lambda: None)
         signal.signal(number, first)
     try:
@@ -285,19 +291,44 @@ def _signals(on_signal: Callable[[signal.Signals], None]) -> Iterator[None]:
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
-        import uvloop  # not there on Windows
+        import uvloop  # not available on Windows
     except ImportError:
         return None
     return uvloop.new_event_loop
 
 
-def _refuse_a_broker_of_its_own(settings: Settings) -> None:
+def _refuse_private_broker(settings: Settings) -> None:
     if (settings.redis_url or "").startswith("memory:"):
         raise ConfigurationError(
-            "WEFT_REDIS_URL=memory:// is a server for one process, which no other service sees: name a server"
+            "WEFT_REDIS_URL=memory:// starts a broker that only one process can reach: name a Redis or Valkey server"
         )
 
 
-def _say(name: str, log_format: str, error: Exception) -> None:
-    """Why it ends, in one line on standard error."""
+def _print_reason(name: str, log_format: str, error: Exception) -> None:
+    """Print why the service ends, in one line on standard error."""
     print(logs.last_line(name, log_format, str(error)), file=sys.stderr, flush=True)
+
+
+def build_of(service: str) -> Build:
+    """Return the function that wires a service. Only the modules of that service are imported."""
+    module, _, function = _BUILDERS[service.replace("_", "-")].partition(":")
+    return cast("Build", getattr(importlib.import_module(f"runtime_core.host.{module}"), function))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one service as the whole of this process.
+
+    Args:
+        arguments: The service's name. Without one, the variable `SERVICE` names it.
+
+    Returns:
+        2, after one line on standard error, if there is no such service. Otherwise the process ends here.
+    """
+    given = arguments[0] if arguments else os.environ.get("SERVICE", "")
+    name = given.strip().replace("_", "-")
+    if len(arguments) > 1 or name not in SERVICES:
+        shown = " ".join(arguments) or f"SERVICE={given!r}"
+        problem = f"{shown}: there is no such service" if arguments or name else "SERVICE is not set"
+        print(f"weft: {problem}; choose one of {', '.join(SERVICES)}", file=sys.stderr)
+        return 2
+    serve(name, build_of(name))

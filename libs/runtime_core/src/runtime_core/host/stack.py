@@ -1,4 +1,4 @@
-"""Everything on this machine: the embedded server, where no broker is named, and the services, until Ctrl-C."""
+"""`weft up`: all services on this machine, and an embedded broker unless the settings name one, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from typing import Any
 
 from runtime_core.bus.embedded import EmbeddedServer
 from runtime_core.bus.namespace import connect, open_namespace
-from runtime_core.config.settings import Settings
-from runtime_core.config.values import without_password
+from runtime_core.config.settings import Settings, without_password
 from runtime_core.errors import ConfigurationError, WeftError
 from runtime_core.host.supervisor import ChildSpec, Supervisor
+from runtime_core.periodic import cancel_and_wait
 from runtime_core.telemetry import logs
 
 SERVICES = ("agent_handler", "tool_handler", "state_manager", "trajectory_recorder")
 RAY_GATEWAY = "ray_gateway"
 SPARK_GATEWAY = "spark_gateway"
-"""Started where they are asked for, or where the settings name the cluster."""
+"""Started on request, or if the settings name the cluster."""
 REPLICATED = frozenset({"agent_handler", "tool_handler"})
-"""More of these do more work; of the others one works and the rest would stand by, or wait for the same cluster."""
+"""Services that scale with replicas. Of the others one replica leads, or all wait for the same cluster."""
 WITH_APP = REPLICATED | {RAY_GATEWAY, SPARK_GATEWAY}
 ENTRY = "runtime_core.host"
-"""The module that starts a service by its name."""
+"""The module that starts a service by name."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def services_for(settings: Settings, *, ray: bool = False, spark: bool = False) -> tuple[str, ...]:
-    """The services to run: all, and of the gateways those that are asked for or whose cluster is named."""
+    """Return the services to run, with the gateways that are requested or whose cluster the settings name."""
     gateways = [(RAY_GATEWAY, ray or settings.ray_address), (SPARK_GATEWAY, spark or settings.spark_remote)]
     return (*SERVICES, *(service for service, wanted in gateways if wanted))
 
 
 async def up(settings: Settings, replicas: int = 1, services: Sequence[str] = SERVICES) -> int:
-    """Runs everything on this machine until SIGINT or SIGTERM; returns the exit status.
+    """Run everything on this machine until SIGINT or SIGTERM, and return the exit status.
 
-    `replicas` is how many handlers of each kind run. What cannot work is told in one line on standard error.
+    `replicas` is the number of agent-handlers and of tool-handlers. An error is one line on standard error.
     """
     logs.configure("weft", settings.log_level, settings.log_format)
     try:
@@ -52,10 +52,10 @@ async def up(settings: Settings, replicas: int = 1, services: Sequence[str] = SE
 
 async def _up(settings: Settings, replicas: int, services: Sequence[str]) -> int:
     if settings.app is None and not WITH_APP.isdisjoint(services):
-        raise ConfigurationError("WEFT_APP is not set; say which app to run, as in WEFT_APP=package.module:app")
+        raise ConfigurationError("WEFT_APP is not set: name your app, as in WEFT_APP=package.module:app")
     if settings.redis_url is not None and settings.redis_url.startswith("memory:"):
         raise ConfigurationError(
-            "WEFT_REDIS_URL: memory:// lives in one process and services are several; leave it unset"
+            "WEFT_REDIS_URL=memory:// starts a broker that only one process can reach: leave it unset"
             " for the embedded server, or name a Redis or Valkey"
         )
     settings.make_data_dir()
@@ -74,19 +74,19 @@ async def _up(settings: Settings, replicas: int, services: Sequence[str]) -> int
                 settings.data_dir, appendfsync="everysec" if settings.durability == "fast" else "always"
             )
             stack.push_async_callback(server.stop)
-            # A large append-only file takes time to read.
+            # Loading a large append-only file takes time.
             if not await _unless_stopped(server.start(), stopping):
                 return 0
-            stack.push_async_callback(_cancelled, asyncio.create_task(server.keep(), name="keep the server"))
-            told = replace(settings, redis_url=server.url)
+            stack.push_async_callback(cancel_and_wait, asyncio.create_task(server.keep(), name="keep the server"))
+            effective = replace(settings, redis_url=server.url)
         else:
             if not await _unless_stopped(_checked(settings.redis_url, settings), stopping):
                 return 0
-            told = settings
+            effective = settings
         supervisor = Supervisor(
-            child_specs(told, replicas, services), sys.stdout, shutdown_seconds=settings.shutdown_seconds
+            child_specs(effective, replicas, services), sys.stdout, shutdown_seconds=settings.shutdown_seconds
         )
-        print(banner(told, services, embedded=settings.redis_url is None), flush=True)
+        print(banner(effective, services, embedded=settings.redis_url is None), flush=True)
         status = await supervisor.run()
         if supervisor.failure:
             print(supervisor.failure, file=sys.stderr, flush=True)
@@ -94,7 +94,7 @@ async def _up(settings: Settings, replicas: int, services: Sequence[str]) -> int
 
 
 def child_specs(settings: Settings, replicas: int, services: Sequence[str]) -> list[ChildSpec]:
-    """What to start, in order; the n-th child's metrics port is n above the one that is set."""
+    """Return the children to start, in order. The n-th child's metrics port is the setting plus n."""
     names = []
     for service in services:
         name = service.replace("_", "-")
@@ -105,14 +105,14 @@ def child_specs(settings: Settings, replicas: int, services: Sequence[str]) -> l
         port = settings.metrics_port + place if settings.metrics_port else settings.metrics_port
         own = replace(settings, instance=name, metrics_port=port)
         inherited = {key: value for key, value in os.environ.items() if key != "WEFT_METRICS_PORT"}
-        # -P: the user's folder must not shadow our modules. The handlers look for the app there themselves.
+        # -P: the user's folder must not shadow our modules. Handlers add the folder for the app themselves.
         argv = [sys.executable, "-P", "-m", ENTRY, service.replace("_", "-")]
         specs.append(ChildSpec(name, argv, {**inherited, "PYTHONUNBUFFERED": "1", **own.to_environment()}))
     return specs
 
 
 def banner(settings: Settings, services: Sequence[str] = SERVICES, *, embedded: bool) -> str:
-    """What runs, where the data is, and how to submit."""
+    """Return the text that `weft up` prints first: services, data folder, how to submit."""
     url = settings.redis_url or ""
     event = """type weft.task.submit data '{"agent":"NAME","input":"TEXT"}'"""
     connect = f"-p {url.rpartition(':')[2]}" if embedded else f"-u {without_password(url)}"
@@ -130,16 +130,16 @@ def banner(settings: Settings, services: Sequence[str] = SERVICES, *, embedded: 
 
 
 def _engines(settings: Settings, services: Sequence[str]) -> list[str]:
-    """The line of the banner that tells which clusters steps go to, if any."""
-    # What follows `;` in a Spark remote may be a token.
+    """Return the banner's line about clusters, if steps go to any."""
+    # The part of a Spark remote after `;` may hold a token.
     remote = (settings.spark_remote or "").partition(";")[0]
     clusters = ((RAY_GATEWAY, "ray", settings.ray_address), (SPARK_GATEWAY, "spark", remote))
-    told = [f"{engine} ({where or 'a local one'})" for service, engine, where in clusters if service in services]
-    return [f"  engines  {', '.join(told)}"] if told else []
+    named = [f"{engine} ({where or 'a local one'})" for service, engine, where in clusters if service in services]
+    return [f"  engines  {', '.join(named)}"] if named else []
 
 
 async def _checked(url: str, settings: Settings) -> None:
-    """Refuses a broker that every service would refuse: once, and before anything is started."""
+    """Check the broker once, before any service starts and fails for the same reason."""
     transport = await connect(url)
     try:
         await open_namespace(transport, settings.namespace, settings.partitions)
@@ -148,21 +148,16 @@ async def _checked(url: str, settings: Settings) -> None:
 
 
 async def _unless_stopped(work: Coroutine[Any, Any, None], stopping: asyncio.Event) -> bool:
-    """Does the work; False where a signal came first."""
+    """Run `work` and return True; cancel it and return False if a signal comes first."""
     loop = asyncio.get_running_loop()
     doing, stop = loop.create_task(work), loop.create_task(stopping.wait())
     await asyncio.wait([doing, stop], return_when=asyncio.FIRST_COMPLETED)
-    await _cancelled(stop)
+    await cancel_and_wait(stop)
     if not doing.done():
-        await _cancelled(doing)
+        await cancel_and_wait(doing)
         return False
     doing.result()
     return True
-
-
-async def _cancelled(task: asyncio.Task[object]) -> None:
-    task.cancel()
-    await asyncio.wait([task])
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Runs services as child processes: starts them, shows what they say, starts again those that die."""
+"""Runs services as child processes: starts them, shows their output, and restarts those that die."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from typing import TextIO
 
 import anyio
 
-from runtime_core.bus.embedded import ended_how
+from runtime_core.bus.embedded import exit_reason
 from runtime_core.lifeline import tied
 
 FIRST_BACKOFF_SECONDS = 0.2
 LONGEST_BACKOFF_SECONDS = 5.0
 SETTLED_SECONDS = 10.0
-"""A child that lived this long had started well: its next death is the first one again."""
+"""A child that lives this long has started well: its backoff begins again."""
 REFUSALS_MAX = 3
 DRAIN_SECONDS = 1.0
 LINE_MAX_BYTES = 64 * 1024
 
 REFUSAL = re.compile(r'weft [\w-]+: .+|\{"time":"[^"]*","level":"error","service":"[^"]*","logger":"weft",.+')
-"""The one line with which a process says that it cannot run as it was told to, as text or as JSON."""
+"""The one line in which a service says why it cannot start, as text or as JSON."""
 NAMES_ITSELF = re.compile(r'\d\d:\d\d:\d\d (?P<name>[\w-]+) |\{"time":')
 """A log line that needs no prefix."""
 COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
@@ -36,7 +36,7 @@ COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """What to start: a name for its lines, the command, and its whole environment."""
+    """A process to start: the name before its lines, the command, and its whole environment."""
 
     name: str
     argv: Sequence[str]
@@ -50,25 +50,25 @@ class _Child:
     process: asyncio.subprocess.Process | None = None
     backoff_seconds: float = FIRST_BACKOFF_SECONDS
     refusal: str = ""
-    """The line of this kind that its present process wrote last."""
+    """The last refusal that the current process wrote."""
     refusals: int = 0
-    """Processes in a row that ended at the start with such a line."""
+    """Consecutive processes that refused to start."""
 
 
 @dataclass
 class Supervisor:
     """Keeps children alive until `stop`.
 
-    A child that dies is started again, after 0.2 s at first and 5 s at most. One that refuses to start three
-    times in a row (status 1 and its one line) ends them all. Children run in sessions of their own, so that
-    Ctrl-C reaches only this process, and on Linux they are killed when it is killed.
+    A child that dies is restarted after a backoff of 0.2 s to 5 s. A child that refuses to start three times in a
+    row (status 1 and a one-line reason) ends all. Each child runs in its own session, so that Ctrl-C reaches only
+    this process. On Linux, children are killed when this process is killed.
     """
 
     specs: Sequence[ChildSpec]
     output: TextIO
     shutdown_seconds: float = 20.0
     colour: bool | None = None
-    """None: where the output is a terminal and NO_COLOR is not set."""
+    """None: colour if the output is a terminal and NO_COLOR is not set."""
 
     _children: list[_Child] = field(default_factory=list, init=False)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -83,19 +83,19 @@ class Supervisor:
 
     @property
     def failure(self) -> str:
-        """The line of the child that made the supervisor give up; empty: none did."""
+        """Why the supervisor gave up: the last line of a child; empty if it did not."""
         return self._failure
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids of the children that run now, by name."""
+        """Process ids of the running children, by name."""
         running = [child for child in self._children if child.process and child.process.returncode is None]
         return {child.spec.name: child.process.pid for child in running if child.process}
 
     async def run(self) -> int:
-        """Starts all and returns when all have ended: 0 after `stop`, 1 where a child refused to start.
+        """Start all children and wait until all have ended. Return 0 after `stop`, 1 if a child refused to start.
 
-        Cancelled, it kills what runs. Call it in the main thread.
+        Cancellation kills the children. Call it in the main thread.
         """
         killer: asyncio.TimerHandle | None = None
         try:
@@ -111,7 +111,7 @@ class Supervisor:
         return 1 if self._failure else 0
 
     def stop(self) -> None:
-        """Asks all children to end; a second call kills them. Returns at once: `run` ends when they have."""
+        """Ask all children to end; a second call kills them. Returns at once; `run` returns when they have ended."""
         if self._stopping.is_set():
             self._kill(True)
             return
@@ -139,20 +139,19 @@ class Supervisor:
             self._say(
                 child,
                 logging.WARNING,
-                f"ended by itself ({ended_how(status)}) after {lived:.1f} s;"
-                f" starting it again in {child.backoff_seconds:g} s",
+                f"exited ({exit_reason(status)}) after {lived:.1f} s; restarting in {child.backoff_seconds:g} s",
             )
             await self._pause(child.backoff_seconds)
             child.backoff_seconds = min(2 * child.backoff_seconds, LONGEST_BACKOFF_SECONDS)
 
     async def _run_once(self, child: _Child) -> int:
-        """One process from start to end; returns its exit status, negative for a signal."""
-        # A pipe of our own: asyncio's would make `wait` wait for grandchildren that inherited it.
+        """Run one process from start to end. Return its exit status, negative for a signal."""
+        # Not asyncio's pipe: its `wait` would also wait for grandchildren that inherited the pipe.
         read_end, write_end = os.pipe()
         try:
             child.process = process = await asyncio.create_subprocess_exec(
-                # Not SIGTERM: one that hangs in its stop would be left over with nobody to look after it,
-                # and what a killed one had in hand is adopted.
+                # Not SIGTERM: a child that hangs in its stop would survive unsupervised. Other handlers reclaim
+                # the deliveries of a killed one.
                 *tied(child.spec.argv, signal.SIGKILL),
                 env=child.spec.env,
                 stdin=subprocess.DEVNULL,
@@ -165,17 +164,17 @@ class Supervisor:
             raise
         finally:
             os.close(write_end)
-        if self._stopping.is_set():  # asked to while it was being started
+        if self._stopping.is_set():  # `stop` was called while the child started
             self._signal(child, signal.SIGTERM)
         async with anyio.create_task_group() as group:
             group.start_soon(self._pump, child, read_end, name=f"show {child.spec.name}")
             status = await process.wait()
-            _kill_group(process.pid)  # what it has started and left behind
+            _kill_group(process.pid)  # processes that it has started and left behind
             group.cancel_scope.deadline = anyio.current_time() + DRAIN_SECONDS
         return status
 
     async def _pump(self, child: _Child, read_end: int) -> None:
-        """Shows the child's lines as they come; a very long one in pieces."""
+        """Show the child's lines as they arrive, a very long line in pieces."""
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         transport, _ = await loop.connect_read_pipe(
@@ -217,7 +216,7 @@ class Supervisor:
     def _write(self, line: str) -> None:
         try:
             print(line, file=self.output, flush=True)
-        except OSError:  # whoever read the output has gone, as in `weft up | head`
+        except OSError:  # the reader of the output has gone, as in `weft up | head`
             if not self._stopping.is_set():
                 self.stop()
 
@@ -245,18 +244,18 @@ class Supervisor:
                 child.process.send_signal(number)
 
     def _kill(self, asked: bool) -> None:
-        """Kills what runs, with all that it started itself."""
+        """Kill the running children, with the processes that they have started."""
         for child in self._children:
             process = child.process
             if process is None or process.returncode is not None:
                 continue
             if asked:
-                self._say(child, logging.ERROR, "did not end in time: killing it")
+                self._say(child, logging.ERROR, "did not stop in time: killing it")
             _kill_group(process.pid)
 
 
 def _kill_group(leader: int) -> None:
-    """Kill a child with all that it has started itself: it leads a session, hence a group, of its own."""
+    """Kill a child and the processes that it has started: it leads its own session, hence its own group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 

@@ -1,1 +1,1 @@
-"""From a command to a started task: admission, publishers, tenants and schedules."""
+"""Admits commands and starts tasks: admission, publishers, tenants, schedules, and the relay of answers."""

@@ -1,23 +1,37 @@
-"""From a valid submit to a started task: the checks that need the broker, the same for every way in."""
+"""Starts the task of a valid submit, after the checks that need the broker. Every submit path uses it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
+import msgspec
 from msgspec.structs import replace
 
 from runtime_core.bus.claims import find_place, submit_once
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Submitted
-from runtime_core.declare.manifest import InputCheck, Manifest
-from runtime_core.errors import InvalidInput, Rejected
+from runtime_core.bus.tasks import Submitted
+from runtime_core.declare.manifest import AgentEntry, Manifest, Schema
+from runtime_core.errors import ConfigurationError, InvalidInput, Rejected
 from runtime_core.ids import instance_address, partition_of
+from runtime_core.telemetry.redaction import redactor
+from runtime_core.text import shortened
 from runtime_core.wire.commands import Submission, default_task_id
 
 MANIFEST_SECONDS = 2.0
-"""How long a manifest that was read is taken for the newest."""
+"""How long manifests are cached."""
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "boolean": (bool,),
+    "object": (dict,),
+    "array": (list,),
+    "null": (type(None),),
+    "integer": (int,),
+    "number": (int, float),
+}
+_ANNOTATIONS = frozenset({"title", "description", "default", "examples", "$schema", "$comment", "deprecated"})
 
 
 class Admission:
@@ -27,18 +41,18 @@ class Admission:
         self._buses = buses
         self._checks: dict[str, InputCheck] = {}
         self._apps: dict[str, Manifest] = {}
-        """The app of each agent."""
+        """The manifest that declares each agent."""
         self._internal: set[str] = set()
-        """Agents that only other agents may ask."""
+        """Agents that only other agents may call."""
         self._stored: list[bytes] = []
-        """The manifests that these were made from."""
+        """The stored manifests from which the checks were built."""
         self._read_at = -MANIFEST_SECONDS
 
     async def admit(self, new: Submission) -> Submitted:
         """Check and start a task.
 
-        Raises `Rejected` (or its `NotYet`) with the field, `InvalidInput` for an input that its agent's schema
-        refuses, `Fenced` where the submission's epoch is not the newest admitter's.
+        Raises `Rejected` (or its subclass `NotYet`) with the field, `InvalidInput` if the input does not match the
+        agent's schema, `Fenced` if the submission's epoch is not the newest admitter's.
         """
         await self._check_input(new)
         if new.begun is None:  # a fork repeats a task that another agent has started
@@ -53,9 +67,9 @@ class Admission:
         return await submit_once(self._buses, self.partition_for(new), id_home, new)
 
     async def check(self, submission: Submission) -> None:
-        """Look at a submit that is made later. Raises Rejected for an unknown agent, InvalidInput for its input.
+        """Check a submit that will be made later. Raises Rejected for an unknown agent, InvalidInput for its input.
 
-        Before any handler has published its agents, nothing can be said, and nothing is raised.
+        Raises nothing until a handler has published its agents.
         """
         bus = self._buses[self.partition_for(submission)]
         known = cast(list[bytes], await bus.transport.call("HKEYS", bus.keys.agents))
@@ -66,21 +80,21 @@ class Admission:
         self._check_outside(submission.agent)
 
     def partition_for(self, new: Submission) -> int:
-        """A task lives with the instance that it asks, where the user gave that a key; else by its own id."""
+        """Return the partition of a task: that of its instance if the user gave a key, else that of its id."""
         if len(self._buses) == 1:
             return 0
         place = instance_address(new.agent, new.key) if new.key else new.partition_key or new.task_id
         return partition_of(place, len(self._buses))
 
     async def find(self, task: str) -> EventBus:
-        """The partition of a task that was submitted to this namespace."""
+        """Return the partition that holds a task."""
         return await find_place(self._buses, task)
 
     async def _check_input(self, submission: Submission) -> None:
         check = self._checks.get(submission.agent)
         now = time.monotonic()
         if check is None or now - self._read_at > MANIFEST_SECONDS:
-            self._read_at = now  # one reads them again; other submits go on with those that are known
+            self._read_at = now  # one submit reads them again; concurrent ones use the cached checks
             await self._read_manifests()
             check = self._checks.get(submission.agent)
         if check is not None:
@@ -91,25 +105,25 @@ class Admission:
             raise Rejected("data.agent", f"{agent} is internal: other agents may ask it, a submit may not")
 
     async def _hooks_of(self, submission: Submission) -> dict[str, list[str]]:
-        """The hooks that the submit names, as its context carries them: the agent's own app must declare them.
+        """Return the hooks that the submit names, in the form of its context. The agent's app must declare them.
 
-        Raises Rejected(`data.hooks.<point>`).
+        Raises Rejected (`data.hooks.<point>`).
         """
-        from runtime_core.hooks.declared import named_in_submit  # here, since most submits name none
+        from runtime_core.hooks.declared import named_in_submit  # few submits name hooks
 
         try:
             return named_in_submit(submission, self._apps.get(submission.agent))
         except Rejected:
-            await self._read_manifests()  # the hook may be newer than what was read last
+            await self._read_manifests()  # the hook may be newer than the cache
             return named_in_submit(submission, self._apps.get(submission.agent))
 
     async def _read_manifests(self) -> None:
-        """All inputs that the apps of this namespace have declared. Unknown agents are the broker's to refuse."""
+        """Read the inputs that the apps of this namespace declare. The broker refuses unknown agents."""
         bus = self._buses[0]
         stored = cast(list[bytes], await bus.transport.call("HVALS", bus.keys.manifests))
         self._read_at = time.monotonic()
         if stored == self._stored:
-            return  # compiling the checks of a schema takes milliseconds
+            return  # compiling a schema's checks takes milliseconds
         checks: dict[str, InputCheck] = {}
         apps: dict[str, Manifest] = {}
         internal: set[str] = set()
@@ -117,10 +131,116 @@ class Admission:
             try:
                 manifest = Manifest.from_json(data)
             except InvalidInput:
-                continue  # a newer release's; its own admitters read it
+                continue  # written by a newer release, whose admitters can read it
             for name, entry in manifest.agents.items():
                 checks[name] = InputCheck(name, entry)
                 apps[name] = manifest
                 if entry.internal:
                     internal.add(name)
         self._checks, self._apps, self._internal, self._stored = checks, apps, internal, stored
+
+
+class SchemaCheck:
+    """Checks values against one JSON schema. Construct it once: a schema takes milliseconds to compile."""
+
+    __slots__ = ("_check", "_kind")
+
+    def __init__(self, what: str, schema: Schema | None) -> None:
+        """Compile the schema of `what`, as in `input of agent 'writer'`. Raises ConfigurationError if it is invalid."""
+        self._kind = "any" if not schema else _plain_kind(schema)
+        self._check = None if schema is None or self._kind else _compiled(what, schema)
+
+    def value(self, value: object, field: str = "data.input") -> None:
+        """Raise InvalidInput with the path of the wrong part, as in `data.input.topic`."""
+        if self._check is not None:
+            self._check(value, field)
+        elif self._kind != "any" and not _is_kind(self._kind, value):
+            raise InvalidInput(field, f"{_quoted(value)} is not of type {self._kind}")
+
+    def json(self, data: bytes, field: str = "data.input") -> None:
+        """Do the same for JSON. It is decoded only if the schema needs that."""
+        if self._kind == "any" or (self._kind == "string" and data[:1] == b'"'):
+            return
+        try:
+            value = msgspec.json.decode(data)
+        except msgspec.DecodeError as error:
+            raise InvalidInput(field, f"cannot be read: {error}") from None
+        self.value(value, field)
+
+
+class InputCheck(SchemaCheck):
+    """Checks the inputs of one agent."""
+
+    __slots__ = ()
+
+    def __init__(self, name: str, agent: AgentEntry) -> None:
+        """Compile the agent's schema. Raises ConfigurationError if it is invalid."""
+        super().__init__(f"input of agent {name!r}", agent.input)
+
+
+def _plain_kind(schema: Schema) -> str:
+    """Return the type's name if the schema has no other keyword, `any` if it has none at all, else an empty text."""
+    asks = schema.keys() - _ANNOTATIONS
+    if not asks:
+        return "any"
+    kind = schema.get("type")
+    if asks == {"type"} and isinstance(kind, str) and kind in _KINDS:
+        return kind
+    # An object of any members, as `dict[str, object]` gives.
+    if asks == {"type", "additionalProperties"} and kind == "object" and schema["additionalProperties"] is True:
+        return "object"
+    return ""
+
+
+def _is_kind(kind: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    if kind == "integer" and isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, _KINDS[kind])
+
+
+def _compiled(what: str, schema: Schema) -> Callable[[object, str], None]:
+    # Imported here: it takes 50 ms, and plain schemas do not need it.
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import SchemaError, best_match
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        raise ConfigurationError(
+            f"the manifest's schema for the {what} is not valid, {_line(error.message)}: fix its declaration"
+        ) from None
+    # An empty registry: a reference to another document is rejected and never fetched.
+    validator = Draft202012Validator(schema, registry=Registry())
+
+    def check(value: object, field: str) -> None:
+        try:
+            error = best_match(validator.iter_errors(value))
+        except Unresolvable as missing:
+            raise ConfigurationError(
+                f"the manifest's schema for the {what} refers to {_line(str(missing))}, which it does not contain: "
+                "put it under $defs"
+            ) from None
+        except RecursionError:
+            raise InvalidInput(field, "is nested too deeply") from None
+        if error is not None:
+            where = ".".join((field, *_parts(error.absolute_path)))
+            raise InvalidInput(where, _line(error.message))
+
+    return check
+
+
+def _parts(path: Iterable[object]) -> list[str]:
+    return [str(part) for part in path]
+
+
+def _line(text: str, limit: int = 200) -> str:
+    # Redact before shortening: half a secret matches no rule.
+    return shortened(" ".join(redactor().start(text).split()), limit)
+
+
+def _quoted(value: object) -> str:
+    return _line(repr(value), 60)

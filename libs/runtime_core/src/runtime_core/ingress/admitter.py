@@ -1,10 +1,10 @@
-"""Admits what any language has appended to the ingress streams, in the order of each stream.
+"""Admits the commands on the ingress streams, in the order of each stream.
 
-`<namespace>:tasks` is for programs that are trusted. Publishers that are not have streams of their own, whose commands
-are bound to their publisher and its tenant (`runtime_core.ingress.publishers`).
+Trusted programs append to `<namespace>:tasks`, in any language. An untrusted publisher has its own stream, and its
+commands are bound to the publisher and its tenant (`runtime_core.ingress.publishers`).
 
-One admitter at a time: it carries its epoch, and a newer one fences it. An entry is acknowledged and deleted only
-after its task was started, or its rejection was kept; each step may be repeated.
+One admitter leads at a time: an admitter with a newer epoch fences it. It deletes and acknowledges an entry only after
+it has started the task or stored the rejection. Each step may be repeated.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from typing import cast
 import msgspec
 from msgspec.structs import replace
 
-from runtime_core.blobs.urls import folder_of_namespace
+from runtime_core.blobs import folder_of_namespace
 from runtime_core.bus.admin import IngressEntry, IngressStream
 from runtime_core.bus.connection import Argument, Reply, Transport
+from runtime_core.bus.deliveries import pairs
+from runtime_core.bus.durability import NotDurable
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, ingress
 from runtime_core.bus.partition import make_group
 from runtime_core.bus.spans import command_span
+from runtime_core.bus.tasks import NotYet
 from runtime_core.bus.topics import Topics, published
-from runtime_core.bus.values import NotDurable, NotYet, pairs
 from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, Rejected, ServerError, is_temporary
 from runtime_core.ingress import schedules
@@ -36,6 +38,7 @@ from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.publishers import Publisher, PublisherStreams
 from runtime_core.ingress.relay import Answers
 from runtime_core.ingress.schedules import Schedules
+from runtime_core.periodic import cancel_and_wait
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import REFUSALS
 from runtime_core.telemetry.spans import Span, task_traceparent, tracing
@@ -43,25 +46,25 @@ from runtime_core.wire import commands as wire
 from runtime_core.wire import events as facts
 from runtime_core.wire.commands import Submission, data_of
 from runtime_core.wire.envelope import Envelope, parse, reply_address
-from runtime_core.wire.results import ENDED
+from runtime_core.wire.events import ENDED
 
 logger = logging.getLogger(__name__)
 
 TASKS = "tasks"
 BLOCK_MS = 500
-BATCH = 200
-"""How many commands are read at once, where they are small."""
-FIRST_BATCH = 8
+READ_BATCH_MAX = 200
+"""Commands per read, if they are small."""
+READ_BATCH_FIRST = 8
 READ_BYTES = 4 * 1024 * 1024
-"""About how many bytes are read at once: the number of commands follows the size of those before."""
+"""Target size of a read: the number of commands adapts to the size of earlier ones."""
 YIELD_BYTES = 256 * 1024
-"""How many bytes are parsed at a stretch."""
-WAIT_SECONDS = 0.2
-"""How long a command that cannot be carried out yet waits before the next try."""
-LOOK_AHEAD = 1000
-"""How many commands may wait at once; those behind them are not read yet."""
-TRIES = 20
-"""How often a command is tried that fails for a reason of its own."""
+"""How many bytes are parsed before the event loop gets a turn."""
+RETRY_SECONDS = 0.2
+"""The pause before commands that must wait are tried again."""
+WAITING_MAX = 1000
+"""Commands that may wait at once; later ones are not read yet."""
+TRIES_MAX = 20
+"""Attempts at a command that fails with an unexpected error."""
 
 
 class Admitter:
@@ -78,10 +81,11 @@ class Admitter:
         watch: ProgressWatch,
         connect: Callable[[], Awaitable[Transport]] | None = None,
         blob_url: str | None = None,
+        edge: Transport | None = None,
     ) -> None:
-        """`connect` opens a connection for one publisher's stream, where those may live on other servers.
+        """For a Cluster, `connect` opens a connection per publisher's stream, and `edge` writes the answers.
 
-        `blob_url` is the blob store, if there is one.
+        `blob_url`: the blob store.
         """
         self._transport = transport
         self._admission = admission
@@ -92,16 +96,16 @@ class Admitter:
         self._watch = watch
         self._partition = str(home.keys.partition)
         for reason in REFUSALS:
-            metrics.tasks_refused[self._partition, reason]  # with 0, from the start
-        self._answers = Answers(transport, home, metrics)
+            metrics.tasks_refused[self._partition, reason]  # exports 0 from the start
+        self._answers = Answers(edge or transport, home, metrics)
         self._schedules = Schedules(home, admission)
         self._topics = topics
         self._connect = connect
         self._blobs = f"{blob_url}/{folder_of_namespace(namespace)}" if blob_url else ""
-        self._batch = min(FIRST_BATCH, BATCH)
+        self._batch = min(READ_BATCH_FIRST, READ_BATCH_MAX)
 
     async def run(self, epoch: str) -> None:
-        """Admit until cancelled. Raises Fenced where another leads by now."""
+        """Admit until cancelled. Raises Fenced if another admitter leads."""
         streams = PublisherStreams(
             self._home,
             self._transport,
@@ -117,29 +121,27 @@ class Admitter:
             for task in done:
                 task.result()
         finally:
-            for task in (publishers, shared):
-                task.cancel()
-            await asyncio.wait((publishers, shared))
+            await cancel_and_wait(publishers, shared)
 
     async def _read_shared(self, epoch: str) -> None:
-        """Admit what trusted programs append to the stream that they share."""
+        """Admit the commands on the stream that trusted programs share."""
         consumer = f"admitter-{epoch}"
-        # What an earlier admitter had taken comes first: the order of the stream is the order of admission.
+        # First the entries that an earlier admitter has read: admission follows the order of the stream.
         cursor = "0-0"
         waiting: list[_Command] = []
         try:
             while True:
                 try:
-                    if len(waiting) >= LOOK_AHEAD:
-                        await asyncio.sleep(WAIT_SECONDS)
+                    if len(waiting) >= WAITING_MAX:
+                        await asyncio.sleep(RETRY_SECONDS)
                         entries = []
                     elif cursor != ">":
                         entries = await self._left_behind(consumer, cursor)
                         cursor = entries[-1][0].decode() if entries else ">"
                     else:
-                        entries = await self._read(consumer, int(WAIT_SECONDS * 1000) if waiting else BLOCK_MS)
+                        entries = await self._read(consumer, int(RETRY_SECONDS * 1000) if waiting else BLOCK_MS)
                 except (BusUnavailable, ServerError) as error:
-                    # At its memory limit a server makes no group.
+                    # At its memory limit a server creates no group.
                     if isinstance(error, ServerError) and not is_temporary(error):
                         raise
                     await asyncio.sleep(0.1)
@@ -155,7 +157,7 @@ class Admitter:
             _close(waiting)
 
     async def _take(self, entries: Sequence[tuple[bytes, list[bytes]]], waiting: list[_Command]) -> None:
-        """Parse what was read. The heartbeat of the lead must not wait for many large commands."""
+        """Parse entries, and yield to the loop in between: large commands must not delay the leader's heartbeat."""
         size = parsed = 0
         for entry, fields in entries:
             waiting.append(self._command(entry, fields))
@@ -166,13 +168,13 @@ class Admitter:
         if size > READ_BYTES:
             self._batch = max(1, len(entries) * READ_BYTES // size)
         elif entries:
-            self._batch = min(BATCH, self._batch * 2)
+            self._batch = min(READ_BATCH_MAX, self._batch * 2)
 
     async def _settle_all(self, epoch: str, commands: list[_Command]) -> list[_Command]:
-        """Carry out commands in order; returns those that must wait.
+        """Execute commands in order, and return those that must wait.
 
-        Behind one that waits everything else waits too, so that submits keep their order. Cancels and answers go on,
-        since they end tasks and so make room; but not past an earlier command for the same task.
+        Later commands wait behind one that waits, so that submits keep their order. Cancels and signals overtake them,
+        because they end tasks and free memory, but never an earlier command for the same task.
         """
         waiting: list[_Command] = []
         tasks: set[str] = set()
@@ -201,7 +203,7 @@ class Admitter:
         return pairs(cast(list[list[Reply]], reply)[0][1]) if reply else []
 
     async def _left_behind(self, consumer: str, after: str) -> list[tuple[bytes, list[bytes]]]:
-        """Entries that were read and not admitted, by whomever, oldest first."""
+        """Claim entries that any admitter has read and not admitted, oldest first."""
         await make_group(self._transport, self._key, STATE_MANAGER)
         start = "-" if after == "0-0" else f"({after}"
         call = self._transport.call
@@ -213,13 +215,13 @@ class Admitter:
             found = pairs(await call("XCLAIM", self._key, STATE_MANAGER, consumer, 0, *ids))
             if found:
                 return found
-            # All of them were deleted, and only their acknowledgement is missing.
+            # All were deleted but not acknowledged.
             await call("XACK", self._key, STATE_MANAGER, *ids)
 
     async def _settle(self, epoch: str, command: _Command) -> bool:
-        """Carry out one command and remove its entry; False where it must wait.
+        """Execute one command and remove its entry. Return False if it must wait.
 
-        Whatever is wrong with it is answered and kept, and stops nothing.
+        An invalid command is answered and kept as a dead letter; it does not block the stream.
         """
         try:
             if command.error is None:
@@ -234,7 +236,7 @@ class Admitter:
         except (BusUnavailable, Fenced):
             raise
         except Exception as error:
-            if not await self._given_up(command, error):
+            if not await self._dead_lettered(command, error):
                 return False
         command.close()
         await self._remove(command)
@@ -242,10 +244,10 @@ class Admitter:
         return True
 
     async def _remove(self, command: _Command) -> None:
-        """Take an entry out of the stream; a server that cannot write just now is waited for."""
+        """Delete an entry from its stream; retry while the server cannot write."""
         while True:
             try:
-                # Delete first: a command that is only acknowledged would stay in the stream for ever.
+                # Delete first: an entry that is only acknowledged would stay in the stream for ever.
                 if command.stream is not None:
                     await command.stream.remove(command.entry)
                     return
@@ -255,40 +257,45 @@ class Admitter:
             except ServerError as error:
                 if not is_temporary(error):
                     raise
-                logger.warning("%s: a command cannot be removed now: %s", command.place, error)
-            await asyncio.sleep(WAIT_SECONDS)
+                logger.warning("cannot delete a command from %s, retrying: %s", command.place, error)
+            await asyncio.sleep(RETRY_SECONDS)
 
-    async def _given_up(self, command: _Command, error: Exception) -> bool:
-        """Whether a command that cannot be carried out is kept as a dead letter by now; else it is tried again.
+    async def _dead_lettered(self, command: _Command, error: Exception) -> bool:
+        """Return True if a failing command is now a dead letter, False if it will be retried.
 
-        A broker without room is waited for. Anything else would come back at every try, and hold up the others.
+        A full broker is retried without a limit. Any other error has a limit, because it would block the stream.
         """
         if isinstance(error, ServerError) and is_temporary(error):
             if not command.tries:
-                logger.warning("entry %s of %s waits: %s", command.entry.decode(), command.place, error)
+                logger.warning("entry %s of %s waits for the broker: %s", command.entry.decode(), command.place, error)
             command.tries += 1
             return False
         command.tries += 1
         logger.error(
-            "entry %s of %s, try %d: %r", command.entry.decode(), command.place, command.tries, error, exc_info=error
+            "entry %s of %s failed, attempt %d: %r",
+            command.entry.decode(),
+            command.place,
+            command.tries,
+            error,
+            exc_info=error,
         )
-        if command.tries < TRIES:
+        if command.tries < TRIES_MAX:
             return False
         try:
             await self._keep(command, "defect", type(error).__name__, str(error))
         except ServerError as refused:
-            logger.warning("entry %s of %s waits: %s", command.entry.decode(), command.place, refused)
+            logger.warning("entry %s of %s waits for the broker: %s", command.entry.decode(), command.place, refused)
             return False
         return True
 
     def _command(self, entry: bytes, fields: list[bytes]) -> _Command:
-        """An entry as it was read; what is wrong with it is in its `error`."""
+        """Return a command for an entry; `error` is set if the entry is invalid."""
         return self._parsed(_Command(entry, fields))
 
     def _bound_command(
         self, publisher: Publisher, stream: IngressStream, entry: IngressEntry, refused: InvalidInput | None
     ) -> _Command:
-        """An entry of a publisher's stream, bound to the publisher and its tenant."""
+        """Return a command of a publisher's stream, bound to the publisher and its tenant."""
         command = _Command(entry.id, entry.fields, publisher, stream)
         if refused is not None:
             command.error, command.overtakes = refused, True
@@ -330,7 +337,7 @@ class Admitter:
                         wire.SUBMIT, wire.CANCEL, wire.SIGNAL, wire.PUBLISH, schedules.SET,
                         schedules.DELETE,
                     )  # fmt: skip
-                    raise InvalidInput("type", f"{other!r} is no command; known are {', '.join(known)}")
+                    raise InvalidInput("type", f"{other!r} is not a command; commands are {', '.join(known)}")
         except InvalidInput as error:
             command.error, command.overtakes = error, True
         return command
@@ -347,15 +354,15 @@ class Admitter:
             case wire.Publication() as wanted:
                 await self._publish(command.entry, wanted)
             case None if command.envelope.type == schedules.SET:
-                await self._set_schedule(command, command.envelope)
+                await self._set_schedule(epoch, command, command.envelope)
             case None:
                 schedule_id = schedules.parse_delete(data_of(command.envelope))
                 if command.publisher is not None:
                     schedule_id = command.publisher.schedule_id(schedule_id)
-                await self._schedules.delete(schedule_id)
+                await self._schedules.delete(schedule_id, epoch)
 
-    async def _set_schedule(self, command: _Command, envelope: Envelope) -> None:
-        # The entry's own time: a second look at the same entry must find the same schedule.
+    async def _set_schedule(self, epoch: str, command: _Command, envelope: Envelope) -> None:
+        # The entry's time: admitting the same entry again must give the same schedule.
         said_ms = int(command.entry.partition(b"-")[0])
         data = data_of(envelope)
         schedule = schedules.parse_set(data, said_ms, envelope.tenant)
@@ -363,7 +370,7 @@ class Admitter:
             command.publisher.check_agent(schedule.agent)
             scoped = command.publisher.schedule(data, self._blobs)
             schedule = schedules.parse_set(scoped, said_ms, envelope.tenant)
-        await self._schedules.set(schedule)
+        await self._schedules.set(schedule, epoch)
 
     async def _submit(self, epoch: str, command: _Command, wanted: Submission) -> None:
         if not tracing():
@@ -373,12 +380,12 @@ class Admitter:
             trace = task_traceparent(self._namespace, wanted.task_id, wanted.traceparent)
             command.open(self._span(command.entry, wanted.task_id, trace, wanted.tracestate))
         assert command.span is not None
-        if command.span.recording:  # of a trace that is not kept nothing is said again
+        if command.span.recording:  # an unsampled trace is not propagated
             wanted = replace(wanted, traceparent=command.span.traceparent)
         await self._start(epoch, wanted)
 
     def _span(self, entry: bytes, task: str, traceparent: str, tracestate: str = "") -> AbstractContextManager[Span]:
-        """The span of a command, which what it starts is under."""
+        """Return the span of a command, the parent of what the command starts."""
         return command_span(
             STATE_MANAGER, entry=entry.decode(), task=task, traceparent=traceparent, tracestate=tracestate
         )
@@ -411,12 +418,12 @@ class Admitter:
 
     async def _cancel(self, wanted: wire.Cancellation) -> None:
         bus = await self._admission.find(wanted.task_id)
-        # Its entry is acknowledged after it: a broker that loses the cancel gives the entry again.
+        # Not durable: the entry is acknowledged later, so a broker that loses the cancel delivers the entry again.
         answer = await bus.cancel(wanted.task_id, wanted.reason or "cancelled by its user", durable=False)
         if wanted.replyto and answer[0] == "unknown":
-            # A repeat is answered as well, so nothing is said of a task that is not known but this.
+            # A repeated cancel gets the same answer.
             error = InvalidInput(
-                "data.task_id", f"no task {wanted.task_id!r} is known; a later submit of it is refused"
+                "data.task_id", f"task {wanted.task_id!r} is unknown; a later submit of it will be refused"
             )
             await self._answers.send(
                 wanted.replyto,
@@ -425,12 +432,12 @@ class Admitter:
 
     async def _signal(self, entry: bytes, wanted: wire.Signal, envelope: Envelope) -> None:
         if not tracing():
-            await self._hand_over(wanted)
+            await self._deliver_signal(wanted)
             return
         with self._span(entry, wanted.task_id, envelope.traceparent, envelope.tracestate) as span:
-            await self._hand_over(wanted, span.traceparent if span.recording else "")
+            await self._deliver_signal(wanted, span.traceparent if span.recording else "")
 
-    async def _hand_over(self, wanted: wire.Signal, trace: str = "") -> None:
+    async def _deliver_signal(self, wanted: wire.Signal, trace: str = "") -> None:
         bus = await self._admission.find(wanted.task_id)
         event = f"{wanted.source}\n{wanted.event_id}"
         answer = await bus.signal(
@@ -438,11 +445,11 @@ class Admitter:
         )
         match answer[0]:
             case "unknown":
-                raise InvalidInput("data.task_id", f"no task {wanted.task_id!r} is known")
+                raise InvalidInput("data.task_id", f"task {wanted.task_id!r} is unknown")
             case "ended":
-                raise InvalidInput("data.task_id", f"the task {wanted.task_id!r} has ended ({answer[1]})")
+                raise InvalidInput("data.task_id", f"task {wanted.task_id!r} has already ended ({answer[1]})")
             case "answered":
-                raise InvalidInput("data.request_id", f"{wanted.request_id!r} was already answered")
+                raise InvalidInput("data.request_id", f"question {wanted.request_id!r} was already answered")
             case "no_request":
                 raise InvalidInput("data.request_id", f"the task has no open question {wanted.request_id!r}")
             case "invalid":
@@ -463,20 +470,20 @@ class Admitter:
         )
 
     async def _reject(self, command: _Command, error: InvalidInput) -> None:
-        """Answer where there is a `replyto`, and keep the entry as a dead letter."""
+        """Keep the entry as a dead letter, and answer on its `replyto`, if it has one."""
         entry, task = command.entry.decode(), error.task_id if isinstance(error, Rejected) else ""
         fact = facts.rejected(entry, error, at_ms=_now(), task_id=task, cause=entry)
         await self._keep(command, "rejected", "Rejected", str(error), field=error.field, task=task)
         reply_to = reply_address(command.fields, self._namespace)
         if reply_to and (command.publisher is None or command.publisher.owns(reply_to)):
             await self._answers.send(reply_to, fact)
-        logger.warning("an entry of %s is rejected: %s", command.place, error)
+        logger.warning("rejected entry %s of %s: %s", entry, command.place, error)
         self._metrics.tasks_refused[self._partition, _refusal(error)].inc()
 
     async def _keep(
         self, command: _Command, reason: str, type: str, message: str, *, field: str = "", task: str = ""
     ) -> None:
-        """Keep an entry as a dead letter, once. Its fields stay as they came, unless they are over the size limit."""
+        """Keep an entry as a dead letter, once. Fields over the size limit are truncated."""
         if command.kept:
             return
         letter: list[Argument] = [
@@ -493,7 +500,7 @@ class Admitter:
 
 
 class _Command:
-    """An entry of an ingress stream that was read and is not settled."""
+    """An ingress entry that was read and is not settled."""
 
     __slots__ = (
         "_context", "_manager", "entry", "envelope", "error", "fields", "kept", "overtakes", "publisher", "span",
@@ -510,14 +517,14 @@ class _Command:
         self.entry = entry
         self.fields = fields
         self.publisher = publisher
-        """Whom it is bound to; None on the stream that trusted programs share."""
+        """The publisher that it is bound to; None on the shared stream."""
         self.stream = stream
         self.envelope: Envelope | None = None
         self.wanted: Submission | wire.Cancellation | wire.Signal | wire.Publication | None = None
         self.error: InvalidInput | None = None
         self.task = ""
         self.overtakes = False
-        """Whether it may go before commands that wait."""
+        """Whether it may overtake commands that wait."""
         self.kept = False
         self.tries = 0
         self.span: Span | None = None
@@ -526,16 +533,16 @@ class _Command:
 
     @property
     def place(self) -> str:
-        """Its stream, as dead letters and the log name it."""
+        """The stream's name in dead letters and logs."""
         return TASKS if self.publisher is None else f"{TASKS}:{self.publisher.name}"
 
     def open(self, span: AbstractContextManager[Span]) -> None:
-        """Open the one span of all tries. It is not current between them: other commands come in between."""
+        """Open one span for all attempts. It is not the current span between them: other commands run meanwhile."""
         self._manager = span
         self.span = self._context.run(span.__enter__)
 
     def close(self) -> None:
-        """End the span, with what is wrong with the command."""
+        """End the span, with the command's error."""
         manager, self._manager, self.span = self._manager, None, None
         if manager is not None:
             error = self.error
@@ -548,14 +555,14 @@ def _close(commands: Sequence[_Command]) -> None:
 
 
 def _without_names(command: _Command, error: InvalidInput) -> InvalidInput:
-    """The refusal as its publisher may see it: it must not learn which agents other tenants use."""
+    """Return the error without agent names: a publisher must not learn which agents other tenants use."""
     if command.publisher is None or error.field != "data.agent" or command.envelope is None:
         return error
     return command.publisher.unknown_agent(str(data_of(command.envelope)["agent"]))
 
 
 def _refusal(error: InvalidInput) -> str:
-    """One word of `REFUSALS`."""
+    """Return the metric's reason, one of `REFUSALS`."""
     if isinstance(error, Rejected) and error.retry_after_seconds is not None:
         return "overloaded"
     return {"data.agent": "unknown_agent", "id": "duplicate_id", "task_id": "duplicate_id"}.get(error.field, "invalid")

@@ -1,4 +1,4 @@
-"""Publishers with their own ingress streams: what their commands are bound to, and a fair reader of all streams."""
+"""Publishers with their own ingress streams: the scope of their commands, and a fair reader of all streams."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar, cast
 
 import msgspec
 from msgspec.structs import replace
 
-from runtime_core.blobs.urls import path_below
-from runtime_core.bus.admin import AHEAD_MS, MAX_ENTRY_BYTES, IngressEntry, IngressStream
+from runtime_core.blobs import path_below
+from runtime_core.bus.admin import MAX_ENTRY_BYTES, MAX_ID_AHEAD_MS, IngressEntry, IngressStream
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.codec import quoted
@@ -21,22 +21,41 @@ from runtime_core.engines.results import referenced_urls
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, Rejected, ServerError
 from runtime_core.ids import MAX_NAME_CHARACTERS, TASK_ID_RULE, is_task_id, scoped_name
 from runtime_core.ingress.schedules import checked_id
+from runtime_core.periodic import cancel_and_wait
 from runtime_core.wire.commands import Cancellation, Publication, Signal, Submission
 from runtime_core.wire.envelope import ANONYMOUS, Envelope
+
+logger = logging.getLogger(__name__)
 
 NAME_RULE = "1 to 63 of a-z 0-9 and -, beginning with a letter or digit"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 RESERVED = ("anonymous", "client", "schedule", "weft")
-"""The runtime's own sources begin with these names: a publisher that had one could use up their ids."""
-
+"""Prefixes of the runtime's own sources: a publisher with such a name could take their event ids."""
 BUILT_IN = "weft."
-"""How the names of the runtime's own agents begin: runners, sessions, hooks of ends."""
-
+"""Prefix of the runtime's own agents: runners, sessions, task-end hooks."""
 Named = TypeVar("Named", Submission, Cancellation, Signal, Publication)
+REGISTRY_SECONDS = 1.0
+"""The time between two reads of the registered publishers."""
+STREAM_BATCH = 100
+"""Entries per read of one stream."""
+STREAM_COMMANDS_MAX = 1000
+"""Commands of one stream that may be held at once; later ones are not read yet."""
+STREAM_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes of one stream that may be held at once, except for the last entry."""
+ALL_STREAMS_BYTES_MAX = 64 * 1024 * 1024
+"""The same for all streams together, in equal shares."""
+STREAM_RETRY_SECONDS = 0.2
+"""The pause before commands that must wait are tried again."""
+POLL_MIN_SECONDS = 0.02
+POLL_MAX_SECONDS = 1.0
+POLLS_PER_SECOND = 250
+"""Polls per second of all empty streams together."""
+STREAM_BACKOFF_MIN_SECONDS = 0.1
+STREAM_BACKOFF_MAX_SECONDS = 5.0
 
 
 class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One publisher, as the broker keeps it.
+    """A publisher as the broker stores it.
 
     A publisher may write only to `<namespace>:tasks:<publisher>`, so the stream says who sent a command. Every name in
     such a command is bound to the publisher's tenant: ids get the tenant's prefix, and an id that already has it stays
@@ -46,19 +65,19 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     tenant: str
     agents: tuple[str, ...] | None = None
-    """The agents that it may submit to; None: all that are neither internal nor the runtime's own."""
+    """Agents that it may submit to; None: all but internal agents and the runtime's own."""
     topics: tuple[str, ...] = ()
-    """The topics that it may publish on; `…*` is a prefix."""
+    """Topics that it may publish on; a trailing `*` matches a prefix."""
 
     @property
     def answers(self) -> str:
-        """How every `replyto` of this publisher begins."""
+        """The prefix of every `replyto` of this publisher."""
         return f"{self.name}:answers"
 
     # -- commands ----------------------------------------------------------------------------------------------
 
     def bind(self, envelope: Envelope) -> Envelope:
-        """The event with the publisher's tenant and source. Raises InvalidInput for another's tenant or `replyto`."""
+        """Set the publisher's tenant and source. Raises InvalidInput for a foreign tenant or `replyto`."""
         if envelope.tenant not in ("", self.tenant):
             raise InvalidInput(
                 "tenant",
@@ -72,13 +91,13 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return replace(envelope, tenant=self.tenant, source=self._source(envelope.source))
 
     def owns(self, reply_to: str) -> bool:
-        """Whether an answer may go to this stream."""
+        """Return whether an answer may go to this stream."""
         return reply_to.startswith(self.answers)
 
     def scope(self, command: Named, blobs: str = "") -> Named:
-        """The command with every name inside the tenant. `blobs` is the URL of the namespace's blobs, if it has any.
+        """Prefix every name in a command with the tenant. `blobs` is the URL of the namespace's blobs, if it has any.
 
-        Raises InvalidInput for a name that gets too long, and for a reference to another tenant's blob.
+        Raises InvalidInput for a name that becomes too long, and for a reference to another tenant's blob.
         """
         match command:
             case Submission():
@@ -103,20 +122,20 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 return replace(command, task_id=self.task(command.task_id))
 
     def task(self, task_id: str) -> str:
-        """The id of a task of this tenant. Raises InvalidInput where it gets too long."""
+        """Return a task id with the tenant's prefix. Raises InvalidInput if it becomes too long."""
         scoped = self._id(task_id)
         if not is_task_id(scoped):
             raise InvalidInput(
-                "data.task_id", f"{quoted(scoped)}, with the tenant's prefix, is no task id: {TASK_ID_RULE}"
+                "data.task_id", f"{quoted(scoped)}, with the tenant's prefix, is not a task id: {TASK_ID_RULE}"
             )
         return scoped
 
     def schedule_id(self, schedule_id: str) -> str:
-        """The id of a schedule of this tenant. Raises InvalidInput where it gets too long."""
+        """Return a schedule id with the tenant's prefix. Raises InvalidInput if it becomes too long."""
         return checked_id(self._id(schedule_id))
 
     def schedule(self, data: dict[str, object], blobs: str = "") -> dict[str, object]:
-        """The data of a valid `weft.schedule.set`, with every name inside the tenant. Raises as `scope` does."""
+        """Prefix every name in the data of a valid `weft.schedule.set`. Raises as `scope` does."""
         for field in ("input", "metadata"):
             self._check_references(f"data.{field}", msgspec.json.encode(data.get(field)), blobs)
         scoped = dict(data)
@@ -126,24 +145,24 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 scoped[field] = self._name(f"data.{field}", cast(str, data[field]))
         return scoped
 
-    # -- what it may reach -------------------------------------------------------------------------------------
+    # -- permissions ------------------------------------------------------------------------------------------
 
     def check_agent(self, agent: str) -> None:
-        """Raises Rejected for an agent that this publisher may not submit to."""
-        # The runtime's own agents run tasks that name any agent and any tool, internal ones too.
+        """Raise Rejected for an agent that this publisher may not submit to."""
+        # The runtime's own agents can call any agent and tool, internal ones too.
         allowed = not agent.startswith(BUILT_IN) if self.agents is None else agent in self.agents
         if not allowed:
             raise self.unknown_agent(agent)
 
     def unknown_agent(self, agent: str) -> Rejected:
-        """The refusal of an agent that is unknown, internal or not allowed: it names no other tenant's agents."""
+        """Return one error for unknown, internal and forbidden agents, without names of other tenants' agents."""
         if self.agents is None:
             return Rejected("data.agent", f"no agent is named {agent}")
         listed = ", ".join(self.agents)
         return Rejected("data.agent", f"publisher {self.name!r} may not submit to {agent}; it may submit to {listed}")
 
     def check_topic(self, topic: str) -> None:
-        """Raises Rejected for a topic that this publisher may not publish on."""
+        """Raise Rejected for a topic that this publisher may not publish on."""
         for allowed in self.topics:
             if topic == allowed or (allowed.endswith("*") and topic.startswith(allowed[:-1])):
                 return
@@ -151,18 +170,18 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         raise Rejected("data.topic", f"publisher {self.name!r} may not publish on {topic}; {listed}")
 
     def _check_references(self, field: str, data: bytes, blobs: str) -> None:
-        """Raises InvalidInput for a reference to anything but a result of one of the tenant's own tasks."""
+        """Raise InvalidInput for a reference to anything but a result of this tenant's tasks."""
         for url in referenced_urls(data):
             if not (isinstance(url, str) and self._owns_blob(url, blobs)):
                 raise InvalidInput(
                     field,
-                    f"refers to {quoted(url)}, which is no result of a task of tenant {self.tenant!r}; "
+                    f"refers to {quoted(url)}, which is not a result of a task of tenant {self.tenant!r}; "
                     "send the value itself, or a reference from an answer to this tenant",
                 )
 
     def _owns_blob(self, url: str, blobs: str) -> bool:
         try:
-            # The folder of a task's blobs is named by the task's id, which begins with its tenant.
+            # The folder of a task's blobs is the task's id, which begins with its tenant.
             return path_below(blobs, url).startswith(f"{self.tenant}.")
         except InvalidInput:
             return False
@@ -175,7 +194,7 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return source if source == self.name else scoped_name(self.name, source)
 
     def _id(self, name: str) -> str:
-        # No tenant's name holds a dot, so the first one ends the prefix.
+        # A tenant's name has no dot, so the first dot ends the prefix.
         prefix = f"{self.tenant}."
         return name if name.startswith(prefix) else prefix + name
 
@@ -191,9 +210,9 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def checked_name(field: str, name: str) -> str:
-    """The name of a publisher or tenant. Raises InvalidInput for what is none."""
+    """Return a valid name of a publisher or tenant. Raises InvalidInput (`field`)."""
     if not _NAME.fullmatch(name):
-        raise InvalidInput(field, f"{quoted(name)} is not a name: give {NAME_RULE}")
+        raise InvalidInput(field, f"{quoted(name)} is not a valid name: use {NAME_RULE}")
     return name
 
 
@@ -204,7 +223,7 @@ class Publishers:
         self._bus = bus
 
     async def set(self, publisher: Publisher) -> None:
-        """Register a publisher, in the place of one with the same name. Raises InvalidInput for names that are none."""
+        """Register a publisher, replacing one with the same name. Raises InvalidInput for invalid names."""
         checked_name("publisher", publisher.name)
         checked_name("tenant", publisher.tenant)
         if publisher.name in (*RESERVED, self._bus.keys.namespace):
@@ -214,7 +233,7 @@ class Publishers:
         )
 
     async def delete(self, name: str) -> bool:
-        """Stop reading a publisher's stream; False where there is no such publisher."""
+        """Unregister a publisher: its stream is not read any more. Return False if it does not exist."""
         return await self._bus.transport.call("HDEL", self._bus.keys.publishers, name) == 1
 
     async def get(self, name: str) -> Publisher | None:
@@ -222,7 +241,7 @@ class Publishers:
         return None if stored is None else _read(cast(bytes, stored))
 
     async def all(self) -> list[Publisher]:
-        """All publishers by name; one that a newer release has written in another form is left out."""
+        """Return all publishers, sorted by name, without those that a newer release wrote in another format."""
         stored = cast(list[bytes], await self._bus.transport.call("HVALS", self._bus.keys.publishers))
         return sorted(filter(None, map(_read, stored)), key=lambda publisher: publisher.name)
 
@@ -237,50 +256,28 @@ def _read(data: bytes) -> Publisher | None:
     return found
 
 
-def names_of(text: str) -> tuple[str, ...]:
-    """The names in a list with commas."""
+def split_names(text: str) -> tuple[str, ...]:
+    """Split a comma-separated list of names."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
-logger = logging.getLogger(__name__)
-
-REGISTRY_SECONDS = 1.0
-"""Between two looks at who is registered."""
-BATCH = 100
-"""How many entries of one stream are read at once."""
-IN_HAND = 1000
-"""How many commands of one stream may wait at once; those behind them are not read yet."""
-IN_HAND_BYTES = 4 * 1024 * 1024
-"""How many bytes of one stream may be in hand, but for the last entry."""
-ALL_IN_HAND_BYTES = 64 * 1024 * 1024
-"""The same for all streams together, shared evenly."""
-WAIT_SECONDS = 0.2
-"""How long a command that cannot be carried out yet waits before the next try."""
-IDLE_FIRST_SECONDS = 0.02
-IDLE_LAST_SECONDS = 1.0
-LOOKS_PER_SECOND = 250
-"""How often empty streams are looked at, all together."""
-BACKOFF_FIRST_SECONDS = 0.1
-BACKOFF_LAST_SECONDS = 5.0
-
-
-class Held(Protocol):
-    """A command in hand."""
+class HasFields(Protocol):
+    """A held command."""
 
     fields: list[bytes]
 
 
-Command = TypeVar("Command", bound=Held)
+Command = TypeVar("Command", bound=HasFields)
 
 
 class PublisherStreams(Generic[Command]):
-    """Reads the ingress streams of all registered publishers, each in a task of its own.
+    """Reads the ingress streams of all registered publishers, each in its own task.
 
-    Each task settles one command at a time, so the streams take turns by command. A stream that cannot be read, has to
-    wait, or is full of garbage delays no other. The commands in hand are bounded in entries and bytes.
+    Each task settles one command at a time, so the streams take turns command by command. A stream that is unreadable,
+    waits or holds garbage does not delay the others. Held commands are bounded in number and bytes.
 
-    `take` makes a command of an entry, `settle` carries commands out and returns those that wait.
-    `connect` opens a connection for one stream, where the streams may live on different servers (Redis Cluster).
+    `take` turns an entry into a command. `settle` executes commands and returns those that must wait.
+    `connect` opens a connection per stream, for a Cluster, where the streams may live on different servers.
     """
 
     def __init__(
@@ -302,35 +299,35 @@ class PublisherStreams(Generic[Command]):
         self._readers: dict[Publisher, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Read until cancelled. Raises Fenced where another leads by now."""
+        """Read until cancelled. Raises Fenced if another admitter leads."""
         try:
             while True:
                 try:
                     await self._follow_registry()
                 except (BusUnavailable, ServerError) as error:
-                    logger.warning("the registered publishers cannot be read now: %s", error)
+                    logger.warning("cannot read the registered publishers: %s", error)
                 readers = self._readers.values()
                 if not readers:
                     await asyncio.sleep(REGISTRY_SECONDS)
                     continue
                 done, _ = await asyncio.wait(readers, timeout=REGISTRY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 for reader in done:
-                    reader.result()  # they end by an error that is not their stream's
+                    reader.result()  # raises: readers end only by errors that concern all streams
         finally:
-            await _end(self._readers.values())
+            await cancel_and_wait(*self._readers.values())
 
     async def _follow_registry(self) -> None:
-        """One reader for each publisher as it is registered now: one that has changed gets another reader."""
+        """Start a reader for each new or changed publisher, and stop the readers of others."""
         wanted = {publisher.name: publisher for publisher in await self._publishers.all()}
         gone = [publisher for publisher in self._readers if wanted.get(publisher.name) != publisher]
-        await _end([self._readers.pop(publisher) for publisher in gone])
+        await cancel_and_wait(*[self._readers.pop(publisher) for publisher in gone])
         for publisher in wanted.values():
             if publisher not in self._readers:
                 self._readers[publisher] = asyncio.create_task(self._read(publisher), name=f"tasks:{publisher.name}")
 
     async def _read(self, publisher: Publisher) -> None:
         transport = self._transport if self._connect is None else None
-        backoff, said = BACKOFF_FIRST_SECONDS, ""
+        backoff, logged = STREAM_BACKOFF_MIN_SECONDS, ""
         try:
             while True:
                 began = time.monotonic()
@@ -342,32 +339,32 @@ class PublisherStreams(Generic[Command]):
                 except (Fenced, asyncio.CancelledError):
                     raise
                 except Exception as error:
-                    # Whatever is wrong with one stream (another type, no right to it) is its publisher's trouble alone.
-                    if time.monotonic() - began > BACKOFF_LAST_SECONDS:
-                        backoff, said = BACKOFF_FIRST_SECONDS, ""
+                    # An error of one stream (wrong type, no permission) must not affect other publishers.
+                    if time.monotonic() - began > STREAM_BACKOFF_MAX_SECONDS:
+                        backoff, logged = STREAM_BACKOFF_MIN_SECONDS, ""
                     expected = isinstance(error, (BusUnavailable, ServerError))
-                    if str(error) != said:
+                    if str(error) != logged:
                         logger.log(
                             logging.WARNING if expected else logging.ERROR,
-                            "the stream of publisher %s cannot be read now: %r", publisher.name, error,
+                            "cannot read the stream of publisher %s: %r", publisher.name, error,
                             exc_info=None if expected else error,
                         )  # fmt: skip
-                    said = str(error)
+                    logged = str(error)
                 await asyncio.sleep(backoff)
-                backoff = min(backoff * 2, BACKOFF_LAST_SECONDS)
+                backoff = min(backoff * 2, STREAM_BACKOFF_MAX_SECONDS)
         finally:
             if transport is not None and transport is not self._transport:
                 await transport.close()
 
     async def _follow(self, publisher: Publisher, stream: IngressStream) -> None:
-        """Settle what comes on one stream, in its order, until something is wrong with it."""
+        """Settle the entries of one stream in order, until reading it fails."""
         waiting: list[Command] = []
         last = b""
         try:
             while True:
-                left = min(IN_HAND_BYTES, ALL_IN_HAND_BYTES // max(1, len(self._readers)))
+                left = min(STREAM_BYTES_MAX, ALL_STREAMS_BYTES_MAX // max(1, len(self._readers)))
                 left -= sum(sum(map(len, command.fields)) for command in waiting)
-                count = min(BATCH, IN_HAND - len(waiting))
+                count = min(STREAM_BATCH, STREAM_COMMANDS_MAX - len(waiting))
                 entries: list[IngressEntry] = []
                 if count > 0 and left > 0:
                     entries = await stream.read(last, count, left)
@@ -376,32 +373,24 @@ class PublisherStreams(Generic[Command]):
                 if entries and waiting:
                     last = entries[-1].id
                 elif not waiting:
-                    # From the first entry again: what was settled is gone, and a stream that was made again begins
-                    # with smaller ids.
+                    # Read from the start again: settled entries are gone, and a recreated stream may have smaller ids.
                     last = b""
-                # At once while there is more.
-                await asyncio.sleep(WAIT_SECONDS if waiting else 0 if entries else self._idle_seconds())
+                # No pause while there are more entries.
+                await asyncio.sleep(STREAM_RETRY_SECONDS if waiting else 0 if entries else self._poll_seconds())
         finally:
             self._drop(waiting)
 
-    def _idle_seconds(self) -> float:
-        return min(IDLE_LAST_SECONDS, max(IDLE_FIRST_SECONDS, len(self._readers) / LOOKS_PER_SECOND))
+    def _poll_seconds(self) -> float:
+        return min(POLL_MAX_SECONDS, max(POLL_MIN_SECONDS, len(self._readers) / POLLS_PER_SECOND))
 
 
 def _refused(entry: IngressEntry) -> InvalidInput | None:
-    """What is wrong with an entry before it is read as an event."""
+    """Return why an entry is refused before it is parsed; None if it is not."""
     if entry.too_large:
         return InvalidInput(
             "entry",
             f"is {entry.too_large} bytes, over the limit of {MAX_ENTRY_BYTES}; store the data and send a reference",
         )
-    if int(entry.id.partition(b"-")[0]) > time.time() * 1000 + AHEAD_MS:
+    if int(entry.id.partition(b"-")[0]) > time.time() * 1000 + MAX_ID_AHEAD_MS:
         return InvalidInput("entry", f"has the id {entry.id.decode()}, which lies in the future; send `*` as its id")
     return None
-
-
-async def _end(readers: Collection[asyncio.Task[None]]) -> None:
-    for reader in readers:
-        reader.cancel()
-    if readers:
-        await asyncio.wait(readers)

@@ -1,4 +1,4 @@
-"""Starts what schedules have due: one task for each time, whoever leads and however often it is tried."""
+"""Starts the tasks of due schedules: at most one task per scheduled time, across retries and changes of leader."""
 
 from __future__ import annotations
 
@@ -16,88 +16,102 @@ from runtime_core.errors import BusUnavailable, InvalidInput, Rejected, ServerEr
 from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.schedules import Schedule, Schedules
 from runtime_core.wire.commands import SUBMIT
-from runtime_core.wire.results import ENDED
+from runtime_core.wire.events import ENDED
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.25
-"""The longest time between two looks: a schedule that was just set may be due before all others."""
-BATCH = 100
-UNREADABLE_MS = 60_000
-REMEMBER_MS = 24 * 3600 * 1000
-"""How long a schedule that came once is kept: setting it again meanwhile starts nothing."""
+POLL_SECONDS = 0.25
+"""The longest pause between two checks: a new schedule may be due before all others."""
+DUE_BATCH = 100
+UNREADABLE_POSTPONE_MS = 60_000
+ONE_SHOT_RETENTION_MS = 24 * 3600 * 1000
+"""How long a one-shot schedule is kept after it has run: setting it again in that time starts nothing."""
 
 Clock = Callable[[], Awaitable[int]]
 
 
 class Scheduler:
-    """Run by one process of a namespace. A second one beside it starts nothing twice.
+    """Starts due schedules; one process per namespace runs it. A second one would start nothing twice.
 
-    A time's task has an id of its own (`<schedule>-<epoch ms>`), and the schedule goes on to its next time only where
-    the broker still holds what was read: a process that dies in between leaves the time due, and the next one finds
-    the task started.
+    The task of a scheduled time has its own id (`<schedule>-<epoch ms>`). The schedule moves to its next time by a
+    compare-and-set. If a process dies in between, the time stays due, and the next process finds the task started.
     """
 
     def __init__(self, bus: EventBus, admission: Admission, *, clock: Clock | None = None) -> None:
-        """`bus` is the first partition; `clock` gives epoch milliseconds, by default the broker's."""
+        """`bus` is the first partition. `clock` returns epoch milliseconds; the default is the broker's clock."""
         self._bus = bus
         self._admission = admission
         self._schedules = Schedules(bus, admission)
         self._clock = clock or bus.time_ms
 
     async def run(self, epoch: str = "") -> None:
-        """Start what is due until cancelled. `epoch` is the leader's; raises Fenced where another leads by now."""
+        """Start due tasks until cancelled. `epoch` is the leader's; raises Fenced if another process leads."""
         waiting = False
         while True:
             try:
                 left = await self.start_due(epoch)
             except BusUnavailable:
-                left = LOOK_SECONDS
+                left = POLL_SECONDS
             except ServerError as error:
                 if not is_temporary(error):
                     raise
                 if not waiting:
-                    logger.warning("schedules wait: %s", error)
-                waiting, left = True, LOOK_SECONDS
+                    logger.warning("schedules wait for the broker: %s", error)
+                waiting, left = True, POLL_SECONDS
             else:
                 waiting = False
-            await asyncio.sleep(min(left, LOOK_SECONDS))
+            await asyncio.sleep(min(left, POLL_SECONDS))
 
     async def start_due(self, epoch: str = "") -> float:
-        """Start what is due now; returns the seconds until the next time."""
+        """Start what is due now. Return the seconds until the next scheduled time."""
         now = await self._clock()
-        for schedule_id, stored in await self._schedules.due(now, BATCH):
+        for schedule_id, stored in await self._schedules.due(now, DUE_BATCH):
             try:
                 schedule = Schedule.from_json(stored)
             except msgspec.MsgspecError as error:
-                # A newer release's: its own leader will start it. It must not hold up the others.
+                # Written by a newer release, whose leader will start it. It must not block the others.
                 logger.error("schedule %s cannot be read: %s", schedule_id, error)
-                await self._schedules.postpone(schedule_id, now + UNREADABLE_MS)
+                await self._schedules.postpone(schedule_id, now + UNREADABLE_POSTPONE_MS)
             else:
                 await self._start(schedule, stored, now, epoch)
         due = await self._schedules.next_due()
-        # What could not be started yet is due still: it is tried again, but not without a pause.
-        return LOOK_SECONDS if due is None else max(0.02, (due - now) / 1000)
+        # A task that could not be started is still due: retry it after a pause.
+        return POLL_SECONDS if due is None else max(0.02, (due - now) / 1000)
 
     async def _start(self, schedule: Schedule, stored: bytes, now: int, epoch: str) -> None:
         due = schedule.next_ms
         if due is None:
-            await self._schedules.remove(schedule, stored)
+            looked_at = await self._schedules.look_ms(schedule.schedule_id)
+            # If its only time was started just now, by another process, it is kept for a day.
+            if looked_at is not None and looked_at <= now:
+                await self._schedules.remove(schedule, stored)
             return
+        if due > now:
+            return  # another process has moved or replaced it since its time was looked at
         time_ms = schedule.newest(due, now)
+        if time_ms != due:
+            if await self._status(schedule.task_id(due)) is not None:
+                # A leader has started the task and died before it noted that.
+                schedule.last_ms, schedule.last_task = due, schedule.task_id(due)
+                schedule.started += 1
+            # Note which time starts now: if this process dies after the start, its successor looks for that task.
+            schedule.next_ms = time_ms
+            if not await self._schedules.replace(schedule, stored, epoch=epoch):
+                return
+            stored = schedule.to_json()
         if not schedule.starts(time_ms, now):
             schedule.skipped += 1
-            logger.warning("schedule %s: nobody was there at %d, and it does not catch up", schedule.schedule_id, due)
+            logger.warning("schedule %s: skipped the missed time %d (catch_up is false)", schedule.schedule_id, due)
         elif schedule.overlap == "skip" and await self._runs(schedule.last_task):
             schedule.skipped += 1
-            logger.info("schedule %s: %s is not done, a time is left out", schedule.schedule_id, schedule.last_task)
+            logger.info("schedule %s: task %s still runs, skipping this time", schedule.schedule_id, schedule.last_task)
         elif not await self._submit(schedule, time_ms, epoch):
             return
         schedule.next_ms = schedule.after(max(time_ms, now))
-        await self._schedules.replace(schedule, stored, forget_ms=now + REMEMBER_MS)
+        await self._schedules.replace(schedule, stored, forget_ms=now + ONE_SHOT_RETENTION_MS, epoch=epoch)
 
     async def _submit(self, schedule: Schedule, time_ms: int, epoch: str) -> bool:
-        """Start the task of one time; False where that has to be tried again later."""
+        """Start the task of one scheduled time. Return False if it must be retried later."""
         try:
             submission = schedule.submission(time_ms)
             submission.epoch = epoch
@@ -114,16 +128,18 @@ class Scheduler:
         return True
 
     async def _runs(self, task: str) -> bool:
-        if not task:
-            return False
+        status = await self._status(task) if task else None
+        return status is not None and status not in ENDED
+
+    async def _status(self, task: str) -> str | None:
         bus = await self._admission.find(task)
         status = cast(bytes | None, await bus.transport.call("HGET", bus.keys.task(task), "status"))
-        return status is not None and status.decode() not in ENDED
+        return None if status is None else status.decode()
 
     async def _keep(self, schedule: Schedule, time_ms: int, error: InvalidInput) -> None:
-        """Keep a refused submit as a dead letter, from which it can be mended and submitted again."""
+        """Keep a refused submit as a dead letter, which can be corrected and redriven."""
         task = schedule.task_id(time_ms)
-        logger.warning("schedule %s: %s is rejected: %s", schedule.schedule_id, task, error)
+        logger.warning("schedule %s: task %s was rejected: %s", schedule.schedule_id, task, error)
         now = await self._clock()
         reason = {"type": "Rejected", "message": str(error)}
         await self._bus.keep_letter((

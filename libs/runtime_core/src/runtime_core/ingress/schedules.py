@@ -1,4 +1,4 @@
-"""Schedules: what each starts and when (cron expressions too), and how they are set, listed and removed."""
+"""Schedules: their times (cron expressions too), the tasks that they start, and their store on the broker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Submitted
+from runtime_core.bus.tasks import Submitted
 from runtime_core.codec import quoted
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.ingress.admission import Admission
@@ -30,10 +30,26 @@ MACROS = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
-# A 29th of February may be eight years away.
+# The next 29th of February may be eight years away.
 SEARCH_DAYS = 366 * 9
-
 _MONTH_NAMES = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_ITEM = re.compile(r"(?P<first>\*|\w+)(?:-(?P<last>\w+))?(?:/(?P<step>\d+))?")
+SET = "weft.schedule.set"
+DELETE = "weft.schedule.delete"
+LEAST_EVERY_SECONDS = 1.0
+MOST_SECONDS = 10 * 366 * 86_400
+GRACE_MS = 60_000
+"""A time counts as missed only after this delay, which a change of leader or a busy broker may cause."""
+_SCHEDULE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+=-]{0,179}")
+SCHEDULE_ID_RULE = "1 to 180 letters, digits and . _ @ + = -, a letter or digit first"
+_WHEN = ("every_seconds", "cron", "at", "delay_seconds")
+_WHAT = ("agent", "input", "key", "session_id", "conf", "hooks", "metadata")
+FIELDS = ("schedule_id", *_WHAT, *_WHEN, "timezone", "overlap", "catch_up")
+_WHEN_LIST = "every_seconds, cron, at or delay_seconds"
+Overlap = Literal["skip", "start"]
+MAX_SCHEDULES = 100_000
+
+
 _MONTHS = {name: number for number, name in enumerate(_MONTH_NAMES, 1)}
 _DAYS = {name: number for number, name in enumerate(("sun", "mon", "tue", "wed", "thu", "fri", "sat"))}
 _FIELDS: tuple[tuple[str, int, int, dict[str, int]], ...] = (
@@ -43,7 +59,6 @@ _FIELDS: tuple[tuple[str, int, int, dict[str, int]], ...] = (
     ("month", 1, 12, _MONTHS),
     ("day of week", 0, 7, _DAYS),
 )
-_ITEM = re.compile(r"(?P<first>\*|\w+)(?:-(?P<last>\w+))?(?:/(?P<step>\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +67,9 @@ class Cron:
 
     As with cron, a day matches where either of the two day fields does, if both are restricted.
 
-    Where the clock is put forward, a time that is skipped comes as much later as the clock was moved (02:30 as 03:30);
-    where it is put back, a time that occurs twice comes once, at its first occurrence. An expression for every hour
-    follows the hours that really pass: it skips nothing and comes in both of the repeated hours.
+    When the clock moves forward, a skipped time moves by the same amount (02:30 becomes 03:30). When the clock moves
+    back, a repeated time counts once, at its first occurrence. An expression for every hour follows elapsed hours: it
+    skips none and matches in both repeated hours.
     """
 
     expression: str
@@ -66,18 +81,18 @@ class Cron:
     weekdays: frozenset[int]
     """0 is Sunday."""
     either_day: bool
-    """Both day fields are restricted: one of them is enough."""
+    """Both day fields are restricted: a day matches either."""
 
     @classmethod
     def parse(cls, expression: str, zone: ZoneInfo, field: str = "cron") -> Cron:
-        """Raises InvalidInput (`field`), also for an expression that never comes."""
+        """Parse an expression. Raises InvalidInput (`field`), also if it never matches."""
         parts = MACROS.get(expression.strip().lower(), expression).split()
         if len(parts) != len(_FIELDS):
             known = ", ".join(MACROS)
             raise InvalidInput(
                 field,
-                f"{quoted(expression)} is no cron expression: give minute, hour, day of month, month and day of week, "
-                f"as in `*/5 * * * *`, or one of {known}",
+                f"{quoted(expression)} is not a cron expression: give minute, hour, day of month, month and day of "
+                f"week, as in `*/5 * * * *`, or one of {known}",
             )
         values = [_values(part, *about, field) for part, about in zip(parts, _FIELDS, strict=True)]
         cron = cls(
@@ -91,13 +106,13 @@ class Cron:
             either_day=not parts[2].startswith("*") and not parts[4].startswith("*"),
         )
         if cron.after(datetime(2000, 1, 1, tzinfo=UTC)) is None:
-            raise InvalidInput(field, f"{quoted(expression)} never comes: no month has such a day")
+            raise InvalidInput(field, f"{quoted(expression)} never matches: no month has such a day")
         return cron
 
     def after(self, moment: datetime) -> datetime | None:
-        """The first time after `moment` (both UTC, whole minutes); None where there is none within nine years."""
+        """Return the first time after `moment` (both UTC, whole minutes); None if there is none within nine years."""
         local = moment.astimezone(self.zone)
-        # An hour earlier, since a skipped time comes later than it says.
+        # An hour earlier, since a skipped time moves to a later hour.
         day, from_hour = local.date(), local.hour - 1
         for _ in range(SEARCH_DAYS):
             if self._has(day):
@@ -108,9 +123,9 @@ class Cron:
         return None
 
     def before_or_at(self, moment: datetime, since: datetime) -> datetime:
-        """The last time from `since`, which is one, to `moment`."""
+        """Return the last time up to `moment`. `since` is an earlier scheduled time."""
         latest = since
-        # Short spans first: most expressions come often.
+        # Short spans first: most expressions match often.
         for span in (timedelta(hours=1), timedelta(days=1), timedelta(days=32), timedelta(days=367)):
             start = moment - span
             if start <= since:
@@ -130,7 +145,7 @@ class Cron:
         return (of_month or of_week) if self.either_day else (of_month and of_week)
 
     def _of_day(self, day: date, from_hour: int) -> Iterator[datetime]:
-        """The instants of a day in order, hour by hour: most days are asked for one of them."""
+        """Yield the times of a day in order, lazily: most callers need one."""
         every_hour = len(self.hours) == 24
         for hour in self.hours:
             if hour < from_hour:
@@ -153,7 +168,7 @@ def _values(text: str, name: str, lowest: int, highest: int, names: dict[str, in
     for item in text.lower().split(","):
         match = _ITEM.fullmatch(item)
         if match is None or (match["first"] == "*" and match["last"]):
-            raise InvalidInput(field, f"{quoted(item)} is no {name}")
+            raise InvalidInput(field, f"{quoted(item)} is not a {name}")
         step = int(match["step"] or 1)
         if step == 0:
             raise InvalidInput(field, f"{quoted(item)} has a step of 0 in {name}")
@@ -161,12 +176,12 @@ def _values(text: str, name: str, lowest: int, highest: int, names: dict[str, in
             first, last = lowest, highest
         else:
             first = _number(match["first"], name, lowest, highest, names, field)
-            # `5/10` goes on from 5 to the end, as with cron.
+            # `5/10` runs from 5 to the end, as in cron.
             last = highest if match["step"] else first
             if match["last"]:
                 last = _number(match["last"], name, lowest, highest, names, field)
                 if names is _DAYS and last == 0:
-                    last = 7  # Sunday ends a week as well as it begins one
+                    last = 7  # Sunday is 0 or 7
         if last < first:
             raise InvalidInput(field, f"{quoted(item)} goes backwards in {name}")
         found.update(range(first, last + 1, step))
@@ -178,55 +193,38 @@ def _number(text: str, name: str, lowest: int, highest: int, names: dict[str, in
     if number is None and text.isascii() and text.isdecimal() and len(text) < 4:
         number = int(text)
     if number is None or not lowest <= number <= highest:
-        raise InvalidInput(field, f"{quoted(text)} is no {name} from {lowest} to {highest}")
+        raise InvalidInput(field, f"{quoted(text)} is not a {name} from {lowest} to {highest}")
     return number
 
 
-SET = "weft.schedule.set"
-DELETE = "weft.schedule.delete"
-
-LEAST_EVERY_SECONDS = 1.0
-MOST_SECONDS = 10 * 366 * 86_400
-GRACE_MS = 60_000
-"""A time that is no later than this was not missed: its leader died, or the broker was busy."""
-_SCHEDULE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+=-]{0,179}")
-SCHEDULE_ID_RULE = "1 to 180 letters, digits and . _ @ + = -, a letter or digit first"
-_WHEN = ("every_seconds", "cron", "at", "delay_seconds")
-_WHAT = ("agent", "input", "key", "session_id", "conf", "hooks", "metadata")
-FIELDS = ("schedule_id", *_WHAT, *_WHEN, "timezone", "overlap", "catch_up")
-_WHEN_SAID = "every_seconds, cron, at or delay_seconds"
-
-Overlap = Literal["skip", "start"]
-
-
 class Schedule(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A schedule as the broker keeps it. Times are epoch milliseconds."""
+    """A schedule as the broker stores it. Times are epoch milliseconds."""
 
     schedule_id: str
-    task: dict[str, Any]  # Any: JSON, the data of the submits that it makes
+    task: dict[str, Any]  # Any: JSON, the data of its submits
     tenant: str = ""
-    """On whose behalf its tasks run."""
+    """The tenant of its tasks."""
     digest: str
-    """Of what was asked for: setting an equal schedule again changes nothing."""
+    """Digest of the request: setting an equal schedule again changes nothing."""
     every_ms: int = 0
     cron: str = ""
     timezone: str = "UTC"
     overlap: Overlap = "skip"
-    """What becomes of a time at which the task of the time before is not done: left out, or started beside it."""
+    """If the previous task still runs: `skip` the time, or `start` another task."""
     catch_up: bool = True
-    """Whether times that were missed are made up for, by one task for all of them."""
+    """Whether one task makes up for all missed times."""
     set_ms: int = 0
-    """When it was set: what `every_ms` counts from."""
+    """When it was set; `every_ms` counts from here."""
     next_ms: int | None = None
-    """None: it comes no more."""
+    """None: there is no next time."""
     last_ms: int | None = None
-    """The time of the newest task."""
+    """The scheduled time of the newest task."""
     last_task: str = ""
     started: int = 0
     skipped: int = 0
-    """Times at which nothing was started: the one before was not done, they were missed, or the submit was refused."""
+    """Times without a task: the previous one still ran, the time was missed, or the submit was refused."""
     error: str = ""
-    """Why the newest submit was refused."""
+    """Why the last submit was refused; empty if it was not."""
 
     @property
     def once(self) -> bool:
@@ -244,15 +242,15 @@ class Schedule(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def next_task_id(self) -> str:
-        """The id of the task that the next time will start; empty where there is none."""
+        """The id of the next task; empty if there is no next time."""
         return "" if self.next_ms is None else self.task_id(self.next_ms)
 
     def task_id(self, due_ms: int) -> str:
-        """The task of one time: the same, whoever starts it."""
+        """Return the id of a time's task: the same for every process that starts it."""
         return f"{self.schedule_id}-{due_ms}"
 
     def after(self, moment_ms: int) -> int | None:
-        """The first time after a moment; None where it comes no more."""
+        """Return the first time after a moment; None if there is none."""
         if self.every_ms:
             return self.set_ms + ((moment_ms - self.set_ms) // self.every_ms + 1) * self.every_ms
         if not self.cron:
@@ -261,7 +259,7 @@ class Schedule(msgspec.Struct, kw_only=True, omit_defaults=True):
         return None if found is None else int(found.timestamp() * 1000)
 
     def newest(self, due_ms: int, now_ms: int) -> int:
-        """The last time until now, where `due_ms` is one."""
+        """Return the last time up to now. `due_ms` is an earlier scheduled time."""
         if self.every_ms:
             return max(due_ms, self.set_ms + (now_ms - self.set_ms) // self.every_ms * self.every_ms)
         if not self.cron:
@@ -269,11 +267,11 @@ class Schedule(msgspec.Struct, kw_only=True, omit_defaults=True):
         return int(self._times().before_or_at(_moment(now_ms), _moment(due_ms)).timestamp() * 1000)
 
     def starts(self, time_ms: int, now_ms: int) -> bool:
-        """Whether a time is still to be started now. One that comes once is, however late."""
+        """Return whether to start a time now. A one-shot schedule starts however late it is."""
         return self.once or self.catch_up or now_ms - time_ms <= GRACE_MS
 
     def submission(self, due_ms: int) -> Submission:
-        """The submit for one time. Raises InvalidInput."""
+        """Return the submit of one time. Raises InvalidInput."""
         task_id = self.task_id(due_ms)
         data = {**self.task, "task_id": task_id}
         return submission_of(data, source=f"schedule/{self.schedule_id}", event_id=task_id, tenant=self.tenant)
@@ -290,7 +288,7 @@ class Schedule(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def parse_set(data: Mapping[str, object], at_ms: int, tenant: str = "") -> Schedule:
-    """The schedule in the data of a `weft.schedule.set` that was said at `at_ms`. Raises InvalidInput."""
+    """Parse the data of a `weft.schedule.set` sent at `at_ms`. Raises InvalidInput."""
     refuse_unknown("data", data, FIELDS)
     schedule_id = checked_id(data.get("schedule_id"))
     task = {name: data[name] for name in _WHAT if name in data}
@@ -307,28 +305,28 @@ def parse_set(data: Mapping[str, object], at_ms: int, tenant: str = "") -> Sched
         set_ms=at_ms,
     )
     _set_when(schedule, data, at_ms)
-    schedule.submission(at_ms)  # raises what every one of its submits would raise
+    schedule.submission(at_ms)  # check now what every submit would raise
     return schedule
 
 
 def parse_delete(data: Mapping[str, object]) -> str:
-    """The id in the data of a `weft.schedule.delete`. Raises InvalidInput."""
+    """Return the id in the data of a `weft.schedule.delete`. Raises InvalidInput."""
     refuse_unknown("data", data, ("schedule_id",))
     return checked_id(data.get("schedule_id"))
 
 
 def checked_id(value: object) -> str:
-    """Raises InvalidInput for what is no id of a schedule."""
+    """Return a valid id of a schedule. Raises InvalidInput (`data.schedule_id`)."""
     if not isinstance(value, str) or not _SCHEDULE_ID.fullmatch(value):
-        raise InvalidInput("data.schedule_id", f"{quoted(value)} is no id of a schedule: {SCHEDULE_ID_RULE}")
+        raise InvalidInput("data.schedule_id", f"{quoted(value)} is not a schedule id: use {SCHEDULE_ID_RULE}")
     return value
 
 
 def _set_when(schedule: Schedule, data: Mapping[str, object], at_ms: int) -> None:
     given = [name for name in _WHEN if data.get(name) is not None]
     if len(given) != 1:
-        said = "is missing" if not given else f"has {' and '.join(given)}"
-        raise InvalidInput("data", f"the time {said}: give one of {_WHEN_SAID}")
+        problem = "is missing" if not given else f"has {' and '.join(given)}"
+        raise InvalidInput("data", f"the time {problem}: give one of {_WHEN_LIST}")
     match given[0]:
         case "every_seconds":
             seconds = _seconds("every_seconds", data["every_seconds"], LEAST_EVERY_SECONDS)
@@ -350,7 +348,7 @@ def _set_when(schedule: Schedule, data: Mapping[str, object], at_ms: int) -> Non
 
 def _seconds(name: str, value: object, least: float) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or not least <= value <= MOST_SECONDS:  # type: ignore[operator]  # a number, as was just looked at
+    if not number or not least <= value <= MOST_SECONDS:  # type: ignore[operator]  # checked above
         raise InvalidInput(f"data.{name}", f"{quoted(value)} is not a number from {least:g} to {MOST_SECONDS}")
     return float(value)  # type: ignore[arg-type]  # as above
 
@@ -381,7 +379,7 @@ def _timezone(value: object) -> str:
         pass
     raise InvalidInput(
         "data.timezone",
-        f"{quoted(value)} is no time zone that this system knows, such as Europe/Berlin; where it knows none, install "
+        f"{quoted(value)} is not a time zone that this system knows, such as Europe/Berlin; if it knows none, install "
         "its tzdata package",
     )
 
@@ -390,21 +388,19 @@ def _moment(ms: int) -> datetime:
     return datetime.fromtimestamp(ms / 1000, UTC)
 
 
-MAX_SCHEDULES = 100_000
-
-
 class Schedules:
-    """`bus` is the first partition; `admission` starts what is due, and checks what will be."""
+    """The schedules of a namespace. `bus` is its first partition; `admission` checks and starts their tasks."""
 
     def __init__(self, bus: EventBus, admission: Admission) -> None:
         self._bus = bus
         self._admission = admission
 
-    async def set(self, schedule: Schedule) -> Schedule:
-        """Keep a schedule, in the place of one with the same id; returns what is kept now.
+    async def set(self, schedule: Schedule, epoch: str = "") -> Schedule:
+        """Store a schedule, replacing one with the same id. Return the stored schedule.
 
-        Setting an equal one again changes nothing. Raises Rejected for an agent that nobody has declared, InvalidInput
-        for an input that its agent refuses, NotDurable as a submit does.
+        Setting an equal one again changes nothing. `epoch` is the leader's, if a leader carries out the command; raises
+        Fenced if another process leads now. Raises Rejected for an undeclared agent, InvalidInput for an invalid input,
+        NotDurable as a submit does.
         """
         await self._admission.check(schedule.submission(schedule.set_ms))
         while True:
@@ -413,36 +409,36 @@ class Schedules:
             if stored is not None and (there := Schedule.from_json(stored)).digest == schedule.digest:
                 await self._bus.make_durable(connection, wrote=False)
                 return there
-            if await self.replace(schedule, stored or b""):
+            if await self.replace(schedule, stored or b"", epoch=epoch):
                 await self._bus.make_durable(connection, wrote=True)
                 return schedule
 
     async def get(self, schedule_id: str) -> Schedule:
-        """Raises InvalidInput (`schedule_id`) where there is none."""
+        """Return a schedule. Raises InvalidInput (`schedule_id`) if it does not exist."""
         stored = await self._stored(schedule_id)
         if stored is None:
             raise InvalidInput("schedule_id", f"there is no schedule {schedule_id!r}")
         return Schedule.from_json(stored)
 
     async def all(self) -> list[Schedule]:
-        """All schedules, by id."""
+        """Return all schedules, sorted by id."""
         found = cast(list[bytes], await self._bus.transport.call("HVALS", self._bus.keys.schedules))
         return sorted(map(Schedule.from_json, found), key=lambda schedule: schedule.schedule_id)
 
-    async def delete(self, schedule_id: str) -> bool:
-        """Remove a schedule; False where there is none. Tasks that it has started go on."""
+    async def delete(self, schedule_id: str, epoch: str = "") -> bool:
+        """Remove a schedule. Return False if it does not exist. Its running tasks continue. For `epoch` see `set`."""
         connection = self._bus.transport.reconnects
-        deleted = await self._bus.schedule(schedule_id, "*", b"", None) == 1
+        deleted = await self._bus.schedule(schedule_id, "*", b"", None, epoch=epoch) == 1
         await self._bus.make_durable(connection, wrote=deleted)
         return deleted
 
     async def run_now(self, schedule_id: str) -> Submitted:
-        """Start a task of the schedule now, besides its times. Raises InvalidInput where there is none."""
+        """Start a task of the schedule now; its times do not change. Raises InvalidInput if it does not exist."""
         schedule = await self.get(schedule_id)
         return await self._admission.admit(schedule.submission(time.time_ns() // 1_000_000))
 
     async def due(self, now_ms: int, count: int) -> list[tuple[str, bytes]]:
-        """Schedules (id, JSON) whose time has come, the longest due first."""
+        """Return due schedules (id, JSON), the longest due first."""
         call, keys = self._bus.transport.call, self._bus.keys
         ids = cast(list[bytes], await call("ZRANGEBYSCORE", keys.scheduled, "-inf", now_ms, "LIMIT", 0, count))
         if not ids:
@@ -451,29 +447,36 @@ class Schedules:
         return [(id.decode(), stored) for id, stored in zip(ids, found, strict=True) if stored is not None]
 
     async def postpone(self, schedule_id: str, look_ms: int) -> None:
-        """Look at a schedule later, and leave it as it is."""
+        """Check a schedule later, unchanged."""
         await self._bus.transport.call("ZADD", self._bus.keys.scheduled, "XX", look_ms, schedule_id)
 
     async def next_due(self) -> int | None:
-        """When the next one is due (epoch ms)."""
+        """Return when the next schedule is due (epoch milliseconds); None if there is none."""
         found = cast(
             list[bytes], await self._bus.transport.call("ZRANGE", self._bus.keys.scheduled, 0, 0, "WITHSCORES")
         )
         return int(float(found[1])) if found else None
 
-    async def replace(self, schedule: Schedule, seen: bytes, *, forget_ms: int | None = None) -> bool:
-        """Keep a schedule where the broker still holds what was seen; False where it does not.
+    async def look_ms(self, schedule_id: str) -> int | None:
+        """Return the time of a schedule's next check (epoch ms), or None."""
+        found = cast(bytes | None, await self._bus.transport.call("ZSCORE", self._bus.keys.scheduled, schedule_id))
+        return None if found is None else int(float(found))
 
-        `forget_ms`: one that comes no more is looked at again then.
+    async def replace(self, schedule: Schedule, seen: bytes, *, forget_ms: int | None = None, epoch: str = "") -> bool:
+        """Replace a schedule if the broker still stores `seen`; otherwise return False.
+
+        `forget_ms`: when to remove a schedule without a next time. For `epoch` see `set`.
         """
         due = schedule.next_ms if schedule.next_ms is not None else forget_ms
-        done = await self._bus.schedule(schedule.schedule_id, seen, schedule.to_json(), due, MAX_SCHEDULES)
+        done = await self._bus.schedule(schedule.schedule_id, seen, schedule.to_json(), due, MAX_SCHEDULES, epoch=epoch)
         if done < 0:
-            raise Rejected("overloaded", f"the namespace holds {MAX_SCHEDULES} schedules, as many as it may")
+            raise Rejected(
+                "overloaded", f"the namespace already holds {MAX_SCHEDULES} schedules, the maximum; delete one first"
+            )
         return done == 1
 
     async def remove(self, schedule: Schedule, seen: bytes) -> bool:
-        """Remove a schedule where the broker still holds what was seen."""
+        """Remove a schedule if the broker still stores `seen`."""
         return await self._bus.schedule(schedule.schedule_id, seen, b"", None) == 1
 
     async def _stored(self, schedule_id: str) -> bytes | None:

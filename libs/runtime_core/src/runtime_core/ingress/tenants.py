@@ -1,4 +1,4 @@
-"""Tenants: what is set for each, and how much work each has open and waiting."""
+"""Tenants: their settings, and how much open and waiting work each has."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class Tenant:
     """A tenant's settings."""
 
     name: str
-    """Empty: the tenant of tasks that name none."""
+    """Empty: the tenant of tasks without one."""
     weight: int = 1
-    """How many of its tasks start at each of its turns, in relation to other tenants."""
+    """Tasks that it may start per turn, relative to other tenants."""
     max_open: int = 0
-    """How many tasks it may have open in the namespace; 0: no limit."""
+    """Open tasks that it may have in the namespace; 0: no limit."""
     rate: float = 0.0
-    """How many tasks it may start a second in the namespace; 0: no limit."""
+    """Tasks per second that it may start in the namespace; 0: no limit."""
 
     def check(self) -> None:
         """Raise InvalidInput for settings that cannot be stored."""
         if self.name:
             checked_text("tenant", self.name)
         elif self.max_open or self.rate:
-            raise InvalidInput("tenant", "only a tenant with a name can have limits; this one can have a weight")
+            raise InvalidInput("tenant", "the unnamed tenant cannot have limits, only a weight")
         if not 1 <= self.weight <= MAX_WEIGHT:
             raise InvalidInput("weight", f"{self.weight} is not a whole number from 1 to {MAX_WEIGHT}")
         if not 0 <= self.max_open <= MAX_OPEN:
@@ -46,7 +46,7 @@ class Tenant:
             raise InvalidInput("rate", f"{self.rate:g} is not 0 or a number from {MIN_RATE:g} to {MAX_RATE:g}")
 
     def stored(self, partitions: int) -> str:
-        """Return what each of the partitions stores: its share of the limits, then the limits themselves."""
+        """Return what each partition stores: its share of the limits, then the limits."""
         share = -(-self.max_open // partitions)
         rate = max(self.rate / partitions, 0.000001) if self.rate else 0.0
         return f"{self.weight} {share} {rate:.6f} {self.max_open} {self.rate:.6f}"
@@ -60,12 +60,12 @@ async def set_tenant(buses: Sequence[EventBus], tenant: Tenant) -> None:
 
 
 async def remove_tenant(buses: Sequence[EventBus], name: str) -> bool:
-    """Remove a tenant's settings; False where it has none. Its tasks stay."""
+    """Remove a tenant's settings. Return False if it has none. Its tasks stay."""
     return any([bool(await bus.transport.call("HDEL", bus.keys.tenants, name)) for bus in buses])
 
 
 async def tenants(bus: EventBus) -> list[Tenant]:
-    """Return all tenants with settings, by name; every partition has the same."""
+    """Return all tenants with settings, sorted by name. Every partition stores the same ones."""
     flat = cast(list[bytes], await bus.transport.call("HGETALL", bus.keys.tenants))
     found = [_read(flat[at].decode(), flat[at + 1].decode()) for at in range(0, len(flat), 2)]
     return sorted(found, key=lambda tenant: tenant.name)
@@ -80,7 +80,7 @@ async def open_tasks(buses: Sequence[EventBus], name: str) -> int:
 async def waiting_tasks(bus: EventBus, most: int = 1000) -> dict[str, Counter[str]]:
     """Return how many new tasks wait, by work stream and tenant.
 
-    Of each stream the `most` tenants that come next are counted; all others together are under `*`.
+    Counts the next `most` tenants of each stream separately, and all others together under `*`.
     """
     call, keys = bus.transport.call, bus.keys
     flat = cast(list[bytes], await call("HGETALL", keys.queues))

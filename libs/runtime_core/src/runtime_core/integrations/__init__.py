@@ -1,1 +1,1 @@
-"""Other libraries' faces of the core. Each needs its library, which comes with the extra of its name."""
+"""Adapters for programs of other libraries. Each needs its library, which the extra of its name installs."""

@@ -1,19 +1,31 @@
-"""The models of the providers, as pydantic-ai has them, and one for an agent that opens its own when it is asked.
+"""The models of providers, opened with pydantic-ai, and the streamed text of their answers.
 
-It takes seconds to load, so whoever needs it imports it in a thread, at the first call.
+This module takes seconds to load: import it in a thread, at the first call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Self
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Self
+from urllib.parse import quote
 
 import httpx2
 from pydantic_ai import RunContext
-from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.messages import (
+    AgentStreamEvent,
+    ModelMessage,
+    ModelResponse,
+    PartDeltaEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+)
 from pydantic_ai.models import (
     Model,
     ModelRequestParameters,
@@ -27,25 +39,33 @@ from pydantic_ai.providers import Provider, infer_provider, infer_provider_class
 from pydantic_ai.settings import ModelSettings as ClientSettings
 
 from runtime_core.llm.agent import ModelSettings
-from runtime_core.llm.failures import Place
+from runtime_core.llm.failures import Endpoint, StreamBroken
+from runtime_core.runs.model_step import ModelCall
 
-if TYPE_CHECKING:
-    from runtime_core.llm.models import OpenModels
+IDEMPOTENCY_KEY = "Idempotency-Key"
+"""The header of OpenAI's and other clients."""
+
+BATCH_SECONDS = 0.04
+"""How long text waits for more."""
+BATCH_CHARACTERS = 200
+
+CURRENT_CALL: ContextVar[CallState] = ContextVar("weft_model_call")
+"""The current call, for the handler of its events."""
 
 
 class OpenModel:
-    """A model with its connections. One for each settings in an event loop."""
+    """A model with its connections; one per event loop and settings."""
 
     def __init__(self, model: Model, http: httpx2.AsyncClient | None) -> None:
         self.model = model
-        self.place = Place(model.system, model.model_name, shown_url(model.base_url))
+        self.endpoint = Endpoint(model.system, model.model_name, shown_url(model.base_url))
         self._http = http
 
     @classmethod
     async def make(cls, settings: ModelSettings, named: str | None = None) -> OpenModel:
-        """The model of these settings, or the one `named` with their keys. Raises what the client raises.
+        """Open the model of these settings, or the model `named` with their keys. Raises the client's errors.
 
-        In a thread: it loads certificates and the provider's own library.
+        Runs in a thread: it loads certificates and the provider's library.
         """
         made = await asyncio.to_thread(_made, settings, settings.model if named is None else named)
         await made.model.__aenter__()
@@ -57,33 +77,37 @@ class OpenModel:
             await self._http.aclose()
 
 
-class LazyModel(Model[Any]):
-    """The model of an agent's settings, which is opened in the process that asks it, when it asks."""
+Opener = Callable[[ModelSettings, str | None], Awaitable[OpenModel]]
+"""Opens the model of these settings, or the named one with their keys, once per process."""
 
-    def __init__(self, models: OpenModels, settings: ModelSettings, named: str | None = None) -> None:
+
+class LazyModel(Model[Any]):
+    """The model of an agent's settings, opened at its first request, in the process that makes it."""
+
+    def __init__(self, open: Opener, settings: ModelSettings, named: str | None = None) -> None:
         super().__init__()
-        self._open_models = models
-        self._calling = settings
+        self._open = open
+        self._model_settings = settings
         self._chosen = named
 
     @property
     def model_name(self) -> str:
-        return self._chosen or str(getattr(self._calling.model, "model_name", self._calling.model))
+        return self._chosen or str(getattr(self._model_settings.model, "model_name", self._model_settings.model))
 
     @property
     def system(self) -> str:
         return "weft"
 
     def named(self, name: str) -> LazyModel:
-        """Another model, with the same settings."""
-        return LazyModel(self._open_models, self._calling, name)
+        """Return another model with the same settings."""
+        return LazyModel(self._open, self._model_settings, name)
 
     async def __aenter__(self) -> Self:
-        """The process's open models outlive a request."""
+        """Do nothing: open models outlive a request."""
         return self
 
     async def __aexit__(self, *args: object) -> None:
-        """See above."""
+        """Do nothing, like `__aenter__`."""
 
     async def request(
         self,
@@ -91,7 +115,7 @@ class LazyModel(Model[Any]):
         model_settings: ClientSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        opened = await self._open_models.open(self._calling, self._chosen)
+        opened = await self._open(self._model_settings, self._chosen)
         return await opened.model.request(messages, model_settings, model_request_parameters)
 
     @asynccontextmanager
@@ -102,7 +126,7 @@ class LazyModel(Model[Any]):
         model_request_parameters: ModelRequestParameters,
         run_context: RunContext[Any] | None = None,
     ) -> AsyncGenerator[StreamedResponse]:
-        opened = await self._open_models.open(self._calling, self._chosen)
+        opened = await self._open(self._model_settings, self._chosen)
         async with opened.model.request_stream(
             messages, model_settings, model_request_parameters, run_context
         ) as stream:
@@ -110,7 +134,7 @@ class LazyModel(Model[Any]):
 
 
 _TAKE_CLIENT = frozenset({"openai", "openai-chat", "openai-responses", "anthropic"})
-"""Providers that get connections of ours, with the agent's limits; others make their own."""
+"""Providers that take our HTTP client, with the agent's limits; others create their own."""
 
 
 def _made(settings: ModelSettings, wanted: object) -> OpenModel:
@@ -119,21 +143,21 @@ def _made(settings: ModelSettings, wanted: object) -> OpenModel:
     if callable(wanted):
         model = wanted()
         if not isinstance(model, Model):
-            raise TypeError(f"model= is a function that gave {model!r}: it must give a Model of pydantic-ai")
+            raise TypeError(f"model= is a function that returned {model!r}: it must return a Model of pydantic-ai")
         return OpenModel(model, None)
     if not isinstance(wanted, str):
-        raise TypeError(f"model= is {wanted!r}: give a name, a Model of pydantic-ai, or a function that makes one")
+        raise TypeError(f"model= is {wanted!r}: pass a name, a Model of pydantic-ai, or a function that returns one")
     return _named(wanted, settings)
 
 
 def _named(name: str, settings: ModelSettings) -> OpenModel:
-    """A model by pydantic-ai's name for it, with the base URL, the key and the timeouts of the settings."""
-    # With a provider factory of one's own the client does not look whether it knows the provider.
+    """Open a model by its name in pydantic-ai, with the base URL, key and timeouts of the settings."""
+    # infer_model does not check the provider's name if it gets a provider factory.
     known, wanted = parse_model_id(name)
     try:
         takes = inspect.signature(infer_provider_class(known or "")).parameters
     except ValueError:
-        infer_model(name)  # raises, with the name that may have been meant
+        infer_model(name)  # raises, and suggests a similar name
         raise
     http: list[httpx2.AsyncClient] = []
 
@@ -142,16 +166,16 @@ def _named(name: str, settings: ModelSettings) -> OpenModel:
         given = {name: value for name, value in given.items() if value is not None}
         for parameter in given:
             if parameter not in takes:
-                raise TypeError(f"provider {kind!r} takes no {parameter}: leave it out, or give a Model as model=")
+                raise TypeError(f"provider {kind!r} takes no {parameter}: leave it out, or pass a Model as model=")
         if kind in _TAKE_CLIENT:
             http.append(_http(settings))
             given["http_client"] = http[0]
         return infer_provider_class(kind)(**given) if given else infer_provider(kind)
 
     if known == "openai-chat":
-        from pydantic_ai.models.openai import OpenAIChatModel  # where it is needed: others bring no openai
+        from pydantic_ai.models.openai import OpenAIChatModel  # imported here: other providers do not need openai
 
-        # What ends without a finish reason has been cut off, though the transport may not have seen it.
+        # A stream without a finish reason was cut off, even if the transport saw no error.
         whole = OpenAIModelProfile(openai_chat_streaming_requires_finish_reason=True)
         model: Model = OpenAIChatModel(wanted, provider=provider(known), profile=whole)
     else:
@@ -164,8 +188,119 @@ def _http(settings: ModelSettings) -> httpx2.AsyncClient:
 
 
 def shown_url(url: str | None) -> str:
-    """The URL without a password: it is shown in errors."""
+    """Return the URL without user and password, for errors."""
     if not url:
         return ""
     parsed = httpx2.URL(url)
     return str(parsed.copy_with(username=None, password=None)).rstrip("/")
+
+
+# ---- one call ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class CallState:
+    """The state of a call in progress."""
+
+    named: str | None
+    """The model that a hook chose; None: the agent's model."""
+    pieces: TextBatcher | None
+    """Streams the text to the client; None: do not stream."""
+    silence_seconds: float
+    idempotency_key: str
+    """The same in every attempt of the call."""
+    traceparent: str = ""
+    began: float = field(default_factory=time.monotonic)
+    first_seconds: float | None = None
+    """The time to the first event; None: there is none yet."""
+
+
+def with_key(settings: Mapping[str, Any], model: object, live: CallState) -> Any:  # Any: a TypedDict of theirs
+    """Return the settings with the call's idempotency key as a header, if the client can send headers.
+
+    If a process dies before it journals an answer, a gateway that knows the header can answer the repeat from its
+    store.
+    """
+    if "extra_headers" in getattr(model, "unsupported_settings", ()):
+        return settings
+    headers = {IDEMPOTENCY_KEY: quote(live.idempotency_key), **settings.get("extra_headers", {})}
+    return {**settings, "extra_headers": headers}
+
+
+async def show(stream: AsyncIterable[AgentStreamEvent]) -> AsyncIterator[AgentStreamEvent]:
+    """Yield a model's events, and stream their text to the client. Raises StreamBroken after a long silence."""
+    live = CURRENT_CALL.get(None)
+    # A model may think for long before its first event: until then only the limit of the whole call applies.
+    limit: float | None = None
+    events = aiter(stream)
+    while True:
+        try:
+            async with asyncio.timeout(limit):
+                event = await anext(events, None)
+        except TimeoutError:
+            if live is None or limit is None:
+                raise
+            raise StreamBroken(f"the stream was silent for {limit:g} s") from None
+        if event is None:
+            return
+        if live is not None:
+            if live.first_seconds is None:
+                live.first_seconds = time.monotonic() - live.began
+                limit = live.silence_seconds
+            if live.pieces is not None and (text := _text(event)):
+                live.pieces.add(text)
+        yield event
+
+
+def _text(event: AgentStreamEvent) -> str:
+    match event:
+        case PartStartEvent(part=TextPart(content=text)):
+            return text
+        case PartDeltaEvent(delta=TextPartDelta(content_delta=text)):
+            return text
+    return ""
+
+
+class TextBatcher:
+    """Batches streamed text, so that a fast model does not cost a broker write for each word."""
+
+    def __init__(self, call: ModelCall) -> None:
+        self._call = call
+        self._waiting: list[str] = []
+        self._size = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._shown = False
+        if call.attempt > 1:
+            # Replace the text of an earlier attempt, even if this one has none.
+            call.stream("")
+
+    def add(self, text: str) -> None:
+        self._waiting.append(text)
+        self._size += len(text)
+        if self._size >= BATCH_CHARACTERS:
+            self._send()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(BATCH_SECONDS, self._send)
+
+    def close(self) -> None:
+        """Send the rest of the text."""
+        self._send()
+
+    async def withdraw(self) -> None:
+        """Drop waiting text, and withdraw the text that the client has."""
+        self._waiting.clear()
+        if self._shown:
+            await self._call.again()
+            self._call.stream("")
+
+    def _send(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._waiting:
+            return
+        text = "".join(self._waiting)
+        self._waiting.clear()
+        self._size = 0
+        self._shown = True
+        self._call.stream(text)

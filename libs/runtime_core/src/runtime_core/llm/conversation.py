@@ -1,8 +1,8 @@
-"""The conversation of one run of an LLMAgent: pydantic-ai's agent asks, checks and answers; Weft decides once.
+"""The conversation of one run of an LLMAgent: pydantic-ai runs the loop, and Weft decides what each call means, once.
 
-What each call of an answer means is decided inside the model's step and journaled with the answer: which tool it is,
-whether its arguments fit, whether a human is asked. So pydantic-ai sees no tools until an answer has come, and then
-those that were decided.
+The decision is made inside the model's step and journaled with the answer: which tool a call means, whether its
+arguments are valid, whether it needs approval. pydantic-ai therefore has no tools until an answer arrives, and then the
+decided ones.
 """
 
 from __future__ import annotations
@@ -46,56 +46,63 @@ from runtime_core.errors import (
     ToolError,
     WeftError,
 )
-from runtime_core.llm.agent import Approve, Asking, asked_at, asking
-from runtime_core.llm.budget import MAX_HANDED, ConversationFailed
+from runtime_core.llm.agent import Approve, MatchedRule, ModelAgent, applicable_rule, matching_rules
 from runtime_core.llm.client import LazyModel
+from runtime_core.llm.failures import ConversationFailed
 from runtime_core.llm.model_call import messages_json, messages_of
-from runtime_core.llm.pydantic_ai.durability import Calls, Guarding, WeftDurability, arguments_of, run_agent
+from runtime_core.llm.pydantic_ai.durability import (
+    RepetitionGuard,
+    RequestHooks,
+    WeftDurability,
+    arguments_of,
+    run_agent,
+)
+from runtime_core.llm.tokens import Message
 from runtime_core.llm.toolset import CONTENT, FINAL, MESSAGE, Kind, Toolset, refusal
-from runtime_core.llm.window import Message
-from runtime_core.runs.foreign import foreign_here
+from runtime_core.runs.guest import current_guest
 from runtime_core.runs.policy import ask_among_peers
-from runtime_core.runs.step import Elsewhere
+from runtime_core.runs.step import CallTarget
 from runtime_core.text import shortened
 from runtime_core.tools.tool import StepTool
 
 if TYPE_CHECKING:
-    from runtime_core.llm.definition import ModelAgent
-    from runtime_core.llm.input import Asked
+    from runtime_core.llm.input import AgentInput
     from runtime_core.llm.models import OpenModels
     from runtime_core.runs.calls import Approval
     from runtime_core.runs.context import AgentContext
-    from runtime_core.runs.foreign import Foreign
+    from runtime_core.runs.guest import Guest
 
 log = logging.getLogger(__name__)
 
 MESSAGES = "messages"
-"""Where an instance with a key keeps its conversation, in `ctx.state`."""
-MAX_PROBLEMS = 10
-"""How many of an answer's problems the model is told at once."""
+"""The key in `ctx.state` under which an instance with a key keeps its conversation."""
+MAX_REPORTED_ERRORS = 10
+"""How many errors of an answer the model gets at once."""
+MAX_HANDOFFS = 10
+"""The most handoffs of one conversation."""
 _OF_ONE_RUN = ("instructions", "run_id", "conversation_id")
-"""Members of messages that belong to who has sent them, and not to who goes on with the conversation."""
+"""Members of messages that are not passed on to the agent or task that continues the conversation."""
 _contents: TypeAdapter[list[UserContent]] = TypeAdapter(list[UserContent])
 
 
 class DecidedCall(msgspec.Struct, omit_defaults=True):
-    """What was decided of one call of an answer, as it is journaled with it."""
+    """The decision about one call of an answer, as journaled with it."""
 
     id: str
     kind: Kind = "tool"
     name: str = ""
-    """In Weft; where the call cannot be made, the name that the model used."""
+    """The name in Weft; for an unknown tool, the name that the model used."""
     pool: str = ""
     wraps: bool = False
     goes_on: bool = False
     wrong: str = ""
-    """Why the call cannot be made, for the model; empty: it can."""
-    ask: list[Asking] = []
-    """The rules by which a human is asked first."""
+    """Why the call is invalid, for the model; empty if it is valid."""
+    ask: list[MatchedRule] = []
+    """The rules that require approval."""
 
 
 def decide(response: ModelResponse, toolset: Toolset, approvals: Sequence[Approve]) -> object:
-    """Decide on an answer's calls. Raises nothing: the answer is paid for, and must be journaled."""
+    """Decide about an answer's calls. Never raises: the answer is paid for and must be journaled."""
     return msgspec.to_builtins([_decide(part, toolset, approvals) for part in response.tool_calls])
 
 
@@ -105,7 +112,9 @@ def _decide(part: ToolCallPart, toolset: Toolset, approvals: Sequence[Approve]) 
         if name == toolset.output:
             return DecidedCall(part.tool_call_id, "output", name)
         known = ", ".join(spec.name for spec in toolset.specs) or "none"
-        return DecidedCall(part.tool_call_id, name=name, wrong=f"there is no tool named {name!r}; there are: {known}")
+        return DecidedCall(
+            part.tool_call_id, name=name, wrong=f"there is no tool named {name!r}; the tools are: {known}"
+        )
     decided = DecidedCall(
         part.tool_call_id, offered.kind, offered.name, offered.pool, wraps=offered.wraps, goes_on=offered.goes_on
     )
@@ -115,11 +124,11 @@ def _decide(part: ToolCallPart, toolset: Toolset, approvals: Sequence[Approve]) 
         return decided
     try:
         offered.check(arguments)
-        decided.ask = asking(approvals, offered.wanted, arguments)
+        decided.ask = matching_rules(approvals, offered.wanted, arguments)
     except WeftError as error:
         decided.wrong = refusal(error)
-    except Exception as error:  # a schema from anywhere, a type of the user's own: they may fail in any way
-        log.warning("the arguments of %s %r could not be checked", offered.kind, offered.name, exc_info=True)
+    except Exception as error:  # schemas and types of the user may raise anything
+        log.warning("could not check the arguments of %s %r", offered.kind, offered.name, exc_info=True)
         decided.wrong = refusal(error)
     return decided
 
@@ -132,8 +141,8 @@ class _Call:
     decided: DecidedCall
 
 
-class _HandedOver(Exception):
-    """Another agent answers in this one's place."""
+class _HandOff(Exception):
+    """Ends the conversation here: another agent takes it over."""
 
     def __init__(self, transfer: _Call, messages: Sequence[ModelMessage]) -> None:
         super().__init__(transfer.decided.name)
@@ -141,28 +150,28 @@ class _HandedOver(Exception):
         self.messages = messages_json(messages)
 
 
-class Conversation(Calls):
-    """One run of a model's agent; what pydantic-ai knows as its deps."""
+class Conversation(RequestHooks):
+    """One run of an LLMAgent, which pydantic-ai has as its deps."""
 
-    def __init__(self, ctx: AgentContext, definition: ModelAgent, asked: Asked) -> None:
+    def __init__(self, ctx: AgentContext, definition: ModelAgent, asked: AgentInput) -> None:
         super().__init__(definition.agent.model)
         self._ctx = ctx
         self._definition = definition
         self._asked = asked
-        self._guarding = Guarding(definition.what)
+        self._guarding = RepetitionGuard(definition.what)
         self._toolset = Toolset([])
         self._decided: object = None
         self._calls: dict[str, _Call] = {}
-        """Of the latest answer, by the id of each."""
+        """The calls of the latest answer, by id."""
         self._cost = 0.0
         self._transfer: _Call | None = None
         self._last: ModelResponse | None = None
 
     async def run(self, agent: Agent[Conversation, Any]) -> object:
-        """The answer (JSON). Raises ConversationFailed, and ModelFailed of a model that gives no answer."""
+        """Run the conversation and return the answer (JSON). Raises ConversationFailed and ModelFailed."""
         ctx, asked = self._ctx, self._asked
-        # A place of its own in the run, also for plain text: so that instructions may become a function, or take other
-        # steps, while conversations are in flight.
+        # A branch of its own, even for plain text, so that a deploy may turn the instructions into a function or change
+        # its steps while conversations are running.
         [instructions] = await ctx.gather(self._instructed())
         before = asked.history if asked.history is not None else ctx.state.get(MESSAGES, ()) if ctx.key else ()
         prompt: Any = asked.prompt
@@ -172,7 +181,7 @@ class Conversation(Calls):
                 prompt = _contents.validate_json(codec.encode(prompt))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            raise InvalidInput("input", f"is no conversation: {first['msg']}") from None
+            raise InvalidInput("input", f"is not a conversation: {first['msg']}") from None
         try:
             result = await run_agent(
                 ctx,
@@ -180,12 +189,16 @@ class Conversation(Calls):
                 prompt,
                 deps=self,
                 history=history,
-                capabilities=[WeftDurability(name=self._definition.name, calls=self), self._guarding, _Deciding()],
+                capabilities=[
+                    WeftDurability(name=self._definition.name, calls=self),
+                    self._guarding,
+                    _ConversationHooks(),
+                ],
                 instructions=instructions or None,
-                # Counted here, since a conversation that was handed over has ended before the next request.
+                # `before` counts requests: a handoff must end the conversation before the limit applies.
                 usage_limits=UsageLimits(request_limit=None),
             )
-        except _HandedOver as over:
+        except _HandOff as over:
             return await self._hand_over(over)
         except (AgentRunError, UserError) as error:
             raise self._ended(error) from error
@@ -199,7 +212,7 @@ class Conversation(Calls):
                 given = await given
             if not isinstance(given, str):
                 raise ConfigurationError(
-                    f"the instructions of {self._definition.what} are {type(given).__name__}: return text"
+                    f"the instructions of {self._definition.what} returned {type(given).__name__}: return text"
                 )
         return str(given)
 
@@ -209,23 +222,23 @@ class Conversation(Calls):
         return result
 
     def _ended(self, error: Exception) -> StepError:
-        """What the task ends with, for an error of pydantic-ai's own."""
+        """Return the task's error for an error of pydantic-ai."""
         what, agent, last = self._definition.what, self._definition.agent, self._last
         if isinstance(error, ContentFilterError):
             refusal = ((last.provider_details if last is not None else None) or {}).get("refusal")
-            said = f"the model of {what} has refused to answer, or its provider has filtered the answer"
+            said = f"the model of {what} refused to answer, or its provider filtered the answer"
             return ConversationFailed("ContentFiltered", f"{said}: {refusal}" if refusal else said)
         if not isinstance(error, UnexpectedModelBehavior):
-            # The same code would do the same again.
+            # A retry would fail in the same way.
             return AgentError(type(error).__name__, str(error))
         why = shortened(" ".join(str(error.__cause__ or error).split()), 1000)
         if last is not None and last.finish_reason == "length":
-            why += "; it was cut off at max_tokens"
+            why += "; the answer was cut off at max_tokens"
         if any(call.decided.kind != "output" for call in self._calls.values()):
-            return ConversationFailed("ToolCallsInvalid", f"{what} has called its tools wrongly: {why}")
+            return ConversationFailed("ToolCallsInvalid", f"{what} called its tools wrongly: {why}")
         return ConversationFailed(
             "OutputInvalid",
-            f"the answer of {what} is not what was asked for, after {agent.output_retries + 1} tries "
+            f"the answer of {what} is still invalid after {agent.output_retries + 1} attempts "
             f"(output_retries={agent.output_retries}): {why}",
         )
 
@@ -246,25 +259,25 @@ class Conversation(Calls):
         self._decided = result.get("decided")
 
     def before(self, ctx: RunContext[Conversation]) -> None:
-        """Before each request to the model. Raises where the conversation has ended."""
+        """Check, before each request to the model, whether the conversation must end. Raises if so."""
         if self._transfer is not None:
-            raise _HandedOver(self._transfer, ctx.messages)
+            raise _HandOff(self._transfer, ctx.messages)
         limit, bound = self._definition.agent.max_turns, self._asked.info.get("max_steps")
         if isinstance(bound, int) and not isinstance(bound, bool) and bound > 0:
             limit = min(limit, bound)
         if ctx.run_step > limit:
             raise ConversationFailed(
                 "TurnLimit",
-                f"{self._definition.what} has not answered after max_turns={limit} model calls: raise it, or say in "
-                "the instructions when to stop",
+                f"{self._definition.what} has not answered after max_turns={limit} model calls: raise it, or say "
+                "in the instructions when to stop",
             )
 
     async def take(self, ctx: RunContext[Conversation], response: ModelResponse) -> None:
-        """Let pydantic-ai find what was decided of the calls of an answer."""
+        """Give pydantic-ai the decided tools of an answer's calls."""
         parts = response.tool_calls
         decided = [] if self._decided is None else msgspec.convert(self._decided, list[DecidedCall])
         if [call.id for call in decided] != [part.tool_call_id for part in parts]:
-            # A hook has changed the answer.
+            # A hook changed the answer.
             decided = [_decide(part, self._toolset, self._definition.agent.approval) for part in parts]
         self._last, self._calls = response, {}
         tools = ctx.tool_manager.tools if ctx.tool_manager is not None else None
@@ -276,7 +289,7 @@ class Conversation(Calls):
                 tools[part.tool_name] = _tool(part.tool_name, self._definition.agent.tool_retries)
         if any(rule.over is not None for each in decided for rule in each.ask):
             self._cost = (
-                await self._foreign().perform(
+                await self._guest().perform(
                     f"{self._definition.name}__usage",
                     lambda branch: _usage(self._ctx),
                     key=str(ctx.run_step),
@@ -287,7 +300,7 @@ class Conversation(Calls):
     # ---- calls -----------------------------------------------------------------------------------------------
 
     def check(self, ctx: RunContext[Conversation]) -> None:
-        """Raises ModelRetry for a call that cannot be made, and ConversationFailed for one that stays so."""
+        """Raise ModelRetry for an invalid call, and ConversationFailed if the model does not correct it."""
         decided = self._call(ctx).decided
         if not decided.wrong:
             return
@@ -297,31 +310,31 @@ class Conversation(Calls):
         if ctx.retry >= (limit := self._definition.agent.tool_retries):
             raise ConversationFailed(
                 "ToolCallsInvalid",
-                f"{self._definition.what} has called {decided.name} wrongly {ctx.retry + 1} times "
-                f"(tool_retries={limit}), the last time: {why}",
+                f"{self._definition.what} called {decided.name} wrongly {ctx.retry + 1} times "
+                f"(tool_retries={limit}); the last error: {why}",
             )
         raise ModelRetry(why)
 
     async def do(self, ctx: RunContext[Conversation]) -> object:
-        """Make a call, or ask a human first: what the model is told of it."""
+        """Make a call, after approval if it needs one. Return its result for the model."""
         call = self._call(ctx)
         decided, arguments = call.decided, call.arguments
-        rule = asked_at(decided.ask, self._cost)
+        rule = applicable_rule(decided.ask, self._cost)
         if rule is not None:
             try:
                 approval = await self._approval(ctx, call, rule)
             except HumanTimeout:
-                return self._not_done("denied", "the call was not made: nobody has approved it in time")
+                return self._not_done("denied", "the call was not made: nobody approved it in time")
             if approval.denied:
                 why = f": {approval.reason}" if approval.reason else ""
-                return self._not_done("denied", f"the call was not made: a human has denied it{why}")
+                return self._not_done("denied", f"the call was not made: a human denied it{why}")
             if approval.verdict == "edit":
                 if not isinstance(approval.value, dict):
                     return self._not_done(
-                        "denied", "the call was not made: a human has edited its arguments to no object"
+                        "denied", "the call was not made: the arguments that a human edited are not an object"
                     )
                 arguments = call.arguments = approval.value
-                edited = f"A human has edited the arguments to {codec.quoted(arguments, 2000)}."
+                edited = f"A human edited the arguments to {codec.quoted(arguments, 2000)}."
                 self._guarding.note(decided.id, edited)
         if decided.kind == "transfer":
             return self._note_transfer(call)
@@ -329,33 +342,31 @@ class Conversation(Calls):
             return await self._make(ctx, decided, arguments)
         except StepError as error:
             if isinstance(error, ToolError) and error.type == InvalidResult.__name__:
-                raise  # the tool's code is wrong: no model can do anything about it
+                raise  # the tool's code is wrong, which no model can fix
             return self._not_done("failed", str(error))
 
     async def _make(self, ctx: RunContext[Conversation], decided: DecidedCall, arguments: dict[str, Any]) -> object:
-        foreign, agent, there = self._foreign(), self._definition.name, Elsewhere(decided.name, decided.pool)
+        guest, agent, there = self._guest(), self._definition.name, CallTarget(decided.name, decided.pool)
         # pydantic-ai waits for all calls of an answer before it goes on.
         group, order = f"{ctx.run_id}/{ctx.run_step}", 2 * ctx.run_step + 1
         if decided.kind == "tool":
             given: object = {StepTool.ARGUMENT: arguments} if decided.wraps else arguments
             data = encode(given, f"arguments of tool {there.name!r}")
             label = f"{agent}__call:{there.name}"
-            return await foreign.tool(
-                label, there.name, data, pool=there.pool, key=decided.id, group=group, order=order
-            )
+            return await guest.tool(label, there.name, data, pool=there.pool, key=decided.id, group=group, order=order)
         given, label = arguments.get(CONTENT) if decided.wraps else arguments, f"{agent}__ask:{there.name}"
         peers = self._asked.names("peers")
         if there.name not in peers:
-            return await foreign.agent(label, there, given, key=decided.id, group=group, order=order)
+            return await guest.agent(label, there, given, key=decided.id, group=group, order=order)
 
         async def among_peers() -> object:
             return await ask_among_peers(self._ctx, there.name, given, peers)
 
-        return await foreign.perform(label, lambda branch: among_peers(), key=decided.id, order=order)
+        return await guest.perform(label, lambda branch: among_peers(), key=decided.id, order=order)
 
-    async def _approval(self, ctx: RunContext[Conversation], call: _Call, rule: Asking) -> Approval:
+    async def _approval(self, ctx: RunContext[Conversation], call: _Call, rule: MatchedRule) -> Approval:
         agent, name = self._definition.name, call.decided.name
-        verb = "hand over to" if call.decided.kind == "transfer" else "call"
+        verb = "hand off to" if call.decided.kind == "transfer" else "call"
 
         async def approve() -> Approval:
             return await self._ctx.approve(
@@ -366,14 +377,14 @@ class Conversation(Calls):
             )
 
         order = 2 * ctx.run_step + 1
-        approval = await self._foreign().perform(
+        approval = await self._guest().perform(
             f"{agent}__approve:{name}", lambda branch: approve(), key=call.decided.id, order=order
         )
         return cast("Approval", approval)
 
     def _not_done(self, outcome: str, why: str) -> object:
         if self._with_final():
-            # pydantic-ai does not take the answer then.
+            # With ModelRetry, pydantic-ai rejects the final answer of the same response.
             raise ModelRetry(why)
         if outcome == "denied":
             return ToolDenied(why)
@@ -386,47 +397,47 @@ class Conversation(Calls):
         return self._calls[ctx.tool_call_id or ""]
 
     @staticmethod
-    def _foreign() -> Foreign:
-        foreign = foreign_here()
-        assert foreign is not None  # a conversation runs nowhere else
-        return foreign
+    def _guest() -> Guest:
+        guest = current_guest()
+        assert guest is not None  # a conversation always runs in one
+        return guest
 
-    # ---- handing over ----------------------------------------------------------------------------------------
+    # ---- handoffs --------------------------------------------------------------------------------------------
 
     def _note_transfer(self, call: _Call) -> object:
         every = [each for each in self._calls.values() if each.decided.kind == "transfer" and not each.decided.wrong]
         if call is not every[0]:
-            return f"Not done: the conversation is handed over to {every[0].decided.name}."
+            return f"Not done: the conversation is handed off to {every[0].decided.name}."
         self._transfer = call
         message = call.arguments.get(MESSAGE)
-        said = f"The conversation is handed over to {call.decided.name}, which answers now."
+        said = f"The conversation is handed off to {call.decided.name}, which answers now."
         said = f"{said} {message}" if message else said
         if self._with_final():
             raise ModelRetry(said)
         return said
 
-    async def _hand_over(self, over: _HandedOver) -> object:
-        """The answer of the agent that takes over.
+    async def _hand_over(self, over: _HandOff) -> object:
+        """Call the agent that takes over, and return its answer.
 
-        An agent that goes on with a conversation gets all of it, which ends with a request; any other the model's
-        message, or else the prompt.
+        An agent that can continue a conversation gets all of it, ending with a request. Any other agent gets the
+        model's message, or else the prompt.
         """
         decided, asked = over.transfer.decided, self._asked
         message = over.transfer.arguments.get(MESSAGE)
         if decided.name in asked.names("handoffs"):
-            # The swarm asks the next one itself.
+            # The swarm itself calls the next agent.
             return self._end({"handoff": decided.name, "content": message or None}, over.messages)
         chain = [*asked.handed, self._ctx.agent_name]
-        if len(chain) > MAX_HANDED:
+        if len(chain) > MAX_HANDOFFS:
             raise ConversationFailed(
                 "HandoffLimit",
-                f"the conversation was handed over {MAX_HANDED} times without an answer, "
+                f"the conversation was handed off {MAX_HANDOFFS} times without an answer, "
                 f"{' → '.join([*chain, decided.name])}: say in the agents' instructions who answers what",
             )
         given: object = message or asked.prompt
         if decided.goes_on:
             given = {"history": _kept(over.messages), "handed": chain}
-        result: object = await self._ctx.agent(Elsewhere(decided.name, decided.pool), given)
+        result: object = await self._ctx.agent(CallTarget(decided.name, decided.pool), given)
         said = result if isinstance(result, str) else codec.encode(result).decode()
         answer = {"kind": "response", "parts": [{"part_kind": "text", "content": said}]}
         return self._end(result, [*over.messages, answer])
@@ -437,18 +448,18 @@ async def _usage(ctx: AgentContext) -> object:
 
 
 def _kept(messages: Sequence[Message]) -> list[Message]:
-    """The same conversation for whoever goes on with it, and has instructions of its own."""
+    """Return the messages for an agent or task that continues the conversation with its own instructions."""
     return [{name: part for name, part in message.items() if name not in _OF_ONE_RUN} for message in messages]
 
 
-# ---- what pydantic-ai is given -----------------------------------------------------------------------------------
+# ---- the agent for pydantic-ai -----------------------------------------------------------------------------------
 
 
 def agent_of(definition: ModelAgent, models: OpenModels) -> Agent[Conversation, Any]:
-    """An LLMAgent as pydantic-ai's."""
+    """Return an LLMAgent as an agent of pydantic-ai."""
     spec = definition.agent
     made: Agent[Conversation, Any] = Agent(
-        LazyModel(models, spec.model),
+        LazyModel(models.open, spec.model),
         name=definition.name,
         deps_type=Conversation,
         output_type=_output_type(spec.output, spec.output_mode),
@@ -475,8 +486,8 @@ def _not_empty(text: str) -> str:
     return text
 
 
-class _Deciding(AbstractCapability[Conversation]):
-    """Tells the conversation of the run what pydantic-ai does."""
+class _ConversationHooks(AbstractCapability[Conversation]):
+    """Connects pydantic-ai's hooks to the conversation of the run."""
 
     async def before_model_request(
         self, ctx: RunContext[Conversation], request_context: ModelRequestContext
@@ -509,24 +520,24 @@ class _Deciding(AbstractCapability[Conversation]):
         output: object,
         error: ValidationError | ModelRetry,
     ) -> Any:  # Any: never, it raises
-        # What the model has written comes back to it within bounds.
+        # Bound the size of the corrections that the model gets.
         raise ModelRetry(_problems(error)) if isinstance(error, ValidationError) else error
 
 
 def _problems(error: ValidationError) -> str:
     found = error.errors(include_url=False, include_context=False)
-    told = []
-    for each in found[:MAX_PROBLEMS]:
+    lines = []
+    for each in found[:MAX_REPORTED_ERRORS]:
         where = ".".join(("output", *(str(part) for part in each["loc"])))
         got = "" if each["type"] == "missing" else f", got {codec.quoted(each['input'])}"
-        told.append(shortened(f"{where}: {' '.join(each['msg'].split())}{got}", 300))
-    if len(found) > MAX_PROBLEMS:
-        told.append(f"and {len(found) - MAX_PROBLEMS} more")
-    return f"the answer is not of the right form: {'; '.join(told)}; correct it and answer again"
+        lines.append(shortened(f"{where}: {' '.join(each['msg'].split())}{got}", 300))
+    if len(found) > MAX_REPORTED_ERRORS:
+        lines.append(f"and {len(found) - MAX_REPORTED_ERRORS} more")
+    return f"the answer is invalid: {'; '.join(lines)}; correct it and answer again"
 
 
 class _Decided:
-    """Reads the arguments of a call, which were read and checked when the answer came."""
+    """Validates nothing: a call's arguments were checked when the answer arrived."""
 
     def validate_json(self, input: object, **_: object) -> dict[str, Any]:
         return {}
@@ -535,7 +546,7 @@ class _Decided:
 
 
 _TOOLS: ExternalToolset[Conversation] = ExternalToolset([])
-"""What such a tool belongs to, for errors."""
+"""The toolset of these tools, for errors."""
 
 
 def _tool(name: str, retries: int) -> ToolsetTool[Conversation]:

@@ -28,6 +28,13 @@ class ModelFailed(StepError):
     """
 
 
+class ConversationFailed(StepError):
+    """A model's conversation has ended without an answer.
+
+    `type` is the reason: OutputInvalid, ToolCallsInvalid, RepeatedCall, TurnLimit, HandoffLimit, ContentFiltered.
+    """
+
+
 class ModelProblem(WeftError):
     """Raised inside the step of a model call to fail it permanently. The class's name becomes the error's type."""
 
@@ -91,7 +98,7 @@ class WrongModelSettings(ModelProblem):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Endpoint:
     """The model and its provider for error messages, never with the key."""
 
     provider: str
@@ -104,7 +111,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
+class Transient:
     """A transient failure: the call was not answered, and a retry may succeed."""
 
     type: str
@@ -119,56 +126,56 @@ class Later:
         return self.type == RATE_LIMITED
 
 
-class Broken(WeftError):
+class StreamBroken(WeftError):
     """Raised if a stream stalled or ended before the answer was complete."""
 
 
-def judged(error: Exception, place: Place) -> Later | ModelProblem | None:
+def classify(error: Exception, endpoint: Endpoint) -> Transient | ModelProblem | None:
     """Classify an error of the client. Return None for any other error, which propagates unchanged."""
     names = {kind.__name__ for kind in type(error).__mro__}
     status = _status(error)
     detail = _detail(error)
     # Statuses that call for a retry, whatever class the client uses for them.
     if status in (408, 409, 425):
-        return Later("ModelOutage", detail, _retry_after(error))
+        return Transient("ModelOutage", detail, _retry_after(error))
     for name, verdict in _VERDICTS:
         if name in names:
-            return verdict(error, detail, place)
+            return verdict(error, detail, endpoint)
     return None
 
 
-def given_up(later: Later, place: Place, why: str) -> ModelProblem:
+def final_error(later: Transient, endpoint: Endpoint, why: str) -> ModelProblem:
     """Return the error of a retryable call that is not retried any more."""
-    return _problem(_ENDS[later.type], f"{later.detail}; {why}", place)
+    return _problem(_ENDS[later.type], f"{later.detail}; {why}", endpoint)
 
 
-def wrong_settings(detail: str, place: Place) -> ModelProblem:
-    return _problem(WrongModelSettings, detail, place)
+def wrong_settings(detail: str, endpoint: Endpoint) -> ModelProblem:
+    return _problem(WrongModelSettings, detail, endpoint)
 
 
-def _problem(kind: type[ModelProblem], detail: str, place: Place) -> ModelProblem:
-    return kind(f"{place}: {detail}: {kind.remedy}")
+def _problem(kind: type[ModelProblem], detail: str, endpoint: Endpoint) -> ModelProblem:
+    return kind(f"{endpoint}: {detail}: {kind.remedy}")
 
 
 def _final(kind: type[ModelProblem]) -> Verdict:
-    return lambda error, detail, place: _problem(kind, detail, place)
+    return lambda error, detail, endpoint: _problem(kind, detail, endpoint)
 
 
 def _later(kind: str) -> Verdict:
-    return lambda error, detail, place: Later(kind, detail, _retry_after(error))
+    return lambda error, detail, endpoint: Transient(kind, detail, _retry_after(error))
 
 
-def _by_status(error: Exception, detail: str, place: Place) -> Later | ModelProblem:
+def _by_status(error: Exception, detail: str, endpoint: Endpoint) -> Transient | ModelProblem:
     """Classify an HTTP error that has no class of its own in the client."""
     status = _status(error) or 0
     if status == 429:
-        return Later(RATE_LIMITED, detail, _retry_after(error))
+        return Transient(RATE_LIMITED, detail, _retry_after(error))
     if status >= 500:
-        return Later("ModelOutage", detail, _retry_after(error))
-    return _problem(RequestRefused, detail, place)
+        return Transient("ModelOutage", detail, _retry_after(error))
+    return _problem(RequestRefused, detail, endpoint)
 
 
-Verdict = Callable[[Exception, str, Place], Later | ModelProblem]
+Verdict = Callable[[Exception, str, Endpoint], Transient | ModelProblem]
 
 _ENDS: dict[str, type[ModelProblem]] = {
     RATE_LIMITED: RateLimited,
@@ -177,7 +184,7 @@ _ENDS: dict[str, type[ModelProblem]] = {
 }
 
 _VERDICTS: tuple[tuple[str, Verdict], ...] = (
-    ("Broken", _later("ModelOutage")),
+    ("StreamBroken", _later("ModelOutage")),
     # The client's class hierarchy, specific before general.
     ("ModelContextWindowExceededError", _final(ContextTooLong)),
     ("ModelQuotaExceededError", _final(QuotaUsedUp)),

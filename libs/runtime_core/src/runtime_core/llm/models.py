@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
 from runtime_core.llm.agent import ModelSettings
-from runtime_core.llm.budget import Measured
-from runtime_core.llm.failures import Place, wrong_settings
+from runtime_core.llm.failures import Endpoint, wrong_settings
+from runtime_core.llm.tokens import EstimateErrors
 
 if TYPE_CHECKING:
     from runtime_core.llm.client import OpenModel
@@ -76,7 +76,7 @@ class Pacing:
 
 
 @dataclass
-class _OfLoop:
+class _LoopState:
     """The state of one event loop: connections belong to the loop that made them."""
 
     pacing: Pacing
@@ -87,8 +87,8 @@ class OpenModels:
     """Provides the open model of an agent's settings, and the gates that pace its calls."""
 
     def __init__(self) -> None:
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = WeakKeyDictionary()
-        self.measured = Measured()
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = WeakKeyDictionary()
+        self.estimate_errors = EstimateErrors()
 
     def __reduce__(self) -> tuple[type[OpenModels], tuple[()]]:
         """Pickle without open models: another process opens its own."""
@@ -120,8 +120,8 @@ class OpenModels:
         except Exception as error:
             if type(error).__module__.startswith("runtime_core."):
                 raise
-            place = Place("", str(named or settings.model), settings.base_url or "")
-            raise wrong_settings(f"{type(error).__name__}: {error}", place) from error
+            endpoint = Endpoint("", str(named or settings.model), settings.base_url or "")
+            raise wrong_settings(f"{type(error).__name__}: {error}", endpoint) from error
 
     def pacing(self) -> Pacing:
         return self._of(asyncio.get_running_loop()).pacing
@@ -137,21 +137,21 @@ class OpenModels:
             else:
                 task.cancel()
 
-    def _of(self, loop: asyncio.AbstractEventLoop) -> _OfLoop:
+    def _of(self, loop: asyncio.AbstractEventLoop) -> _LoopState:
         opened = self._loops.get(loop)
         if opened is None:
-            opened = self._loops[loop] = _OfLoop(Pacing(loop.time, random.random))
+            opened = self._loops[loop] = _LoopState(Pacing(loop.time, random.random))
         return opened
 
 
 def _key(settings: ModelSettings, named: str | None) -> Hashable:
     if named is None and not isinstance(settings.model, str):
-        return _Same(settings.model)
+        return _ByIdentity(settings.model)
     name = settings.model if named is None else named
     return (name, settings.base_url, settings.api_key, settings.connect_seconds, settings.call_seconds)
 
 
-class _Same:
+class _ByIdentity:
     """A Model or its factory, compared by identity: equal ones may have different connections."""
 
     __slots__ = ("of",)
@@ -163,7 +163,7 @@ class _Same:
         return id(self.of)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.of is self.of
+        return isinstance(other, _ByIdentity) and other.of is self.of
 
 
 async def _make(settings: ModelSettings, named: str | None) -> OpenModel:

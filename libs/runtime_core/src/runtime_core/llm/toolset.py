@@ -1,4 +1,4 @@
-"""What a model may call and by which names: tools, other agents, and handing the conversation over."""
+"""The tools of a model, by the names that it sees: tools, other agents, and handoffs of the conversation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 from runtime_core import codec
-from runtime_core.declare.manifest import AgentEntry, Manifest, Schema, SchemaCheck
+from runtime_core.declare.manifest import AgentEntry, Manifest, Schema
 from runtime_core.errors import NotReady, WeftError
+from runtime_core.ingress.admission import SchemaCheck
 from runtime_core.llm.input import is_conversation
+from runtime_core.text import LONGEST_MESSAGE, shortened, text_of_error
 from runtime_core.tools.tool import StepTool
 
 if TYPE_CHECKING:
@@ -22,28 +24,28 @@ if TYPE_CHECKING:
 
 Kind = Literal["tool", "agent", "transfer", "output"]
 Check = Callable[[Mapping[str, Any]], object]  # Any: JSON
-"""Raises InvalidInput for arguments that the callee would refuse."""
+"""Raises InvalidInput for arguments that the called tool or agent would refuse."""
 
 EDGE_LENGTH = 64
 CONTENT = "content"
-"""The argument that an agent is asked with, where its input is no object of named members."""
+"""The argument for an agent whose input is not an object with named members."""
 MESSAGE = "message"
 FINAL = "final_result"
-"""What the tool, or the format, of the final answer is called."""
+"""The name of the tool, or of the format, of the final answer."""
 _UNFIT = re.compile(r"[^a-zA-Z0-9_-]")
 _ANY_OBJECT: Schema = {"type": "object", "properties": {}}
 
 
 class ToolsMissing(WeftError):
-    """An agent names tools or agents that no app offers (any more, or yet): the attempt is made again."""
+    """An agent names tools or agents that no app offers, or none yet. The attempt is retried."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as the model is told of it."""
+    """A tool as the model sees it."""
 
     name: str
-    """At the model's edge: letters, digits, _ and -, at most 64."""
+    """The model's name for it: letters, digits, _ and -, at most 64."""
     description: str
     arguments: Schema
     """JSON schema of the arguments, an object."""
@@ -51,28 +53,28 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """One thing that the model may call."""
+    """A tool, agent or handoff that the model may call."""
 
     kind: Kind
     name: str
-    """In Weft: of the tool, or of the agent."""
+    """The name of the tool or agent in Weft."""
     description: str
     arguments: Schema
     check: Check
     pool: str = ""
     wraps: bool = False
-    """Whether an agent gets the argument `content` alone as its input, not the object of all arguments."""
+    """Whether an agent's input is only the argument `content`, not the object of all arguments."""
     goes_on: bool = False
-    """Whether an agent can go on with a conversation that is handed over."""
+    """Whether an agent can continue a conversation that it gets by a handoff."""
 
     @property
     def wanted(self) -> str:
-        """Its name at the model's edge, as far as that is allowed and free."""
+        """The preferred name for the model, if that is allowed and free."""
         return f"transfer_to_{self.name}" if self.kind == "transfer" else self.name
 
 
 class Toolset:
-    """All that a model may call, by its name at the model's edge. `output` is the name of the final answer's tool."""
+    """The tools of a model, by the names that it sees. `output` is the name of the final answer's tool."""
 
     def __init__(self, offered: Sequence[Offered], output: str = "") -> None:
         self.output = output
@@ -82,16 +84,16 @@ class Toolset:
         self.specs = [ToolSpec(edge, each.description, each.arguments) for edge, each in self._by_edge.items()]
 
     def find(self, edge: str) -> Offered | None:
-        """What the model has called by this name."""
+        """Return what the model called by this name, or None."""
         return self._by_edge.get(edge)
 
 
 def edge_names(wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """A name that models accept for each `(kind, name)`: letters, digits, _ and -, at most 64; no two are equal.
+    """Return a unique name that models accept for each `(kind, name)`: letters, digits, _ and -, at most 64.
 
-    A name keeps what it can. Where several would be the same, the one that needed no change has it, the first of them
-    by kind (`output`, `tool`, then others); the others get a digest of their own behind it. So a name depends on those
-    that it would be the same as, and on no order.
+    Other characters become `_`. If several names collide, one that needed no change keeps it, the first by kind
+    (`output`, `tool`, then others); the others get a digest as a suffix. So a name depends only on the names that it
+    collides with, not on their order.
     """
     order = ("output", "tool", "agent", "transfer")
     groups: dict[str, list[tuple[str, str]]] = {}
@@ -123,12 +125,11 @@ def toolset_of(
     functions: Functions,
     manifests: Sequence[Manifest] | None,
 ) -> Toolset:
-    """What an agent may call: `named` tools (functions, names, patterns), `agents` to ask, `targets` to hand over to.
+    """Return the toolset of an agent: `named` tools (functions, names, patterns), `agents` to call, handoff `targets`.
 
-    `output` is the name of the final answer's tool, which no other has; empty: there is none.
-    `manifests` are all apps' on the broker; None: they cannot be asked, and what is missing is left out. Raises
-    ToolsMissing that names what no app offers, NotReady where all that is missing belongs to an MCP server of this app
-    that was never connected.
+    `output` is the reserved name of the final answer's tool, or empty. `manifests` are those of all apps on the broker;
+    None: they are not available, and unknown tools are left out. Raises ToolsMissing that names the unknown tools, or
+    NotReady if all of them belong to MCP servers of this app that have not connected yet.
     """
     found: list[Offered] = []
     tools = _Tools(functions, manifests or ())
@@ -136,7 +137,7 @@ def toolset_of(
     missing = [f"tool {str(each)!r}" for each in absent]
     for kind, names in (("agent", agents), ("transfer", targets)):
         for name in dict.fromkeys(names):
-            offered = _agent(kind, name, functions, manifests or ())  # type: ignore[arg-type]  # literals of the line above
+            offered = _agent(kind, name, functions, manifests or ())  # type: ignore[arg-type]  # the literals above
             if offered is None:
                 missing.append(f"agent {name!r}")
             else:
@@ -144,16 +145,16 @@ def toolset_of(
     if missing and manifests is not None:
         late = [tools.late(each) for each in absent]
         if len(late) == len(missing) and all(late):
-            raise NotReady(f"{what} waits for {', '.join(sorted(set(late)))} to be connected for the first time")
+            raise NotReady(f"{what} is waiting for the first connection of {', '.join(sorted(set(late)))}")
         raise ToolsMissing(
-            f"{what} names {', '.join(missing)}, which no app offers: start the service that has it, or correct the "
-            "name"
+            f"{what} names {', '.join(missing)}, which no app offers: start the service that declares it, or "
+            "correct the name"
         )
     return Toolset(found, output)
 
 
 class _Tools:
-    """Tools by name: this app's own, and those of all manifests."""
+    """The tools of this app and of all manifests, by name."""
 
     def __init__(self, functions: Functions, manifests: Sequence[Manifest]) -> None:
         self._functions = functions
@@ -161,7 +162,7 @@ class _Tools:
         self._seen: set[str] = set()
 
     def take(self, named: object, into: list[Offered]) -> bool:
-        """Add what a function, a name or a pattern stands for, once; False where it stands for nothing."""
+        """Add the tools of a function, name or pattern, once each. Return False if one is unknown."""
         if isinstance(named, str) and any(char in named for char in "*?["):
             names: Iterable[str] = sorted(name for name in self._names() if fnmatchcase(name, named))
         else:
@@ -175,12 +176,12 @@ class _Tools:
         return bool(offered) and None not in offered
 
     def late(self, named: object) -> str:
-        """The MCP server of this app, not listed by anybody yet, whose tool this is; else empty."""
+        """Return this app's MCP server of a tool if no manifest lists the server yet; otherwise an empty string."""
         find = getattr(self._functions, "mcp_server_of", None)
         server: MCPServer | None = find(named) if find is not None and isinstance(named, str) else None
         if server is None or server.when_down == "fail":
             return ""
-        # As `mcp.servers` names what it publishes.
+        # `mcp.servers` publishes manifests under this name.
         listed = any(manifest.app.endswith(f"/mcp/{server.name}") for manifest in self._manifests)
         return "" if listed else server.what
 
@@ -196,16 +197,16 @@ class _Tools:
             entry = manifest.tools.get(name)
             if entry is not None:
                 schema = entry.arguments or _ANY_OBJECT
-                check = _Lazy(f"arguments of tool {name!r}", entry.arguments)
+                check = _LazyCheck(f"arguments of tool {name!r}", entry.arguments)
                 return Offered("tool", name, entry.description, schema, check, entry.pool)
         return None
 
 
-def _own_tool(tool: Any) -> Offered:  # Any: a Tool, of which the port's protocol shows the name alone
+def _own_tool(tool: Any) -> Offered:  # Any: a Tool; the port's protocol has only its name
     schema, reader = tool.arguments.schema(), tool.arguments
 
     def check(arguments: Mapping[str, Any]) -> None:
-        if not isinstance(tool, StepTool):  # which takes anything
+        if not isinstance(tool, StepTool):  # a StepTool takes anything
             reader.decode(codec.encode(arguments))
 
     if isinstance(tool, StepTool):
@@ -216,7 +217,7 @@ def _own_tool(tool: Any) -> Offered:  # Any: a Tool, of which the port's protoco
 def _agent(
     kind: Literal["agent", "transfer"], name: str, functions: Functions, manifests: Sequence[Manifest]
 ) -> Offered | None:
-    known: Any = functions.agent(name)  # Any: a definition, of which the port's protocol shows the name alone
+    known: Any = functions.agent(name)  # Any: a definition; the port's protocol has only its name
     entry: AgentEntry | None
     if known is not None:
         entry = known.entry()
@@ -226,28 +227,28 @@ def _agent(
         return None
     about = entry.description.strip()
     if kind == "transfer":
-        said = f"Hand the conversation over to agent {name}, which answers in your place."
+        said = f"Hand off the conversation to agent {name}, which then answers instead of you."
         schema: Schema = {
             "type": "object",
-            "properties": {MESSAGE: {"type": "string", "description": "What the agent is to do or to know."}},
+            "properties": {MESSAGE: {"type": "string", "description": "What the agent should do or know."}},
             "additionalProperties": False,
         }
         description = f"{said} {about}".strip()
         goes_on = is_conversation(entry.input)
-        check = _Lazy(f"arguments of transfer_to_{name}", schema)
+        check = _LazyCheck(f"arguments of transfer_to_{name}", schema)
         return Offered("transfer", name, description, schema, check, entry.pool, goes_on=goes_on)
-    description = about or f"Ask agent {name}."
+    description = about or f"Call agent {name}."
     taken = entry.input or {}
     if taken.get("type") == "object" and taken.get("properties"):
-        check = _Lazy(f"input of agent {name!r}", taken)
+        check = _LazyCheck(f"input of agent {name!r}", taken)
         return Offered("agent", name, description, taken, check, entry.pool)
     schema = _content_schema(taken)
-    check = _Lazy(f"input of agent {name!r}", schema)
+    check = _LazyCheck(f"input of agent {name!r}", schema)
     return Offered("agent", name, description, schema, check, entry.pool, wraps=True)
 
 
 def _content_schema(taken: Schema) -> Schema:
-    content: Schema = {"type": "string", "description": "What the agent is asked."}
+    content: Schema = {"type": "string", "description": "The request to the agent."}
     definitions: Schema = {}
     if taken and not is_conversation(taken):
         content = {name: part for name, part in taken.items() if name != "$defs"}
@@ -261,8 +262,8 @@ def _content_schema(taken: Schema) -> Schema:
     }
 
 
-class _Lazy:
-    """A check that is made at its first use: most tools that a model is shown are not called."""
+class _LazyCheck:
+    """A check that is built at its first use: most tools that a model sees are never called."""
 
     __slots__ = ("_check", "_schema", "_what")
 
@@ -278,5 +279,7 @@ class _Lazy:
 
 
 def refusal(error: Exception) -> str:
-    """What the model is told of arguments that do not fit."""
-    return f"the call was not made: {error}; correct the arguments and call again"
+    """Return the message for the model about invalid arguments."""
+    # A schema's error may quote all arguments, and the model would read them again with every later request.
+    reason = shortened(text_of_error(error), LONGEST_MESSAGE)
+    return f"the call was not made: {reason}; correct the arguments and call again"

@@ -1,1 +1,1 @@
-"""Periodic work of a partition's leader: sweeps, measurements, dead letters, the clock and memory of the server."""
+"""Housekeeping of a partition by its leader: sweeps, metrics of the broker, dead letters, stuck work."""

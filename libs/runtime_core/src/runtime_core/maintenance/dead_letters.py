@@ -1,4 +1,4 @@
-"""Dead letters: deliveries that will not be retried; listed, grouped, redriven, dropped."""
+"""Lists, groups, redrives and drops dead letters: deliveries that will not be retried."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, Literal, cast
 import msgspec
 
 from runtime_core.bus.connection import Argument, Reply, position
+from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import ingress
-from runtime_core.bus.values import pairs
 from runtime_core.codec import readable
 from runtime_core.errors import InvalidInput
 from runtime_core.ingress.publishers import Publishers
 from runtime_core.telemetry.redaction import redactor
 
-PAGE = 200
+LETTERS_PAGE = 200
 REJECTED = "rejected"
 _EVENT = "event:"
 
@@ -116,7 +116,7 @@ class DeadLetter:
 
     @property
     def event(self) -> dict[str, str]:
-        """The fields of a rejected entry as they came; empty for work."""
+        """The original fields of a rejected ingress entry; empty for other dead letters."""
         return {
             name[len(_EVENT) :]: value.decode("utf-8", "replace")
             for name, value in self.fields.items()
@@ -125,15 +125,15 @@ class DeadLetter:
 
     @property
     def size(self) -> int:
-        """Its size in bytes, as the broker counts it."""
+        """Its size in bytes, by the broker's count."""
         return OVERHEAD_BYTES + sum(len(name.encode()) + len(value) for name, value in self.fields.items())
 
     @property
     def cut(self) -> dict[str, Any]:  # Any: JSON
         """The fields that were too large to keep; empty for a complete dead letter.
 
-        `bytes` of all fields as they came; `fields` that are truncated, each with its `bytes` and `sha256` (or `sha1`);
-        `left_out`: how many fields were dropped.
+        `bytes`: the original size of all fields. `fields`: the truncated fields, each with its `bytes` and `sha256` (or
+        `sha1`). `left_out`: how many fields were dropped.
         """
         found = readable(self.fields.get("cut", b""))
         return found if isinstance(found, dict) else {}
@@ -144,14 +144,14 @@ class DeadLetter:
         return readable(self.fields.get(_EVENT + "data", self.fields.get("d", b"")))
 
     def group_key(self, by: By) -> str:
-        """The properties by which dead letters are grouped."""
+        """Return the group of this dead letter by the given property."""
         if by == "error":
             message = str(self.error.get("message", "")).partition("\n")[0]
             return ": ".join(part for part in (str(self.error.get("type", "")), message) if part)
         return {"name": self.name, "reason": self.reason, "stream": self.stream}[by]
 
     def summary(self) -> dict[str, Any]:  # Any: JSON
-        """A line of a list."""
+        """Return the members that lists show."""
         return {
             "letter_id": self.letter_id,
             "time": self.at_ms,
@@ -166,7 +166,7 @@ class DeadLetter:
         }
 
     def details(self) -> dict[str, Any]:  # Any: JSON
-        """Everything that is stored."""
+        """Return all stored members."""
         return {
             **self.summary(),
             "group": self.group,
@@ -182,7 +182,7 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class LetterFilter:
     """A filter for dead letters; empty fields select all."""
 
     reason: str = ""
@@ -194,7 +194,7 @@ class Selection:
         return all(not value or value == found for value, found in wanted)
 
 
-EVERY = Selection()
+EVERY = LetterFilter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class LetterGroup:
     key: str
     count: int
     size: int
-    """Their bytes."""
+    """Bytes of the group."""
     newest: DeadLetter
 
 
@@ -215,7 +215,7 @@ class LetterSizes:
     shares: dict[str, int]
     """By share, the largest first: a stream, `replyto` for answers, `parked` for runs that wait for their letter."""
     bound: int
-    """The limit for all shares but `parked` together; 0 if no state-manager has set it yet."""
+    """The limit of all shares except `parked` together; 0 if no state-manager has set it yet."""
     trimmed: int
     """How many letters were trimmed so far."""
 
@@ -246,7 +246,7 @@ class DeadLetters:
             trimmed += sum((await trimmed_letters(bus)).values())
         return LetterSizes(dict(shares.most_common()), bound, trimmed)
 
-    async def newest(self, limit: int, selection: Selection = EVERY) -> list[DeadLetter]:
+    async def newest(self, limit: int, selection: LetterFilter = EVERY) -> list[DeadLetter]:
         """Return up to `limit` dead letters, the newest first."""
         found: list[DeadLetter] = []
         for bus in self._buses:
@@ -259,7 +259,7 @@ class DeadLetters:
             found += of_partition
         return sorted(found, key=lambda letter: position(letter.entry), reverse=True)[:limit]
 
-    async def counted(self, by: By, selection: Selection = EVERY) -> list[LetterGroup]:
+    async def counted(self, by: By, selection: LetterFilter = EVERY) -> list[LetterGroup]:
         """Return dead letters counted by a common property, the most frequent first."""
         counts: Counter[str] = Counter()
         sizes: Counter[str] = Counter()
@@ -272,15 +272,15 @@ class DeadLetters:
                 newest[key] = letter
         return [LetterGroup(key, count, sizes[key], newest[key]) for key, count in counts.most_common()]
 
-    async def all(self, selection: Selection = EVERY) -> AsyncIterator[DeadLetter]:
-        """Yield every current dead letter, the oldest of each partition first; newer ones are left out."""
+    async def all(self, selection: LetterFilter = EVERY) -> AsyncIterator[DeadLetter]:
+        """Yield every current dead letter, the oldest of each partition first. Later ones are not included."""
         for bus in self._buses:
             async for letter in self._walk(bus, newest_first=False):
                 if letter in selection:
                     yield letter
 
     async def get(self, letter_id: str) -> DeadLetter:
-        """Raises InvalidInput (`letter_id`) if there is none."""
+        """Return a dead letter. Raises InvalidInput (`letter_id`) if it does not exist."""
         bus, entry = self._place(letter_id)
         found = pairs(await bus.transport.call("XRANGE", bus.keys.dead, entry, entry))
         if not found:
@@ -290,9 +290,9 @@ class DeadLetters:
     async def redrive(self, letter_id: str, *, reopen: bool = False, data: bytes = b"") -> str:
         """Return a dead letter's delivery to the consumer that failed, with a new count of attempts; return its task.
 
-        `reopen` lets an ended task continue; `data` (JSON) replaces the old data. A rejected entry goes to the ingress
-        again under its old id, so repeating this starts one task; its task may not be known yet (``). Raises
-        InvalidInput if there is no such dead letter, or nothing waits for it.
+        `reopen` lets an ended task continue; `data` (JSON) replaces the old data. A rejected entry returns to the
+        ingress under its old id, so a repeated redrive starts one task; the task returned is "" if it is not known yet.
+        Raises InvalidInput if the dead letter does not exist, or nothing waits for it.
         """
         letter = await self.get(letter_id)
         bus, entry = self._place(letter_id)
@@ -302,10 +302,11 @@ class DeadLetters:
             return await self._submit_again(bus, letter, data)
         if not letter.kind:
             raise InvalidInput(
-                "letter_id", f"{letter_id} holds no work that can be given again ({letter.reason}); look and drop it"
+                "letter_id",
+                f"{letter_id} cannot be redriven ({letter.reason}): inspect it with `weft dead show`, then drop it",
             )
         if data and letter.kind == "resume":
-            raise InvalidInput("data", f"{letter_id} is a turn in the middle of its run, which has no data to replace")
+            raise InvalidInput("data", f"{letter_id} is a turn in the middle of its run: it has no data to replace")
         answer = await bus.redrive(entry, reopen, data)
         match answer[0]:
             case "ok":
@@ -317,14 +318,26 @@ class DeadLetters:
             case "ended":
                 raise InvalidInput(
                     "letter_id",
-                    f"the task {answer[1]} of {letter_id} has ended ({answer[2]}); --reopen lets it go on from there",
+                    f"task {answer[1]} of {letter_id} has ended ({answer[2]}); --reopen continues it from there",
+                )
+            case "called":
+                raise InvalidInput(
+                    "data",
+                    f"{letter_id} is of a run that task {answer[1]} calls, which gives it its input again: redrive it "
+                    "without new data",
+                )
+            case "answered":
+                raise InvalidInput(
+                    "letter_id",
+                    f"task {answer[1]} of {letter_id} has answered a run in another partition, and nobody waits for it "
+                    f"any more: submit the task that called it again, then run `weft dead drop {letter_id}`",
                 )
         raise InvalidInput(
-            "letter_id", f"what waited for {letter_id} is no more (task {letter.task or 'unknown'}); look and drop it"
+            "letter_id", f"nothing waits for {letter_id} any more (task {letter.task or 'unknown'}): drop it"
         )
 
     async def drop(self, letter_id: str) -> None:
-        """Drop a dead letter. Raises InvalidInput if there is none."""
+        """Drop a dead letter. Raises InvalidInput if it does not exist."""
         bus, entry = self._place(letter_id)
         if not await bus.drop_letter(entry):
             raise _missing(letter_id)
@@ -337,17 +350,17 @@ class DeadLetters:
         elif data:
             fields.update(data=data, datacontenttype=b"application/json")
         if not structured:
-            # What had no id of its own was named by its entry; a new entry would be another event.
+            # An event without an id is identified by its entry id; a new entry would make it another event.
             fields.setdefault("id", letter.delivery.encode())
         arguments: list[Argument] = [item for pair in fields.items() for item in pair]
         if not arguments:
-            raise InvalidInput("letter_id", f"{letter.letter_id} holds no event; look and drop it")
+            raise InvalidInput("letter_id", f"{letter.letter_id} holds no event: drop it")
         publisher = letter.stream.partition(":")[2]
         if publisher and await Publishers(self._buses[0]).get(publisher) is None:
-            # On another stream it would be bound to nobody.
+            # On the shared stream it would be bound to no tenant.
             raise InvalidInput(
                 "letter_id",
-                f"{letter.letter_id} came from publisher {publisher!r}, which is not registered any more: register it "
+                f"{letter.letter_id} came from publisher {publisher!r}, which is no longer registered: register it "
                 f"with `weft publisher set {publisher} --tenant …`, or drop the letter",
             )
         await bus.transport.call("XADD", ingress(bus.keys.namespace, publisher), "*", *arguments)
@@ -363,13 +376,13 @@ class DeadLetters:
         start = "-"
         while True:
             if newest_first:
-                reply: Reply = await call("XREVRANGE", key, end, "-", "COUNT", PAGE)
+                reply: Reply = await call("XREVRANGE", key, end, "-", "COUNT", LETTERS_PAGE)
             else:
-                reply = await call("XRANGE", key, start, end, "COUNT", PAGE)
+                reply = await call("XRANGE", key, start, end, "COUNT", LETTERS_PAGE)
             entries = pairs(reply)
             for entry, fields in entries:
                 yield self._letter(bus, entry, fields)
-            if len(entries) < PAGE:
+            if len(entries) < LETTERS_PAGE:
                 return
             after = "(" + entries[-1][0].decode()
             if newest_first:
@@ -391,18 +404,18 @@ class DeadLetters:
             number = "0"
         if not known or not number.isdecimal() or int(number) >= len(self._buses):
             example = "1731240000000-0" if len(self._buses) == 1 else "0/1731240000000-0"
-            raise InvalidInput("letter_id", f"{letter_id!r} is no id of a dead letter, as in {example}")
+            raise InvalidInput("letter_id", f"{letter_id!r} is not the id of a dead letter, as in {example}")
         return self._buses[int(number)], entry
 
 
 async def letter_bytes(bus: EventBus) -> dict[str, int]:
-    """Bytes of a partition's dead letters by share; under an empty name the sum that is bounded."""
+    """Return the bytes of a partition's dead letters by share. The empty share is the sum that is bounded."""
     flat = cast(list[bytes], await bus.transport.call("HGETALL", bus.keys.letters("bytes")))
     return {flat[at].decode("utf-8", "replace"): int(flat[at + 1]) for at in range(0, len(flat), 2)}
 
 
 async def trimmed_letters(bus: EventBus) -> dict[tuple[str, str], int]:
-    """How many dead letters a partition has trimmed so far, by cause (`bytes`, `age`) and share."""
+    """Return how many dead letters a partition has trimmed so far, by cause (`bytes`, `age`) and share."""
     flat = cast(list[bytes], await bus.transport.call("HGETALL", bus.keys.letters("trimmed")))
     found = {}
     for at in range(0, len(flat), 2):
@@ -424,7 +437,7 @@ def _missing(letter_id: str) -> InvalidInput:
 
 
 def _with_data(event: bytes, data: bytes) -> bytes:
-    """A structured event with other data. Raises InvalidInput if the event cannot be read."""
+    """Replace the data of a structured event. Raises InvalidInput if the event cannot be read."""
     try:
         members = msgspec.json.decode(event, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, RecursionError) as error:

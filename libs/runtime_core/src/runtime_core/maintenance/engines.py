@@ -1,4 +1,4 @@
-"""Watches engine steps without a gateway: they wait as long as their tasks allow, and then end."""
+"""Ends engine steps that no gateway serves, after the wait that their tasks allow."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from typing import cast
 
 import msgspec
 
+from runtime_core.bus.deliveries import Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import Delivery, pairs
 from runtime_core.engines.runtime_engine import UNAVAILABLE, wait_until
 from runtime_core.errors import InvalidInput
 from runtime_core.record.step import ENCODER, Step, StepError
-from runtime_core.wire.results import ENDED
+from runtime_core.wire.events import ENDED
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
-"""The time between two checks, unless other housekeeping sets it."""
+CHECK_SECONDS = 1.0
+"""The time between two checks in a process without a keeper."""
 WARN_SECONDS = 60.0
-PAGE = 500
-"""How many steps of a stream one check reads; the next one continues behind them."""
+STEPS_PAGE = 500
+"""Steps of a stream per check; the next check continues behind them."""
 
 
 class EngineWatch:
-    """The watch of one partition, run by its leader. The gateways of a served stream end its steps."""
+    """Checks one partition; its leader runs it. If a stream has a live gateway, that ends its steps."""
 
-    def __init__(self, bus: EventBus, *, anyone_may_come: bool = True) -> None:
-        """In a single process without a gateway, none can come, so no step waits."""
+    def __init__(self, bus: EventBus, *, gateways_may_start: bool = True) -> None:
+        """`gateways_may_start` is False in a process that is alone on its broker: then no step waits."""
         self._bus = bus
-        self._anyone_may_come = anyone_may_come
+        self._gateways_may_start = gateways_may_start
         self._warned: dict[str, float] = {}
         self._read: dict[str, str] = {}
-        """The last entry that was read of a stream, if there were more."""
+        """The last entry read of a stream that has more."""
 
-    async def look(self) -> None:
-        """Check all streams; most namespaces have none."""
+    async def check(self) -> None:
+        """Check all engine streams. Most namespaces have none."""
         now = time.monotonic()
         for stream in cast(list[bytes], await self._bus.transport.call("HKEYS", self._bus.keys.engines)):
-            await self._look_at(stream.decode(), now)
+            await self._check_stream(stream.decode(), now)
 
-    async def _look_at(self, stream: str, now: float) -> None:
+    async def _check_stream(self, stream: str, now: float) -> None:
         waiting = cast(int, await self._bus.transport.call("XLEN", self._bus.keys.stream(stream)))
         if not waiting:
             return
@@ -51,27 +51,29 @@ class EngineWatch:
             return
         if now - self._warned.get(stream, -WARN_SECONDS) >= WARN_SECONDS:
             self._warned[stream] = now
-            logger.warning("steps wait on %s (%d): %s", stream, waiting, gateways.nobody)
-        # With none that was ever heard, the time that came with the step counts alone.
+            logger.warning("steps wait on %s (%d): %s", stream, waiting, gateways.problem)
+        # If no gateway was ever seen, only the deadline in the step counts.
         away_since = 0.0 if gateways.silent_seconds is None else gateways.now - gateways.silent_seconds
         steps = await self._steps(stream)
         for step, status in zip(steps, await self._statuses(steps), strict=True):
-            late = not self._anyone_may_come or wait_until(step.context, away_since) <= gateways.now
-            # What a task that is over has asked for lies here until somebody takes it away.
+            late = not self._gateways_may_start or wait_until(step.context, away_since) <= gateways.now
+            # Steps of ended tasks stay here until they are ended too.
             if late or status is None or status.decode() in ENDED:
-                await self._end(step, gateways.nobody)
+                await self._end(step, gateways.problem)
 
     async def _steps(self, stream: str) -> list[Delivery]:
         key, after = self._bus.keys.stream(stream), self._read.pop(stream, "")
-        found = pairs(await self._bus.transport.call("XRANGE", key, f"({after}" if after else "-", "+", "COUNT", PAGE))
-        if len(found) == PAGE:
+        found = pairs(
+            await self._bus.transport.call("XRANGE", key, f"({after}" if after else "-", "+", "COUNT", STEPS_PAGE)
+        )
+        if len(found) == STEPS_PAGE:
             self._read[stream] = found[-1][0].decode()
         steps = []
         for entry, fields in found:
             try:
                 steps.append(Delivery(self._bus.keys.partition, stream, entry).parse(fields))
             except InvalidInput:
-                continue  # not the bus's own: who takes it makes it a dead letter
+                continue  # not written by the bus: the gateway that reads it dead-letters it
         return steps
 
     async def _statuses(self, steps: list[Delivery]) -> list[bytes | None]:
@@ -80,9 +82,9 @@ class EngineWatch:
             list[bytes | None], await asyncio.gather(*(call("HGET", keys.task(step.task), "status") for step in steps))
         )
 
-    async def _end(self, step: Delivery, nobody: str) -> None:
+    async def _end(self, step: Delivery, reason: str) -> None:
         now = time.time() * 1000
-        error = StepError(UNAVAILABLE, nobody, at=now)
+        error = StepError(UNAVAILABLE, reason, at=now)
         put = float(step.entry.partition(b"-")[0])
         row = Step(step.run, step.stream.partition(":")[0], step.name, "failed", put, now)
         row.attempt = step.attempt
@@ -93,4 +95,4 @@ class EngineWatch:
             row.errors = msgspec.json.decode(step.errors, type=list[StepError])
         payload = ENCODER.encode({"type": error.type, "message": error.message})
         if await self._bus.expire_call(step, int(now), payload, ENCODER.encode([row])):
-            logger.warning("%r has waited as long as it may", step)
+            logger.warning("%r ended: no gateway came within its wait", step)

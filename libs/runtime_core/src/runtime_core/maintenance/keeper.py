@@ -1,4 +1,4 @@
-"""Keeps a partition tidy while this process leads: its chores in turn, the server's clock and its memory."""
+"""Housekeeping of the partitions that this process leads: sweeps, the server's clock and memory, blobs."""
 
 from __future__ import annotations
 
@@ -9,29 +9,176 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import cast
 
+from runtime_core.blobs import open_blobs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, TRAJECTORY_RECORDER
 from runtime_core.bus.namespace import server_memory
+from runtime_core.config.settings import LEAST_DEAD_BYTES, Settings
 from runtime_core.errors import BusUnavailable, ServerError, is_temporary
+from runtime_core.maintenance.dead_letters import trimmed_letters
 from runtime_core.maintenance.engines import EngineWatch
-from runtime_core.maintenance.sweeps import LetterKeeper, forget_old_submits, sweep_index, sweep_quarantine
-
-CLOCK_STEP_SECONDS = 3.0
 
 logger = logging.getLogger(__name__)
 
+LETTERS_INTERVAL_SECONDS = 2.0
+"""The shortest time between two sweeps of the dead letters."""
+LETTERS_RECOUNT_SECONDS = 60.0
+"""The shortest time between two counts of all dead letters."""
+LETTERS_MEMORY_DIVISOR = 10
+"""Dead letters of all partitions may take one tenth of the server's `maxmemory`."""
+SWEEP_BATCH = 500
+"""Entries per page of a sweep."""
+DEDUPE_WINDOW_MS = 24 * 3600 * 1000
+"""How long the id of a submit is remembered."""
+BLOB_SWEEP_SECONDS = 600.0
+CLOCK_STEP_SECONDS = 3.0
+MEMORY_LIMIT_SHARE = 0.8
+"""Share of `maxmemory` above which submits are rejected as `overloaded`, while commits continue."""
+TIDY_SECONDS = 0.5
+REFILL_EVENTS = 32
+"""Unread entries of a work stream up to which waiting tasks are moved onto it."""
+DEFAULT_RETENTION_SECONDS = 3600
+"""Retention of ended tasks if neither the settings nor the namespace set it."""
+
+Chore = Callable[[], Awaitable[object]]
+
+
+class LetterSweeper:
+    """Trims the dead letters of one partition; its leader runs it. Functions of the bus enforce the bound."""
+
+    def __init__(
+        self,
+        bus: EventBus,
+        most_bytes: int = Settings.dead_max_bytes,
+        retention_seconds: float = Settings.dead_retention_seconds,
+        partitions: int = 1,
+    ) -> None:
+        self._bus = bus
+        self._most_bytes = most_bytes
+        self._retention_ms = int(retention_seconds * 1000)
+        self._partitions = partitions
+        self._looked = self._recounted = float("-inf")
+        self._seen: dict[tuple[str, str], int] | None = None
+
+    async def sweep(self) -> None:
+        """Trim old and excess dead letters, at most every 2 seconds."""
+        if time.monotonic() - self._looked < LETTERS_INTERVAL_SECONDS:
+            return
+        self._looked = time.monotonic()
+        await self.trim()
+
+    async def trim(self) -> None:
+        """Trim until the bounds hold, and log what any process has trimmed since the last call."""
+        if self._seen is None:
+            self._seen = await trimmed_letters(self._bus)
+        bound = await self._bound()
+        done = await self._bus.trim_letters(bound, self._retention_ms)
+        if done.counted != done.stored and time.monotonic() - self._recounted >= LETTERS_RECOUNT_SECONDS:
+            self._recounted = time.monotonic()
+            await self._bus.recount_letters()
+            done = await self._bus.trim_letters(bound, self._retention_ms)
+        while done.old or done.large:
+            done = await self._bus.trim_letters(bound, self._retention_ms)
+        now = await trimmed_letters(self._bus)
+        for (cause, share), count in now.items():
+            if more := count - self._seen.get((cause, share), 0):
+                why = (
+                    f"over the limit of {bound} bytes (WEFT_DEAD_MAX_BYTES), of which {share} had the most"
+                    if cause == "bytes"
+                    else f"{share} had letters older than WEFT_DEAD_RETENTION_SECONDS"
+                )
+                logger.warning("partition %d: trimmed %d dead letters: %s", self._bus.keys.partition, more, why)
+        self._seen = now
+
+    async def _bound(self) -> int:
+        """Return the limit: the setting, or less on a small server."""
+        memory = await server_memory(self._bus.transport)
+        limit = int(memory.get("maxmemory", 0))
+        if not limit:
+            return self._most_bytes
+        return min(self._most_bytes, max(LEAST_DEAD_BYTES, limit // LETTERS_MEMORY_DIVISOR // self._partitions))
+
+
+async def sweep_index(bus: EventBus, retention_ms: int) -> None:
+    """Forget tasks whose hash has expired; running ones are checked again a retention later."""
+    call, keys = bus.transport.call, bus.keys
+    before = time.time_ns() // 1_000_000 - retention_ms
+    # Without a limit: a fixed number per sweep would fall behind a high rate of tasks for good.
+    while old := cast(
+        list[bytes], await call("ZRANGEBYSCORE", keys.index, "-inf", f"({before}", "LIMIT", 0, SWEEP_BATCH)
+    ):
+        there = await asyncio.gather(*(call("EXISTS", keys.task(task.decode())) for task in old))
+        gone = [task for task, exists in zip(old, there, strict=True) if not exists]
+        if gone:
+            await call("ZREM", keys.index, *gone)
+        now = time.time_ns() // 1_000_000
+        alive = [task for task, exists in zip(old, there, strict=True) if exists]
+        if alive:
+            await call("ZADD", keys.index, "XX", *(part for task in alive for part in (now, task)))
+
+
+async def forget_old_submits(bus: EventBus) -> None:
+    """Forget the ids of submits that are older than 24 hours."""
+    call, keys = bus.transport.call, bus.keys
+    oldest = cast(list[bytes], await call("LRANGE", keys.submits_in_order, 0, SWEEP_BATCH - 1))
+    limit = time.time_ns() // 1_000_000 - DEDUPE_WINDOW_MS
+    for line in oldest:
+        created, _, submit = line.partition(b"\n")
+        if int(created) > limit:
+            return
+        await call("HDEL", keys.submits, submit)
+        await call("LREM", keys.submits_in_order, 1, line)
+
+
+async def sweep_quarantine(bus: EventBus) -> None:
+    """Forget the quarantine of entries that no longer exist."""
+    call, keys = bus.transport.call, bus.keys
+    for field in cast(list[bytes], await call("HKEYS", keys.quarantine)):
+        stream, _, entry = field.decode().rpartition("|")
+        if stream and not await call("XRANGE", keys.stream(stream), entry, entry):
+            await call("HDEL", keys.quarantine, field)
+
+
+class BlobSweeper:
+    """Deletes old blobs; the leader of the first partition runs it."""
+
+    def __init__(self, settings: Settings, interval_seconds: float = BLOB_SWEEP_SECONDS) -> None:
+        self._settings = settings
+        self._interval_seconds = interval_seconds
+
+    async def run(self) -> None:
+        """Sweep until cancelled; an unreachable store is logged and retried."""
+        if self._settings.blob_url is None:
+            return
+        while True:
+            try:
+                # In a thread: listing files blocks on a disk or network.
+                erased = await asyncio.to_thread(self.sweep)
+            except Exception as error:  # stores raise errors of many libraries
+                logger.warning("cannot sweep the blob store %s: %s", self._settings.blob_url, error)
+            else:
+                if erased:
+                    logger.info("deleted %d large results after their retention", erased)
+            await asyncio.sleep(self._interval_seconds)
+
+    def sweep(self) -> int:
+        """Delete old blobs and return their number."""
+        assert self._settings.blob_url is not None  # `run` has checked it
+        before = time.time() - self._settings.blob_retention_seconds
+        return open_blobs(self._settings.blob_url).sweep(self._settings.namespace, before)
+
 
 class ClockWatch:
-    """Compares the server's clock with this process's monotonic one, at each check."""
+    """Compares the server's clock with this process's monotonic clock."""
 
     def __init__(self, bus: EventBus) -> None:
         self._bus = bus
         self._clock: tuple[float, float] | None = None
 
-    async def look(self) -> None:
-        """Undo a step of the server's clock with an offset that is applied when timers are read.
+    async def check(self) -> None:
+        """Compensate for a step of the server's clock by an offset that readers of timers apply.
 
-        A step forward would fire every retry and deadline immediately, and a step back would stop them.
+        A step forward would fire every retry and deadline at once, and a step back would stop them.
         """
         call, keys = self._bus.transport.call, self._bus.keys
         before = time.monotonic()
@@ -42,83 +189,70 @@ class ClockWatch:
             step = (server - self._clock[0]) - (after - self._clock[1])
             if abs(step) > CLOCK_STEP_SECONDS:
                 await call("HINCRBY", keys.meta, "offset", -round(step * 1000))
-                logger.warning("the broker's clock stepped by %.1f s; timers go on as if it had not", step)
+                logger.warning("the broker's clock stepped by %.1f s; timers are adjusted", step)
         self._clock = (server, after)
 
 
-MEMORY_LIMIT = 0.8
-"""A share of `maxmemory`: above it submits get the answer `overloaded`, while commits continue."""
-
-
 async def watch_memory(bus: EventBus) -> None:
-    """Store in the partition's `meta` whether the broker is over its limit."""
+    """Store in the partition's `meta` whether the broker is over the memory limit."""
     memory = await server_memory(bus.transport)
     limit, used = int(memory.get("maxmemory", 0)), int(memory.get("used_memory", 0))
-    over = limit > 0 and used > limit * MEMORY_LIMIT
+    over = limit > 0 and used > limit * MEMORY_LIMIT_SHARE
     text = f"the broker uses {used} of {limit} bytes of maxmemory" if over else ""
     await bus.transport.call("HSET", bus.keys.meta, "overload", text)
 
 
-Chore = Callable[[], Awaitable[object]]
-
-INTERVAL_SECONDS = 0.5
-REFILL = 32
-"""Waiting tasks move onto a work stream up to this many unread entries."""
-RETENTION_SECONDS = 3600
-"""The retention of ended tasks, if neither the settings nor the namespace set it."""
-
-
 class Keeper:
-    """One partition's housekeeping; only the leader runs it."""
+    """The housekeeping of one partition; its leader runs it."""
 
     def __init__(
         self,
         bus: EventBus,
-        letters: LetterKeeper | None = None,
+        letters: LetterSweeper | None = None,
         *,
         retention_seconds: float | None = None,
         follow_record: Chore | None = None,
         measure: Chore | None = None,
     ) -> None:
-        """`retention_seconds`: None reads the namespace's.
+        """`retention_seconds`: None reads the namespace's value. `follow_record` and `measure` run in every round.
 
-        `follow_record`: None forgets the record, because no service reads it.
+        Without `follow_record` the record is trimmed unread.
         """
         self._bus = bus
         self._retention_seconds = retention_seconds
         self._chores: tuple[Chore, ...] = (
             follow_record or self._forget_record,
-            # Agent-handlers do this themselves, unless all of them are of a release that does not know of queues.
-            partial(bus.refill, REFILL),
+            # A safety net: agent-handlers refill their streams themselves.
+            partial(bus.refill, REFILL_EVENTS),
             bus.trim_record,
             partial(watch_memory, bus),
-            ClockWatch(bus).look,
-            EngineWatch(bus).look,
+            ClockWatch(bus).check,
+            EngineWatch(bus).check,
             partial(forget_old_submits, bus),
             self._sweep_index,
             partial(sweep_quarantine, bus),
-            (letters or LetterKeeper(bus)).look,
+            (letters or LetterSweeper(bus)).sweep,
             *((measure,) if measure else ()),
         )
 
     async def run(self) -> None:
-        """Run the housekeeping until cancelled; wait for an unavailable broker."""
+        """Run until cancelled; wait while the broker is unavailable."""
         while True:
             try:
                 await self.tidy()
             except BusUnavailable:
-                logger.info("the broker is away; chores wait")
-            await asyncio.sleep(INTERVAL_SECONDS)
+                logger.info("the broker is unavailable; housekeeping waits")
+            await asyncio.sleep(TIDY_SECONDS)
 
     async def tidy(self) -> None:
-        """Run each job once. At `maxmemory` the server refuses some, and the others free memory."""
+        """Run each chore once. At `maxmemory` the server refuses some, while others free memory."""
         for chore in self._chores:
             try:
                 await chore()
             except ServerError as error:
                 if not is_temporary(error):
                     raise
-                logger.debug("a chore waits: %s", error)
+                logger.debug("a chore of the housekeeping failed, retrying: %s", error)
 
     async def _forget_record(self) -> None:
         for group in (STATE_MANAGER, TRAJECTORY_RECORDER):
@@ -128,5 +262,5 @@ class Keeper:
         seconds = self._retention_seconds
         if seconds is None:
             stored = await self._bus.transport.call("HGET", self._bus.keys.meta, "retention")
-            seconds = float(cast("bytes | None", stored) or RETENTION_SECONDS)
+            seconds = float(cast("bytes | None", stored) or DEFAULT_RETENTION_SECONDS)
         await sweep_index(self._bus, int(seconds * 1000))

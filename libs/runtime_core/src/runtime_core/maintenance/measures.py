@@ -1,4 +1,4 @@
-"""Measures a partition for its leader: streams, readers, mailboxes, memory, and how far each group is behind."""
+"""Metrics that a leader reads from the broker: streams, lags, readers, mailboxes, timers, memory."""
 
 from __future__ import annotations
 
@@ -9,34 +9,40 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
-from runtime_core.bus.admin import Survey
+from runtime_core.bus.admin import Backlog
 from runtime_core.bus.connection import Reply, Transport, position
+from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import GROUPS, STATE_MANAGER, TRAJECTORY_RECORDER, group_of, ingress
 from runtime_core.bus.namespace import server_info
-from runtime_core.bus.values import pairs
 from runtime_core.errors import ServerError
 from runtime_core.ingress.publishers import Publishers
 from runtime_core.ingress.tenants import ALL_OTHERS, waiting_tasks
 from runtime_core.maintenance.dead_letters import letter_bytes, trimmed_letters
 from runtime_core.telemetry import names
-from runtime_core.telemetry.metrics import Measured, Sample
+from runtime_core.telemetry.metrics import PartitionMetrics, Sample
 
-PAGE = 100
-PAGES = 50
-"""One look counts no more than so many pages of entries from each end of a stream."""
+logger = logging.getLogger(__name__)
 
+COUNT_PAGE = 100
+COUNT_PAGES_MAX = 50
+"""Pages of entries that a measurement counts from each end of a stream."""
 Call = Callable[..., Awaitable[Reply]]
+MEASURE_SECONDS = 2.0
+"""The shortest time between two measurements."""
+TENANTS_SHOWN = 20
+LEADERS = ("admit", "keep")
+"""Leader roles of the state-manager; a partition has one of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Where a group stands. Ages are seconds by the broker's clock, 0 where there is no such entry."""
+    """The lag of a group. Ages are in seconds by the broker's clock, 0 if there is no such entry."""
 
     waiting: int
-    """Entries that it has not read."""
+    """Entries that the group has not read."""
     pending: int = 0
-    """Entries that it has read and not settled."""
+    """Entries that the group has read and not settled."""
     oldest_waiting: float = 0.0
     oldest_pending: float = 0.0
 
@@ -46,15 +52,16 @@ class Group:
     """A consumer group."""
 
     read: str
-    """The id of the last entry that was delivered to it, or that its reader has come to."""
+    """The id of the last delivered entry, or the reader's position."""
     pending: int
     consumers: int
 
 
 async def lag_of_work(call: Call, key: str, group: str, now_ms: int) -> Lag | None:
-    """Of a stream on which all is work to do: what is done is deleted. None: there is no such stream.
+    """Return the lag of a work stream, on which finished entries are deleted; None if it does not exist.
 
-    What is not pending waits, also behind the group's position: nobody will do it, and that must be seen.
+    Every entry that is not pending waits, even one before the group's position: nobody would read that one, and the
+    metric must show it.
     """
     length, first = cast(int, await call("XLEN", key)), await _first(call, key, "-")
     found = await groups_of(call, key)
@@ -67,7 +74,7 @@ async def lag_of_work(call: Call, key: str, group: str, now_ms: int) -> Lag | No
     ahead = await _first(call, key, f"({own.read}")
     waiting = max(0, length - own.pending)
     if ahead is not None and (not waiting or _before(oldest_pending, first)):
-        # Some that count as pending were deleted: they must not hide what waits.
+        # Deleted entries still count as pending: they must not hide waiting ones.
         counted, _ = await _counted(call, key, f"({own.read}", "+")
         waiting = max(waiting, counted)
     passed_over = waiting > 0 and first is not None and (oldest_pending is None or _before(first, oldest_pending))
@@ -80,7 +87,7 @@ async def lag_of_work(call: Call, key: str, group: str, now_ms: int) -> Lag | No
 
 
 async def lags_of_cursors(call: Call, key: str, groups: tuple[str, ...], now_ms: int) -> dict[str, Lag]:
-    """Of a stream whose groups hold only how far each reader has come; empty where there is no such stream."""
+    """Return the lags of a stream whose groups only store positions; empty if the stream does not exist."""
     length = cast(int, await call("XLEN", key))
     found = await groups_of(call, key)
     if found is None:
@@ -99,11 +106,11 @@ async def lags_of_cursors(call: Call, key: str, groups: tuple[str, ...], now_ms:
 
 
 async def _ahead(call: Call, key: str, read: str, length: int) -> int:
-    """How many entries come after `read`: counted from the nearer end, since a reader is mostly close to one of them.
+    """Return how many entries follow `read`, counted from the nearer end of the stream.
 
-    Where both are far, never less than there are: what is known to lie behind is taken off the whole.
+    If both ends are far, return an upper bound: the length without the counted entries before `read`.
     """
-    behind, all_counted = await _counted(call, key, "-", read, PAGE)
+    behind, all_counted = await _counted(call, key, "-", read, COUNT_PAGE)
     if not all_counted:
         ahead, all_counted = await _counted(call, key, f"({read}", "+")
         if all_counted:
@@ -112,13 +119,15 @@ async def _ahead(call: Call, key: str, read: str, length: int) -> int:
     return max(1, length - behind)
 
 
-async def _counted(call: Call, key: str, start: str, end: str, limit: int = PAGE * PAGES) -> tuple[int, bool]:
-    """How many entries there are, up to `limit`, and whether these are all."""
+async def _counted(
+    call: Call, key: str, start: str, end: str, limit: int = COUNT_PAGE * COUNT_PAGES_MAX
+) -> tuple[int, bool]:
+    """Count the entries in a range, up to `limit`. Return the count and whether it is complete."""
     count = 0
     while count < limit:
-        entries = pairs(await call("XRANGE", key, start, end, "COUNT", PAGE))
+        entries = pairs(await call("XRANGE", key, start, end, "COUNT", COUNT_PAGE))
         count += len(entries)
-        if len(entries) < PAGE:
+        if len(entries) < COUNT_PAGE:
             return count, True
         start = f"({entries[-1][0].decode()}"
     return count, False
@@ -130,7 +139,7 @@ async def _first(call: Call, key: str, start: str) -> str | None:
 
 
 async def work_streams(bus: EventBus) -> list[str]:
-    """The work streams of a partition: the usual ones, and those of pools and engines that apps have named."""
+    """Return the work streams of a partition: the default ones, and those of pools and engines of apps."""
     call, keys = bus.transport.call, bus.keys
     found = cast(list[bytes], await call("HVALS", keys.agents)) + cast(list[bytes], await call("HVALS", keys.tools))
     found += cast(list[bytes], await call("HKEYS", keys.engines))
@@ -138,7 +147,7 @@ async def work_streams(bus: EventBus) -> list[str]:
 
 
 async def groups_of(call: Call, key: str) -> dict[str, Group] | None:
-    """The groups of a stream by name; None: there is no such stream."""
+    """Return the groups of a stream by name; None if it does not exist."""
     try:
         reply = cast(list[list[Reply]], await call("XINFO", "GROUPS", key))
     except ServerError as error:
@@ -155,13 +164,13 @@ async def groups_of(call: Call, key: str) -> dict[str, Group] | None:
 
 
 async def oldest_pending_of(call: Call, key: str, group: str) -> str | None:
-    """The id of the oldest entry that the group has read and not settled."""
+    """Return the id of the oldest entry that the group has read and not settled."""
     try:
         summary = cast(list[Reply], await call("XPENDING", key, group))
     except ServerError as error:
         if not str(error).startswith("NOGROUP"):
             raise
-        return None  # destroyed since we looked
+        return None  # the group was destroyed meanwhile
     return None if summary[1] is None else cast(bytes, summary[1]).decode()
 
 
@@ -173,45 +182,36 @@ def _age(entry: str | None, now_ms: int) -> float:
     return 0.0 if entry is None else max(0.0, (now_ms - int(entry.partition("-")[0])) / 1000)
 
 
-logger = logging.getLogger(__name__)
-
-INTERVAL_SECONDS = 2.0
-"""Between two looks."""
-TENANTS_SHOWN = 20
-LEADERS = ("admit", "keep")
-"""Roles of the state-manager; a partition has one of them."""
-
-
 class Measures:
-    """One partition's, taken by its leader. `edge` reaches the ingress stream, which the first partition measures."""
+    """Measures one partition; its leader runs it. `edge` reaches the ingress streams, measured with partition 0."""
 
-    def __init__(self, bus: EventBus, measured: Measured, leads: Callable[[], bool], edge: Transport) -> None:
+    def __init__(self, bus: EventBus, measured: PartitionMetrics, leads: Callable[[], bool], edge: Transport) -> None:
         self._bus = bus
         self._measured = measured
         self._leads = leads
         self._edge = edge
         self._begun = float("-inf")
-        self._survey: Survey | None = None
+        self._backlog: Backlog | None = None
         self._trouble = ""
 
-    async def look(self) -> None:
-        """Measure and show, unless that was done a moment ago. What the server refuses is told in the log."""
-        if time.monotonic() - self._begun < INTERVAL_SECONDS:
+    async def refresh(self) -> None:
+        """Measure and export, at most every 2 seconds. Errors of the server are logged."""
+        if time.monotonic() - self._begun < MEASURE_SECONDS:
             return
         self._begun = time.monotonic()
         try:
             samples = await self.take()
         except ServerError as error:
-            # Other chores must not wait for metrics. The last values go by themselves when they are old.
+            # Metrics must not stop other chores. Old values disappear after a while.
             if str(error) != self._trouble:
-                logger.warning("partition %d cannot be measured: %s", self._bus.keys.partition, error)
+                logger.warning("cannot measure partition %d: %s", self._bus.keys.partition, error)
             self._trouble = str(error)
             return
         self._trouble = ""
         self._measured.put(self._bus.keys.partition, samples, self._leads)
 
     async def take(self) -> list[Sample]:
-        """What there is to see now."""
+        """Measure the partition now."""
         asked = time.perf_counter()
         now_ms = await _now_ms(self._bus.transport)
         samples = [Sample(names.BROKER_PING, time.perf_counter() - asked)]
@@ -249,12 +249,12 @@ class Measures:
         try:
             return await lag_of_work(self._edge.call, key, STATE_MANAGER, await _now_ms(self._edge)) or Lag(0)
         except ServerError as error:
-            # Whatever a publisher puts in the place of its stream hides nothing else.
-            logger.debug("the stream of publisher %s cannot be measured: %s", publisher, error)
+            # A publisher may replace its stream by another type; other metrics must not suffer.
+            logger.debug("cannot measure the stream of publisher %s: %s", publisher, error)
             return Lag(0)
 
     async def _readers(self, stream: str, group: str) -> int:
-        """Consumers of the group whose owners live."""
+        """Count the consumers of a group whose owners are alive."""
         try:
             key = self._bus.keys.stream(stream)
             reply = cast(list[list[Reply]], await self._bus.transport.call("XINFO", "CONSUMERS", key, group))
@@ -276,18 +276,18 @@ class Measures:
         return sum(score is not None for score in scores)
 
     async def _work(self) -> Iterable[Sample]:
-        survey = self._survey = await self._bus.survey(self._survey)
+        backlog = self._backlog = await self._bus.measure_backlog(self._backlog)
         letters = cast(int, await self._bus.transport.call("XLEN", self._bus.keys.dead))
         sizes, trimmed = await letter_bytes(self._bus), await trimmed_letters(self._bus)
         streams = sorted({share for _, share in trimmed} | (sizes.keys() - {""}))
         return (
-            Sample(names.TASKS_ADMITTED, survey.started),
-            Sample(names.TASKS_OPEN, survey.open),
-            Sample(names.MAILBOX_WAITING, survey.mail),
-            Sample(names.MAILBOX_DEEPEST, survey.deepest),
+            Sample(names.TASKS_ADMITTED, backlog.started),
+            Sample(names.TASKS_OPEN, backlog.open),
+            Sample(names.MAILBOX_WAITING, backlog.mail),
+            Sample(names.MAILBOX_DEEPEST, backlog.deepest),
             Sample(names.DEAD_LETTERS_KEPT, letters),
             *(Sample(names.DEAD_LETTER_BYTES, sizes.get(share, 0), (share,)) for share in streams),
-            # With 0 for each stream that has letters, so that the first one trimmed is an increase.
+            # 0 for each stream with letters, so that the first trimmed one is an increase.
             *(
                 Sample(names.DEAD_LETTERS_TRIMMED, trimmed.get((cause, share), 0), (share, cause))
                 for share in streams
@@ -297,7 +297,7 @@ class Measures:
         )
 
     async def _queued(self) -> list[Sample]:
-        """Tasks that wait for turns, by tenant; always a value for `*`, so that the metric is there."""
+        """Return the tasks that wait for turns, by tenant. `*` always has a value, so that the metric exists."""
         counts: Counter[str] = Counter()
         for of_stream in (await waiting_tasks(self._bus)).values():
             counts += of_stream
@@ -310,7 +310,7 @@ class Measures:
         call, keys = self._bus.transport.call, self._bus.keys
         offset = cast(bytes | None, await call("HGET", keys.meta, "offset"))
         now = now_ms + int(offset or 0)
-        # A timer at 0 is a mailbox to go on with at once: it has no time that it could be late for.
+        # A timer at 0 is a mailbox that is ready now: it cannot be late.
         oldest = cast(list[bytes], await call("ZRANGEBYSCORE", keys.timers, "(0", now, "WITHSCORES", "LIMIT", 0, 1))
         return [
             Sample(names.TIMERS_WAITING, cast(int, await call("ZCARD", keys.timers))),
@@ -320,7 +320,7 @@ class Measures:
 
 
 async def _now_ms(transport: Transport) -> int:
-    """The broker's clock, by which entries have their ids. Another process's clock may differ."""
+    """Return the broker's time, which entry ids use."""
     seconds, micros = cast(list[bytes], await transport.call("TIME"))
     return int(seconds) * 1000 + int(micros) // 1000
 
@@ -335,7 +335,7 @@ def _of_group(stream: str, group: str, lag: Lag, readers: int) -> Iterator[Sampl
 
 
 def _of_broker(info: dict[str, str]) -> Iterator[Sample]:
-    """What the server says of itself; nothing where this user may not ask."""
+    """Yield the server's own figures; nothing if this user may not read them."""
     for metric, field in (
         (names.BROKER_MEMORY, "used_memory"),
         (names.BROKER_MEMORY_LIMIT, "maxmemory"),

@@ -1,4 +1,4 @@
-"""Finds what nothing drives any more, and runs that wait for each other in a circle; frees the former."""
+"""Finds stuck work, and runs that wait for each other in a circle; frees stuck work."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from typing import TypeVar, cast
 import msgspec
 
 from runtime_core.bus.connection import Reply
+from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.values import pairs
 from runtime_core.maintenance.measures import work_streams
-from runtime_core.wire.results import ENDED
+from runtime_core.wire.events import ENDED
 
-PAGE = 1000
+SCAN_PAGE = 1000
 PAUSE_SECONDS = 0.5
-"""The pause between two scans, in seconds: work that moves between them is not stuck."""
-
+"""The pause between two scans: work that moves between them is not stuck."""
 Fields = dict[bytes, bytes]
 Found = TypeVar("Found")
+Place = tuple[int, str, str]
+"""Partition, task, run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +40,21 @@ class Stuck:
     def __str__(self) -> str:
         match self.what:
             case "run":
-                return f"run {self.run} of task {self.task}: what would carry it on ({self.detail}) is gone"
+                return f"run {self.run} of task {self.task}: its entry or timer ({self.detail}) is missing"
             case "call":
-                return f"step {self.run} of task {self.task}: the call that would answer it is gone"
+                return f"step {self.run} of task {self.task}: the call that would answer it is missing"
             case "instance":
-                return f"instance {self.detail} is held by task {self.task}, which is no more"
-        return f"the mailbox of {self.detail} holds events, and nobody works on them"
+                return f"instance {self.detail} is held by task {self.task}, which does not exist any more"
+        return f"the mailbox of {self.detail} holds events, but nothing will handle them"
 
 
 async def find_stuck(bus: EventBus) -> list[Stuck]:
     """Return everything that is stuck in a partition."""
-    return await _twice(lambda: _look(bus))
+    return await _twice(lambda: _scan(bus))
 
 
 async def _twice(look: Callable[[], Awaitable[list[Found]]]) -> list[Found]:
-    """Scan twice, with a pause between, and return the findings of both scans."""
+    """Scan twice, with a pause between, and return what both scans have found."""
     first = await look()
     if not first:
         return []
@@ -66,7 +67,7 @@ async def free(bus: EventBus, stuck: Stuck) -> bool:
     """Dead-letter the stuck work or release the instance. Return False if it was not stuck after all."""
     error = {
         "type": "LostEntry",
-        "message": "what would have carried this on was deleted from the broker, not by Weft",
+        "message": "the entry or timer that would have resumed this was deleted from the broker, but not by Weft",
         "at": float(time.time_ns() // 1_000_000),
     }
     reply = await bus.call(
@@ -76,7 +77,7 @@ async def free(bus: EventBus, stuck: Stuck) -> bool:
     return reply == b"OK"
 
 
-async def _look(bus: EventBus) -> list[Stuck]:
+async def _scan(bus: EventBus) -> list[Stuck]:
     # Read tasks first: work that a later read does not find was either lost in between or has changed.
     runs = await open_runs(bus)
     held, idle_mailboxes = await _instances(bus)
@@ -140,8 +141,8 @@ async def open_runs(bus: EventBus) -> dict[tuple[str, str], Fields]:
     call, keys = bus.transport.call, bus.keys
     found: dict[tuple[str, str], Fields] = {}
     start = 0
-    while tasks := cast(list[bytes], await call("ZRANGE", keys.index, start, start + PAGE - 1)):
-        start += PAGE
+    while tasks := cast(list[bytes], await call("ZRANGE", keys.index, start, start + SCAN_PAGE - 1)):
+        start += SCAN_PAGE
         states = [(task.decode(), call("HGET", keys.task(task.decode()), "status")) for task in tasks]
         for task, asked in states:
             status = cast(bytes | None, await asked)
@@ -215,11 +216,11 @@ async def _entries(bus: EventBus) -> tuple[set[tuple[str, str]], set[tuple[str, 
     for stream in await work_streams(bus):
         start = "-"
         while True:
-            reply = pairs(await bus.transport.call("XRANGE", bus.keys.stream(stream), start, "+", "COUNT", PAGE))
+            reply = pairs(await bus.transport.call("XRANGE", bus.keys.stream(stream), start, "+", "COUNT", SCAN_PAGE))
             for entry, fields in reply:
                 entries.add((stream, entry.decode()))
                 runs |= _run_of(dict(zip(fields[::2], fields[1::2], strict=False)))
-            if len(reply) < PAGE:
+            if len(reply) < SCAN_PAGE:
                 break
             start = f"({reply[-1][0].decode()}"
     return entries, runs
@@ -233,8 +234,8 @@ async def _queued(bus: EventBus) -> set[str]:
         for tenant in cast(list[bytes], await call("ZRANGE", keys.turns(stream), 0, -1)):
             start = 0
             key = keys.queue(stream, tenant.decode())
-            while tasks := cast(list[bytes], await call("ZRANGE", key, start, start + PAGE - 1)):
-                start += PAGE
+            while tasks := cast(list[bytes], await call("ZRANGE", key, start, start + SCAN_PAGE - 1)):
+                start += SCAN_PAGE
                 found |= {task.decode() for task in tasks}
     return found
 
@@ -244,8 +245,8 @@ async def _delayed(bus: EventBus) -> set[tuple[str, str]]:
     key = bus.keys.base + "delayed"
     members = cast(list[bytes], await bus.transport.call("HKEYS", key))
     found: set[tuple[str, str]] = set()
-    for start in range(0, len(members), PAGE):
-        retries = [member for member in members[start : start + PAGE] if member.startswith(b"e|")]
+    for start in range(0, len(members), SCAN_PAGE):
+        retries = [member for member in members[start : start + SCAN_PAGE] if member.startswith(b"e|")]
         if retries:
             for packed in cast(list[bytes | None], await bus.transport.call("HMGET", key, *retries)):
                 found |= _run_of(unpacked(packed))
@@ -257,16 +258,12 @@ def _run_of(fields: Fields) -> set[tuple[str, str]]:
     return {(lines[2], lines[3])} if len(lines) > 3 else set()
 
 
-Place = tuple[int, str, str]
-"""Partition, task, run."""
-
-
 async def find_circles(buses: Sequence[EventBus]) -> list[str]:
     """Return each circle of waiting runs as one line."""
-    return await _twice(lambda: _look_for_circle(buses))
+    return await _twice(lambda: _scan_for_circles(buses))
 
 
-async def _look_for_circle(buses: Sequence[EventBus]) -> list[str]:
+async def _scan_for_circles(buses: Sequence[EventBus]) -> list[str]:
     runs: dict[Place, Fields] = {}
     for bus in buses:
         for (task, run), fields in (await open_runs(bus)).items():

@@ -1,1 +1,1 @@
-"""The rows of steps that commits write."""
+"""Rows of the trajectory, as commits write them to the record stream."""

@@ -1,20 +1,27 @@
-"""Stores values that steps repeat once, under a digest of their content.
+"""Stores and sends values that steps repeat once, under a digest of their content.
 
-A conversation passes all its messages to each of its model calls. So a member `messages` of a step's input or output is
-stored as a chain: each node is one message and the previous node, and its digest stands for the whole list up to it. A
-list that continues another one adds only its new messages; 1,000 turns take the space of 1,000 turns and not of their
-square. Other large members, and large values as a whole, are stored once by their content.
+A conversation passes all its messages to each of its model calls, so its steps would grow with the square of its turns.
+
+- `Contents` is for the trajectory store. A member `messages` of a step's input or output is stored as a chain: each
+  node is one message and the previous node, and its digest stands for the whole list up to it. A list that continues
+  another one adds only its new messages. Other large values are stored once by their content.
+- `SentLists` is for the record stream, where 1,000 turns of 2 KB would take 1.2 GB. A row whose messages begin with a
+  list that this process has sent before names that list by its digest (`Step.input_after`) and contains the rest. The
+  recorder knows the list by then, since rows of a partition are in order. Each list is sent in full again when it has
+  grown to twice the length of its last full row: that keeps the sum linear, and limits the effect of a lost or erased
+  beginning.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
-from runtime_core.record.step import ENCODER
+from runtime_core.record.step import ENCODER, STEPS, Step
 
 DIGEST_BYTES = 20
 LARGE_BYTES = 4_096
@@ -30,8 +37,14 @@ _NUL = "\0"
 _NUL_SHOWN = "␀"
 _PLACEHOLDER = msgspec.Raw(b"null")
 
+UNSHORTENED_BYTES = 2_048
+"""A record under this size is left as it is."""
+REMEMBERED_LISTS = 10_000
+"""Lists that a process remembers for each partition, 100 bytes each."""
+
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_step = msgspec.json.Decoder(Step).decode
 
 
 class Reference(msgspec.Struct, array_like=True, frozen=True):
@@ -67,7 +80,7 @@ class Contents:
     nodes: dict[bytes, Node] = field(default_factory=dict)
     """By digest, each after its parent."""
 
-    def take_out(self, text: str, data: bytes, after: bytes | None = None) -> tuple[str | None, list[Reference]]:
+    def extract(self, text: str, data: bytes, after: bytes | None = None) -> tuple[str | None, list[Reference]]:
         """Move large values and messages out of a step's JSON: return the rest of `text`, and references to the moved
         values.
 
@@ -88,7 +101,7 @@ class Contents:
             except (msgspec.MsgspecError, ValueError, RecursionError):
                 return text, []
             if references:
-                return readable(ENCODER.encode(members)), references
+                return text_of_json(ENCODER.encode(members)), references
         if len(data) < LARGE_BYTES:
             return text, []
         return None, [Reference(None, _VALUE, self._keep(data).hex())]
@@ -105,7 +118,7 @@ class Contents:
         nodes = self.nodes
         for message in messages:
             content = self._keep(bytes(message))
-            digest = following(head, content)
+            digest = extended_digest(head, content)
             if digest not in nodes:
                 nodes[digest] = Node(head, content)
             head = digest
@@ -114,11 +127,11 @@ class Contents:
     def _keep(self, data: bytes) -> bytes:
         digest = message_digest(data)
         if digest not in self.values:
-            self.values[digest] = readable(data)
+            self.values[digest] = text_of_json(data)
         return digest
 
-    def put_back(self, text: str | None, references: Iterable[Reference]) -> bytes:
-        """The JSON that `take_out` was given, with the spacing of its first level normalised."""
+    def restore(self, text: str | None, references: Iterable[Reference]) -> bytes:
+        """Return the JSON that `extract` got, with the spacing of its first level normalised."""
         members: dict[str, msgspec.Raw] = {}
         for reference in references:
             if reference.member is None:
@@ -127,8 +140,8 @@ class Contents:
             members[reference.member] = msgspec.Raw(self._value(reference))
         return ENCODER.encode(members)
 
-    def lacks(self, references: Iterable[Reference]) -> bool:
-        """Whether the beginning of a list is missing: it was erased, or never came."""
+    def has_gap(self, references: Iterable[Reference]) -> bool:
+        """Return whether the beginning of a list is missing: it was erased, or never came."""
         for reference in references:
             if reference.kind == _LIST:
                 at: bytes | None = bytes.fromhex(reference.digest)
@@ -141,7 +154,7 @@ class Contents:
 
     def _value(self, reference: Reference) -> bytes:
         digest = bytes.fromhex(reference.digest)
-        # What is not there was erased with its task while this page was read.
+        # A missing value was erased with its task while this page was read.
         if reference.kind == _VALUE:
             return self.values.get(digest, "null").encode()
         messages: list[str] = []
@@ -152,7 +165,9 @@ class Contents:
         return f"[{','.join(reversed(messages))}]".encode()
 
 
-def missing(heads: Iterable[bytes], nodes: Mapping[bytes, Node]) -> Generator[list[bytes], set[bytes], list[bytes]]:
+def missing_nodes(
+    heads: Iterable[bytes], nodes: Mapping[bytes, Node]
+) -> Generator[list[bytes], set[bytes], list[bytes]]:
     """Find the nodes that the store lacks, in an order in which each comes after its parent.
 
     Yields digests to look up and is sent those that the store has. A stored node has all its predecessors, so the
@@ -166,7 +181,7 @@ def missing(heads: Iterable[bytes], nodes: Mapping[bytes, Node]) -> Generator[li
         for head in frontier:
             at: bytes | None = head
             for _ in range(stride):
-                # What this batch only refers to was written before.
+                # Nodes that are not in this batch were written before.
                 if at is None or at in lacking or at in asked or at not in nodes:
                     break
                 asked[at] = None
@@ -190,16 +205,105 @@ def message_digest(data: bytes) -> bytes:
     return _digest(b"v" + data)
 
 
-def following(head: bytes | None, message: bytes) -> bytes:
+def extended_digest(head: bytes | None, message: bytes) -> bytes:
     """The digest of the list `head` (None: empty) with one more message."""
     return _digest(b"l" + (head or _ROOT) + message)
 
 
-def readable(data: bytes) -> str:
-    """JSON as text that both databases can hold: reading skips over Raw JSON without checking it."""
+def text_of_json(data: bytes) -> str:
+    """Return JSON as text that both databases can hold: reading skips over Raw JSON without checking it."""
     text = str(data, "utf-8", "replace")
+    return without_nul(text) if "\0" in text else text
+
+
+def without_nul(text: str) -> str:
+    """Return `text` as both databases can hold it: PostgreSQL refuses NUL, so NUL is stored as ␀."""
     return text.replace(_NUL, _NUL_SHOWN) if _NUL in text else text
 
 
 def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _SentList:
+    """A list that is on the record."""
+
+    digest: bytes
+    """The digest that the recorder computes, of the messages without their secrets."""
+    whole: int
+    """The number of messages in its last full row."""
+
+
+NewLists = dict[bytes, _SentList]
+"""By the digest of the original messages."""
+
+
+class SentLists:
+    """The lists that one process has sent on the record stream of one partition."""
+
+    def __init__(self) -> None:
+        self._sent: OrderedDict[bytes, _SentList] = OrderedDict()
+
+    def shortened(self, record: bytes, redact: Callable[[bytes], bytes]) -> tuple[bytes, NewLists]:
+        """Return rows (a JSON array) for the record, without secrets, and the lists that they contain once they are on
+        it.
+
+        Unreadable rows stay as they are.
+        """
+        if len(record) < UNSHORTENED_BYTES or _MESSAGES_IN not in record:
+            return redact(record), {}
+        new: NewLists = {}
+        try:
+            rows = [self._row(step, redact, new) for step in STEPS.decode(record)]
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return redact(record), {}
+        return b"[%b]" % b",".join(rows), new
+
+    def remember(self, new: NewLists) -> None:
+        """These rows are on the record now."""
+        for given, sent in new.items():
+            self._sent[given] = sent
+            self._sent.move_to_end(given)
+        while len(self._sent) > REMEMBERED_LISTS:
+            self._sent.popitem(last=False)
+
+    def forget(self) -> None:
+        """The record may have lost rows: an unreachable broker may have lost its last writes."""
+        self._sent.clear()
+
+    def _row(self, step: Step, redact: Callable[[bytes], bytes], new: NewLists) -> bytes:
+        data = bytes(step.input)
+        members = _members(data) if data[:1] == b"{" and _MESSAGES_IN in data else {}
+        value = bytes(members.get(MESSAGES, b""))
+        if value[:1] != b"[":
+            return redact(ENCODER.encode(step))
+        messages = _elements(value)
+        given: list[bytes] = []
+        for message in messages:
+            given.append(extended_digest(given[-1] if given else None, message_digest(bytes(message))))
+        if not given:
+            return redact(ENCODER.encode(step))
+        known, before = self._longest(given, new)
+        whole = len(given)
+        if before is not None and whole < 2 * before.whole:
+            whole = before.whole
+            members[MESSAGES] = msgspec.Raw(b"[%b]" % b",".join(map(bytes, messages[known:])))
+            step.input = msgspec.Raw(ENCODER.encode(members))
+            step.input_after = before.digest.hex()
+        row = redact(ENCODER.encode(step))
+        # Counted as the recorder will: by what stands in the row.
+        head = before.digest if step.input_after and before is not None else None
+        for message in _elements(_members(bytes(_step(row).input))[MESSAGES]):
+            head = extended_digest(head, message_digest(bytes(message)))
+        if head is not None:
+            new[given[-1]] = _SentList(head, whole)
+        return row
+
+    def _longest(self, given: list[bytes], new: NewLists) -> tuple[int, _SentList | None]:
+        """The longest beginning of a list that was sent: its length, and the entry."""
+        for length in range(len(given), 0, -1):
+            sent = new.get(given[length - 1]) or self._sent.get(given[length - 1])
+            if sent is not None:
+                return length, sent
+        return 0, None

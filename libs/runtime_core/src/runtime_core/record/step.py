@@ -1,17 +1,24 @@
-"""One step of a trajectory, in the format of the record stream, and its place in the task."""
+"""One step of a trajectory, in the format of the record stream: its place in the task, and its usage."""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
+from runtime_core.codec import quoted
 from runtime_core.errors import InvalidInput
 
 NOTHING = msgspec.Raw(b"")
 """No input or output. Encoding a step omits this very object; another empty one would break the JSON."""
+
+
+USAGE_BY_MODEL = "models"
+"""The member of the JSON that holds the amounts by model; no amount may have this name."""
 
 
 class StepError(msgspec.Struct, omit_defaults=True):
@@ -147,3 +154,65 @@ def _part(part: str) -> str:
         return f"~{part}"
     # Anything else could hold a separator; hexadecimal keeps the order and cannot be mistaken for a word.
     return f"~~{part.encode('utf-8', 'surrogatepass').hex()}"
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Sums of amounts by name. A name without reports has 0."""
+
+    amounts: dict[str, float] = {}
+    """By name, as `tokens`; `cost` is in the currency that the agents report."""
+    models: dict[str, dict[str, float]] = {}
+    """The same by model, as far as it was reported with a model's name."""
+
+    def __getitem__(self, name: str) -> float:
+        return self.amounts.get(name, 0.0)
+
+    def __bool__(self) -> bool:
+        return bool(self.amounts)
+
+    @classmethod
+    def of(cls, amounts: Mapping[str, object], model: str = "") -> Usage:
+        """Return one report of `spend`. Raises InvalidInput (`spend.…`) for an invalid amount."""
+        checked = {name: _amount(name, value) for name, value in amounts.items()}
+        if not checked:
+            raise InvalidInput("spend", "names no amount: give one, as in spend(tokens=812)")
+        if not isinstance(model, str):
+            raise InvalidInput("spend.model", f"{model!r} is not text")
+        return cls(checked, {model: checked} if model else {})
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Usage:
+        """Parse the JSON that `to_json` writes and the broker sums; empty bytes stand for no usage."""
+        found: dict[str, object] = msgspec.json.decode(data) if data else {}
+        models = found.pop(USAGE_BY_MODEL, {})
+        return cls(
+            msgspec.convert(found, dict[str, float]),
+            msgspec.convert(models, dict[str, dict[str, float]]),
+        )
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode({**self.amounts, USAGE_BY_MODEL: self.models} if self.models else self.amounts)
+
+
+def total_usage(parts: Iterable[Usage]) -> Usage:
+    """Return the sum of several usages."""
+    amounts: dict[str, float] = {}
+    models: dict[str, dict[str, float]] = {}
+    for part in parts:
+        _add(amounts, part.amounts)
+        for model, of_model in part.models.items():
+            _add(models.setdefault(model, {}), of_model)
+    return Usage(amounts, models)
+
+
+def _add(into: dict[str, float], amounts: Mapping[str, float]) -> None:
+    for name, amount in amounts.items():
+        into[name] = into.get(name, 0) + amount
+
+
+def _amount(name: str, value: object) -> float:
+    if name == USAGE_BY_MODEL:
+        raise InvalidInput("spend.models", "is not an amount; name the model with model=")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise InvalidInput(f"spend.{name}", f"{quoted(value)} is not a number of 0 or more")
+    return value

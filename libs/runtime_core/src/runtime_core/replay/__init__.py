@@ -1,1 +1,1 @@
-"""Replays recorded tasks: their code or their messages, on the recorded results."""
+"""Replays recorded tasks: their code with the recorded results, or their messages."""

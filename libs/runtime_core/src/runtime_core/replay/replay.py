@@ -1,15 +1,15 @@
-"""Replays a recorded task: its code on the recorded results, or its messages to their handlers."""
+"""Replays a recorded task: its code with the recorded results, or its messages to handlers."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, cast
 
 from runtime_core.app.app import App
-from runtime_core.aworld.events.manager import HandlerTable
+from runtime_core.aworld.events.manager import EventManager, HandlerTable
 from runtime_core.aworld.events.message import Message, events_of
 from runtime_core.client.client import Client
 from runtime_core.client.fork import ForkPlan, RecordedRun, from_record, runs_of
@@ -19,22 +19,100 @@ from runtime_core.errors import InvalidInput, WeftError
 from runtime_core.hooks.around import RunHooks, failed_entry
 from runtime_core.hooks.declared import STEP
 from runtime_core.ids import ROOT_RUN
-from runtime_core.replay.handlers import Pace, Sleep, replay_handlers
 from runtime_core.replay.run import DivergedStep, ReplayRun
+from runtime_core.runs.journal import from_json
 from runtime_core.runs.ports import Meta
-from runtime_core.runs.step import from_json
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.wire.commands import Begun
-from runtime_core.wire.results import TaskResponse
+from runtime_core.wire.events import TaskResponse
 
 if TYPE_CHECKING:
     from runtime_core.host.local import LocalApp
+    from runtime_core.runs.context import AgentContext
     from runtime_core.trajectory.store import TrajectoryStore
+
+Sleep: TypeAlias = Callable[[float], Awaitable[object]]
+Source: TypeAlias = "TaskTrajectory | TrajectoryStore | Client"
+Into: TypeAlias = "App | LocalApp | HandlerTable | Sink | Callable[[Message], Awaitable[object] | object]"
+
+
+class Pace:
+    """Keeps the recorded time between messages, divided by `speed`."""
+
+    def __init__(self, speed: float | None, sleep: Sleep) -> None:
+        self._speed = speed
+        self._sleep = sleep
+        self._last: float | None = None
+
+    async def before(self, message: Message) -> None:
+        last, self._last = self._last, message.timestamp
+        if self._speed is not None and last is not None and message.timestamp > last:
+            await self._sleep((message.timestamp - last) / self._speed)
+
+
+class _ReplayManager(EventManager):
+    """Collects what handlers emit and delivers nothing: the record already has what followed."""
+
+    def __init__(self, ctx: AgentContext, table: HandlerTable) -> None:
+        super().__init__(ctx, table)
+        self.following: list[Message] = []
+
+    async def emit_message(self, message: Message) -> Message:
+        self.following.append(message)
+        return message
+
+
+class _Handlers:
+    """The code of a run that passes recorded messages to handlers."""
+
+    name = "replay"
+    timeout_seconds = 86_400.0 * 365
+
+    def __init__(self, table: HandlerTable, messages: Sequence[Message], pace: Pace) -> None:
+        self._table = table
+        self._messages = messages
+        self._pace = pace
+        self.following: list[Message] = []
+
+    def decode_input(self, data: bytes, /) -> object:
+        return None
+
+    def encode_output(self, value: Any, /) -> bytes:  # Any: the protocol's
+        return b"null"
+
+    def start(self, ctx: AgentContext, value: Any, /) -> Coroutine[Any, Any, object]:  # Any: the protocol's
+        return self._run(ctx)
+
+    async def _run(self, ctx: AgentContext) -> None:
+        manager = _ReplayManager(ctx, self._table)
+        for message in self._messages:
+            await self._pace.before(message)
+            if message.category in self._table:
+                await manager.dispatch(message)
+        self.following = manager.following
+
+
+async def replay_handlers(
+    trajectory: TaskTrajectory, table: HandlerTable, messages: Sequence[Message], pace: Pace
+) -> Sequence[Message]:
+    """Return what the handlers yield. Raises WeftError if one fails or requests an unrecorded step."""
+    recorded = runs_of(trajectory).get(ROOT_RUN, RecordedRun(ROOT_RUN))
+    code = _Handlers(table, messages, pace)
+    run = ReplayRun(
+        recorded, code, App("replay").functions, task_id=trajectory.task, meta=Meta(metadata={}), by_place=False
+    )
+    try:
+        result = await run.advance()
+    finally:
+        await run.aclose()
+    if isinstance(result, Failed):
+        raise WeftError(f"the replay of task {trajectory.task} failed in a handler: {result.type}: {result.message}")
+    return code.following
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReplay:
-    """One run, replayed."""
+    """The replay of one run."""
 
     run: str
     agent: str
@@ -44,50 +122,50 @@ class RunReplay:
     output: Any = None  # Any: JSON
     error: dict[str, str] | None = None
     state: dict[str, Any] = field(default_factory=dict)  # Any: JSON
-    """The instance's state when the replay ended; a replay begins with an empty one."""
+    """The instance's state at the end of the replay, which starts with an empty state."""
     stopped_at: str | None = None
     diverged: DivergedStep | None = None
     same: bool = False
-    """Whether it ended as the record says."""
+    """Whether it ended as recorded."""
     messages: Sequence[Message] = ()
     emitted: Sequence[Any] = ()  # Any: JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What a replay gave."""
+    """The result of a replay."""
 
     task_id: str
     messages: Sequence[Message] = ()
-    """Those that were given to the sink or the handlers, or that the code has emitted."""
+    """The messages passed to the sink or the handlers, or emitted by the code."""
     following: Sequence[Message] = ()
-    """What handlers have yielded; nobody has handled these."""
+    """The messages that handlers yielded, which no handler has received."""
     runs: Mapping[str, RunReplay] = field(default_factory=dict)
-    """By run id, where code was replayed."""
+    """The replayed runs by id; empty for messages."""
     stopped_at: str | None = None
-    """The message or step before which the replay ended."""
+    """The message or step before which the replay stopped."""
     response: TaskResponse | None = None
-    """How the task ended in the LocalApp, where it ran there."""
+    """The end of the task in the LocalApp, if it ran there."""
 
     @property
     def run(self) -> RunReplay:
-        """The task's first run. Raises WeftError where no code was replayed."""
+        """The task's first run. Raises WeftError if no code was replayed."""
         if ROOT_RUN not in self.runs:
-            raise WeftError(f"of task {self.task_id} only messages were replayed; give an App to replay its code")
+            raise WeftError(f"only the messages of task {self.task_id} were replayed; pass an App to replay its code")
         return self.runs[ROOT_RUN]
 
     @property
     def divergences(self) -> list[DivergedStep]:
-        """Where code and record differ, by run."""
+        """The steps at which code and record differ, at most one per run."""
         return [run.diverged for run in self.runs.values() if run.diverged is not None]
 
 
 async def replay_code(trajectory: TaskTrajectory, app: App, until: str | None) -> Replayed:
-    """Replay each run of an agent that the app has. Raises InvalidInput while the first run goes on."""
+    """Replay each run whose agent the app has. Raises InvalidInput until the first run has ended."""
     runs: dict[str, RunReplay] = {}
     recorded = runs_of(trajectory)
     if ROOT_RUN not in recorded or not recorded[ROOT_RUN].agent:
-        # A run has its own row when it ends: of one that goes on, agent and input are not recorded yet.
+        # The end of a run records its agent and input.
         raise InvalidInput(
             "task_id",
             f"the first run of task {trajectory.task!r} has not ended, so its input is not recorded yet: replay its "
@@ -107,7 +185,7 @@ async def replay_code(trajectory: TaskTrajectory, app: App, until: str | None) -
 
 
 def _step_of(until: str, task: str, recorded: Mapping[str, RecordedRun]) -> tuple[str, str]:
-    """Run and step that `until` names: `step`, `run:step` or a message's id. Raises InvalidInput: none is recorded."""
+    """Return the run and step of `until`: `step`, `run:step` or a message id. Raises InvalidInput if not recorded."""
     if until.startswith(f"{task}/"):
         run, _, step = until.removeprefix(f"{task}/").rpartition("/")
     else:
@@ -116,14 +194,14 @@ def _step_of(until: str, task: str, recorded: Mapping[str, RecordedRun]) -> tupl
     if run not in recorded or step not in recorded[run].steps:
         raise InvalidInput(
             "until",
-            f"{quoted(until)} is no recorded step, as 3, 3.0.1, r/2:1 or the id of a message; "
+            f"{quoted(until)} is not a recorded step, such as 3, 3.0.1, r/2:1 or the id of a message; "
             "`weft trajectory show` lists them",
         )
     return run, step
 
 
 def _ignored(point: str) -> None:
-    """A hook that failed was counted when it did."""
+    """Ignore a failed hook: it was counted in the original run."""
 
 
 async def _replay_run(trajectory: TaskTrajectory, app: App, recorded: RecordedRun, until: str | None) -> RunReplay:
@@ -174,12 +252,12 @@ async def _replay_run(trajectory: TaskTrajectory, app: App, recorded: RecordedRu
 
 
 async def replay_whole(trajectory: TaskTrajectory, local: LocalApp, until: str | None) -> Replayed:
-    """Replay the code, and where it does as it did, the whole task in an app of one process."""
+    """Replay the code. If it behaves as recorded, also run the whole task in the LocalApp."""
     replayed = await replay_code(trajectory, local.app, until)
     if until is not None or not replayed.run.same:
         return replayed
     run = runs_of(trajectory)[ROOT_RUN]
-    # With all its results there is nothing that it could ask for. The same id: some values derive from it.
+    # The journal has all results, so nothing runs again. Keep the id: some values derive from it.
     journal = {step.id: step.wildcard for step in run.steps.values()}
     begun = Begun(trajectory.task, "", journal, started_ms=run.started_ms)
     session = trajectory.end.session if trajectory.end is not None else ""
@@ -189,13 +267,9 @@ async def replay_whole(trajectory: TaskTrajectory, local: LocalApp, until: str |
 
 
 class Sink(Protocol):
-    """Takes messages, as an EventManager does."""
+    """Receives messages, like an EventManager."""
 
     async def emit_message(self, message: Message) -> object: ...
-
-
-Source: TypeAlias = "TaskTrajectory | TrajectoryStore | Client"
-Into: TypeAlias = "App | LocalApp | HandlerTable | Sink | Callable[[Message], Awaitable[object] | object]"
 
 
 async def replay(
@@ -208,22 +282,27 @@ async def replay(
     until: str | None = None,
     sleep: Sleep = asyncio.sleep,
 ) -> Replayed:
-    """Replay a task that has ended or goes on, as far as it is recorded. Nothing is called again.
+    """Replay a task as far as it is recorded. Tools and models are not called again.
 
-    `into` an App: its agents' code runs on the recorded results, in this process, each run by itself. `until` is a
-    step of the first run (`3.0.1`) or of another (`r/2:1`), or the id of a message. A LocalApp that runs: the same;
-    where all is as it was, the whole task runs in it then, under its id and with its journal filled.
+    Args:
+        source: A trajectory, a store with its `namespace`, or a client (while the record is still on the broker).
+        into: Receives the replay.
+            An App: the code of its agents runs in this process with the recorded results, run by run.
+            A running LocalApp: the same. If the code behaves as recorded, the whole task then runs in the LocalApp,
+            under its id and with its journal filled.
+            A HandlerTable: its handlers get the recorded messages, and their requests get the recorded results.
+            A function of a message, or an object with `emit_message`: it gets the messages in their original order.
+            If the task emitted none, they are built from its steps.
+        speed: Keeps the original time between messages: 1 as recorded, 2 twice as fast; None: no pauses.
+        until: Stop before this message or step: the id of a message, a step of the first run (`3.0.1`), or a step of
+            another run (`r/2:1`).
+        sleep: Awaited for the pauses.
 
-    `into` a HandlerTable: its handlers get the recorded messages, and what they ask for is answered from the record. A
-    function of a message, or an object with `emit_message`: it gets the messages, in their original order; those of a
-    task that emitted none are made from its steps. `until` is then the id of a message or its step.
-
-    `speed` keeps the original spacing of messages: 1 as it was, 2 twice as fast; None: at once. `source` is a
-    trajectory, a store with its `namespace`, or a client (while the record is still on the broker). Raises
-    InvalidInput for a task of which nothing is recorded.
+    Raises:
+        InvalidInput: Nothing is recorded of the task, or `until` is not recorded.
     """
     if speed is not None and not (isinstance(speed, (int, float)) and speed > 0):
-        raise InvalidInput("speed", f"{quoted(speed)} is not a number above 0; None replays at once")
+        raise InvalidInput("speed", f"{quoted(speed)} is not a number above 0; None replays without pauses")
     trajectory = await _trajectory(source, task_id, namespace)
     if isinstance(into, App):
         return await replay_code(trajectory, into, until)
@@ -256,7 +335,7 @@ async def _trajectory(source: Source, task_id: str, namespace: str) -> TaskTraje
 
 
 def _is_local(into: object) -> TypeGuard[LocalApp]:
-    from runtime_core.host.local import LocalApp  # here, since most replays need none of what it stands on
+    from runtime_core.host.local import LocalApp  # imported here: most replays do not need it
 
     return isinstance(into, LocalApp)
 
@@ -264,15 +343,15 @@ def _is_local(into: object) -> TypeGuard[LocalApp]:
 def _give(into: object) -> Callable[[Message], object]:
     emit = getattr(into, "emit_message", into)
     if not callable(emit):
-        raise InvalidInput("into", f"{quoted(into)} takes no messages: give an App, a HandlerTable or a function")
+        raise InvalidInput("into", f"{quoted(into)} cannot receive messages: pass an App, a HandlerTable or a function")
     return cast("Callable[[Message], object]", emit)
 
 
 def _until(messages: list[Message], until: str | None) -> tuple[list[Message], str | None]:
-    """The messages before that of this id or step. Raises InvalidInput where there is no such message."""
+    """Return the messages before the one with this id or step. Raises InvalidInput if there is no such message."""
     if until is None:
         return messages, None
     for at, message in enumerate(messages):
         if until in (message.id, message.id.rpartition("/")[2]):
             return messages[:at], message.id
-    raise InvalidInput("until", f"{until!r} is no message of this task: neither an id nor the step of one")
+    raise InvalidInput("until", f"{until!r} is neither the id nor the step of a message of this task")

@@ -1,4 +1,4 @@
-"""A run on recorded results: its code runs, and nothing that it asks for happens."""
+"""A run with recorded results: its code runs, but its steps are not executed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Any
 
 from runtime_core import codec
 from runtime_core.aworld.events.message import Message, message_id
+from runtime_core.bus.commits import CallBegun
+from runtime_core.bus.deliveries import RunFields
 from runtime_core.bus.replies import Answer
-from runtime_core.bus.values import CallBegun, RunFields
 from runtime_core.client.fork import RecordedRun, RecordedStep
 from runtime_core.consumer.effects import COMPLETED, Call, Failed, Publish, Send
 from runtime_core.ids import any_digest
-from runtime_core.runs.journal import pack
+from runtime_core.runs.journal import from_json, pack
 from runtime_core.runs.ports import Attempt, Definition, Functions, Meta, Workplace
 from runtime_core.runs.run import Run
-from runtime_core.runs.step import Step, from_json
+from runtime_core.runs.step import Step
 
 _SAID = ("emit", "send", "publish", "message", "usage")
-"""Steps without a result: where they are not recorded, nothing is missing."""
+"""Kinds of steps without a result, which a record need not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,38 +32,38 @@ class DivergedStep:
     run: str
     step: str
     recorded: str
-    """What the record holds there."""
+    """The recorded step."""
     asked: str
-    """What the code asks for."""
+    """The step that the code requests."""
 
     def __str__(self) -> str:
-        return f"step {self.step} of run {self.run}: recorded is {self.recorded}, the code asks for {self.asked}"
+        return f"step {self.step} of run {self.run}: the record has {self.recorded}, but the code requests {self.asked}"
 
 
 class _NoBroker:
-    """What a replay writes: nothing. It never comes here, since unrecorded steps end it before."""
+    """A port that must not be called: an unrecorded step ends the replay first."""
 
     async def confirm(self, known: Container[str]) -> None:
-        raise AssertionError("a replay has begun a step by itself")
+        raise AssertionError("a replay must not start a step")
 
     async def record(
         self, step: str, digest: str, status: bytes, payload: bytes, kind: str = "step", name: str = ""
     ) -> bytes:
-        raise AssertionError(f"a replay has done step {step}")
+        raise AssertionError(f"a replay must not execute step {step}")
 
     async def begin_call(self, step: str, reserve: bytes) -> CallBegun:
-        raise AssertionError(f"a replay has called the model of step {step}")
+        raise AssertionError(f"a replay must not call the model of step {step}")
 
     async def settle_call(
         self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes, name: str = ""
     ) -> tuple[bytes, str]:
-        raise AssertionError(f"a replay has called the model of step {step}")
+        raise AssertionError(f"a replay must not call the model of step {step}")
 
     def stream(self, step: str, attempt: int, data: bytes) -> None:
-        raise AssertionError(f"a replay has called the model of step {step}")
+        raise AssertionError(f"a replay must not call the model of step {step}")
 
     def progress(self, step: str, data: bytes) -> None:
-        raise AssertionError(f"a replay has done step {step}")
+        raise AssertionError(f"a replay must not execute step {step}")
 
     async def usage(self) -> bytes:
         return b""
@@ -71,13 +72,13 @@ class _NoBroker:
         return None
 
     def emit(self, step: str, digest: str, data: bytes) -> None:
-        raise AssertionError(f"a replay has emitted step {step}")
+        raise AssertionError(f"a replay must not emit step {step}")
 
     def room(self) -> None:
         return None
 
     def note(self, step: str, digest: str, name: str = "") -> None:
-        raise AssertionError(f"a replay has kept step {step}")
+        raise AssertionError(f"a replay must not store step {step}")
 
     async def ask(
         self, calls: Sequence[Call], sends: Sequence[Send | Publish] = (), state: bytes = b""
@@ -86,11 +87,11 @@ class _NoBroker:
 
 
 class ReplayRun(Run):
-    """A run whose steps get what `recorded` holds for them, by their place or by what they ask for.
+    """A run whose steps get their results from `recorded`, by place or by request.
 
-    It ends before step `until`, at a step of which no result is recorded, and at a step that is not the recorded
-    one; `stopped_at` and `diverged` then say which. With `by_place` False a step gets the first recorded result of
-    the same question that no other has had: for other code than that which was recorded.
+    It ends before step `until`, at a step without a recorded result, and at a step that differs from the recorded
+    one; then `stopped_at` or `diverged` is set. If `by_place` is False, a step gets the first unused result of an
+    equal request, so that other code than the recorded code can run.
     """
 
     def __init__(
@@ -118,9 +119,9 @@ class ReplayRun(Run):
         self.stopped_at: str | None = None
         self.diverged_at: DivergedStep | None = None
         self.emitted: list[Any] = []
-        """Values of `ctx.emit`, in order. (Any: JSON.)"""
+        """Values of `ctx.emit`, in order. Any: JSON."""
         self.messages: list[Message] = []
-        """Messages that were emitted, in order."""
+        """The emitted messages, in order."""
         self._by_question: Mapping[str, deque[RecordedStep]] | None = None if by_place else _questions(recorded)
 
     def find(self, step: Step[Any]) -> bytes | None:  # Any: steps of all result types
@@ -155,7 +156,7 @@ class ReplayRun(Run):
         return self.flow.end(Failed("ReplayStopped", why, retryable=False), why)
 
     def _diverge(self, step: Step[Any], there: RecordedStep) -> asyncio.CancelledError:  # Any: see find
-        diverged = DivergedStep(self.run_id, step.id, _shown(there.kind, there.name, there.asked), _asked(step))
+        diverged = DivergedStep(self.run_id, step.id, _shown(there.kind, there.name, there.request), _asked(step))
         if self.stopped_at is None and self.diverged_at is None:
             self.diverged_at = diverged
         return self.flow.end(Failed("Divergence", str(diverged), retryable=False), str(diverged))
@@ -164,15 +165,15 @@ class ReplayRun(Run):
         if step.kind == "emit":
             self.emitted.append(from_json(step.data))
         elif step.kind == "message":
-            told = from_json(step.data)
-            if Message.is_message(told):
-                assert isinstance(told, dict)  # is_message says so
-                message = Message.from_dict(told)
+            data = from_json(step.data)
+            if Message.is_message(data):
+                assert isinstance(data, dict)  # is_message has checked it
+                message = Message.from_dict(data)
                 self.messages.append(message.replace(id=message.id or message_id(self.task_id, self.run_id, step.id)))
 
 
 def _questions(recorded: RecordedRun) -> dict[str, deque[RecordedStep]]:
-    """Recorded steps by the digest of what was asked, in the order of the program."""
+    """Return the recorded steps by digest of their request, in program order."""
     found: dict[str, deque[RecordedStep]] = defaultdict(deque)
     for step in recorded.before(None):
         found[step.digest].append(step)
@@ -188,5 +189,5 @@ def _asked(step: Step[Any]) -> str:  # Any: steps of all result types
 
 
 def _shown(kind: str, name: str, data: bytes) -> str:
-    told = codec.quoted(from_json(data), 120) if data else ""
-    return f"{kind} {name} {told}".strip()
+    shown = codec.quoted(from_json(data), 120) if data else ""
+    return f"{kind} {name} {shown}".strip()

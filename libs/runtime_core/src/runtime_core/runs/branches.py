@@ -8,25 +8,25 @@ from collections.abc import Awaitable, Coroutine, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from runtime_core.errors import JobCancelled, Outcome
-from runtime_core.runs.calls import Asked, Outgoing, room
-from runtime_core.runs.local_steps import LocalStep
+from runtime_core.runs.calls import Outgoing, RequestStep, room
 from runtime_core.runs.scheduler import Branch, Wait
 from runtime_core.runs.sharing import context_of, join
-from runtime_core.runs.step import Step, result_of
+from runtime_core.runs.step import LocalStep, Step, result_of
 
 if TYPE_CHECKING:
     from runtime_core.runs.run import Run
+
+AtEnd = Literal["join", "cancel"]
 
 
 class Gather:
     """Awaitable; gives the results in the order of its parts.
 
-    Steps keep their own ids. A coroutine becomes a branch: as part i (from 0) of the gather at place k, its
-    steps are `k.i.1`, `k.i.2`, … A gather of steps alone takes no place.
+    Steps keep their own ids. A coroutine becomes a branch: as part i (from 0) of the gather at place k, it numbers its
+    steps `k.i.1`, `k.i.2`, … A gather of steps alone takes no place.
 
-    All parts are waited for, also when one has failed; then the first error in the order of the parts is
-    raised. (Which error comes first by the clock differs between an execution and its replay.) With
-    `return_exceptions` errors are results; Retry and Reject are still raised.
+    It waits for all parts, even if one fails, and then raises the first error in the order of the parts. (Which error
+    comes first in time may differ in a replay.) With `return_exceptions` errors are results, except Retry and Reject.
     """
 
     __slots__ = ("_parts", "_return_exceptions", "_tasks", "_wait", "id", "run")
@@ -56,7 +56,7 @@ class Gather:
             if asyncio.isfuture(part):
                 raise run.flow.misuse(
                     f"part {place} of ctx.gather is an asyncio {type(part).__name__}: "
-                    "give it the step or the coroutine itself, so that a replay finds its steps again"
+                    "pass the step or the coroutine itself, so that a replay finds its steps again"
                 )
         if not all(isinstance(part, (Step, Gather)) for part in self._parts):
             self.id = run.take_id(branch)
@@ -69,7 +69,7 @@ class Gather:
         if self._wait is None:
             self._start(Wait(), branch)
         elif not self._wait.over():
-            raise run.flow.misuse("a ctx.gather is awaited by two branches at once: await it in one of them")
+            raise run.flow.misuse("two branches await a ctx.gather at once: await it in one of them")
         wait = self._wait
         assert wait is not None
         if not wait.over():
@@ -78,19 +78,19 @@ class Gather:
         return self._results(branch)
 
     def _start(self, wait: Wait, branch: Branch) -> None:
-        """Ask the journal for each part and begin what is not there. `wait` collects what is missing."""
+        """Start the parts that the journal does not have. `wait` collects the missing results."""
         run = self.run
         run.flow.check_going()
         self._wait = wait
         for place, part in enumerate(self._parts):
             self._start_part(place, part, wait, branch)
-        # Last: what a failure leaves unstarted is closed with the run.
+        # Last, since the end of the run closes the coroutines that a failure here leaves unstarted.
         run.unawaited.pop(self.id, None)
 
     def _start_part(self, place: int, part: Awaitable[Any], wait: Wait, branch: Branch) -> None:  # Any: see parts
         run = self.run
         match part:
-            case Asked():
+            case RequestStep():
                 if run.find(part) is None:
                     part.carry(branch)
                     wait.missing[part.id] = part
@@ -109,7 +109,7 @@ class Gather:
                 self._tasks[place] = run.flow.help(as_coroutine(part), helper, wait), helper
 
     def close(self) -> None:
-        """Close the coroutines that will not be started any more: Python warns of them else."""
+        """Close the coroutines that will never start, or Python warns about them."""
         for part in self._parts:
             if inspect.iscoroutine(part) and inspect.getcoroutinestate(part) == inspect.CORO_CREATED:
                 part.close()
@@ -138,7 +138,7 @@ class Gather:
         task, helper = self._tasks.get(place, (None, None))
         if isinstance(part, Step):
             if task is not None:
-                task.result()  # raises Retry and Reject, which no journal holds
+                task.result()  # raises Retry and Reject, which are not journaled
             return result_of(part, self.run.found(part), branch)
         assert task is not None
         if helper is not None:
@@ -149,7 +149,7 @@ class Gather:
 
 
 def as_coroutine(part: Awaitable[Any]) -> Coroutine[Any, Any, Any]:  # Any: see Gather
-    """What a branch runs, from a coroutine or anything else that can be awaited."""
+    """Return the awaitable as a coroutine."""
     if inspect.iscoroutine(part):
         return part
 
@@ -159,14 +159,11 @@ def as_coroutine(part: Awaitable[Any]) -> Coroutine[Any, Any, Any]:  # Any: see 
     return awaited()
 
 
-AtEnd = Literal["join", "cancel"]
-
-
 class Job:
-    """Work that was started and is not waited for yet. `await job` gives its result, or raises its error.
+    """Work in the background. `await job` returns its result or raises its error.
 
-    Its steps are `k.1`, `k.2`, … for a job at place k. Where the function ends first, the run ends after its jobs
-    (`join`; an error that nobody has awaited then fails the run) or stops them (`cancel`).
+    The job at place k numbers its steps `k.1`, `k.2`, … If the function ends first, the run waits for the job (`join`;
+    an error that nobody has awaited fails the run) or stops it (`cancel`).
     """
 
     __slots__ = ("_branch", "_task", "_wait", "at_end", "cancelled", "id", "run", "seen")
@@ -176,21 +173,21 @@ class Job:
         self.at_end = at_end
         self.cancelled = False
         self.seen = False
-        """Whether somebody has got its result, or its error."""
+        """Whether the code has its result or its error."""
         if asyncio.isfuture(part):
             raise run.flow.misuse(
-                f"ctx.background was given an asyncio {type(part).__name__}: give it the step or the coroutine itself, "
+                f"ctx.background got an asyncio {type(part).__name__}: pass the step or the coroutine itself, "
                 "so that a replay finds its steps again"
             )
         self.id = run.take_id(branch)
         run.check_place(self.id, "background")
         self._branch = Branch(f"{self.id}.", branch.now_ms, branch)
-        # Now and not at its first use: the branch that has started it goes on and changes its own.
+        # Fork now, not at its first use: the parent branch continues and changes its own context.
         self._branch.context = context_of(run, branch).fork(name=f"~{self._branch.prefix}")
         self._wait = Wait()
         self._task: asyncio.Task[Any] | None = None  # Any: as `part`
         if run.journal.values.get(self._cancel_id, b"")[-4:] == b"true":
-            # How far it had come before it was cancelled depended on the clock: a replay does not start it at all.
+            # How far it came before its cancellation depended on timing, so a replay does not start it.
             self.cancelled = True
             _forget(run, part)
         else:
@@ -203,12 +200,12 @@ class Job:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, by itself or by `cancel`."""
+        """Whether it has ended or was cancelled."""
         return self.cancelled or self._wait.over()
 
     @property
     def error(self) -> BaseException | None:
-        """What it has raised, where it ended by that."""
+        """Its error; None if it has none, or is still running."""
         if self._task is None or not self._task.done() or self._task.cancelled():
             return None
         return self._task.exception()
@@ -219,7 +216,7 @@ class Job:
         self.seen = True
         if not self.over:
             if self._wait in run.flow.waits:
-                raise run.flow.misuse("a job is awaited by two branches at once: await it in one of them")
+                raise run.flow.misuse("two branches await a job at once: await it in one of them")
             yield from run.flow.wait(self._wait)
         if self.cancelled or self._task is None:
             raise JobCancelled(f"the job {self.id} was cancelled")
@@ -228,15 +225,15 @@ class Job:
         return self._task.result()
 
     def merge(self, branch: Branch) -> None:
-        """Bring what the job has changed in its context into that of a branch; a second time it changes nothing."""
+        """Merge the job's context into that of a branch. A repeat changes nothing."""
         if not self.cancelled:
             join(self.run, branch, self._branch)
 
     async def cancel(self) -> bool:
-        """Stop it, and give True; False where it had ended by then. A step: a replay gets the same answer.
+        """Stop the job and return True; False if it had ended. This is a step: a replay gets the same answer.
 
-        Its code gets CancelledError where it waits. What it has asked others for goes on to its end, and the result is
-        dropped; what it was about to send in this turn may be left out.
+        Its code gets CancelledError at its await. Calls that it made continue, and their results are dropped. Messages
+        that it was about to send in this turn may be lost.
         """
         branch = self.run.flow.branch_here("job.cancel")
 
@@ -250,7 +247,7 @@ class Job:
         return True
 
     def stop(self) -> None:
-        """End it here, without a trace in the journal."""
+        """Stop it without a step in the journal."""
         if not self.cancelled:
             self.cancelled = self.seen = True
             if self._task is not None:

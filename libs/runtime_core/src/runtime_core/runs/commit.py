@@ -1,50 +1,86 @@
-"""From a turn's effects to the arguments of its commit, in the order in which the program asked for them."""
+"""What a turn writes on the broker, with its commit and before it."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
+from runtime_core.bus.commits import CallBegun
 from runtime_core.bus.connection import Argument
+from runtime_core.bus.deliveries import Delivery
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.replies import Answer, Replies, name_of_step
 from runtime_core.bus.topics import published, sent
-from runtime_core.bus.values import Delivery
-from runtime_core.consumer.effects import Call, Completed, Effect, Publish, Question, Send, Spend, Suspended, Timer
+from runtime_core.consumer.calls import WRITE_OVERHEAD_BYTES
+from runtime_core.consumer.effects import (
+    Call,
+    Completed,
+    Effect,
+    Publish,
+    Question,
+    Send,
+    Spend,
+    Suspended,
+    Timer,
+)
+from runtime_core.declare.manifest import Manifest
+from runtime_core.errors import BusError, Fenced, InvalidInput, JournalMoved, LimitExceeded, WeftError
 from runtime_core.ids import fingerprint, instance_address, partition_of, task_of_message
 from runtime_core.record.step import Step, StepError
+from runtime_core.runs.journal import packed_now
 from runtime_core.runs.ports import DeclaredApp
 from runtime_core.runs.sharing import with_snapshot, without_snapshot
 from runtime_core.telemetry.trace_context import restated
 from runtime_core.wire.envelope import rfc3339
 
+logger = logging.getLogger(__name__)
+MANIFESTS_FRESH_SECONDS = 2.0
+"""How long read manifests are used. A new one is seen that much later."""
+RUN_BYTES = 1024 * 1024
+"""The most unanswered bytes of a run before `ctx.emit` waits."""
+RUN_MAX_BYTES = 8 * RUN_BYTES
+"""The most unanswered bytes of a run in calls that cannot wait, such as `ModelCall.stream`."""
+PROCESS_BYTES = 32 * RUN_BYTES
+"""The most unanswered bytes of all runs of a process before `ctx.emit` waits."""
+_AGAIN = "a"
+_JOURNALED = "j"
+_T = TypeVar("_T")
+
 
 def parts_of(
     result: Suspended | Completed, delivery: Delivery, app: DeclaredApp, partitions: int = 1
 ) -> tuple[list[Argument], int]:
-    """The parts of a commit (see `commit_turn.lua`) and how many there are."""
-    # A message that nobody waits for goes first: two sends to one instance keep the order of the program.
+    """Return the parts of a commit (see `commit_turn.lua`) and their number."""
+    # Sends go first, so that messages to one instance keep the order of the program.
     effects: list[Effect] = [*result.sends, *result.spends]
     if isinstance(result, Completed):
         answer = answer_parts(delivery)
         return parts(effects, delivery, app, partitions) + answer, len(effects) + bool(answer)
-    effects += result.asked
-    asked = parts(effects, delivery, app, partitions)
+    effects += result.requests
+    written = parts(effects, delivery, app, partitions)
     for step, wait in result.again:
-        asked += (_AGAIN, step, wait)
-    return asked, len(effects) + len(result.again)
+        written += (_AGAIN, step, wait)
+    for journaled in result.journaled:
+        written += (_JOURNALED, journaled.step)
+    return written, len(effects) + len(result.again) + len(result.journaled)
 
 
 def parts(effects: Sequence[Effect], delivery: Delivery, app: DeclaredApp, partitions: int = 1) -> list[Argument]:
-    """Return the parts for these effects, in this order."""
+    """Return the parts of a commit for these effects, in this order."""
     turn = _Turn(delivery, app, partitions)
     return [argument for effect in effects for argument in _PARTS[type(effect)](effect, turn)]
 
 
 class _Turn(NamedTuple):
-    """The turn that asks, and what decides where its events go."""
+    """The turn, and what decides where its events go."""
 
     delivery: Delivery
     app: DeclaredApp
@@ -57,7 +93,7 @@ def _call(call: Call, turn: _Turn) -> Sequence[Argument]:
     if call.snapshot:
         context = with_snapshot(context, call.snapshot)
     elif context and call.kind != "agent":
-        # Only an agent gets the snapshot of the asking run's context.
+        # Only agents get the snapshot of the calling run's context.
         context = without_snapshot(context)
     return (
         "c", _stream(call, turn.app, delivery, turn.partitions), call.step, call.name, call.key, call.digest, call.wait,
@@ -70,11 +106,11 @@ def _timer(timer: Timer, _: _Turn) -> Sequence[Argument]:
 
 
 def _question(question: Question, turn: _Turn) -> Sequence[Argument]:
-    # First, where there is one: the function that takes the answer looks for it at this place.
+    # `expects` comes first: `signal.lua` looks for it there.
     request: dict[str, object] = {"expects": question.expects} if question.expects else {}
     request |= {
         "task_id": turn.delivery.task,
-        # With a random end, so that nobody guesses it. The broker keeps the one that was committed.
+        # With random digits, so that nobody can guess it. The broker keeps the committed one.
         "request_id": f"{turn.delivery.run}:{question.step}-{secrets.token_hex(8)}",
         "prompt": question.prompt,
         "data": msgspec.Raw(question.data or b"null"),
@@ -96,7 +132,7 @@ def _send(send: Send, turn: _Turn) -> Sequence[Argument]:
     if there is not None:
         agent = f"@{there}:{send.agent}"
     else:
-        # No declared name begins with `@`, which means another partition there: it stays a name that nobody has.
+        # `@` means another partition, and no declared name begins with it: mark the name as unknown.
         agent = f"?{send.agent}" if send.agent.startswith("@") else send.agent
     context = restated(sent(without_snapshot(delivery.context)), delivery.trace)
     task = task_of_message(delivery.task, delivery.run, send.step)
@@ -105,7 +141,7 @@ def _send(send: Send, turn: _Turn) -> Sequence[Argument]:
 
 def _publish(message: Publish, turn: _Turn) -> Sequence[Argument]:
     delivery = turn.delivery
-    # Where there are several partitions, the relay finds those of the agents.
+    # With several partitions, the relay finds the agents' partitions.
     topic = message.topic if turn.partitions == 1 else f"@{message.topic}"
     sender = delivery.instance
     context = published(without_snapshot(delivery.context), message.topic, sender, delivery.trace)
@@ -125,17 +161,16 @@ _PARTS: Mapping[type[Effect], Callable[[Any, _Turn], Sequence[Argument]]] = {  #
     Publish: _publish,
     Spend: _spend,
 }
-"""The part of each kind of effect. It begins with a letter, which `shared/fields.lua` names."""
-_AGAIN = "a"
+"""Makes the part for each kind of effect. A part begins with a letter that `shared/fields.lua` names."""
 
 
 def answer_parts(delivery: Delivery) -> list[Argument]:
-    """The part that says by which span a run has ended, for the run that waits for it; none where nothing is traced."""
+    """Return the part with the span that ended this run, for the waiting run; empty if nothing is traced."""
     return ["l", delivery.trace] if delivery.trace else []
 
 
 def _elsewhere(agent: str, key: str, here: int, partitions: int) -> int | None:
-    """The partition of an agent's instance, where that is another one."""
+    """Return the partition of an agent's instance; None if it is this one."""
     if not key or partitions == 1:
         return None
     there = partition_of(instance_address(agent, key), partitions)
@@ -143,7 +178,7 @@ def _elsewhere(agent: str, key: str, here: int, partitions: int) -> int | None:
 
 
 def _stream(call: Call, app: DeclaredApp, delivery: Delivery, partitions: int) -> str:
-    """The call's work stream; a name that this app lacks is looked up among all apps by the commit."""
+    """Return the call's work stream. The commit looks up a name that this app lacks among all apps."""
     if call.kind == "agent" and (
         (there := _elsewhere(call.name, call.key, delivery.partition, partitions)) is not None
     ):
@@ -153,19 +188,19 @@ def _stream(call: Call, app: DeclaredApp, delivery: Delivery, partitions: int) -
         known = app.tools.get(call.name) is not None
         server = None if known else app.functions.mcp_server_of(call.name)
         if server is not None:
-            # Its tools may not be listed yet; who runs the server knows when they are.
+            # The server's tools may not be listed yet; the tool-handler that runs it knows them.
             return f"tool:{server.pool}" if server.pool else "tool"
     elif call.kind == "agent":
         known = app.agents.get(call.name) is not None
     else:
-        known = True  # an engine's stream: steps wait there, also where no gateway serves it yet
+        known = True  # steps for an engine wait on its stream even if no gateway serves it yet
     if not known:
         return f"?{call.kind}"
     return f"{call.kind}:{call.pool}" if call.pool else call.kind
 
 
 def row_of_run(delivery: Delivery, status: str, started: float, ended: float, owner: str) -> Step:
-    """The trajectory's row of an agent's run."""
+    """Return the row of an agent's run for the trajectory."""
     row = Step(delivery.run, "agent", delivery.name, status, started, ended)
     row.attempt = delivery.attempt
     row.key = delivery.key
@@ -175,3 +210,306 @@ def row_of_run(delivery: Delivery, status: str, started: float, ended: float, ow
     if delivery.errors:
         row.errors = msgspec.json.decode(delivery.errors, type=list[StepError])
     return row
+
+
+class ManifestCache:
+    """The manifests on one partition's broker, read at demand and cached for some seconds."""
+
+    __slots__ = ("_bus", "_manifests", "_raw", "_read_at")
+
+    def __init__(self, bus: EventBus) -> None:
+        self._bus = bus
+        self._raw: list[bytes] = []
+        self._manifests: Sequence[Manifest] = ()
+        self._read_at = -MANIFESTS_FRESH_SECONDS
+
+    async def manifests(self) -> Sequence[Manifest]:
+        """Return one manifest for each app, sorted by name; the same object while nothing changes. Raises BusError."""
+        if time.monotonic() - self._read_at < MANIFESTS_FRESH_SECONDS:
+            return self._manifests
+        raw = sorted(cast(list[bytes], await self._bus.transport.call("HVALS", self._bus.keys.manifests)))
+        self._read_at = time.monotonic()
+        if raw != self._raw:
+            self._raw = raw
+            self._manifests = tuple(sorted(_read(raw), key=lambda manifest: manifest.app))
+        return self._manifests
+
+
+def _read(raw: Sequence[bytes]) -> list[Manifest]:
+    found = []
+    for data in raw:
+        try:
+            found.append(Manifest.from_json(data))
+        except InvalidInput:
+            continue  # from a newer release; handlers of that release read it
+    return found
+
+
+class TurnGone(WeftError):
+    """The turn is no longer this delivery's: another owner continues the run."""
+
+
+class HandedBack(WeftError):
+    """This process is stopping and begins no further step: another process continues the run."""
+
+
+class TurnPort:
+    """Writes on the broker in the middle of a turn. `RunPort` documents the methods."""
+
+    __slots__ = (
+        "_app",
+        "_asked",
+        "_bus",
+        "_confirmed",
+        "_draining",
+        "_failed",
+        "_manifest_cache",
+        "_outflow",
+        "_over",
+        "_partitions",
+        "_process",
+        "_replies",
+        "_storing",
+        "_writes",
+        "delivery",
+    )
+
+    def __init__(
+        self,
+        bus: EventBus,
+        delivery: Delivery,
+        app: DeclaredApp,
+        partitions: int = 1,
+        replies: Replies | None = None,
+        manifest_cache: ManifestCache | None = None,
+        *,
+        loaded: bool = False,
+        draining: asyncio.Event | None = None,
+        process: Outflow | None = None,
+    ) -> None:
+        """`loaded`: the run came from the broker's journal, including requests in the middle of a turn.
+
+        `draining`: set when this process begins no further step.
+
+        `process`: bounds the unanswered writes of all runs of this process; None: no bound.
+        """
+        self._draining = draining
+        self._bus = bus
+        self._app = app
+        self._manifest_cache = manifest_cache or ManifestCache(bus)
+        self._partitions = partitions
+        self._replies = replies
+        self.delivery = delivery
+        self._writes: set[asyncio.Task[object]] = set()
+        self._outflow = Outflow(RUN_BYTES)
+        self._process = process or Outflow(PROCESS_BYTES)
+        self._over: LimitExceeded | None = None
+        self._failed: BusError | Fenced | None = None
+        self._storing: set[asyncio.Task[Any]] = set()  # Any: results of several types
+        self._confirmed = False
+        self._asked = loaded
+
+    def resume(self, delivery: Delivery) -> None:
+        """Serve the next turn of a warm run. Other processes may have begun this turn before."""
+        self.delivery = delivery
+        self._confirmed = False
+
+    async def confirm(self, known: Container[str]) -> None:
+        """Check that the broker's journal holds no step beyond `known`, and that no other process is in this turn.
+
+        A turn checks before its first own step, and again when its last heartbeat is so old that others may have
+        declared this owner dead. Delivery counts do not tell: a graceful stop resets them.
+        """
+        if self._draining is not None and self._draining.is_set():
+            raise HandedBack(f"{self.delivery!r} is handed back: this process is stopping")
+        if self._confirmed and time.monotonic() < self._bus.alive_until:
+            return
+        found = await self._bus.begin_turn(self.delivery)
+        if found is None:
+            raise TurnGone(f"{self.delivery!r} is handled by another owner")
+        if (found.called and not self._asked) or any(step not in known for step in found.steps):
+            raise JournalMoved(f"another process has journaled steps of {self.delivery!r}")
+        self._confirmed = True
+
+    async def record(
+        self, step: str, digest: str, status: bytes, payload: bytes, kind: str = "step", name: str = ""
+    ) -> bytes:
+        value = packed_now(digest, status, payload)
+        stored = await self._persist(self._bus.record(self.delivery, step, value, kind, name))
+        if stored is None:
+            raise TurnGone(f"{self.delivery!r} is handled by another owner")
+        if stored != value:
+            self._confirmed = False  # another process is in this turn
+        return stored
+
+    async def _persist(self, write: Coroutine[None, None, _T]) -> _T:
+        """Store the result of a finished step, even if the turn is cancelled meanwhile."""
+        storing = asyncio.get_running_loop().create_task(write)
+        self._storing.add(storing)
+        storing.add_done_callback(self._stored)
+        return await asyncio.shield(storing)
+
+    def _stored(self, storing: asyncio.Task[Any]) -> None:
+        self._storing.discard(storing)
+        # Retrieve the error: nobody awaits the write of a turn that was dropped.
+        if not storing.cancelled():
+            storing.exception()
+
+    async def begin_call(self, step: str, reserve: bytes) -> CallBegun:
+        begun = await self._bus.begin_call(self.delivery, step, reserve)
+        if begun is None:
+            raise TurnGone(f"{self.delivery!r} is handled by another owner")
+        return begun
+
+    async def settle_call(
+        self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes, name: str = ""
+    ) -> tuple[bytes, str]:
+        # Readers of the stream get the streamed pieces before the result.
+        await self.flush()
+        value = packed_now(digest, status, payload)
+        settled = await self._persist(self._bus.settle_call(self.delivery, step, value, usage, name))
+        if settled is None:
+            raise TurnGone(f"{self.delivery!r} is handled by another owner")
+        return settled
+
+    def stream(self, step: str, attempt: int, data: bytes) -> None:
+        if self._over is not None:
+            raise self._over
+        if self._outflow.bytes > RUN_MAX_BYTES:
+            raise LimitExceeded(
+                f"the model's answer arrives faster than the broker accepts it: {self._outflow.bytes:,} bytes are "
+                f"waiting, over the limit of {RUN_MAX_BYTES:,}"
+            )
+        self._write(self._bus.stream(self.delivery, step, attempt, data), len(data))
+
+    async def usage(self) -> bytes:
+        return await self._bus.usage(self.delivery.task)
+
+    async def manifests(self) -> Sequence[Manifest]:
+        return await self._manifest_cache.manifests()
+
+    def progress(self, step: str, data: bytes) -> None:
+        if not self._outflow.full:  # otherwise drop it: a later report supersedes it
+            self._write(self._bus.stream(self.delivery, step, self.delivery.attempt, data, progress=True), len(data))
+
+    def emit(self, step: str, digest: str, data: bytes) -> None:
+        self._write(self._bus.emit(self.delivery, step, packed_now(digest), data), len(data))
+
+    def room(self) -> Awaitable[None] | None:
+        if self._over is None and not self._outflow.full and not self._process.full:
+            return None
+        return self._room()
+
+    async def _room(self) -> None:
+        await self._outflow.room()
+        await self._process.room()
+        if self._over is not None:
+            raise self._over
+
+    def note(self, step: str, digest: str, name: str = "") -> None:
+        self._write(self._bus.record(self.delivery, step, packed_now(digest), "message", name), 0)
+
+    def _write(self, writing: Coroutine[None, None, object], size: int) -> None:
+        task = asyncio.get_running_loop().create_task(writing)
+        size += WRITE_OVERHEAD_BYTES
+        self._outflow.begin(size)
+        self._process.begin(size)
+        task.add_done_callback(partial(self._written, size))
+        self._writes.add(task)
+
+    def _written(self, size: int, task: asyncio.Task[object]) -> None:
+        self._outflow.end(size)
+        self._process.end(size)
+        self._writes.discard(task)
+        # Keep the first error for the commit. Nobody waits for the writes of a dropped turn.
+        if not task.cancelled():
+            match task.exception():
+                case LimitExceeded() as over:
+                    self._over = self._over or over
+                case Fenced() | BusError() as failed:
+                    self._failed = self._failed or failed
+
+    async def ask(
+        self, calls: Sequence[Call], sends: Sequence[Send | Publish] = (), state: bytes = b""
+    ) -> dict[str, asyncio.Future[Answer]]:
+        if self._replies is None:
+            raise WeftError(
+                "this handler has no reply stream, so its agents cannot call others in the middle of a turn"
+            )
+        self._asked = True
+        delivery, replies = self.delivery, self._replies
+        names = {call.step: name_of_step(delivery.task, delivery.run, call.step) for call in calls}
+        futures = {step: replies.expect(name) for step, name in names.items()}
+        for step, future in futures.items():
+            delivery.waits += 1
+            future.add_done_callback(partial(self._answered, delivery, names[step]))
+        requested = [*sends, *calls]
+        effects = parts(requested, delivery, self._app, self._partitions)
+        try:
+            known = await self._bus.ask(
+                delivery, time.time_ns() // 1_000_000, replies.name, state, effects, len(requested)
+            )
+        except BaseException:
+            for future in futures.values():
+                future.cancel()
+            raise
+        if known is None:
+            for future in futures.values():
+                future.cancel()
+            raise TurnGone(f"{delivery!r} is handled by another owner")
+        for step, (value, state_now) in known.items():
+            replies.hand_out(names[step], Answer(value, state_now))
+        replies.asked(names.values())
+        if delivery.quarantined and not all(future.done() for future in futures.values()):
+            # The called agent may need this process, and this turn has not killed it so far. When the answers are
+            # recorded, a replay reaches the following code without a wait, so a death there still counts.
+            delivery.quarantined = False
+            await self._bus.leave_quarantine(delivery)
+        return futures
+
+    def _answered(self, delivery: Delivery, name: str, future: asyncio.Future[Answer]) -> None:
+        delivery.waits -= 1
+        if self._replies is not None:
+            self._replies.forget(name, future)
+
+    async def flush(self) -> None:
+        """Wait for unanswered deltas and notes, so that the commit does not overtake them. Raises their first error."""
+        if self._writes:
+            await asyncio.gather(*self._writes, return_exceptions=True)
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+        if self._over is not None:
+            raise self._over
+
+
+class Outflow:
+    """Bounds the unanswered bytes of a run or of a process. Belongs to one event loop."""
+
+    __slots__ = ("_limit", "_waiting", "bytes")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self.bytes = 0
+
+    @property
+    def full(self) -> bool:
+        return self.bytes > self._limit
+
+    def begin(self, size: int) -> None:
+        self.bytes += size
+
+    def end(self, size: int) -> None:
+        self.bytes -= size
+        while self._waiting and not self.full:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_result(None)
+
+    async def room(self) -> None:
+        """Wait until the unanswered bytes are below the limit."""
+        while self.full:
+            waiting = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)
+            await waiting

@@ -1,4 +1,4 @@
-"""What an agent's code sees of its run."""
+"""The context of a run, as the agent's code sees it: the methods that make steps, and facts about the task."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from runtime_core.declare.hook_points import point_named
 from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput
 from runtime_core.ids import checked_key, checked_topic, idempotency_key
-from runtime_core.record.usage import Usage, total
+from runtime_core.record.step import Usage, total_usage
 from runtime_core.runs.branches import AtEnd, Gather, Job
 from runtime_core.runs.calls import (
     Approval,
     ApprovalQuestion,
-    Asked,
     Emit,
     Note,
     PublishStep,
+    RequestStep,
     SendStep,
     SpendStep,
     call,
@@ -34,12 +34,11 @@ from runtime_core.runs.calls import (
     sleep,
 )
 from runtime_core.runs.engine_calls import Engine
-from runtime_core.runs.local_steps import LocalStep, call_function
+from runtime_core.runs.journal import from_json
 from runtime_core.runs.model_step import ModelStep, Reserve
 from runtime_core.runs.scheduler import Branch
-from runtime_core.runs.sharing import context_of
-from runtime_core.runs.state import Session
-from runtime_core.runs.step import Ready, from_json, name_and_pool
+from runtime_core.runs.sharing import Session, context_of
+from runtime_core.runs.step import LocalStep, Ready, call_function, name_and_pool
 from runtime_core.wire.commands import ENGINES, MAX_SECONDS
 
 if TYPE_CHECKING:
@@ -48,20 +47,19 @@ if TYPE_CHECKING:
     from runtime_core.runs.run import Run
     from runtime_core.sharing.context import Context
 
-# Scopes what `ctx.uuid()` derives; any fixed UUID will do, but it may never change.
+# The namespace of `ctx.uuid()`. It may never change.
 _NAMESPACE = uuid.UUID("6f0cb1f3-5f0f-4f57-9d5a-0f6a3c1f7e42")
 
 
 class AgentContext:
-    """Durable steps of one run, and what it knows of its task.
+    """The durable steps of one run, and facts about its task.
 
-    Most methods return a step to `await` (or to give to `gather`); what it gives is recorded, so that after a
-    crash, or in another process, the function runs again from the top and gets the same results without
-    doing the work again. Between steps the code must therefore do the same each time: clocks, random numbers
-    and requests belong into steps. Plain `asyncio.sleep` and the like work, but start again with each replay,
-    and while they run the turn goes on.
+    Most methods return a step to `await` (or to pass to `gather`). Its result is recorded. After a crash, or in another
+    process, the function runs again from the top and gets the recorded results without repeating the work. So the code
+    between steps must do the same each time: clocks, random numbers and requests belong in steps. `asyncio.sleep` and
+    the like work, but they start again in each replay, and the turn lasts while they run.
 
-    Steps may be taken by the function itself and by coroutines that it gives to `gather`, not by other tasks.
+    Only the function itself, and coroutines that it passes to `gather` or `background`, may take steps.
     """
 
     __slots__ = ("_run",)
@@ -81,7 +79,7 @@ class AgentContext:
 
     @property
     def agent_name(self) -> str:
-        """The name under which this agent is registered. (`ctx.agent` asks another agent.)"""
+        """The name under which this agent is registered. (`ctx.agent` calls another agent.)"""
         return self._run.definition.name
 
     @property
@@ -91,7 +89,7 @@ class AgentContext:
 
     @property
     def attempt(self) -> int:
-        """Starts at 1."""
+        """The number of this attempt, from 1."""
         return self._run.attempt
 
     @property
@@ -100,17 +98,17 @@ class AgentContext:
 
     @property
     def tenant(self) -> str:
-        """On whose behalf the task runs: the tenant of the publisher that has submitted it. Empty: nobody has said."""
+        """The tenant of the publisher that submitted the task; empty: none."""
         return self._run.meta.get("tenant", "")
 
     @property
     def topic(self) -> str:
-        """The topic on which this run's message was published; empty for one that was sent or asked."""
+        """The topic on which this run's message was published; empty for other messages."""
         return self._run.meta.get("topic", "")
 
     @property
     def sender(self) -> str:
-        """Who published it, as `agent/key`; empty where that was no instance with a key."""
+        """The publisher of that message, as `agent/key`; empty if it was not an instance with a key."""
         return self._run.meta.get("sender", "")
 
     @property
@@ -119,22 +117,22 @@ class AgentContext:
 
     @property
     def deadline(self) -> float | None:
-        """When the task must be done, in epoch seconds; None: no limit."""
+        """When the task must end, in epoch seconds; None: no limit."""
         return self._run.meta.get("deadline")
 
     @property
     def cancelled(self) -> bool:
-        """Whether the task was cancelled. A worker that only forgets a waiting run leaves it False."""
+        """Whether the task was cancelled. It stays False if the process only drops a waiting run from memory."""
         return self._run.cancelled
 
     @property
     def functions(self) -> Functions:
-        """What this app has declared, by name or by the declared object."""
+        """The declarations of this app, by name or by the declared object."""
         return self._run.functions
 
     @property
     def idempotency_key(self) -> str:
-        """The same at each attempt and replay of this run, and of no other run."""
+        """The same in each attempt and replay of this run, and different for every other run."""
         return idempotency_key(self._run.task_id, self._run.run_id)
 
     @property
@@ -144,35 +142,35 @@ class AgentContext:
 
     @property
     def state(self) -> dict[str, Any]:  # Any: JSON values of the user's choice
-        """The instance's durable state: JSON values, as they were when the run began.
+        """The instance's durable state: JSON values, as of the start of the run.
 
-        Changes are written by the commit that ends the run.
+        The commit that ends the run writes the changes.
         """
         return self._run.state.value()
 
     @property
     def context(self) -> Context:
-        """What the task's runs know together: see `weft.Context`.
+        """The context that the task's runs share: see `weft.Context`.
 
-        A run that is asked has a fork of the asking run's, and its changes are merged when its result is taken; each
-        coroutine of a `gather` has a fork of its own, merged in the order of the parts. So ask for it in each coroutine
-        again, and change it between steps only, not in the function of a `ctx.step`.
+        A called run has a fork of the calling run's context. Its changes are merged when the caller gets its result.
+        Each coroutine of a `gather` has its own fork; forks are merged in the order of the parts. So get the context
+        again in each coroutine, and change it only between steps, not in the function of a `ctx.step`.
         """
         return context_of(*self._here("ctx.context"))
 
     def session(self) -> Session:
-        """What all tasks of the session know together: `async with ctx.session() as session` gives its context.
+        """The context that all tasks of the session share: `async with ctx.session() as session:`.
 
-        The changes of the block are merged when it ends without an error. InvalidInput where the task has no session.
+        Changes are merged when the block ends without an error. Raises InvalidInput if the task has no session.
         """
         return Session(self)
 
     # ---- asking others -----------------------------------------------------------------------------------
 
     def tool(self, tool: object, /, **arguments: object) -> Awaitable[Any]:  # Any: the tool's own JSON
-        """Call a tool, by its function or name.
+        """Call a tool, given its function or name.
 
-        Raises, when awaited, ToolError if it failed for good, and Denied if a hook refused it.
+        When awaited, raises ToolError if it failed permanently, and Denied if a hook denied it.
         """
         run, branch = self._here("ctx.tool")
         name, pool = name_and_pool(run, "tool", run.functions.tool(tool), tool)
@@ -181,10 +179,10 @@ class AgentContext:
             return guarded
         return call(run, branch, "tool", name, data=data, pool=pool)
 
-    def agent(self, agent: object, input: object = None, /, *, key: str = "") -> Asked[Any]:  # Any: its own JSON
-        """Ask an agent, by its function, class or name, and wait for its answer.
+    def agent(self, agent: object, input: object = None, /, *, key: str = "") -> RequestStep[Any]:  # Any: its own JSON
+        """Call an agent, given its function, class or name, and wait for its answer.
 
-        `key` names the instance; empty: one of its own for this request. Raises AgentError.
+        `key` names the instance; empty: a new one for this call. When awaited, raises AgentError if it failed.
         """
         run, branch = self._here("ctx.agent")
         known = run.functions.agent(agent)
@@ -193,9 +191,9 @@ class AgentContext:
         return call(run, branch, "agent", name, data=data, key=checked_key("key of ctx.agent", key), pool=pool)
 
     def engine(self, engine: str | None = None) -> Engine:
-        """Where compute steps run, as in `ctx.engine("ray").call(rank, passages=found)`.
+        """Return an engine for compute steps, as in `ctx.engine("ray").call(rank, passages=found)`.
 
-        None: where the task's `conf.engine` says, or else `local`.
+        None: the task's `conf.engine`, or `local`.
         """
         if engine is None:
             engine = self._run.meta.get("engine", "local")
@@ -211,7 +209,7 @@ class AgentContext:
         timeout: float | timedelta | None = None,
         default: object = ...,
     ) -> Awaitable[Any]:  # Any: the answer is whatever JSON was sent
-        """Ask a human, or whoever answers with `weft.task.signal`.
+        """Ask a human, or another program that answers with `weft.task.signal`.
 
         After `timeout` (seconds or timedelta; None: no limit) the answer is `default`; without a default,
         HumanTimeout is raised.
@@ -238,8 +236,8 @@ class AgentContext:
         """Let a human approve, deny or edit `data`; the run waits on the broker for the verdict.
 
         After `timeout` (seconds or timedelta; None: no limit) the answer is `default`, True to approve or False to
-        deny; without a default, HumanTimeout is raised. What else is sent as an answer is refused, and the question
-        stays open.
+        deny; without a default, HumanTimeout is raised. The broker refuses any other answer, and the question stays
+        open.
         """
         run, branch = self._here("ctx.approve")
         what = _text(what, "prompt of ctx.approve")
@@ -252,18 +250,18 @@ class AgentContext:
                 return guarded
         return ApprovalQuestion(run, branch, what, data=shown, timeout_ms=limit, default=answer)
 
-    def sleep(self, delay: float | timedelta) -> Asked[None]:
-        """Wait for seconds or days without using a process. A delay below zero is none."""
+    def sleep(self, delay: float | timedelta) -> RequestStep[None]:
+        """Wait for seconds or days without occupying a process. A negative delay counts as 0."""
         run, branch = self._here("ctx.sleep")
         return sleep(run, branch, _milliseconds(delay, "delay of ctx.sleep"))
 
     # ---- doing something here ----------------------------------------------------------------------------
 
     def step(self, fn: Callable[..., object], /, *args: object, name: str | None = None, **kwargs: object) -> LocalStep:
-        """Do something once: call `fn`, sync (in a thread) or async, and record its result as JSON.
+        """Run `fn` once, async or (in a thread) sync, and record its result as JSON.
 
-        What it raises becomes LocalStepError (and is recorded), but for Retry and Reject. Arguments that JSON
-        cannot hold, such as a client, are given to `fn` all the same and do not count in the digest.
+        An error of `fn` is recorded and raised as LocalStepError, except Retry and Reject. If an argument has no JSON,
+        such as a client, `fn` still gets it, and the digest ignores the arguments.
         """
         run, branch = self._here("ctx.step")
         label = name or _label(fn)
@@ -284,16 +282,16 @@ class AgentContext:
         identity: object = None,
         reserve: Reserve | None = None,
     ) -> Awaitable[Any]:  # Any: the model's own JSON
-        """Call a model: `function(request)` or `function(request, call)`, sync or async, once; its JSON is recorded.
+        """Call a model once with `function(request)` or `function(request, call)`, sync or async. Record its JSON.
 
-        `call` is a ModelCall: the attempt, pieces of the answer for the client, what was used. `identity`, JSON, counts
-        as what this step asks for in place of name and request, so that another version of the code finds the answer
-        again. `reserve` names what the call may use of the task's limits, as `{"tokens": (least, most)}`: where that
-        is more than is left, the task ends with LimitExceeded; where other calls of the task hold it just now,
-        LocalStepError of type `Reserved` says so: sleep, and ask again.
+        `call` is a ModelCall: it has the attempt, streams pieces of the answer, and takes usage reports. `identity`
+        (JSON) replaces name and request in the step's digest, so that another version of the code finds the answer.
+        `reserve` is the part of the task's limits that the call may use, as `{"tokens": (least, most)}`. If the limits
+        have less left, the task ends with LimitExceeded. If other calls of the task hold it, LocalStepError of type
+        `Reserved` is raised: sleep and try again.
 
-        The hooks of `before_llm_call` may change or refuse the request, those of `after_llm_call` the result. What the
-        function raises becomes LocalStepError.
+        Hooks of `before_llm_call` may change or deny the request, hooks of `after_llm_call` the result. An error of the
+        function is raised as LocalStepError.
         """
         run, branch = self._here("ctx.model")
         if run.hooks is not None:
@@ -305,7 +303,7 @@ class AgentContext:
     def hook(self, point: str, payload: object = None, /, *, name: str = "") -> Awaitable[Any]:  # Any: as the payload
         """Run the hooks of a point that only the agent's code knows, such as `before_context_compact`.
 
-        Gives the payload as they leave it. Raises Denied. Without hooks it does nothing and takes no place.
+        Returns the payload, which hooks may change. Raises Denied. Without hooks it does nothing.
         """
         run, branch = self._here("ctx.hook")
         known = point_named(point, "point")
@@ -313,7 +311,7 @@ class AgentContext:
         return Ready(from_json(data)) if run.hooks is None else run.hooks.at(branch, known, name, data)
 
     def emit(self, value: object) -> Awaitable[None]:
-        """Send a delta (text or any JSON value) to the client's stream, at once when awaited."""
+        """Send a delta (text or any JSON value) to the client's stream, immediately when awaited."""
         run, branch = self._here("ctx.emit")
         data = encode(value, "value of ctx.emit")
         if run.hooks is not None and (guarded := run.hooks.emit(branch, data)) is not None:
@@ -321,9 +319,9 @@ class AgentContext:
         return Emit(run, branch, data)
 
     def send(self, agent: object, input: object = None, /, *, key: str = "") -> SendStep:
-        """Send a message to an agent without waiting for an answer. It leaves with this turn's commit.
+        """Send a message to an agent without waiting for an answer. This turn's commit sends it.
 
-        Awaited it gives the id of the task that the message starts, by which a client finds it.
+        Await it for the id of the task that the message starts.
         """
         run, branch = self._here("ctx.send")
         known = run.functions.agent(agent)
@@ -332,53 +330,54 @@ class AgentContext:
         return SendStep(run, branch, name, checked_key("key of ctx.send", key), data)
 
     def publish(self, topic: str, data: object = None, /, *, source: str = "") -> PublishStep:
-        """Publish a message to every agent that has subscribed to the topic. It leaves with this turn's commit.
+        """Publish a message to every agent that subscribes to the topic. This turn's commit sends it.
 
-        `source` names the instance of each agent that gets it; empty: one of its own for this message.
+        `source` names the receiving instance of each agent; empty: a new instance for this message.
         """
         run, branch = self._here("ctx.publish")
         instance = checked_key("source of ctx.publish", source)
         return PublishStep(run, branch, checked_topic(topic), instance, encode(data, "data of ctx.publish"))
 
     def note(self, name: str, value: object) -> Note:
-        """Keep a value in the task's trajectory, as a row of kind `message` with this name. Nobody is told of it."""
+        """Add a row of kind `message` with this name to the task's trajectory."""
         run, branch = self._here("ctx.note")
         return Note(run, branch, name, encode(value, "value of ctx.note"))
 
     def spend(self, *, model: str = "", **amounts: float) -> SpendStep:
-        """Report what was used, as in `await ctx.spend(tokens=812, requests=1, cost=0.004, model="…")`.
+        """Report usage, as in `await ctx.spend(tokens=812, requests=1, cost=0.004, model="…")`.
 
-        It is added to the task's usage by this turn's commit, once, and counts against `max_tokens` and `max_cost`.
-        Raises InvalidInput (`spend.…`) for what is no amount.
+        This turn's commit adds it to the task's usage, once. It counts against `max_tokens` and `max_cost`. Raises
+        InvalidInput (`spend.…`) for an invalid amount.
         """
         run, branch = self._here("ctx.spend")
         return SpendStep(run, branch, Usage.of(amounts, model))
 
     async def manifests(self) -> Sequence[Manifest] | None:
-        """What all apps of the namespace offer, as it is now: no step, so nothing that follows may depend on it alone.
+        """Return the current manifests of all apps in the namespace; None in a replay from the trajectory.
 
-        None where a record is replayed, and nothing can be asked.
+        This is not a step: record what the following code depends on.
         """
         run, _ = self._here("ctx.manifests")
         return await run.of_port(run.port.manifests())
 
     async def usage(self) -> Usage:
-        """What the whole task has used: all runs and calls that were committed, and this run until here.
+        """Return the task's usage: all committed runs and calls, and this run so far.
 
-        A step like others: a replay sees the sums that it saw the first time.
+        This is a step: a replay gets the same sums.
         """
         run, branch = self._here("ctx.usage")
 
         async def sums() -> object:
             committed = Usage.from_json(await run.port.usage())
-            return msgspec.to_builtins(total([committed, *(spend.usage for spend in run.spends)]))
+            return msgspec.to_builtins(total_usage([committed, *(spend.usage for spend in run.spends)]))
 
         return msgspec.convert(await LocalStep(run, branch, "step", "ctx.usage", sums, b""), Usage)
 
     def gather(self, *parts: Awaitable[Any], return_exceptions: bool = False) -> Gather:  # Any: see Gather
-        """Do several things at once: steps, and coroutines that take steps themselves.
+        """Run steps, and coroutines that take steps, concurrently.
 
-        Waits for all parts; then gives their results in order, or raises the first error in order.
+        Waits for all parts. Then returns their results in order, or raises the first error in order; with
+        `return_exceptions` errors are results.
         """
         try:
             run, branch = self._here("ctx.gather")
@@ -390,14 +389,14 @@ class AgentContext:
         return Gather(run, branch, parts, return_exceptions)
 
     def background(self, part: Awaitable[Any], /, *, at_end: AtEnd = "join") -> Job:  # Any: the part's own result
-        """Start a step, or a coroutine that takes steps, and go on; `await job` later gives its result.
+        """Start a step, or a coroutine that takes steps, in the background. Later, `await job` returns its result.
 
-        Where this function ends first, the run waits for the job, and fails where the job fails and nobody has awaited
-        it. With `at_end="cancel"` it is stopped instead. Where this function fails, jobs are stopped. A message to an
-        agent that shall outlive the run is a task of its own: `ctx.send`. `await job.cancel()` stops it now.
+        If this function ends first, the run waits for the job, and fails if the job fails and nobody has awaited it.
+        With `at_end="cancel"` it stops the job instead. If this function fails, its jobs stop. `await job.cancel()`
+        stops a job now. For work that outlives the run, use `ctx.send`.
 
-        What is asked of others leaves when all of this run waits: long work of its own belongs into a tool or an agent,
-        or it holds up the rest.
+        Calls are sent only when all branches of the run wait. So put long work of your own into a tool or an agent, or
+        it delays the others.
         """
         try:
             run, branch = self._here("ctx.background")
@@ -412,16 +411,16 @@ class AgentContext:
     # ---- values that are the same at each replay ---------------------------------------------------------
 
     def now(self) -> datetime:
-        """The time (UTC) of the latest result that this branch has seen; at first, of the run's start."""
+        """Return the time (UTC) of the latest result that this branch has seen; at first, of the run's start."""
         _, branch = self._here("ctx.now")
         return datetime.fromtimestamp(branch.now_ms / 1000, UTC)
 
     def uuid(self) -> uuid.UUID:
-        """A UUID derived from the run and the place in the program."""
+        """Return a UUID derived from the run and the place in the program."""
         return uuid.uuid5(_NAMESPACE, self._place("uuid"))
 
     def random(self) -> float:
-        """A number in [0, 1) derived from the run and the place in the program."""
+        """Return a number in [0, 1) derived from the run and the place in the program."""
         digest = hashlib.blake2b(self._place("random").encode(), digest_size=8).digest()
         return (int.from_bytes(digest) >> 11) * 2.0**-53
 
@@ -441,7 +440,7 @@ def _milliseconds(delay: float | timedelta, field: str) -> int:
     try:
         milliseconds = max(0, round(seconds * 1000))
     except (TypeError, ValueError, OverflowError):
-        raise InvalidInput(field, f"{delay!r} is no number of seconds and no timedelta") from None
+        raise InvalidInput(field, f"{delay!r} is not a number of seconds or a timedelta") from None
     if milliseconds > MAX_SECONDS * 1000:
         raise InvalidInput(field, f"{delay!r} is more than {MAX_SECONDS} seconds")
     return milliseconds
@@ -449,7 +448,7 @@ def _milliseconds(delay: float | timedelta, field: str) -> int:
 
 def _text(value: object, field: str) -> str:
     if not isinstance(value, str):
-        raise InvalidInput(field, f"{quoted(value)} is no text: what is to be seen beside it is data=")
+        raise InvalidInput(field, f"{quoted(value)} is not a string: pass other values as data=")
     return value
 
 

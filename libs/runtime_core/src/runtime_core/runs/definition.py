@@ -1,4 +1,4 @@
-"""What is known of a declared agent: its limits, how its input is read, how a run of it is started."""
+"""Agents as a program declares them: a function, or a class whose methods handle messages by type."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, ClassVar, TypedDict, Unpack, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar, Unpack, cast
 
 import msgspec
 
@@ -15,6 +16,7 @@ from runtime_core.declare.declaration import (
     NO_DEFAULT,
     Argument,
     Place,
+    RetryPolicy,
     arguments_of,
     checked_name,
     checked_pool,
@@ -22,48 +24,86 @@ from runtime_core.declare.declaration import (
     checked_timeout,
     is_async,
     is_generator,
+    needed_argument,
     resolved,
     unannotated,
 )
 from runtime_core.declare.manifest import AgentEntry
-from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.declare.schema import NoInput, Schema, Value, encode, result_schema, tagged_schema
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.ids import checked_topic
-from runtime_core.runs.agent import Agent, Handler, check_constructor, handlers_of
 from runtime_core.runs.run import Run
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext
 
 Coro = Coroutine[object, object, object]
+# A handler must be an async method; its types are the user's.
+Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, object]])
+_MARK = "__weft_handles__"
+
+
+class Agent:
+    """The base class of agents with durable state.
+
+    Each run creates an object without arguments and drops it afterwards. Keep durable values in `ctx.state`, which
+    holds JSON for the agent's key. The class attribute `state`, a dict, is the initial state of a new key.
+    """
+
+    state: ClassVar[dict[str, object]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A method of an agent and the type of messages that it handles."""
+
+    message: str
+    """The type's name in `{"type": …, "data": …}`."""
+    message_type: object
+    method: str
+    function: Callable[..., object]
+
+
+def handles(message_type: object) -> Callable[[Method], Method]:
+    """Mark an async method `(self, message, ctx)` of an Agent as the handler of messages of this type.
+
+    `message_type` is a class (pydantic model, dataclass, TypedDict, `str` …). Its name is the message's type on the
+    wire. Mark a method once for each type that it handles.
+    """
+
+    def mark(method: Method) -> Method:
+        marked: tuple[object, ...] = getattr(method, _MARK, ())
+        setattr(method, _MARK, (*marked, message_type))
+        return method
+
+    return mark
 
 
 class AgentSettings(TypedDict, total=False):
-    """What may be said of an agent where it is declared."""
+    """The settings of an agent, as its declaration gives them."""
 
     retry: RetryPolicy | None
     pool: str
-    """Of the handlers that run it; `` is the default one."""
+    """The pool of handlers that run it; empty: the default pool."""
     timeout_seconds: float
-    """Limits the running time of one turn, not the waits between turns; 600 where nothing is said."""
+    """The limit of one turn, without the waits between turns; 600 by default."""
     tools: Sequence[str | Callable[..., object]]
-    """Those that it may offer to a model."""
+    """The tools that it may offer to a model."""
     topics: Sequence[str]
-    """Those that it has subscribed to, `…*` all that begin so."""
+    """The topics that it subscribes to; `name*` matches all topics with that prefix."""
     interleave: bool
-    """Events of one instance are handled beside each other; of two that change its state, the later commit counts."""
+    """Handle events of one instance concurrently. If two change its state, the later commit wins."""
     internal: bool
-    """Only other agents may ask it: submits and schedules that name it are rejected."""
+    """Only other agents may call it; submits and schedules that name it are rejected."""
 
 
 class AgentDefinition(ABC):
-    """An agent by its name, with its settings: see `AgentSettings`."""
+    """A declared agent. `AgentSettings` describes the arguments."""
 
     run_type: ClassVar[type[Run]] = Run
     """The class of its runs."""
     hooked: ClassVar[bool] = True
-    """Whether the app's hooks run around it and its calls."""
+    """Whether the app's hooks apply to it."""
 
     def __init__(
         self,
@@ -99,30 +139,30 @@ class AgentDefinition(ABC):
 
     @abstractmethod
     def decode_input(self, data: bytes) -> object:
-        """The input in `data` (JSON), as `start` takes it. Raises InvalidInput that names the field."""
+        """Decode the input (JSON) for `start`. Raises InvalidInput, which names the field."""
 
     @abstractmethod
     def start(self, ctx: AgentContext, value: object) -> Coro:
-        """The coroutine of a run with this decoded input; nothing runs before it is awaited."""
+        """Return the coroutine of a run with this decoded input. Nothing runs before it is awaited."""
 
     @abstractmethod
     def input_schema(self) -> Schema:
-        """The JSON schema of the input."""
+        """Return the JSON schema of the input."""
 
     @abstractmethod
     def output_schema(self) -> Schema | None:
-        """The JSON schema of the output; None where it is not declared."""
+        """Return the JSON schema of the output; None if the agent does not declare it."""
 
     def encode_input(self, value: object) -> bytes:
-        """An input as JSON, for an agent that is asked by another. Raises InvalidInput."""
+        """Return JSON of an input, for a call by another agent. Raises InvalidInput."""
         return encode(value, "input")
 
     def encode_output(self, value: object) -> bytes:
-        """The output as JSON. Raises InvalidInput("output", …) that names the type that cannot be written."""
+        """Return JSON of the output. Raises InvalidInput("output", …), which names a type without JSON."""
         return encode(value, "output")
 
     def entry(self) -> AgentEntry:
-        """What the manifest says of it. Raises ConfigurationError as `check` does."""
+        """Return its entry in the manifest. Raises ConfigurationError as `check` does."""
         return AgentEntry(
             input=self.input_schema(),
             output=self.output_schema(),
@@ -134,13 +174,13 @@ class AgentDefinition(ABC):
         )
 
     def check(self) -> None:
-        """Make all that the first run would make. Raises ConfigurationError."""
+        """Evaluate the annotations, as the first run would. Raises ConfigurationError."""
         self.input_schema()
         self.output_schema()
 
 
 class FunctionAgent(AgentDefinition):
-    """An async function `(ctx)` or `(ctx, input)`."""
+    """An agent from an async function `(ctx)` or `(ctx, input)`."""
 
     def __init__(
         self,
@@ -162,7 +202,7 @@ class FunctionAgent(AgentDefinition):
                 f"{self.what} ({place}): {function!r} is not a function: use add_agent for a class"
             )
         if is_generator(function):
-            raise ConfigurationError(f"{self.what} ({place}) is a generator: stream with await ctx.emit(…)")
+            raise ConfigurationError(f"{self.what} ({place}) is a generator: use await ctx.emit(…) to stream")
         if not is_async(function):
             raise ConfigurationError(f"{self.what} ({place}) is not async: write async def")
         self.function = function
@@ -184,7 +224,7 @@ class FunctionAgent(AgentDefinition):
 
     @functools.cached_property
     def input(self) -> Value | NoInput:
-        """What reads the input. Made at the first use; raises ConfigurationError for types without JSON."""
+        """The decoder of the input, created at its first use. Raises ConfigurationError for types without JSON."""
         if self._input is None:
             return NoInput(self.what)
         name, annotation, default = self._input.name, self._input.annotation, self._input.default
@@ -205,7 +245,7 @@ class FunctionAgent(AgentDefinition):
 
 
 class _Message:
-    """A decoded message and the handler that it goes to."""
+    """A decoded message and its handler."""
 
     __slots__ = ("handler", "value")
 
@@ -215,7 +255,7 @@ class _Message:
 
 
 class _Tagged(msgspec.Struct, forbid_unknown_fields=True):
-    """How a message says its type on the wire."""
+    """A message with its type, as it is on the wire."""
 
     type: str
     data: msgspec.Raw
@@ -225,9 +265,9 @@ _TAGGED = msgspec.json.Decoder(_Tagged)
 
 
 class ClassAgent(AgentDefinition):
-    """A subclass of Agent: the handler is picked by the message's type.
+    """An agent from a subclass of `Agent`. The message's type selects the handler.
 
-    The input is `{"type": "ResearchFacts", "data": {…}}`, or with a single handler just the data.
+    The input is `{"type": "ResearchFacts", "data": {…}}`. With a single handler it may be the data alone.
     """
 
     def __init__(
@@ -245,7 +285,7 @@ class ClassAgent(AgentDefinition):
             agent,
             place,
             **settings,
-            # A class without a docstring has its base's, which says nothing of it.
+            # Not `inspect.getdoc`: it would fall back to the docstring of the base class.
             description=inspect.cleandoc(agent.__doc__ or ""),
         )
         self.agent = agent
@@ -255,7 +295,7 @@ class ClassAgent(AgentDefinition):
 
     @functools.cached_property
     def inputs(self) -> dict[str, Value]:
-        """What reads each message type's data, by name."""
+        """The decoder of each message type's data, by the type's name."""
         return {
             name: Value(f"{self.what}, message {name}", handler.message_type, self.place)
             for name, handler in self.handlers.items()
@@ -264,7 +304,7 @@ class ClassAgent(AgentDefinition):
     def decode_input(self, data: bytes) -> object:
         try:
             tagged = _TAGGED.decode(data)
-        except msgspec.DecodeError:  # another shape, or no JSON at all: its own reader says which
+        except msgspec.DecodeError:  # another shape, or not JSON: the single handler's decoder reports it
             tagged = None
         if tagged is not None and tagged.type in self.handlers:
             return self._message(tagged.type, bytes(tagged.data), "input.data")
@@ -280,7 +320,7 @@ class ClassAgent(AgentDefinition):
 
     def start(self, ctx: AgentContext, value: object) -> Coro:
         if not isinstance(value, _Message):
-            raise TypeError(f"{self.what} starts with what decode_input gave, not with {type(value).__name__}")
+            raise TypeError(f"{self.what} starts with a result of decode_input, not with {type(value).__name__}")
         return self._run(ctx, value)
 
     async def _run(self, ctx: AgentContext, message: _Message) -> object:
@@ -288,7 +328,7 @@ class ClassAgent(AgentDefinition):
             if name not in ctx.state:
                 ctx.state[name] = copy.deepcopy(initial)
         instance = self.agent()
-        # Found on the class as an async method with these arguments; attribute access cannot say so.
+        # `handlers_of` has checked that it is an async method with these arguments.
         method = cast("Callable[[object, AgentContext], Coro]", getattr(instance, message.handler.method))
         return await method(message.value, ctx)
 
@@ -301,12 +341,64 @@ class ClassAgent(AgentDefinition):
         return result_schema(self.what, self._only.function, self.place)
 
     def encode_input(self, value: object) -> bytes:
-        """A message with its type, where the value is an instance of one that is handled; else as it is."""
+        """Return JSON of the value, with its type if a handler handles that type."""
         name = type(value).__name__
         handler = self.handlers.get(name)
         if handler is not None and type(value) is handler.message_type:
             return encode({"type": name, "data": value}, "input")
         return encode(value, "input")
+
+
+def handlers_of(what: str, agent: type[Agent], place: Place) -> dict[str, Handler]:
+    """Return the handlers of an agent's class by message name. Raises ConfigurationError for an invalid class."""
+    found: dict[str, Handler] = {}
+    for name in dir(agent):
+        function = inspect.getattr_static(agent, name)
+        for message_type in getattr(function, _MARK, ()):
+            handler = Handler(_name_of(what, message_type, name, place), message_type, name, function)
+            other = found.get(handler.message)
+            if other is not None:
+                raise ConfigurationError(
+                    f"{what} ({place}): {other.method} and {name} both handle {handler.message}: keep one"
+                )
+            _check_handler(what, handler, place)
+            found[handler.message] = handler
+    if not found:
+        raise ConfigurationError(
+            f"{what} ({place}) handles nothing: mark an async method of {agent.__name__} with @handles(MessageType)"
+        )
+    return found
+
+
+def check_constructor(what: str, agent: type[Agent], place: Place) -> None:
+    """Raise ConfigurationError if the class needs arguments, or its `state` is not a dict."""
+    needed = needed_argument(agent)
+    if needed is not None:
+        raise ConfigurationError(
+            f"{what} ({place}): {agent.__name__}() needs {needed!r}: each run creates an object without "
+            "arguments, so give it a default"
+        )
+    if not isinstance(inspect.getattr_static(agent, "state"), dict):
+        raise ConfigurationError(f"{what} ({place}): {agent.__name__}.state is not a dict: write state = {{…}}")
+
+
+def _name_of(what: str, message_type: object, method: str, place: Place) -> str:
+    name = getattr(message_type, "__name__", None)
+    if not isinstance(name, str):
+        raise ConfigurationError(
+            f"{what} ({place}): {method} handles {message_type!r}, which has no name: give a class"
+        )
+    return name
+
+
+def _check_handler(what: str, handler: Handler, place: Place) -> None:
+    where = f"{what}, method {handler.method!r}"
+    if not is_async(handler.function):
+        raise ConfigurationError(f"{where} ({place}) is not async: write async def {handler.method}")
+    if len(arguments_of(where, handler.function, place)) != 3:
+        raise ConfigurationError(
+            f"{where} ({place}) has other arguments: write async def {handler.method}(self, message, ctx)"
+        )
 
 
 def _checked(what: str, topic: object, place: Place) -> str:
@@ -317,7 +409,7 @@ def _checked(what: str, topic: object, place: Place) -> str:
 
 
 def _is_context(argument: Argument) -> bool:
-    """By name: the class may be imported for type checkers only, and then cannot be looked up."""
+    """Compare by name: a class that is imported for type checkers only cannot be looked up."""
     annotation = argument.annotation
     if annotation is NO_DEFAULT:
         return argument.name in ("ctx", "context")

@@ -1,9 +1,11 @@
-"""`ctx.engine(...)`: compute steps, in this process or on a cluster."""
+"""`ctx.engine(...)`: compute steps in this process, in its worker processes, or on a cluster."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -11,24 +13,31 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from runtime_core.consumer.failure import class_name, error_text
 from runtime_core.declare.schema import encode
-from runtime_core.engines.protocol import Error, Outcome, Value
+from runtime_core.engines.local import LocalEngine
+from runtime_core.engines.protocol import Error, Outcome, Step, Value
 from runtime_core.engines.protocol import Step as EngineStep
 from runtime_core.engines.results import (
     MAP,
     MOST_IN_FLIGHT,
     MapRequest,
+    Results,
+    has_references,
     items_of,
     map_outcome,
     with_errors,
     with_references,
 )
+from runtime_core.engines.runtime_engine import CallFailed, EngineCall, RunConfig
 from runtime_core.errors import EngineError, InvalidInput, Reject
-from runtime_core.runs.calls import Asked, call
-from runtime_core.runs.failure import clean
-from runtime_core.runs.local_steps import LocalStep, call_function
-from runtime_core.runs.step import from_json, name_and_pool
+from runtime_core.errors import Outcome as RaisedOutcome
+from runtime_core.runs.calls import RequestStep, call
+from runtime_core.runs.journal import from_json
+from runtime_core.runs.ports import LocalFunction
+from runtime_core.runs.step import LocalStep, call_function, name_and_pool
 from runtime_core.telemetry import gen_ai
+from runtime_core.text import text_of_error
 
 if TYPE_CHECKING:
     from runtime_core.engines.results import Results
@@ -36,8 +45,100 @@ if TYPE_CHECKING:
     from runtime_core.runs.run import Run
     from runtime_core.runs.scheduler import Branch
 
-
+LOCAL = "local"
 PROGRESS_SECONDS = 0.5
+
+
+class Engine:
+    """An engine: `local` (threads or worker processes), `ray` or `spark`."""
+
+    __slots__ = ("_engine", "_run")
+
+    def __init__(self, run: Run, engine: str) -> None:
+        self._run = run
+        self._engine = engine
+
+    @property
+    def name(self) -> str:
+        """`local`, `ray` or `spark`."""
+        return self._engine
+
+    def call(self, function: object, /, **arguments: object) -> RequestStep[Any] | LocalStep:  # Any: its own JSON
+        """Call a registered engine function, given itself or its name (`"rank"`, `"rank@2"`).
+
+        Raises EngineError when awaited. A large result is a `Reference`, which other calls accept as an argument.
+        """
+        branch, known, name, pool = self._found("call", function)
+        data = encode(arguments, f"arguments of engine function {name!r}")
+        if self._engine != LOCAL or known is None:
+            return call(self._run, branch, self._engine, name, data=data, pool=pool, step_class=_Call)
+        return LocalCall(self._run, branch, known, data)
+
+    def map(
+        self,
+        function: object,
+        items: Iterable[object],
+        /,
+        *,
+        in_flight: int = 0,
+        return_exceptions: bool = False,
+        **common: object,
+    ) -> RequestStep[Any] | LocalStep:  # Any: a list of the function's own JSON
+        """Call the function with each of `items`, as one step. Returns a list of the results in the same order.
+
+        All calls share the arguments `common`; an item becomes the first of the other arguments. At most `in_flight`
+        calls run at once; 0: as many as the engine takes. After the last call, the first error in order is raised as
+        EngineError; with `return_exceptions` each failed item has an EngineError as its result. The task's stream gets
+        the progress.
+        """
+        branch, known, name, pool = self._found("map", function)
+        if isinstance(in_flight, bool) or not isinstance(in_flight, int) or not 0 <= in_flight <= MOST_IN_FLIGHT:
+            raise InvalidInput("in_flight", f"{in_flight!r} is not a whole number from 0 to {MOST_IN_FLIGHT}")
+        if isinstance(items, str | bytes) or not isinstance(items, Iterable):
+            raise InvalidInput("items", f"a {type(items).__name__} has no items to map over: pass a list")
+        over = "" if known is None else known.item_argument("", common)
+        listed = list(items)
+        data = encode(
+            {
+                "over": over,
+                "items": listed,
+                "arguments": common,
+                "in_flight": in_flight,
+                "return_exceptions": bool(return_exceptions),
+            },
+            f"items of engine function {name!r}",
+        )
+        if self._engine != LOCAL or known is None:
+            return call(self._run, branch, self._engine, name, data=data, key=MAP, pool=pool, step_class=_Map)
+        return LocalMap(self._run, branch, known, data)
+
+    def _found(self, what: str, function: object) -> tuple[Branch, LocalFunction | None, str, str]:
+        """Return the current branch, the function as this app declares it, its name and its pool."""
+        run = self._run
+        branch = run.flow.branch_here(f"ctx.engine({self._engine!r}).{what}")
+        known = run.functions.engine_function(function)
+        if known is None and self._engine == LOCAL:
+            raise run.flow.misuse(
+                f"{getattr(function, '__qualname__', function)!r} is not an engine function of this app: "
+                "decorate it with @app.engine_function"
+            )
+        if known is not None and (refusal := known.refusal(self._engine)):
+            raise InvalidInput("engine", refusal)
+        return branch, known, *name_and_pool(run, "engine function", known, function)
+
+
+class _Call(RequestStep[Any]):  # Any: the function's own JSON
+    __slots__ = ()
+
+    def read(self, payload: bytes) -> Any:
+        return with_references(from_json(payload), payload)
+
+
+class _Map(RequestStep[Any]):  # Any: a list of the function's own JSON
+    __slots__ = ()
+
+    def read(self, payload: bytes) -> Any:
+        return with_errors(with_references(from_json(payload), payload))
 
 
 class LocalCall(LocalStep):
@@ -57,11 +158,11 @@ class LocalCall(LocalStep):
             return await self.compute()
 
     async def compute(self) -> object:
-        """Do what the step asks for; its result, as plain JSON values."""
+        """Compute the result, as plain JSON values."""
         return from_json(await self.called(self.data))
 
     async def called(self, arguments: bytes) -> bytes:
-        """The function's result, as JSON. Raises what it raised, and InvalidInput."""
+        """Return the function's result as JSON. Raises the function's error, or InvalidInput."""
         run = self.run
         step = EngineStep(
             task=run.task_id,
@@ -77,9 +178,9 @@ class LocalCall(LocalStep):
             body = partial(_called, self.function, arguments, step, run.results)
             result = await call_function(body, (), {})
         except Reject as error:
-            # As on any other engine: it is about this call, and not about the run.
+            # As on other engines, it concerns this call, not the run.
             raise EngineError(error.type, error.reason) from error
-        assert isinstance(result, bytes)  # `_called` says so; what is called in a thread loses its type
+        assert isinstance(result, bytes)  # `_called` returns bytes; `call_function` loses the type
         return result
 
     def read(self, payload: bytes) -> Any:  # Any: the function's own JSON
@@ -87,7 +188,7 @@ class LocalCall(LocalStep):
 
 
 class LocalMap(LocalCall):
-    """Calls of one engine function, a bounded number at once; the failure of an item touches no other."""
+    """Calls of one engine function, a bounded number at once. A failed item does not affect the others."""
 
     __slots__ = ()
 
@@ -105,7 +206,7 @@ class LocalMap(LocalCall):
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
                 group.create_task(self._work(request, todo, outcomes, progress))
-        progress.tell()
+        progress.send()
         ended = map_outcome(items_of([each for each in outcomes if each is not None]), request.return_exceptions)
         if isinstance(ended, Error):
             raise EngineError(ended.type, ended.message)
@@ -115,7 +216,7 @@ class LocalMap(LocalCall):
     async def _work(
         self, request: MapRequest, todo: Iterator[int], outcomes: list[Outcome | None], progress: _Progress
     ) -> None:
-        """Take items until there is none left."""
+        """Process items until none is left."""
         for index in todo:
             arguments = msgspec.json.encode({**request.arguments, request.over: request.items[index]})
             try:
@@ -129,24 +230,24 @@ class LocalMap(LocalCall):
 
 
 class _Progress:
-    """Tells the task's stream how far a map is, now and then and at its end."""
+    """Sends the progress of a map to the task's stream, now and then and at its end."""
 
     def __init__(self, step: LocalMap, total: int) -> None:
         self._step = step
         self._total = total
         self._done = self._failed = 0
-        self._told_at = time.monotonic()
+        self._sent_at = time.monotonic()
 
     def ended(self, outcome: Outcome | None) -> None:
         self._done += 1
         self._failed += isinstance(outcome, Error)
-        if time.monotonic() - self._told_at >= PROGRESS_SECONDS and self._done < self._total:
-            self.tell()
+        if time.monotonic() - self._sent_at >= PROGRESS_SECONDS and self._done < self._total:
+            self.send()
 
-    def tell(self) -> None:
-        self._told_at = time.monotonic()
-        said = {"done": self._done, "failed": self._failed, "total": self._total}
-        self._step.run.port.progress(self._step.id, msgspec.json.encode(said))
+    def send(self) -> None:
+        self._sent_at = time.monotonic()
+        counts = {"done": self._done, "failed": self._failed, "total": self._total}
+        self._step.run.port.progress(self._step.id, msgspec.json.encode(counts))
 
 
 def _called(function: LocalFunction, arguments: bytes, step: EngineStep, results: Results) -> bytes:
@@ -155,100 +256,40 @@ def _called(function: LocalFunction, arguments: bytes, step: EngineStep, results
 
 def _failed(error: BaseException) -> Error:
     if isinstance(error, EngineError):
-        return Error("function", error.type, clean(error.message))
-    return Error("function", type(error).__name__, clean(str(error)))
+        return Error("function", error_text(error.type), error_text(error.message))
+    return Error("function", class_name(error), error_text(text_of_error(error)))
 
 
-LOCAL = "local"
+class ProcessCompute:
+    """Runs engine functions in up to `processes` worker processes, each call under its function's limit."""
 
-
-class Engine:
-    """One of `local` (threads or worker processes of this one), `ray` and `spark`."""
-
-    __slots__ = ("_engine", "_run")
-
-    def __init__(self, run: Run, engine: str) -> None:
-        self._run = run
-        self._engine = engine
+    def __init__(self, processes: int) -> None:
+        self.engine = LocalEngine(RunConfig(mode="processes", worker_num=processes))
 
     @property
-    def name(self) -> str:
-        """`local`, `ray` or `spark`."""
-        return self._engine
+    def workers(self) -> int:
+        """How many calls run at once."""
+        return self.engine.config.workers
 
-    def call(self, function: object, /, **arguments: object) -> Asked[Any] | LocalStep:  # Any: its own JSON
-        """Call a registered engine function, by itself or by name, as in `"rank"` or `"rank@2"`.
+    async def run(self, function: LocalFunction, arguments: bytes, step: Step, results: Results, /) -> bytes:
+        """Call it with a JSON object. Return JSON. A cancel kills the process that runs it.
 
-        Raises EngineError when awaited. A large result is a `Reference`, which may be an argument of other calls.
+        Raises InvalidInput (`arguments.…`, `result`, or a function that cannot be pickled), CallFailed, and the
+        function's Retry and Reject.
         """
-        branch, known, name, pool = self._found("call", function)
-        data = encode(arguments, f"arguments of engine function {name!r}")
-        if self._engine != LOCAL or known is None:
-            return call(self._run, branch, self._engine, name, data=data, pool=pool, made=_Call)
-        return LocalCall(self._run, branch, known, data)
+        bind = functools.partial(function.bound, arguments, step, store=results.blob_url)
+        # Reading a blob waits for a disk or a network.
+        bound = await asyncio.to_thread(bind) if has_references(arguments) else bind()
+        call = EngineCall(bound, name=function.name, timeout_seconds=function.timeout_seconds)
+        try:
+            [result] = await self.engine.agather(call)
+        except CallFailed as failed:
+            if isinstance(failed.__cause__, RaisedOutcome):
+                raise failed.__cause__ from None
+            raise
+        data = encode(result, "result", limit=sys.maxsize)
+        return data if len(data) <= results.limit else await asyncio.to_thread(results.kept, data, step.task)
 
-    def map(
-        self,
-        function: object,
-        items: Iterable[object],
-        /,
-        *,
-        in_flight: int = 0,
-        return_exceptions: bool = False,
-        **common: object,
-    ) -> Asked[Any] | LocalStep:  # Any: a list of the function's own JSON
-        """Call it with each of `items`, as one step: a list of the results, in their order.
-
-        An item becomes the function's first argument that `common`, the same in all calls, does not give. At most
-        `in_flight` items are under way at once; 0: as many as the engine takes. When all have ended, the first error
-        in order is raised, as EngineError; with `return_exceptions` an EngineError stands in the place of each that
-        failed. The task's stream is told how far it is.
-        """
-        branch, known, name, pool = self._found("map", function)
-        if isinstance(in_flight, bool) or not isinstance(in_flight, int) or not 0 <= in_flight <= MOST_IN_FLIGHT:
-            raise InvalidInput("in_flight", f"{in_flight!r} is no whole number from 0 to {MOST_IN_FLIGHT}")
-        if isinstance(items, str | bytes) or not isinstance(items, Iterable):
-            raise InvalidInput("items", f"a {type(items).__name__} has no items to map over: give a list")
-        over = "" if known is None else known.item_argument("", common)
-        listed = list(items)
-        data = encode(
-            {
-                "over": over,
-                "items": listed,
-                "arguments": common,
-                "in_flight": in_flight,
-                "return_exceptions": bool(return_exceptions),
-            },
-            f"items of engine function {name!r}",
-        )
-        if self._engine != LOCAL or known is None:
-            return call(self._run, branch, self._engine, name, data=data, key=MAP, pool=pool, made=_Map)
-        return LocalMap(self._run, branch, known, data)
-
-    def _found(self, what: str, function: object) -> tuple[Branch, LocalFunction | None, str, str]:
-        """Where the code stands, the function as this app declares it, its name and its pool."""
-        run = self._run
-        branch = run.flow.branch_here(f"ctx.engine({self._engine!r}).{what}")
-        known = run.functions.engine_function(function)
-        if known is None and self._engine == LOCAL:
-            raise run.flow.misuse(
-                f"{getattr(function, '__qualname__', function)!r} is no engine function of this app: "
-                "decorate it with @app.engine_function"
-            )
-        if known is not None and (refusal := known.refusal(self._engine)):
-            raise InvalidInput("engine", refusal)
-        return branch, known, *name_and_pool(run, "engine function", known, function)
-
-
-class _Call(Asked[Any]):  # Any: the function's own JSON
-    __slots__ = ()
-
-    def read(self, payload: bytes) -> Any:
-        return with_references(from_json(payload), payload)
-
-
-class _Map(Asked[Any]):  # Any: a list of the function's own JSON
-    __slots__ = ()
-
-    def read(self, payload: bytes) -> Any:
-        return with_errors(with_references(from_json(payload), payload))
+    async def close(self) -> None:
+        """End the processes."""
+        await self.engine.close()

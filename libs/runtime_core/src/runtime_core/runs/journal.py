@@ -1,49 +1,96 @@
-"""The journal of a run: what its finished steps gave, and which steps were asked for before."""
+"""The data of a run: its steps' results, its instance's state, and the turn's rows for the record."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from runtime_core.consumer.effects import COMPLETED, JOURNAL_PREFIX
+from runtime_core.declare.schema import encode
+from runtime_core.errors import WeftError
+from runtime_core.record.step import DIGEST, NOTHING
+from runtime_core.record.step import Step as Row
+from runtime_core.record.step import StepError as RowError
+from runtime_core.trajectory.model_call import usage_and_attributes
 
-MAX_STEPS = 10_000
-"""How many steps one run may take."""
+if TYPE_CHECKING:
+    from runtime_core.runs.step import Step
+
+MAX_RUN_STEPS = 10_000
+"""The most steps of a run."""
 MAX_JOURNAL_BYTES = 16 * 1024 * 1024
-"""How many bytes the results of one run may have together."""
-
+"""The most bytes of all results of a run together."""
+EMITTED_BYTES = 1024 * 1024
+"""The most bytes of deltas in the rows of a turn. The rows wait for the commit, which writes them all at once."""
+SHORT_DELTA_BYTES = 100
+"""Over that limit, deltas up to this size are still in the rows."""
 DIGEST_BYTES = 8
 _STATUS = slice(8, 9)
 _TIME = slice(9, JOURNAL_PREFIX)
+_decoder = msgspec.json.Decoder()
 
 
 def pack(digest: str, status: bytes, epoch_ms: int, payload: bytes) -> bytes:
-    """A journal value: `digest (8) · status (1) · epoch ms (13 digits) · payload`."""
+    """Return a journal value: `digest (8) · status (1) · epoch ms (13 digits) · payload`."""
     return b"%b%b%013d%b" % (digest.encode(), status, epoch_ms, payload)
 
 
 def packed_now(digest: str, status: bytes = COMPLETED, payload: bytes = b"null") -> bytes:
-    """Pack the journal value of a step that ends now, by default of one without a result."""
+    """Return the journal value of a step that ends now, by default without a result."""
     return pack(digest, status, time.time_ns() // 1_000_000, payload)
 
 
 def status_of(value: bytes) -> bytes:
-    """`K` for a result, `E` for an error (JSON `{"type", "message"}`)."""
+    """Return `K` for a result, `E` for an error (JSON `{"type", "message"}`)."""
     return value[_STATUS]
 
 
 def time_of(value: bytes) -> int:
-    """When the broker stored it, in epoch milliseconds."""
+    """Return when the step ended, in epoch milliseconds."""
     return int(value[_TIME])
 
 
 def payload_of(value: bytes) -> bytes:
-    """The JSON of the result or of the error."""
+    """Return the JSON of the result or the error."""
     return value[JOURNAL_PREFIX:]
 
 
+def from_json(payload: bytes) -> object:
+    """Decode a recorded payload; an empty one is None. Raises WeftError if it is not JSON."""
+    if not payload:
+        return None
+    try:
+        return _decoder.decode(payload)
+    except (ValueError, RecursionError) as error:
+        raise WeftError(f"a recorded result is not JSON: {error}; fix the program that wrote it") from error
+
+
+class _RecordedError(msgspec.Struct):
+    """The payload of a failed step."""
+
+    type: str = ""
+    message: str = ""
+
+
+_decode_error = msgspec.json.Decoder(_RecordedError).decode
+
+
+def recorded_error(value: bytes) -> tuple[str, str]:
+    """Return type and message of the error in a failed step's journal value."""
+    payload = payload_of(value)
+    try:
+        error = _decode_error(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # Another program wrote it: show its bytes.
+        return "", payload.decode(errors="replace")
+    return error.type, error.message
+
+
 class Journal:
-    """Results by step id, and the digests of steps that were asked for and have no result yet."""
+    """The results by step id, and the digests of requested steps without a result (`pending`)."""
 
     __slots__ = ("pending", "size", "values")
 
@@ -51,10 +98,10 @@ class Journal:
         self.values = dict(values)
         self.pending = dict(pending)
         self.size = sum(map(len, self.values.values()))
-        """Bytes of all values."""
+        """The bytes of all values."""
 
     def add(self, step: str, value: bytes) -> bool:
-        """Put if absent, as the broker does; False: the step had a value."""
+        """Add a value unless the step has one, as the broker does. Return whether it was added."""
         if step in self.values:
             return False
         self.values[step] = value
@@ -63,7 +110,154 @@ class Journal:
         return True
 
     def digest(self, step: str) -> str:
-        """The digest that the journal holds for a step; empty: it does not know the step."""
+        """Return the digest of a step; empty if the journal does not know the step."""
         if (value := self.values.get(step)) is not None:
             return value[:DIGEST_BYTES].decode("ascii", "replace")
         return self.pending.get(step, "")
+
+
+class State:
+    """The instance's state: a dict of JSON values, decoded at its first use and written only if it has changed."""
+
+    __slots__ = ("_at_start", "_put", "_reported", "_value", "snapshot")
+
+    def __init__(self, snapshot: bytes) -> None:
+        self.snapshot = snapshot
+        """The state at the start of the run (JSON; empty: none)."""
+        self._put: bytes | None = None
+        self._value: dict[str, Any] | None = None  # Any: JSON values of the user's choice
+        self._at_start = b""
+        self._reported = b""
+
+    def value(self) -> dict[str, Any]:
+        """Return the working copy. Each replay starts from the snapshot."""
+        if self._value is None:
+            decoded = from_json(self.snapshot)
+            if decoded is None:
+                decoded = {}
+            if not isinstance(decoded, dict):
+                raise WeftError(
+                    f"the stored state is a JSON {type(decoded).__name__}, not an object; "
+                    "delete the instance's state or repair it"
+                )
+            # Encoded again, since the snapshot may have other spacing.
+            self._value = decoded
+            self._at_start = self._reported = encode(decoded, "state")
+        return self._value
+
+    def replace(self, state: bytes) -> None:
+        """Replace the state with a nested run's. The dict stays the same object, since the code may hold it."""
+        value = self.value()
+        decoded = from_json(state)
+        value.clear()
+        if isinstance(decoded, dict):
+            value.update(decoded)
+
+    def put(self, state: bytes) -> None:
+        """Have the commit that ends the run write this state (JSON)."""
+        self._put = state
+
+    def changed(self) -> bytes | None:
+        """Return JSON of the state; None if it is unchanged since the run's start. Raises InvalidInput (`state`)."""
+        if self._value is None:
+            return self._put
+        now = encode(self._value, "state")
+        return None if now == self._at_start else now
+
+    def working_change(self) -> bytes | None:
+        """As `changed`, since the last call of this method."""
+        if self._value is None:
+            return None
+        now = encode(self._value, "state")
+        if now == self._reported:
+            return None
+        self._reported = now
+        return now
+
+
+class Rows:
+    """Collects a turn's rows for the trajectory.
+
+    Only steps that the run performs itself have a row here: whoever answers a call, a question or a timer records it.
+    `unrecorded` names journaled steps whose rows no commit has written, since their process died.
+    """
+
+    __slots__ = ("_attempt", "_emitted", "_owner", "_rows", "_run", "_unrecorded")
+
+    def __init__(self, run: str, attempt: int, owner: str, unrecorded: Collection[str]) -> None:
+        self._run = run
+        self._attempt = attempt
+        self._owner = owner
+        self._unrecorded = set(unrecorded)
+        self._rows: list[Row] = []
+        self._emitted = 0
+
+    def add(
+        self,
+        step: Step[Any],  # Any: steps of all result types
+        *,
+        started: float = 0.0,
+        ended: float = 0.0,
+        input: bytes = b"",
+        output: bytes = b"",
+        error: RowError | None = None,
+        usage: dict[str, float] | None = None,
+        attributes: dict[str, Any] | None = None,  # Any: texts, numbers, lists of them
+    ) -> None:
+        """Add the row of a finished step. Times are epoch milliseconds; 0: now."""
+        ended = ended or time.time() * 1000
+        cut = False
+        if step.kind == "emit":
+            self._emitted += len(output)
+            cut = self._emitted > EMITTED_BYTES and len(output) > SHORT_DELTA_BYTES
+        if cut:
+            output = b'"(%d bytes, which are on the task\'s output only)"' % len(output)
+        if cut or step.identified:
+            attributes = {**(attributes or {}), DIGEST: step.digest}
+        self._rows.append(
+            Row(
+                run=self._run,
+                kind=step.kind,
+                name=step.name,
+                status="completed" if error is None else "failed",
+                started=started or ended,
+                ended=ended,
+                step=step.id,
+                attempt=self._attempt,
+                key=step.key,
+                input=msgspec.Raw(input) if input else NOTHING,
+                output=msgspec.Raw(output) if output else NOTHING,
+                error=error,
+                usage=usage or {},
+                attributes=attributes or {},
+                owner=self._owner,
+            )
+        )
+
+    def replayed(self, step: Step[Any], value: bytes) -> bool:  # Any: steps of all result types
+        """Add the row of a journaled step if no commit has written it. Return whether that was so."""
+        if step.id not in self._unrecorded:
+            return False
+        self._unrecorded.discard(step.id)
+        self.journaled(step, value)
+        return True
+
+    def journaled(self, step: Step[Any], value: bytes) -> None:  # Any: steps of all result types
+        """Add the row of a step that another process performed, from its journal value."""
+        ended = float(time_of(value))
+        if step.kind == "emit":
+            self.add(step, ended=ended, output=step.data)
+        elif step.kind in ("send", "publish", "message"):
+            self.add(step, ended=ended, input=step.data)
+        elif status_of(value) == COMPLETED:
+            answer = payload_of(value)
+            usage, attributes = usage_and_attributes(answer) if step.kind == "model" else ({}, {})
+            self.add(step, ended=ended, input=step.data, output=answer, usage=usage, attributes=attributes)
+        else:
+            kind, message = recorded_error(value)
+            self.add(step, ended=ended, input=step.data, error=RowError(kind, message, at=ended))
+
+    def take(self) -> list[Row]:
+        """Return the collected rows and start over."""
+        rows, self._rows = self._rows, []
+        return rows

@@ -1,4 +1,4 @@
-"""A model call: begun on the broker with what it may use reserved, its answer journaled with what it has used."""
+"""Model calls: reserve usage on the broker, then journal the answer together with the usage."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput, LimitExceeded, Reserved
 from runtime_core.ids import idempotency_key, step_digest
 from runtime_core.record.step import StepError as RowError
-from runtime_core.record.usage import Usage, total
-from runtime_core.runs.local_steps import LocalStep, call_function
-from runtime_core.runs.step import canonical
+from runtime_core.record.step import Usage, total_usage
+from runtime_core.runs.step import LocalStep, call_function, canonical
 
 if TYPE_CHECKING:
-    from runtime_core.bus.values import CallBegun
+    from runtime_core.bus.commits import CallBegun
     from runtime_core.runs.run import Run
     from runtime_core.runs.scheduler import Branch
 
 Reserve = Mapping[str, tuple[float, float]]
-"""What a call needs of the task's limits: `tokens`, `cost` → the least with which it is worth making, and the most that
-it may use."""
+"""The part of the task's limits that a call needs: `tokens`, `cost` → the least that makes it worthwhile, and the most
+that it may use."""
 
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
-"""The most JSON of a request: it goes to the model and the record, and into no journal."""
+"""The most bytes of a request as JSON. It goes to the model and the record, not into the journal."""
 
 
 class ModelCall:
-    """What the function of `ctx.model` is told of the call that it makes, and what it may say of it.
+    """The current model call, for the function of `ctx.model`: its attempt, and reports of pieces and usage.
 
-    Belongs to the loop that the function runs on; a plain function, which runs in a thread, may use it too.
+    Belongs to the event loop of the function; a plain function, which runs in a thread, may use it, too.
     """
 
     __slots__ = (
@@ -56,11 +55,11 @@ class ModelCall:
         begin: Callable[[], Awaitable[CallBegun]],
     ) -> None:
         self.attempt = begun.attempt
-        """From 1: how often this very call was begun, by processes that died too."""
+        """How often this call was begun, from 1, including by processes that died."""
         self.granted: Mapping[str, float] = begun.granted
-        """What was reserved, by name: the most that the call may use. What the task does not limit is not in it."""
+        """The reserved amounts by name: the most that the call may use. Only limits of the task are in it."""
         self.idempotency_key = key
-        """The same in every attempt of this call, and of no other call."""
+        """The same in every attempt of this call, and different for every other call."""
         self._stream = stream
         self._begin = begin
         self._spent: list[Usage] = []
@@ -69,24 +68,21 @@ class ModelCall:
         self._input: bytes | None = None
 
     def stream(self, value: object) -> None:
-        """Show the client a piece of the answer (text or any JSON value) while it is being made; does not wait.
+        """Send a piece of the answer (text or any JSON value) to the client, without waiting.
 
-        It travels as a delta with the call's run id, `<run>/<step>`, and this attempt: what a lower attempt of that run
-        id said is replaced by it.
+        It is a delta with the call's run id, `<run>/<step>`, and this attempt. It replaces the deltas of lower attempts
+        with that run id.
         """
         self._stream(self.attempt, encode(value, "piece of a model's answer"))
 
     async def again(self) -> None:
-        """Begin this call again: `attempt` is one more, and what is streamed from now on replaces what was streamed.
-
-        What was reserved stays reserved.
-        """
+        """Begin the next attempt of this call. Its pieces replace those streamed so far; the reservation stays."""
         self.attempt = (await self._begin()).attempt
 
     def spend(self, *, model: str = "", **amounts: float) -> None:
-        """Report what the call has used, as in `spend(tokens=812, cost=0.004, model="…")`; several reports add up.
+        """Report usage, as in `spend(tokens=812, cost=0.004, model="…")`. Several reports add up.
 
-        It is added to the task's usage by the write that journals the answer. Raises InvalidInput (`spend.…`).
+        The write that journals the answer adds it to the task's usage. Raises InvalidInput (`spend.…`).
         """
         self._spent.append(Usage.of(amounts, model))
 
@@ -97,10 +93,10 @@ class ModelCall:
         error: tuple[str, str] | None = None,
         input: object = ...,
     ) -> None:
-        """Say what the trajectory's row of this call holds beside request and answer.
+        """Add to this call's row in the trajectory.
 
-        `attributes` by the names of OpenTelemetry's conventions; `error` (type, message) where the answer says that
-        the model did not answer; `input` in place of the request. Several calls add up; the last word holds.
+        `attributes` have the names of OpenTelemetry's conventions. `error` is (type, message) if the answer is an
+        error. `input` replaces the request. Later calls add to earlier ones and override them.
         """
         if attributes:
             self._attributes.update(attributes)
@@ -110,12 +106,12 @@ class ModelCall:
             self._input = encode(input, "input of a model call's row", MAX_REQUEST_BYTES)
 
     def used(self) -> Usage:
-        """What was reported until now."""
-        return total(self._spent)
+        """Return the usage reported so far."""
+        return total_usage(self._spent)
 
 
 class ModelStep(LocalStep):
-    """As a local step, with a ModelCall for its function."""
+    """A local step whose function gets a ModelCall."""
 
     __slots__ = ("_call", "_function", "_request", "_reserve", "identified")
 
@@ -130,7 +126,7 @@ class ModelStep(LocalStep):
         identity: object = None,
         reserve: Reserve | None = None,
     ) -> None:
-        """Raises InvalidInput for a request that JSON cannot hold."""
+        """Raises InvalidInput for a request without JSON."""
         data = encode(request, "request of ctx.model", MAX_REQUEST_BYTES)
         digest = ""
         if identity is not None:
@@ -188,7 +184,7 @@ class ModelStep(LocalStep):
 
 
 def takes_call(function: Callable[..., object]) -> bool:
-    """Whether a model function wants the ModelCall after the request."""
+    """Whether a model function takes the ModelCall after the request."""
     try:
         inspect.signature(function).bind(None, None)
     except (TypeError, ValueError):
@@ -206,5 +202,5 @@ def _checked(reserve: Reserve) -> bytes:
         match amounts:
             case (int() | float() as least, int() | float() as most) if 0 <= least <= most:
                 continue
-        raise InvalidInput(field, f"{quoted(amounts)} is not (least, most), two numbers from 0 on")
+        raise InvalidInput(field, f"{quoted(amounts)} is not (least, most): pass two numbers, 0 <= least <= most")
     return encode({name: list(amounts) for name, amounts in reserve.items()}, "reserve")

@@ -1,4 +1,4 @@
-"""Agents with a policy: observations in, actions out, until no action is left or another agent takes over."""
+"""Agents with a policy: observation in, actions out, until there is no action or another agent takes over."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, Unpack, cast
 import msgspec
 
 from runtime_core.codec import encode as encode_plain
-from runtime_core.declare.declaration import Place, needed_argument, one_line
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.declaration import Place, RetryPolicy, needed_argument, one_line
 from runtime_core.declare.schema import Schema
 from runtime_core.errors import AgentError, ConfigurationError, InvalidInput, LimitExceeded, StepError
 from runtime_core.runs.definition import AgentDefinition, AgentSettings, Coro, FunctionAgent
-from runtime_core.runs.step import from_json
+from runtime_core.runs.journal import from_json
 from runtime_core.tools.tool import StepTool
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ActionResult:
-    """What came of one action. `success` False: `error` says why, and `content` is None."""
+    """The result of one action. If `success` is False, `error` says why and `content` is None."""
 
     content: Any = None  # Any: the tool's or agent's own JSON
     success: bool = True
@@ -39,7 +38,7 @@ class ActionResult:
 
 @dataclass
 class Observation:
-    """What an agent sees: `content` is any JSON value; `action_result` says what its last actions gave."""
+    """What an agent observes: `content` is any JSON value, `action_result` the results of its last actions."""
 
     content: Any = None  # Any: whatever JSON the task's input, or the agent before, is
     observer: str = ""
@@ -49,16 +48,16 @@ class Observation:
 
     @property
     def plain(self) -> bool:
-        """Whether it says nothing but its content."""
+        """Whether it has only content."""
         return not (self.observer or self.images or self.info or self.action_result)
 
     def __str__(self) -> str:
-        """The content as text: what a prompt, or a next observation made of it, is to hold."""
+        """Return the content as text, for a prompt or the next observation."""
         return str(self.content)
 
     @classmethod
     def of(cls, value: object) -> Observation:
-        """An observation from itself, from its JSON object, or from anything else as its content."""
+        """Return an observation from itself, from its JSON object, or with any other value as its content."""
         if isinstance(value, cls):
             return value
         if isinstance(value, Mapping) and "content" in value and value.keys() <= _OBSERVED:
@@ -73,9 +72,9 @@ class Observation:
 
 @dataclass
 class ActionModel:
-    """One action of an agent: a call of `tool_name` with `params`, or without a name its answer, `policy_info`.
+    """One action of an agent: a call of `tool_name` with `params`; without a name, the answer `policy_info`.
 
-    `tool_name` may name an agent, which is asked then; `agent_name` names one to hand over to.
+    `tool_name` may also name an agent to call. `agent_name` names an agent to hand over to.
     """
 
     tool_name: str = ""
@@ -88,7 +87,7 @@ class ActionModel:
 
 @dataclass
 class Handoff:
-    """An agent's answer that hands over to agent `handoff` of its swarm, with what that one shall see."""
+    """An answer that hands over to agent `handoff` of the swarm, with the content for it."""
 
     handoff: str
     content: Any = None  # Any: JSON
@@ -100,7 +99,7 @@ _HANDOFF = {part.name for part in fields(Handoff)}
 
 
 def handoff_in(output: object) -> Handoff | None:
-    """The handing over that an agent's output (JSON) stands for, or None."""
+    """Return the handoff in an agent's output (JSON), or None."""
     if isinstance(output, Handoff):
         return output
     if isinstance(output, Mapping) and isinstance(output.get("handoff"), str) and output.keys() <= _HANDOFF:
@@ -109,7 +108,7 @@ def handoff_in(output: object) -> Handoff | None:
 
 
 def actions_in(output: object) -> list[ActionModel]:
-    """The actions that an agent's output (JSON) asks for: a list of them, or `{"actions": [...]}`; else none."""
+    """Return the actions in an agent's output (JSON), which is a list of actions or `{"actions": [...]}`; else []."""
     if isinstance(output, Mapping) and output.keys() == {"actions"}:
         output = output["actions"]
     if not _is_list(output) or not output or not all(_is_action(part) for part in output):
@@ -118,12 +117,12 @@ def actions_in(output: object) -> list[ActionModel]:
 
 
 def action_of(value: object, field: str) -> ActionModel:
-    """An action from itself or its JSON object. Raises InvalidInput that names `field`."""
+    """Return an action from itself or its JSON object. Raises InvalidInput, which names `field`."""
     if isinstance(value, ActionModel):
         return value
     if isinstance(value, Mapping) and value.keys() <= _ACTION:
         return ActionModel(**value)
-    raise InvalidInput(field, f"{value!r} is no ActionModel: give tool_name and params, or policy_info")
+    raise InvalidInput(field, f"{value!r} is not an ActionModel: set tool_name and params, or policy_info")
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[object]]:
@@ -137,11 +136,11 @@ def _is_action(value: object) -> bool:
 
 
 MAX_HANDOFFS = 100
-"""How often the peers of a team may hand over before one of them answers."""
+"""How often the peers of a team may hand over before one must answer."""
 
 
 async def ask_among_peers(ctx: AgentContext, name: str, content: object, peers: Sequence[str]) -> object:
-    """The answer of an agent, or of the peer that it hands over to."""
+    """Return the answer of an agent, or of the peer that it hands over to."""
     asked = ""
     for _ in range(MAX_HANDOFFS):
         others = [peer for peer in peers if peer != name]
@@ -154,15 +153,18 @@ async def ask_among_peers(ctx: AgentContext, name: str, content: object, peers: 
             return output
         if handoff.handoff not in others:
             raise AgentError(
-                "UnknownHandoff", f"agent {name!r} hands over to {handoff.handoff!r}; it may to {', '.join(others)}"
+                "UnknownHandoff",
+                f"agent {name!r} hands over to {handoff.handoff!r}; it may hand over to {', '.join(others)}",
             )
         asked, name = name, handoff.handoff
         content = content if handoff.content is None else handoff.content
-    raise AgentError("LimitExceeded", f"peers {', '.join(peers)} have handed over {MAX_HANDOFFS} times without an end")
+    raise AgentError(
+        "LimitExceeded", f"peers {', '.join(peers)} have handed over {MAX_HANDOFFS} times without an answer"
+    )
 
 
 def takes_observation(known: object) -> bool:
-    """Whether an agent, as the app has declared it, takes an Observation and not just its content."""
+    """Whether a declared agent takes an Observation instead of just its content."""
     if getattr(known, "sees_observations", False):
         return True
     if not isinstance(known, FunctionAgent):
@@ -174,24 +176,24 @@ def takes_observation(known: object) -> bool:
 
 
 def with_info(seen: Observation, info: dict[str, Any]) -> Any:  # Any: JSON
-    """An observation with this `info`, as JSON; its content alone where it says nothing else."""
+    """Return the observation with this `info` as JSON; its content alone if it has nothing else."""
     whole = dataclasses.replace(seen, info=info)
     return whole.content if whole.plain else dataclasses.asdict(whole)
 
 
 class ObservingAgent(AgentDefinition):
-    """Its input is an Observation, or just its content; what it gives is not declared."""
+    """An agent whose input is an Observation, or just its content. It declares no output."""
 
     def decode_input(self, data: bytes) -> Observation:
         return Observation.of(from_json(data))
 
     def start(self, ctx: AgentContext, value: object) -> Coro:
-        assert isinstance(value, Observation)  # what decode_input gave
+        assert isinstance(value, Observation)  # from decode_input
         return self.observe(ctx, value)
 
     @abstractmethod
     async def observe(self, ctx: AgentContext, observation: Observation) -> object:
-        """One run."""
+        """Run the agent on this observation."""
 
     def input_schema(self) -> Schema:
         return {}
@@ -203,10 +205,10 @@ class ObservingAgent(AgentDefinition):
 async def act(
     ctx: AgentContext, actions: Sequence[ActionModel], *, team: Sequence[str] = (), peers: Sequence[str] = ()
 ) -> list[ActionResult]:
-    """Do all actions at once; their results in the same order. An action that fails is a result, not an error.
+    """Perform the actions concurrently and return their results in order. A failed action is a result, not an error.
 
-    A `tool_name` stands for an agent where it is in `team`, or is an agent's and no tool's; else for a tool. Agents of
-    `peers` may hand over to one another.
+    A `tool_name` means an agent if it is in `team`, or if it names an agent but no tool; otherwise a tool. Agents in
+    `peers` may hand over to each other.
     """
     found = await ctx.gather(*(_step(ctx, action, team, peers) for action in actions), return_exceptions=True)
     return [_result(action, result) for action, result in zip(actions, found, strict=True)]
@@ -225,21 +227,21 @@ def _step(ctx: AgentContext, action: ActionModel, team: Sequence[str], peers: Se
 
 
 def call_tool(ctx: AgentContext, name: str, args: Mapping[str, object]) -> Awaitable[Any]:  # Any: the tool's own JSON
-    """A step that calls a tool with `args`, by name, or whole where the tool is an object with `step`."""
+    """Call a tool with `args` as named arguments, or as one argument if the tool is an object with `step`."""
     if isinstance(ctx.functions.tool(name), StepTool):
         return ctx.tool(name, **{StepTool.ARGUMENT: args})
     return ctx.tool(name, **args)
 
 
 def content_of(action: ActionModel) -> object:
-    """What another agent shall see of an action."""
+    """Return the part of an action that another agent gets."""
     if "content" in action.params:
         return action.params["content"]
     return action.params or action.policy_info
 
 
 def _result(action: ActionModel, found: object) -> ActionResult:
-    """What an action gave: its output, or the error that it was answered with."""
+    """Return the result of an action: its output, or its error."""
     if isinstance(found, StepError):
         return ActionResult(None, False, str(found), action.tool_name, action.tool_call_id)
     if isinstance(found, BaseException):
@@ -248,23 +250,23 @@ def _result(action: ActionModel, found: object) -> ActionResult:
 
 
 def observation_after(before: Observation, results: list[ActionResult]) -> Observation:
-    """What an agent sees after its actions: the content of the last one, and what all of them gave."""
+    """Return the observation after these actions: the content of the last one, and all results."""
     last = results[-1]
     content = last.content if last.success else last.error
     return Observation(content, before.observer, before.images, before.info, results)
 
 
-MAX_STEPS = 100
+MAX_POLICY_CALLS = 100
 
 
 class _Decided(msgspec.Struct):
-    """What one call of the policy gave, as it is recorded."""
+    """The recorded result of one call of the policy."""
 
     actions: list[Any]  # Any: JSON of actions
     answer: Any = None  # Any: JSON
     finished: bool = False
     attributes: dict[str, Any] = {}  # Any: JSON
-    """Those of the object that the call has changed."""
+    """The object's attributes that the call has changed."""
 
 
 class HasAsyncPolicy(Protocol):
@@ -287,7 +289,7 @@ def has_policy(agent: object) -> bool:
 
 
 class PolicyDefinition(ObservingAgent):
-    """An object, or class, with `async_policy` or `policy`. Its input is an Observation, or just its content."""
+    """An agent from an object or class with `async_policy` or `policy`."""
 
     sees_observations = True
 
@@ -297,14 +299,14 @@ class PolicyDefinition(ObservingAgent):
         agent: object,
         place: Place,
         *,
-        max_steps: int = MAX_STEPS,
+        max_steps: int = MAX_POLICY_CALLS,
         **settings: Unpack[AgentSettings],
     ) -> None:
-        """`max_steps` bounds the calls of the policy in one run, where its observation's `info` does not.
+        """`max_steps` limits the calls of the policy in one run, unless the observation's `info` does.
 
-        Raises ConfigurationError for what has no policy, or is a class that needs arguments.
+        Raises ConfigurationError for an object without a policy, or a class that needs arguments.
         """
-        # The errors of a policy are the task's to try again.
+        # By default a failed policy fails the task, and the caller decides about a retry.
         settings["retry"] = settings.get("retry") or RetryPolicy(attempts=1)
         super().__init__(
             name,
@@ -321,8 +323,8 @@ class PolicyDefinition(ObservingAgent):
         needed = needed_argument(agent) if isinstance(agent, type) else None
         if needed is not None:
             raise ConfigurationError(
-                f"{self.what} ({place}): {cast(type, agent).__name__}() needs {needed!r}: give an object of it, which "
-                "is copied for each run, or give that a default"
+                f"{self.what} ({place}): {cast(type, agent).__name__}() needs {needed!r}: give it a default, or "
+                "pass an object, which each run copies"
             )
         self.agent = agent
         self.max_steps = max_steps
@@ -338,7 +340,7 @@ class PolicyDefinition(ObservingAgent):
         for _ in range(max_steps):
             found: Mapping[str, Any] = await ctx.step(decide, observation, name="policy")  # Any: JSON of _Decided
             for name, value in found["attributes"].items():
-                # So that a frozen class takes what its own code has put there.
+                # Works for frozen classes, too.
                 object.__setattr__(agent, name, value)
             actions = [ActionModel(**action) for action in found["actions"]]
             wanted = [action for action in actions if action.tool_name]
@@ -353,15 +355,15 @@ class PolicyDefinition(ObservingAgent):
         raise LimitExceeded(f"{self.what} has not finished after max_steps={max_steps} calls of its policy")
 
     def _instance(self) -> object:
-        """An object for one run, so that no two tasks see each other's data."""
+        """Return a new object for one run, so that no task sees another's data."""
         if isinstance(self.agent, type):
             made: object = self.agent()
             return made
         try:
             return copy.deepcopy(self.agent)
-        except Exception as error:  # copying runs the user's code: it may fail in any way
+        except Exception as error:  # copying runs the user's code
             raise ConfigurationError(
-                f"{self.what} ({self.place}) cannot be copied for a run, {one_line(error)}: give its class, "
+                f"{self.what} ({self.place}) cannot be copied for a run, {one_line(error)}: pass its class, "
                 "or define __deepcopy__"
             ) from error
 
@@ -400,7 +402,7 @@ def _attributes(agent: object) -> dict[str, object]:
 
 
 def _plain(agent: object) -> dict[str, bytes]:
-    """The attributes that JSON gives back as they were, as JSON."""
+    """Return the attributes that survive a round trip through JSON, as JSON."""
     found = {}
     for name, value in _attributes(agent).items():
         try:
@@ -413,7 +415,7 @@ def _plain(agent: object) -> dict[str, bytes]:
 
 
 def _max_steps(info: Mapping[str, object], default: int) -> int:
-    """The task's bound, where it says one."""
+    """Return the task's limit, or the default."""
     asked = info.get("max_steps")
     return asked if isinstance(asked, int) and not isinstance(asked, bool) and asked > 0 else default
 
@@ -426,7 +428,7 @@ def _answer(answer: object, actions: list[ActionModel]) -> object:
 
 
 def _handoff(actions: list[ActionModel], observation: Observation) -> Handoff | None:
-    """The first action that names one of those to whom this agent may hand over."""
+    """Return the handoff of the first action that names an allowed agent, or None."""
     allowed = observation.info.get("handoffs", ())
     for action in actions:
         target = action.agent_name or action.tool_name

@@ -1,4 +1,4 @@
-"""What a run needs from others: the broker in mid-turn, the agent's definition, the app's registered names."""
+"""What a run needs from others: the broker in the middle of a turn, its definition, the app's registered names."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from runtime_core.engines.results import Results
 if TYPE_CHECKING:
     import asyncio
 
+    from runtime_core.bus.commits import CallBegun
     from runtime_core.bus.replies import Answer
-    from runtime_core.bus.values import CallBegun
     from runtime_core.consumer.effects import Call, Publish, Send
+    from runtime_core.declare.declaration import RetryPolicy
     from runtime_core.declare.hook_points import HookPoint
     from runtime_core.declare.manifest import Manifest
-    from runtime_core.declare.retry_policy import RetryPolicy
     from runtime_core.engines.protocol import Step as EngineStep
     from runtime_core.runs.calls import Approval
     from runtime_core.runs.context import AgentContext
@@ -29,107 +29,107 @@ if TYPE_CHECKING:
 
 
 class RunPort(Protocol):
-    """What a running turn may write on the broker before it commits. All writes are put-if-absent."""
+    """What a turn may read and write on the broker before its commit. Nothing overwrites a stored result."""
 
     async def confirm(self, known: Container[str]) -> None:
-        """Make sure that the journal holds no step beyond `known`, before this process does a step by itself.
+        """Check that the journal holds no step beyond `known`, before this process performs a step.
 
-        Raises JournalMoved where it does, and as `record`; both end the run here without a result.
+        Raises JournalMoved if it does, and as `record`. Both end the run here without a result.
         """
         ...
 
     async def record(
         self, step: str, digest: str, status: bytes, payload: bytes, kind: str = "step", name: str = ""
     ) -> bytes:
-        """Journal the result of a step; returns the journal value that is stored now, maybe another's.
+        """Journal the result of a step. Return the stored journal value, which another process may have written.
 
-        Raises Fenced where the owner was declared dead, and BusError; both end the run here without a result.
+        Raises Fenced if the owner was declared dead, and BusError. Both end the run here without a result.
         """
         ...
 
     async def begin_call(self, step: str, reserve: bytes) -> CallBegun:
-        """Begin a model call; `reserve` (JSON, names to `[least, most]`; empty: nothing) is held of the task's limits.
+        """Begin a model call and reserve a part of the task's limits: `reserve` is JSON, names to `[least, most]`.
 
-        Raises as `record`; Reserved where it does not fit beside other calls, LimitExceeded where it never will.
+        Raises as `record`; Reserved if it does not fit beside other calls, LimitExceeded if it never will.
         """
         ...
 
     async def settle_call(
         self, step: str, digest: str, status: bytes, payload: bytes, usage: bytes, name: str = ""
     ) -> tuple[bytes, str]:
-        """As `record`, for a model call, with what it has used (JSON; empty: nothing), in one write.
+        """As `record`, for a model call, with its usage (JSON; empty: none) in the same write.
 
-        Returns the journal value that is stored now, and which limit the task is over by it (empty: none).
+        Returns the stored journal value, and the limit that the task now exceeds (empty: none).
         """
         ...
 
     def stream(self, step: str, attempt: int, data: bytes) -> None:
-        """Send a piece of a model's answer (JSON) to the client. Does not wait, and is not journaled."""
+        """Send a piece of a model's answer (JSON) to the client, without waiting or journaling."""
         ...
 
     def progress(self, step: str, data: bytes) -> None:
-        """Show the client how far a step is (JSON). Does not wait, and is not journaled."""
+        """Send progress of a step (JSON) to the client, without waiting or journaling."""
         ...
 
     async def usage(self) -> bytes:
-        """What the whole task has used so far, as the broker sums it (JSON; empty: nothing). Raises as `record`."""
+        """Return the task's usage so far (JSON; empty: none). Raises as `record`."""
         ...
 
     async def manifests(self) -> Sequence[Manifest] | None:
-        """What all apps of the namespace offer, at most some seconds old; the same object while nothing has changed.
+        """Return the manifests of all apps, at most some seconds old; the same object while nothing changes.
 
-        None: nothing can be asked here, where a record is replayed.
+        None: there is no broker, since this is a replay from the trajectory.
         """
         ...
 
     def emit(self, step: str, digest: str, data: bytes) -> None:
-        """Send a delta (JSON) to the client. Does not wait; a step that is journaled is sent once."""
+        """Journal a delta (JSON) and send it to the client, once, without waiting."""
         ...
 
     def room(self) -> Awaitable[None] | None:
-        """What to await before more is emitted: the broker still has much to take. None: go on.
+        """Return what to await before the next emit if the broker is behind; else None.
 
-        Raises, when awaited, LimitExceeded where the task's output is over its limit.
+        When awaited, raises LimitExceeded if the task's output exceeds its limit.
         """
         ...
 
     def note(self, step: str, digest: str, name: str = "") -> None:
-        """Journal a step that has no result but its row in the trajectory. Does not wait."""
+        """Journal a step without a result, without waiting."""
         ...
 
     async def ask(
         self, calls: Sequence[Call], sends: Sequence[Send | Publish] = (), state: bytes = b""
     ) -> Mapping[str, asyncio.Future[Answer]]:
-        """Ask for results, and send messages, while the turn goes on: a future of the answer for each call's step.
+        """Send calls and messages in the middle of the turn. Return a future of the answer for each call's step.
 
-        A repeat asks for nothing twice and sends nothing twice. `state` (JSON; empty: unchanged) is what a call back
-        into this instance sees. A caller that gives up cancels its future. Raises as `record`, and LimitExceeded where
-        the task would go over its `max_steps`.
+        A repeat sends nothing twice. `state` (JSON; empty: unchanged) is the state that a call back into this instance
+        sees. To give up, cancel the future. Raises as `record`, and LimitExceeded if the task would exceed its
+        `max_steps`.
         """
         ...
 
 
 class Definition(Protocol):
-    """An agent, as far as a run is concerned."""
+    """The definition of a run's agent."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def timeout_seconds(self) -> float:
-        """How long one turn may run; the time between turns does not count."""
+        """The limit of one turn. The time between turns does not count."""
         ...
 
     def decode_input(self, data: bytes, /) -> object:
-        """The input of the agent's function; raises InvalidInput."""
+        """Decode the input of the agent's function. Raises InvalidInput."""
         ...
 
     def encode_output(self, value: Any, /) -> bytes:  # Any: the function's own result type
-        """JSON of the result; raises InvalidInput."""
+        """Return JSON of the result. Raises InvalidInput."""
         ...
 
     def start(self, ctx: AgentContext, value: Any, /) -> Coroutine[Any, Any, object]:  # Any: see above
-        """The coroutine of one execution from the top."""
+        """Return the coroutine of one execution from the top."""
         ...
 
 
@@ -144,10 +144,10 @@ class Registered(Protocol):
 
 
 class RegisteredAgent(Registered, Protocol):
-    """An agent of this app, which knows how its input is written."""
+    """An agent of this app, which encodes its input."""
 
     def encode_input(self, value: object, /) -> bytes:
-        """JSON of a request; raises InvalidInput."""
+        """Return JSON of an input. Raises InvalidInput."""
         ...
 
 
@@ -156,19 +156,19 @@ class LocalFunction(Registered, Protocol):
 
     @property
     def timeout_seconds(self) -> float:
-        """How long one call may take, where the engine can end it."""
+        """The limit of one call, if the engine can stop it."""
         ...
 
     def refusal(self, engine: str, /) -> str:
-        """Why this engine cannot run it, in one line; empty: it can."""
+        """Return in one line why this engine cannot run it; empty if it can."""
         ...
 
     def item_argument(self, over: str, common: Collection[str], /) -> str:
-        """The argument that takes the item of a map. Raises InvalidInput."""
+        """Return the argument that takes the item of a map. Raises InvalidInput."""
         ...
 
     def bound(self, arguments: bytes, step: EngineStep, /, *, store: str | None = None) -> Callable[[], object]:
-        """The function with its arguments, read from a JSON object, to be called in a thread or elsewhere."""
+        """Return the function with the arguments in a JSON object, ready to call in any thread."""
         ...
 
 
@@ -181,14 +181,14 @@ class Compute(Protocol):
         ...
 
     async def run(self, function: LocalFunction, arguments: bytes, step: EngineStep, results: Results, /) -> bytes:
-        """Call it with a JSON object of arguments; returns JSON. A cancel stops the call."""
+        """Call it with a JSON object of arguments. Return JSON. A cancel stops the call."""
         ...
 
 
 class Functions(Protocol):
-    """Finds what the code names, by name or by the object that was registered.
+    """Finds what the code refers to, by name or by the registered object.
 
-    None: this app has no such thing. A name (text) may then still be another app's, and is sent as it is.
+    None: this app does not have it. A name may still belong to another app, so it is sent as it is.
     """
 
     def tool(self, named: object, /) -> Registered | None: ...
@@ -198,27 +198,27 @@ class Functions(Protocol):
     def engine_function(self, named: object, /) -> LocalFunction | None: ...
 
     def mcp_server_of(self, tool: str, /) -> MCPServer | None:
-        """The declared MCP server whose tool this name is, if it is anybody's and not the app's own."""
+        """Return the declared MCP server with this tool; None if there is none, or the app has its own."""
         ...
 
     @property
     def models(self) -> Any:  # Any: `llm.models.OpenModels`, which runs do not know
-        """The language models that this process has open for the app."""
+        """The open language models of this process."""
         ...
 
     @property
     def handlers(self) -> Mapping[str, type[Any]]:  # Any: `Handler` of event-driven runs, which runs do not know
-        """Handlers of messages, by category or by a name of the app's own."""
+        """Message handlers, by category or by the app's own name."""
         ...
 
     @property
     def subscribers(self) -> Sequence[Any]:  # Any: `DeclaredSubscriber` of event-driven runs
-        """Functions of messages, for all event-driven runs."""
+        """Functions that handle messages in all event-driven runs."""
         ...
 
 
 class RunHooks(Protocol):
-    """The hooks of one run. What gives an awaitable does the step with hooks around it; None: it has none there."""
+    """The hooks of one run. A method returns an awaitable that runs the step with its hooks, or None without hooks."""
 
     async def around(self, data: bytes, /) -> object:
         """Run the agent on the input in `data` (JSON)."""
@@ -248,7 +248,7 @@ class RunHooks(Protocol):
     ) -> Awaitable[Approval] | None: ...
 
     def at(self, branch: Branch, point: HookPoint, name: str, payload: bytes, /) -> Awaitable[Any]:
-        """The hooks of a point that the agent's code names."""
+        """Run the hooks of a point that the agent's code names."""
         ...
 
 
@@ -257,29 +257,29 @@ class AppHooks(Protocol):
 
     @property
     def everywhere(self) -> bool:
-        """Whether there is a hook or a callback that runs without being named."""
+        """Whether a hook or callback runs without being named by the task."""
         ...
 
     def of_ends_agent(self, app: str, /) -> AgentDefinition:
-        """The agent that runs the hooks of tasks that ended without being completed."""
+        """Return the agent that runs the hooks of tasks that ended without completion."""
         ...
 
     def ended_task(self, input: bytes, /) -> str:
-        """The id of the task that this input of that agent tells of."""
+        """Return the id of the ended task in this input of that agent."""
         ...
 
     def of_run(
         self, run: Run, /, *, of_end: bool, retry: RetryPolicy, entry: Callable[[], str], failed: Callable[[str], None]
     ) -> RunHooks:
-        """The hooks of one run; with `of_end` it is a run of the agent of ended tasks.
+        """Return the hooks of one run; `of_end`: it is a run of the agent for ended tasks.
 
-        `entry` gives the id of the delivery in hand; `failed` is told the point of each execution that failed.
+        `entry` returns the id of the current delivery. `failed` gets the point of each failed execution.
         """
         ...
 
 
 class DeclaredApp(Protocol):
-    """What turns need of an app."""
+    """What turns need from an app."""
 
     @property
     def name(self) -> str: ...
@@ -298,7 +298,7 @@ class DeclaredApp(Protocol):
 
 
 class Meta(TypedDict, total=False):
-    """What the task says of itself."""
+    """The task's metadata, from its submit."""
 
     session_id: str
     metadata: Mapping[str, Any]  # Any: the user's own JSON
@@ -308,18 +308,18 @@ class Meta(TypedDict, total=False):
     topic: str
     """The topic on which the run's message was published."""
     sender: str
-    """Who published it, as `agent/key`."""
+    """The publisher, as `agent/key`."""
     asked: bool
-    """Whether it answers a step of a task in another partition."""
+    """Whether the task answers a step of a task in another partition."""
     engine: str
-    """What `ctx.engine()` stands for; absent: `local`."""
+    """The engine of `ctx.engine()`; absent: `local`."""
     hooks: Mapping[str, Sequence[str]]
-    """Hook point → names that the submit chose; `!` before the name of a guard."""
+    """Hook point → names from the submit, guards with a leading `!`."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt at a run of a task, and the owner that makes it."""
+    """One attempt at a run of a task, and its owner."""
 
     task_id: str
     run_id: str
@@ -331,10 +331,10 @@ class Attempt:
 
 @dataclass(slots=True)
 class Workplace:
-    """The functions and resources that a process offers to its runs."""
+    """The functions and resources of a process for its runs."""
 
     functions: Functions
     compute: Compute | None = None
-    """Runs the functions of `ctx.engine("local")`; None: threads do."""
+    """Runs the functions of `ctx.engine("local")`; None: in threads."""
     results: Results = field(default_factory=Results)
     """Where that engine stores large results."""

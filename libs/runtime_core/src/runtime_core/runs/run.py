@@ -1,4 +1,4 @@
-"""A run: one execution of an agent, driven turn by turn, and the rule that wakes it again."""
+"""A run: one execution of an agent, turn by turn, and the rule that wakes it again."""
 
 from __future__ import annotations
 
@@ -11,38 +11,49 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from runtime_core import codec
-from runtime_core.bus.values import RunFields
-from runtime_core.consumer.effects import NO_WAKE, WAKE, Completed, Failed, Publish, Send, Spend, Suspended, TurnResult
+from runtime_core.bus.deliveries import RunFields
+from runtime_core.consumer.effects import (
+    NO_WAKE,
+    WAKE,
+    Completed,
+    Failed,
+    JournaledStep,
+    Publish,
+    Send,
+    Spend,
+    Suspended,
+    TurnResult,
+)
+from runtime_core.consumer.failure import failure_of
 from runtime_core.errors import Divergence, LimitExceeded, WeftError
 from runtime_core.ids import ANY_DIGEST, any_digest
 from runtime_core.runs.context import AgentContext
-from runtime_core.runs.failure import failure_of
-from runtime_core.runs.journal import MAX_JOURNAL_BYTES, MAX_STEPS, Journal, packed_now
+from runtime_core.runs.journal import MAX_JOURNAL_BYTES, MAX_RUN_STEPS, Journal, Rows, State, packed_now
 from runtime_core.runs.ports import Attempt, Definition, Meta, RunPort, Workplace
-from runtime_core.runs.rows import Rows
 from runtime_core.runs.scheduler import Branch, Flow, Wait
 from runtime_core.runs.sharing import answer_of
-from runtime_core.runs.state import State
 from runtime_core.runs.step import Step
 
 if TYPE_CHECKING:
     from runtime_core.runs.branches import Gather, Job
-    from runtime_core.runs.calls import Asked
+    from runtime_core.runs.calls import RequestStep
     from runtime_core.runs.ports import RunHooks
 
-
+log = logging.getLogger(__name__)
+_NO_META = Meta()
+_T = TypeVar("_T")
 _in_program_order = attrgetter("order")
 
 
 def suspend(waits: Iterable[Wait], pending: Mapping[str, str]) -> Suspended:
-    """The effects of a turn whose branches all wait.
+    """Return the effects of a turn whose branches all wait.
 
-    A branch that waits for one step wakes the run with it (`!`); one that waits for several steps of a gather
-    when the last of them is there (`g<n>`). Steps of a gather that also waits for helper branches wake nobody
-    (`0`): a helper's own steps do, and the turn in which the last helper ends asks for the rest again.
+    A branch that waits for one step wakes with its result (`!`). One that waits for several steps of a gather wakes
+    with the last result (`g<n>`). If the gather also waits for helper branches, its steps do not wake the run (`0`):
+    the helpers' steps do, and the turn in which the last helper ends requests the rest again.
     """
     tokens: dict[str, str] = {}
-    steps: list[Asked[Any]] = []  # Any: steps of all result types
+    steps: list[RequestStep[Any]] = []  # Any: steps of all result types
     groups = 0
     for wait in waits:
         if not wait.missing:
@@ -71,12 +82,12 @@ def suspend(waits: Iterable[Wait], pending: Mapping[str, str]) -> Suspended:
             suspended.again.append((step.id, token))
             continue
         step.request.wait = token
-        suspended.asked.append(step.request)
+        suspended.requests.append(step.request)
     return suspended
 
 
 def _stronger(one: str, other: str) -> str:
-    """The rule for a step that two branches wait for. Waking early costs a turn; not waking would hang."""
+    """Return the token of a step that two branches wait for. Waking early costs a turn; not waking would hang."""
     if one == NO_WAKE:
         return other
     if other == NO_WAKE:
@@ -84,22 +95,16 @@ def _stronger(one: str, other: str) -> str:
     return WAKE
 
 
-log = logging.getLogger(__name__)
-
-_NO_META = Meta()
-_T = TypeVar("_T")
-
-
 class Run:
     """One execution of an agent. Belongs to one event loop; not thread-safe.
 
-    A turn lasts until the function ends, or until every branch of it waits for steps that others perform. The caller
-    then commits the turn's effects. Later `deliver` and `advance` continue the same run. In another process, a new Run
-    with the journal runs the function again from the top, and each finished step returns its result at once (replay).
-    A run of an actor's handler (`actors/actor.py`) names its steps and its failures in its own way.
+    A turn lasts until the function ends, or until all of its branches wait for steps that others perform. The caller
+    then commits the turn's effects. Later, `deliver` and `advance` continue the same run. In another process, a new
+    Run runs the function again from the top, and finished steps return their results from the journal (replay). A run
+    of an actor's handler (`actors/actor.py`) names its steps and failures in its own way.
 
-    `stored` is the run as the broker has it. A step with a result there does not run again, a pending step is not
-    asked for again, and the next commit writes the rows of unrecorded steps. `meta` describes the task.
+    `stored` is the run on the broker. A step with a result there does not run again, a pending step is not requested
+    again, and the next commit writes the rows of unrecorded steps. `meta` describes the task.
     """
 
     def __init__(
@@ -131,29 +136,31 @@ class Run:
         self.rows = Rows(self.run_id, self.attempt, attempt.owner, stored.unrecorded)
         self.sends: list[Send | Publish] = []
         self.spends: list[Spend] = []
+        self.journaled: list[JournaledStep] = []
         self.jobs: list[Job] = []
-        """What `ctx.background` has started, in program order."""
+        """The jobs of `ctx.background`, in the order of the program."""
         self.steps_taken = 0
         self.unawaited: dict[str, Step[Any] | Gather] = {}  # Any: steps of all result types
         self.overrides = dict(stored.overrides)
-        """The instance's state from a step on, where a nested run has changed it."""
+        """The instance's state from each of these steps on, since a nested run changed it; see `later_state`."""
+        self._state_number = 0
         self.input = stored.data
         """JSON."""
         self._root: asyncio.Task[object] | None = None
         self._over = False
         self.hooks: RunHooks | None = None
-        """What runs around this run and its calls; mostly nothing."""
+        """The hooks around this run and its calls; None for most runs."""
 
     # ---- the caller's side -------------------------------------------------------------------------------
 
     async def advance(self) -> TurnResult:
-        """Run one turn. Errors of the agent's code are returned as Failed.
+        """Run one turn. Return errors of the agent's code as Failed.
 
-        Raises what the port raised (Fenced, BusError): then nothing may be committed. Where this call itself
-        is cancelled, the run stays as it is: drop it.
+        Raises the port's errors (Fenced, BusError); then nothing may be committed. If this call is cancelled, drop the
+        run.
         """
         if self._over:
-            raise WeftError(f"{self.flow.label} is over: make a new Run to go on")
+            raise WeftError(f"{self.flow.label} is over: create a new Run to continue")
         flow = self.flow
         if self._root is None and flow.verdict is None:
             self._start()
@@ -175,7 +182,7 @@ class Run:
         return await self._suspended()
 
     def deliver(self, step: str, value: bytes) -> None:
-        """Hand in the journal value of a finished step. One that is known already changes nothing."""
+        """Add the journal value of a finished step. A known step stays unchanged."""
         if self.journal.add(step, value):
             if self.journal.size > MAX_JOURNAL_BYTES:
                 self.flow.abort(_too_large())
@@ -188,18 +195,18 @@ class Run:
 
     @property
     def journal_length(self) -> int:
-        """How many steps with results this run knows, its own emits and sends among them."""
+        """The number of steps with results, including emits and sends."""
         return len(self.journal.values)
 
     @property
     def over(self) -> bool:
-        """True when no more turns are possible: the function has ended, or the run was dropped."""
+        """Whether no further turn is possible: the function has ended, or the run was dropped."""
         return self._over
 
     def cancel(self, reason: str) -> None:
-        """Tell the code: `ctx.cancelled` becomes true, and its awaits raise CancelledError.
+        """Cancel the code: `ctx.cancelled` becomes true, and its awaits raise CancelledError.
 
-        The turn under way, or the next one, ends the run.
+        The current turn, or the next one, ends the run.
         """
         if self._over or self.flow.stopping:
             return
@@ -210,10 +217,10 @@ class Run:
             self.flow.stop(reason)
 
     def drop(self) -> None:
-        """Forget the run without a trace: nothing more is asked, sent, recorded or logged.
+        """Stop the run here; it requests, sends, records and logs nothing more.
 
-        The code's own cleanup (`finally`, `async with`) still runs, with CancelledError; `ctx.cancelled`
-        stays false, since the task goes on elsewhere.
+        The code's cleanup (`finally`, `async with`) still runs, with CancelledError. `ctx.cancelled` stays false, since
+        the task continues elsewhere.
         """
         if not self._over:
             self._over = True
@@ -221,7 +228,7 @@ class Run:
             self._close_unawaited()
 
     async def aclose(self) -> None:
-        """As `drop`, and wait (2 seconds at most) until the function has ended."""
+        """As `drop`, and wait at most 2 seconds for the function to end."""
         self.drop()
         await self.flow.stopped()
 
@@ -237,7 +244,7 @@ class Run:
 
     def code(self) -> Coroutine[Any, Any, object]:  # Any: asyncio's protocol
         """Return the coroutine of one execution from the top. Raises the error that ends the run before it begins."""
-        if len(self.journal.values) > MAX_STEPS:
+        if len(self.journal.values) > MAX_RUN_STEPS:
             raise _too_many()
         if self.journal.size > MAX_JOURNAL_BYTES:
             raise _too_large()
@@ -252,12 +259,12 @@ class Run:
         """Return how the run ends when its turn exceeds the agent's time limit."""
         return Failed(
             "TimeLimit",
-            f"a turn of agent {self.definition.name!r} ran for more than {seconds:g} s; "
+            f"a turn of agent {self.definition.name!r} ran for more than {seconds:g} s: "
             "raise its timeout_seconds or do less in one turn",
         )
 
     def _stop_jobs(self, root: asyncio.Task[object]) -> None:
-        """The function has ended: its jobs are stopped where they were told to be, or it has failed."""
+        """Stop the jobs with `at_end="cancel"`; all of them if the function has failed."""
         for job in self.jobs:
             if not job.over and (job.at_end == "cancel" or _has_failed(root)):
                 job.stop()
@@ -269,11 +276,12 @@ class Run:
             result.working_state = self.state.working_change()
         except Exception as error:
             return await self._ended_by(_for_good(error))
-        for asked in result.asked:
-            pending[asked.step] = asked.digest
+        for request in result.requests:
+            pending[request.step] = request.digest
         result.sends, self.sends = self.sends, []
         result.spends, self.spends = self.spends, []
         result.steps = self.rows.take()
+        result.journaled, self.journaled = self.journaled, []
         return result
 
     def _result(self, root: asyncio.Task[object]) -> Completed | Failed:
@@ -323,7 +331,7 @@ class Run:
     def _warn_of_unawaited(self) -> None:
         if self.unawaited:
             steps = ", ".join(repr(step) for step in self.unawaited.values())
-            log.warning("%s made steps and never awaited them, so they did nothing: %s", self.flow.label, steps)
+            log.warning("%s created steps and never awaited them, so they did nothing: %s", self.flow.label, steps)
 
     def _close_unawaited(self) -> None:
         for step in self.unawaited.values():
@@ -334,24 +342,24 @@ class Run:
     # ---- the journal, as steps see it ----------------------------------------------------------------------
 
     def take_id(self, branch: Branch, kind: str = "", digest: str = "") -> str:
-        """Return the id of the branch's next step: its place. A subclass may use kind and digest instead.
+        """Return the id of the branch's next step, which is its place. A subclass may use kind and digest instead.
 
-        Raises CancelledError over the limit of steps, which ends the run.
+        Ends the run with CancelledError if it exceeds the limit of steps.
         """
         self.steps_taken += 1
-        if self.steps_taken > MAX_STEPS:
+        if self.steps_taken > MAX_RUN_STEPS:
             raise self.flow.abort(_too_many())
         return branch.next_id()
 
     def check_place(self, step: str, kind: str) -> None:
-        """For what takes an id and records nothing: the journal may hold nothing there."""
+        """Check that the journal holds nothing at this place, for calls that take an id and record nothing."""
         if self.journal.digest(step):
             raise self._diverged(step, kind, "no digest")
 
     def find(self, step: Step[Any]) -> bytes | None:  # Any: steps of all result types
-        """The journal value of a step, None where there is none yet.
+        """Return the journal value of a step; None if there is none yet.
 
-        Raises CancelledError where the journal holds another step at this place, which parks the run.
+        Parks the run with CancelledError if the journal holds another step at this place.
         """
         self.unawaited.pop(step.id, None)
         value = self.journal.values.get(step.id)
@@ -362,23 +370,39 @@ class Run:
         held = self.journal.digest(step.id)
         if held != step.digest and held not in (ANY_DIGEST, any_digest(step.kind, step.name)):
             raise self.diverged(step)
-        self.rows.replayed(step, value)
-        if self.overrides and (changed := self.overrides.pop(step.id, None)) is not None:
+        if self.rows.replayed(step, value):
+            self.note_journaled(step, value)
+        if self.overrides and (changed := self.later_state(self.overrides.pop(step.id, b""))):
             self.state.replace(changed)
         return value
 
+    def later_state(self, changed: bytes) -> bytes:
+        """Return the state in `<number> <state>`, or nothing if the run has a later one.
+
+        A replay takes results in the order of the program, not in the order in which nested runs ended.
+        """
+        number, _, state = changed.partition(b" ")
+        if not number or int(number) < self._state_number:
+            return b""
+        self._state_number = int(number)
+        return state
+
     def found(self, step: Step[Any]) -> bytes:  # Any: steps of all result types
-        """As `find`, for a step that has a value."""
+        """As `find`, for a step with a value."""
         value = self.find(step)
         assert value is not None, step
         return value
 
     def keep(self, step: Step[Any]) -> None:  # Any: steps of all result types
-        """Note a step without a result, which the broker journals by itself."""
+        """Add a step without a result, which the broker journals itself."""
         self.journal.add(step.id, packed_now(step.digest))
 
+    def note_journaled(self, step: Step[Any], value: bytes) -> None:  # Any: steps of all result types
+        """Note a step that was journaled in mid-turn: the commit makes sure that the broker still has it."""
+        self.journaled.append(JournaledStep(step.id, value, step.kind, step.name))
+
     async def of_port(self, doing: Awaitable[_T]) -> _T:
-        """Await a call of the port. An error of the port ends the run, and the agent's code never sees it."""
+        """Await a call of the port. Its error ends the run, and the agent's code never sees it."""
         try:
             return await doing
         except asyncio.CancelledError:
@@ -389,18 +413,18 @@ class Run:
             raise self.flow.abandon(error) from error
 
     async def record(self, step: Step[Any], status: bytes, payload: bytes) -> bytes:  # Any: steps of all result types
-        """Journal the result of a step that ran here. Returns the stored journal value, maybe of another process."""
+        """Journal the result of a step that ran here. Return the stored value, maybe from another process."""
         return await self.of_port(self.port.record(step.id, step.digest, status, payload, step.kind, step.name))
 
     def diverged(self, step: Step[Any]) -> asyncio.CancelledError:  # Any: steps of all result types
-        """Park the run since the journal holds another step at this place; raise what is returned."""
+        """Park the run, since the journal holds another step at this place. Raise the returned error."""
         data = codec.quoted(msgspec.Raw(step.data), 120) if step.data else ""
         return self._diverged(step.id, f"{step.kind} {step.name} {data}", step.digest)
 
     def _diverged(self, step: str, asked: str, digest: str) -> asyncio.CancelledError:
         return self.flow.abort(
             Divergence(
-                f"step {step} of run {self.run_id}: the code asks for {asked} ({digest}), the journal holds "
+                f"step {step} of run {self.run_id}: the code requests {asked} ({digest}), but the journal holds "
                 f"another step there ({self.journal.digest(step)}): the code has changed since the run began; "
                 "roll back or fix it, then redrive"
             )
@@ -416,7 +440,7 @@ def _cancelled(reason: str) -> Failed:
 
 
 def _for_good(error: BaseException) -> Failed:
-    """The same code gives the same result and state: another attempt would only repeat the work."""
+    """Return a failure that is not retried: the same code would give the same result and state again."""
     failed = failure_of(error)
     failed.retryable = False
     return failed
@@ -424,12 +448,12 @@ def _for_good(error: BaseException) -> Failed:
 
 def _too_many() -> LimitExceeded:
     return LimitExceeded(
-        f"the run takes more than {MAX_STEPS} steps; split it: let it call agents, each a run of its own"
+        f"the run takes more than {MAX_RUN_STEPS} steps: split it into several agents, each with its own run"
     )
 
 
 def _too_large() -> LimitExceeded:
     return LimitExceeded(
-        f"the results of the run's steps are more than {MAX_JOURNAL_BYTES} bytes together; "
+        f"the results of the run's steps exceed {MAX_JOURNAL_BYTES} bytes together: "
         "store large ones elsewhere and return references"
     )

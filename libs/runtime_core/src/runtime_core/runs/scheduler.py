@@ -1,4 +1,4 @@
-"""Which branches of a run are running and which wait, and how all of them are stopped."""
+"""Schedules the branches of a run: which run, which wait, and how they are stopped."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from runtime_core.consumer.effects import Failed
+from runtime_core.consumer.failure import failure_of
 from runtime_core.errors import LoopInterrupt, WeftError
-from runtime_core.runs.failure import failure_of
 
 if TYPE_CHECKING:
-    from runtime_core.runs.calls import Asked
+    from runtime_core.runs.calls import RequestStep
     from runtime_core.sharing.context import Context
+
+log = logging.getLogger(__name__)
+CANCEL_GRACE_SECONDS = 2.0
+"""How long a cancelled function may take to end before it is abandoned."""
 
 
 class Branch:
@@ -27,23 +31,23 @@ class Branch:
     def __init__(self, prefix: str, now_ms: int, parent: Branch | None = None) -> None:
         self.prefix = prefix
         self.parent = parent
-        """The branch that waits for this one; None: the run's first."""
+        """The branch that waits for this one; None: this is the run's first."""
         self.context: Context | None = None
-        """What this branch knows, once it was asked for; see `sharing.py`."""
+        """The branch's context, created at its first use; see `sharing.py`."""
         self.count = 0
         self.now_ms = now_ms
-        """Time of the latest result that this branch has seen: what `ctx.now()` gives."""
+        """The time of the latest result that this branch has seen, for `ctx.now()`."""
         self.performing = False
-        """True while the body of a `ctx.step` runs in this branch: it may take no steps."""
+        """Whether the body of a `ctx.step` runs in this branch, which may take no steps."""
         self.stopped = False
-        """True once it was ended by itself, while the run goes on: it takes no more steps."""
+        """Whether this branch alone was stopped; it takes no more steps while the run continues."""
 
     def next_id(self) -> str:
         self.count += 1
         return f"{self.prefix}{self.count}"
 
     def move(self, prefix: str) -> None:
-        """Number the steps to come from 1 under another prefix."""
+        """Number the next steps from 1 under another prefix."""
         self.prefix, self.count = prefix, 0
 
     def saw(self, epoch_ms: int) -> None:
@@ -51,7 +55,7 @@ class Branch:
 
 
 class Wait:
-    """What must be there before one branch can go on: results of steps, and helpers that end.
+    """What one branch waits for: results of steps, and ends of helpers.
 
     A helper is a branch or a local step that runs beside it. A branch is in at most one wait at a time.
     """
@@ -59,7 +63,7 @@ class Wait:
     __slots__ = ("future", "helpers", "missing", "owner", "woken")
 
     def __init__(self) -> None:
-        self.missing: dict[str, Asked[Any]] = {}  # Any: steps of all result types
+        self.missing: dict[str, RequestStep[Any]] = {}  # Any: steps of all result types
         self.helpers = 0
         self.owner: asyncio.Task[Any] | None = None  # Any: tasks of all result types
         self.future: asyncio.Future[None] | None = None
@@ -70,7 +74,7 @@ class Wait:
 
 
 class NextEnd(Wait):
-    """A wait that is over when one more helper has ended, for a branch that takes their results one at a time."""
+    """A wait for the end of one more helper, for a branch that takes their results one at a time."""
 
     __slots__ = ("running",)
 
@@ -83,31 +87,25 @@ class NextEnd(Wait):
         return self.helpers < self.running
 
 
-log = logging.getLogger(__name__)
-
-GRACE_SECONDS = 2.0
-"""How long an agent's function may take to end after it was cancelled; then it is left behind."""
-
-
 class Flow:
-    """The tasks of one run. A branch is a task that takes steps; a local step beside a branch is one that may not.
+    """The asyncio tasks of one run. A branch takes steps; a local step that runs beside a branch takes none.
 
-    A task that waits for steps is blocked; one that awaits anything else (an HTTP request, a thread) is active.
-    The turn is over when none is active.
+    A task that waits for steps is blocked; one that awaits anything else (an HTTP request, a thread) is active. The
+    turn ends when no task is active.
     """
 
     def __init__(self, label: str) -> None:
         self.label = label
         self.waits: dict[Wait, None] = {}
-        """What blocked branches wait for, in the order in which they were blocked."""
+        """The waits of blocked branches, in the order in which they were blocked."""
         self.waiting: dict[str, list[Wait]] = {}
-        """The same by step."""
+        """The same waits, by step."""
         self.active = 0
         self.verdict: Failed | BaseException | None = None
-        """How the run ends whatever its code does: as a value, or as an error of the port for the caller."""
+        """How the run ends, whatever its code does: a failure, or an error of the port to raise."""
         self.stopping = False
         self.why = ""
-        # None: a local step, which takes no steps itself.
+        # None: a local step, which takes no steps.
         self._branches: dict[asyncio.Task[Any], Branch | None] = {}  # Any: results of all types
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn: asyncio.Future[None] | None = None
@@ -130,7 +128,7 @@ class Flow:
             self._turn = None
 
     def deliver(self, step: str) -> None:
-        """The step has its result now."""
+        """Wake the branches that waited for this step alone."""
         for wait in self.waiting.pop(step, ()):
             wait.missing.pop(step, None)
             self._wake_if_over(wait)
@@ -138,7 +136,7 @@ class Flow:
     # ---- what steps ask ----------------------------------------------------------------------------------
 
     def branch_here(self, what: object) -> Branch:
-        """The branch whose task is running. Anywhere else steps have no place: ends the run by WeftError."""
+        """Return the branch of the running task. Anywhere else, end the run with a WeftError: steps have no place."""
         try:
             task = asyncio.current_task()
         except RuntimeError:  # a thread without a loop
@@ -146,23 +144,23 @@ class Flow:
         branch = None if task is None else self._branches.get(task)
         if branch is None or branch.performing:
             raise self.misuse(
-                f"{what!r} outside the agent's own flow: inside ctx.step, a thread, or a task of asyncio "
+                f"{what!r} outside the agent's own flow: inside ctx.step, a thread, or an asyncio task "
                 "(gather, wait_for, create_task, TaskGroup) a replay could not find it again; "
-                "use ctx.gather to do things at once, and timeout= to limit a wait"
+                "use ctx.gather for concurrent work, and timeout= to limit a wait"
             )
         if branch.stopped:
             raise asyncio.CancelledError("the job was cancelled")
         return branch
 
     def is_stopped(self, task: asyncio.Task[Any] | None) -> bool:  # Any: as `_branches`
-        """Whether the task's branch was ended by itself (see `stop_branch`)."""
+        """Whether the task's branch was stopped alone (see `stop_branch`)."""
         branch = None if task is None else self._branches.get(task)
         return branch is not None and branch.stopped
 
     def help(
         self, coroutine: Coroutine[Any, Any, Any], branch: Branch | None, wait: Wait
     ) -> asyncio.Task[Any]:  # Any: results of all types
-        """Start a branch, or (without one) a local step, beside the branch that will wait for it."""
+        """Start a branch, or without one a local step, beside the branch that will wait for it."""
         wait.helpers += 1
         return self._spawn(coroutine, branch, wait)
 
@@ -185,14 +183,14 @@ class Flow:
             if not self.stopping:
                 raise self.misuse(
                     f"the wait for step {', '.join(wait.missing) or 'results'} was cancelled from outside: "
-                    "asyncio.timeout and wait_for count this process's time, which a replay does not have; "
+                    "asyncio.timeout and wait_for measure this process's time, which differs in a replay; "
                     "use timeout= of the step, or ctx.sleep"
                 ) from None
             raise
 
     @types.coroutine
     def next_end(self, wait: NextEnd) -> Generator[Any, None, None]:  # Any: as `wait`
-        """Block the running branch until one more helper has ended, or `rouse` wakes it."""
+        """Block the running branch until one more helper has ended, or `wake` wakes it."""
         wait.running = wait.helpers
         yield from self.wait(wait)
 
@@ -206,8 +204,8 @@ class Flow:
             self._inactive()
 
     async def settled(self, prefix: str) -> None:
-        """Wait until each branch under `prefix` waits for others, is in the body of a step, or has ended."""
-        while not self.stopping and self._in_transit(prefix):  # noqa: ASYNC110  # it ends in a few rounds
+        """Wait until each branch under `prefix` is blocked, performs a step, or has ended."""
+        while not self.stopping and self._in_transit(prefix):  # noqa: ASYNC110  # ends after a few rounds
             await asyncio.sleep(0)
 
     def _in_transit(self, prefix: str) -> bool:
@@ -217,38 +215,38 @@ class Flow:
             for task, branch in self._branches.items()
         )
 
-    def rouse(self, wait: Wait) -> None:
-        """Let a branch go on though its wait is not over; one that does not wait goes on anyhow."""
+    def wake(self, wait: Wait) -> None:
+        """Wake a branch before its wait is over. Does nothing if it does not wait."""
         if wait in self.waits:
             self._release(wait)
 
     def check_going(self) -> None:
-        """Raises CancelledError where the run is being cancelled, dropped or ended."""
+        """Raise CancelledError if the run is being cancelled, dropped or ended."""
         if self.stopping:
             raise asyncio.CancelledError(self.why)
 
     # ---- ends --------------------------------------------------------------------------------------------
 
     def abort(self, error: BaseException) -> asyncio.CancelledError:
-        """End the run with this error, whatever its code does; raise what is returned.
+        """End the run with this error, whatever its code does. Raise the returned error.
 
-        It is a CancelledError, since code that catches Exception must not go on.
+        It is a CancelledError, so that code that catches Exception does not continue.
         """
         return self.end(failure_of(error), f"{type(error).__name__}: {error}")
 
     def abandon(self, error: BaseException) -> asyncio.CancelledError:
-        """As `abort`, for an error of the port: the caller gets it raised, before any failure of the code."""
+        """As `abort`, for an error of the port. `advance` raises it, even after a failure of the code."""
         self.verdict = error
         return self.end(error, f"{type(error).__name__}: {error}")
 
     def misuse(self, message: str) -> WeftError:
-        """End the run since its code uses the context in a way that no replay could repeat; raise the error."""
+        """End the run, since a replay could not repeat how its code uses the context. Raise the returned error."""
         error = WeftError(message)
         self.abort(error)
         return error
 
     def end(self, verdict: Failed | BaseException, why: str) -> asyncio.CancelledError:
-        """The first verdict stays. The turn under way, or the next one, stops the tasks and returns it."""
+        """Set the verdict unless there is one. The current turn, or the next one, stops the tasks and returns it."""
         if self.verdict is None:
             self.verdict = verdict
         if not self.stopping:
@@ -258,7 +256,7 @@ class Flow:
         return asyncio.CancelledError(self.why)
 
     def stop(self, why: str) -> None:
-        """Cancel all tasks: each gets CancelledError where it awaits, and again at each step it tries."""
+        """Cancel all tasks. Each gets CancelledError at its await, and again at each further step."""
         if not self.stopping:
             self.stopping = True
             self.why = why
@@ -268,7 +266,7 @@ class Flow:
             task.cancel(why)
 
     def stop_branch(self, branch: Branch, why: str) -> None:
-        """End a branch, with those that it has started, by CancelledError where they await; the others go on."""
+        """Cancel a branch and the branches that it started. The others continue."""
         tasks = [
             task
             for task, other in self._branches.items()
@@ -290,19 +288,19 @@ class Flow:
             task.cancel(why)
 
     async def stopped(self) -> None:
-        """Wait, but not for long, until all tasks have ended."""
+        """Wait at most `CANCEL_GRACE_SECONDS` for all tasks to end."""
         if not self._branches:
             return
-        _, late = await asyncio.wait(list(self._branches), timeout=GRACE_SECONDS)
+        _, late = await asyncio.wait(list(self._branches), timeout=CANCEL_GRACE_SECONDS)
         if late:
-            log.warning("%s did not end within %g s of its cancellation and is left behind", self.label, GRACE_SECONDS)
+            log.warning("%s ignored its cancellation for %g s and is abandoned", self.label, CANCEL_GRACE_SECONDS)
 
     # ---- bookkeeping -------------------------------------------------------------------------------------
 
     def _spawn(
         self, coroutine: Coroutine[Any, Any, Any], branch: Branch | None, wait: Wait | None
     ) -> asyncio.Task[Any]:  # Any: results of all types
-        # Not loop.create_task: an eager task factory would run the code before its branch is known.
+        # Not loop.create_task: an eager task factory would run the code before `_branches` has its branch.
         task = asyncio.Task(_guarded(coroutine), loop=self._loop, name=self.label)
         self._branches[task] = branch
         self.active += 1
@@ -313,10 +311,10 @@ class Flow:
         self, coroutine: Coroutine[Any, Any, Any], wait: Wait | None, task: asyncio.Task[Any]
     ) -> None:  # Any: results of all types
         del self._branches[task]
-        # A task that is cancelled before its first step has never begun the coroutine.
+        # A task that is cancelled before it starts never begins the coroutine.
         coroutine.close()
         if not task.cancelled():
-            # Looked at here so that asyncio does not report it; who waits for the task handles it.
+            # Retrieve the error, or asyncio reports it; whoever waits for the task handles it.
             task.exception()
         if wait is not None:
             wait.helpers -= 1
@@ -334,7 +332,7 @@ class Flow:
             wait.future.set_result(None)
 
     def _give_up(self, wait: Wait) -> None:
-        """Its branch goes on by an exception, which ends the run: no other wait matters any more."""
+        """Remove a wait whose branch gets an exception, which ends the run."""
         if wait not in self.waits:
             return
         del self.waits[wait]
@@ -358,5 +356,5 @@ async def _guarded(coroutine: Coroutine[Any, Any, Any]) -> Any:  # Any: results 
     except LoopInterrupt as interrupt:
         raise interrupt.blocked() from None
     except SystemExit as error:
-        # It would end the event loop, and with it the worker and all its other runs.
+        # It would end the event loop, and with it all other runs of the process.
         raise RuntimeError(f"the agent's function called sys.exit({error.code!r})") from None

@@ -1,18 +1,25 @@
-"""The context of a run: a fork for each branch, and the copies that travel with questions and answers."""
+"""The shared context of runs: a fork for each branch, the copies in calls and answers, and a session's context."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from runtime_core.errors import AgentError, ConfigurationError, InvalidInput
 from runtime_core.sharing.context import Context
+from runtime_core.sharing.values import Conflict
 
 if TYPE_CHECKING:
+    from runtime_core.runs.context import AgentContext
     from runtime_core.runs.run import Run
     from runtime_core.runs.scheduler import Branch
 
-
+SESSION_AGENT = "weft.session"
+CONFLICTS_KEPT = 100
+"""How many of a session's conflicts its context keeps, the newest ones."""
 _RESULT = b'{"weft.context.branch":'
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _MEMBER = "context"
@@ -28,14 +35,14 @@ _result = msgspec.json.Decoder(_Result).decode
 
 
 def with_snapshot(x: bytes, snapshot: bytes) -> bytes:
-    """The context of an event, with a snapshot in it."""
+    """Return the event's context with a snapshot in it."""
     members = _members(x) if x else {}
     members[_MEMBER] = msgspec.Raw(snapshot)
     return msgspec.json.encode(members)
 
 
 def without_snapshot(x: bytes) -> bytes:
-    """The context of an event, for those who have no use for a snapshot."""
+    """Return the event's context without a snapshot."""
     if _MARK not in x:
         return x
     members = _members(x)
@@ -44,19 +51,19 @@ def without_snapshot(x: bytes) -> bytes:
 
 
 def snapshot_in(x: bytes) -> bytes:
-    """The snapshot in the context of an event; empty where there is none."""
+    """Return the snapshot in the event's context; empty if there is none."""
     if _MARK not in x:
         return b""
     return bytes(_members(x).get(_MEMBER, b""))
 
 
 def wrapped(output: bytes, branch: bytes) -> bytes:
-    """A result with the changes of the context that was made on the way to it."""
+    """Return a result together with the changes of the context."""
     return b'%b%b,"value":%b}' % (_RESULT, branch, output)
 
 
 def unwrapped(payload: bytes) -> tuple[bytes, bytes]:
-    """The result, and the changes; these are empty for most."""
+    """Return the result and the changes of the context; most results have none."""
     if not payload.startswith(_RESULT):
         return payload, b""
     found = _result(payload)
@@ -64,10 +71,10 @@ def unwrapped(payload: bytes) -> tuple[bytes, bytes]:
 
 
 def context_of(run: Run, branch: Branch) -> Context:
-    """The context of a branch, made at its first use.
+    """Return the context of a branch, created at its first use.
 
-    That of the run's first branch is a fork of the asking run's, or begins empty; that of a branch of `ctx.gather` is a
-    fork of the branch that waits for it, which stands still until then.
+    The context of the run's first branch is a fork of the calling run's, or empty. That of a branch of `ctx.gather` is
+    a fork of its waiting branch's.
     """
     if branch.context is None:
         if branch.parent is not None:
@@ -86,7 +93,7 @@ def _first(run: Run) -> Context:
 
 
 def snapshot_of(run: Run, branch: Branch) -> bytes:
-    """What a question of this branch carries; empty where nobody has used the context yet, and `x` says enough."""
+    """Return the snapshot to send with a call of this branch; empty if the code has not used the context."""
     return context_of(run, branch).snapshot() if _in_use(branch) else b""
 
 
@@ -99,20 +106,82 @@ def _in_use(branch: Branch) -> bool:
     return False
 
 
-def bring_in(run: Run, branch: Branch, changes: bytes) -> None:
-    """Merge what a run that was asked has changed, when its result is taken."""
-    context_of(run, branch).bring_in(changes)
+def merge_changes(run: Run, branch: Branch, changes: bytes) -> None:
+    """Merge the changes of a called run, when the code gets its result."""
+    context_of(run, branch).merge_changes(changes)
 
 
 def join(run: Run, branch: Branch, helper: Branch) -> None:
-    """Merge the context of a branch that has ended into that of the branch that waited for it."""
+    """Merge the context of an ended branch into that of the branch that waited for it."""
     if helper.context is not None:
         context_of(run, branch).merge(helper.context)
 
 
 def answer_of(run: Run, branch: Branch, output: bytes) -> bytes | None:
-    """What the asking run's step gets, where that is more than the output."""
+    """Return the output with the changes of the context, for the calling run; None if nothing has changed."""
     context = branch.context
     if context is None or "/" not in run.run_id or not context.changed:
         return None
-    return wrapped(output, context.to_branch())
+    return wrapped(output, context.export_changes())
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """A request to the agent that keeps sessions."""
+
+    merge: str = ""
+    """Changes to merge (JSON of `Context.export_changes`); empty: only read."""
+
+
+async def keep_session(ctx: AgentContext, request: SessionRequest) -> str:
+    """Return the session's context (JSON of `Context.snapshot`). Requests are serial, so no merge is lost."""
+    stored = ctx.state.get("snapshot")
+    context = Context.restore(stored.encode()) if stored else Context(ctx.key, id=f"session {ctx.key}")
+    if request.merge:
+        context.merge_changes(request.merge.encode(), fold=True)
+        del context.conflicts[:-CONFLICTS_KEPT]
+        ctx.state["snapshot"] = context.snapshot().decode()
+    return context.snapshot().decode()
+
+
+class Session:
+    """The context that all tasks of a session share. The agent `weft.session` keeps it, one instance per session.
+
+    `app.add_sessions()` declares that agent. `async with` forks the context. If the block ends without an error, it
+    merges the fork's changes, after the changes that other tasks have merged meanwhile:
+
+        async with ctx.session() as session:
+            session.put("topic", topic)
+    """
+
+    def __init__(self, ctx: AgentContext) -> None:
+        if not ctx.session_id:
+            raise InvalidInput("session_id", "this task has no session: submit it with a session_id")
+        self._ctx = ctx
+        self._fork: Context | None = None
+        self.conflicts: list[Conflict] = []
+        """Conflicts with changes of other tasks; filled at the end of the block."""
+
+    async def __aenter__(self) -> Context:
+        context = await self._ask(SessionRequest())
+        self._fork = context.fork(task_id=self._ctx.task_id, agent=self._ctx.agent_name, name=str(self._ctx.uuid()))
+        return self._fork
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        fork = self._fork
+        if kind is None and fork is not None and fork.changed:
+            context = await self._ask(SessionRequest(merge=fork.export_changes().decode()))
+            self.conflicts = [conflict for conflict in context.conflicts if conflict.branch == fork.id]
+
+    async def _ask(self, request: SessionRequest) -> Context:
+        try:
+            snapshot: str = await self._ctx.agent(SESSION_AGENT, request, key=self._ctx.session_id)
+        except AgentError as error:
+            if error.type != "UnknownName":
+                raise
+            raise ConfigurationError(
+                "no app in this namespace keeps sessions: call app.add_sessions() in one of them"
+            ) from None
+        return Context.restore(snapshot.encode())

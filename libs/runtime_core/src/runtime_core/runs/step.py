@@ -1,56 +1,52 @@
-"""What every step has: an id from its place in the program, and a digest of what it asks for."""
+"""The base of all steps, and local steps: a process runs them once, records the result, and replays it."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import asyncio
+import contextvars
+import functools
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from runtime_core import codec
-from runtime_core.consumer.effects import FAILED
+from runtime_core.consumer.effects import COMPLETED, FAILED
+from runtime_core.consumer.failure import class_name, error_text, traceback_of
+from runtime_core.declare.schema import encode
 from runtime_core.errors import (
     AgentError,
     Deadlock,
     EngineError,
     HumanTimeout,
+    InvalidInput,
     LocalStepError,
+    LoopInterrupt,
+    Outcome,
     StepError,
     ToolError,
-    WeftError,
 )
 from runtime_core.ids import step_digest
-from runtime_core.runs.journal import payload_of, status_of, time_of
+from runtime_core.record.step import StepError as RowError
+from runtime_core.runs.journal import (
+    DIGEST_BYTES,
+    _decoder,
+    from_json,
+    payload_of,
+    recorded_error,
+    status_of,
+    time_of,
+)
 from runtime_core.runs.ports import Registered
-from runtime_core.runs.sharing import bring_in, unwrapped
+from runtime_core.runs.sharing import merge_changes, unwrapped
+from runtime_core.text import text_of_error
 
 if TYPE_CHECKING:
     from runtime_core.runs.run import Run
     from runtime_core.runs.scheduler import Branch
 
-
-_decoder = msgspec.json.Decoder()
-
-
-def from_json(payload: bytes) -> object:
-    """The value of a recorded payload; an empty one is None. Raises WeftError where it is not JSON."""
-    if not payload:
-        return None
-    try:
-        return _decoder.decode(payload)
-    except (ValueError, RecursionError) as error:
-        raise WeftError(f"a recorded result is not JSON: {error}; whoever wrote it must send JSON") from error
-
-
-def canonical(data: bytes) -> bytes:
-    """The same JSON with sorted keys: its digest does not depend on the order in which a dict was filled."""
-    # Without a comma no object has two members, so there is only one order.
-    return codec.canonical(_decoder.decode(data)) if b"," in data else data
-
-
 T = TypeVar("T")
-
 _ERRORS: dict[str, type[StepError]] = {
     "tool": ToolError,
     "agent": AgentError,
@@ -61,31 +57,25 @@ _ERRORS: dict[str, type[StepError]] = {
     "step": LocalStepError,
     "model": LocalStepError,
 }
-
-
 _CONTAINERS = (b"{", b"[")
-"""How JSON begins that may be written in more than one order."""
+"""The first byte of JSON that may have keys in any order."""
 
 
-class _RecordedError(msgspec.Struct):
-    """The payload of a failed step."""
-
-    type: str = ""
-    message: str = ""
-
-
-_decode_error = msgspec.json.Decoder(_RecordedError).decode
+def canonical(data: bytes) -> bytes:
+    """Return the JSON with sorted keys, so that its digest does not depend on the order of a dict's keys."""
+    # Without a comma no object has two members, so there is only one order.
+    return codec.canonical(_decoder.decode(data)) if b"," in data else data
 
 
 class Step(Generic[T]):
-    """Something durable that an agent asks for: `await` it, once or more often; each gives an equal result.
+    """A durable step of a run. Await it, once or several times, for its result.
 
-    It takes its id when it is created and does nothing until it is awaited or gathered. One that never is
-    does nothing at all; the run then says so in a warning.
+    It takes its id when it is created and does nothing until it is awaited or gathered. The run logs a warning about
+    steps that never are.
     """
 
     identified = False
-    """Whether the digest is made of something else than name and data."""
+    """Whether the digest comes from an identity instead of the name and data."""
 
     __slots__ = ("data", "digest", "id", "key", "kind", "name", "order", "run")
 
@@ -96,18 +86,18 @@ class Step(Generic[T]):
         self.name = name
         self.key = key
         self.data = data
-        """JSON of what it asks for."""
+        """JSON of the request."""
         self.digest = digest or step_digest(kind, name, key, canonical(data) if data[:1] in _CONTAINERS else data)
         self.id = run.take_id(branch, kind, self.digest)
         self.order = run.steps_taken
-        """Place in the program among all steps of this execution."""
+        """Its place among all steps of this execution."""
         run.unawaited[self.id] = self
 
     def __await__(self) -> Generator[Any, None, T]:  # Any: what asyncio's futures yield to their task
         raise NotImplementedError
 
     def read(self, payload: bytes) -> T:
-        """The result that a recorded payload stands for."""
+        """Return the result in a recorded payload."""
         result: T = from_json(payload)  # type: ignore[assignment]  # JSON, whose shape the step's creator declares
         return result
 
@@ -116,7 +106,7 @@ class Step(Generic[T]):
 
 
 def result_of(step: Step[T], value: bytes, branch: Branch) -> T:
-    """What a journal value gives to the code: the result, or the error raised. Live and replayed alike."""
+    """Return the result in a journal value, or raise its error. Live steps and replays both use it."""
     branch.saw(time_of(value))
     if status_of(value) == FAILED:
         type, message = recorded_error(value)
@@ -127,37 +117,26 @@ def result_of(step: Step[T], value: bytes, branch: Branch) -> T:
     if step.kind == "agent":
         payload, changes = unwrapped(payload)
         if changes:
-            bring_in(step.run, branch, changes)
+            merge_changes(step.run, branch, changes)
     return step.read(payload)
 
 
-def recorded_error(value: bytes) -> tuple[str, str]:
-    """Type and message of a failed step's journal value."""
-    payload = payload_of(value)
-    try:
-        error = _decode_error(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        # Written by another program; better its bytes than no reason.
-        return "", payload.decode(errors="replace")
-    return error.type, error.message
-
-
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """A tool or agent by its name and pool, of this app or of another, as manifests give them: it may be called."""
+class CallTarget:
+    """A callable tool or agent of any app, with its name and pool from the manifests."""
 
     name: str
     pool: str = ""
 
 
 def name_and_pool(run: Run, kind: str, known: Registered | None, named: object) -> tuple[str, str]:
-    """The name and pool of a call. A name that this app does not know is sent as it is, to the default pool.
+    """Return the name and pool of a call. A name that this app does not know goes to the default pool.
 
-    Raises WeftError, and ends the run, for a function that is not registered.
+    Ends the run with a WeftError for a function that is not registered.
     """
     if known is not None:
         return known.name, known.pool
-    if isinstance(named, Elsewhere):
+    if isinstance(named, CallTarget):
         return named.name, named.pool
     if isinstance(named, str) and named:
         return named, ""
@@ -168,7 +147,7 @@ def name_and_pool(run: Run, kind: str, known: Registered | None, named: object) 
 
 
 class Ready(Generic[T]):
-    """Gives a value that is there already."""
+    """An awaitable with a known result."""
 
     __slots__ = ("_value",)
 
@@ -178,3 +157,138 @@ class Ready(Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:  # Any: asyncio's protocol; this one yields nothing
         yield from ()
         return self._value
+
+
+class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function returned
+    """Runs its body in the middle of the turn, journals the result, and returns what the journal holds."""
+
+    __slots__ = ("body", "started")
+
+    def __init__(
+        self,
+        run: Run,
+        branch: Branch,
+        kind: str,
+        name: str,
+        body: Callable[[], Awaitable[object]],
+        data: bytes,
+        key: str = "",
+        digest: str = "",
+    ) -> None:
+        super().__init__(run, branch, kind, name, key, data, digest)
+        self.body = body
+        self.started = False
+
+    def __await__(self) -> Generator[Any, None, Any]:  # Any: see the class
+        branch = self.run.flow.branch_here(self)
+        value = self.run.find(self)
+        if value is None:
+            branch.performing = True
+            try:
+                value = yield from self.perform().__await__()
+            finally:
+                branch.performing = False
+        return result_of(self, value, branch)
+
+    async def perform(self) -> bytes:
+        """Run the body once and journal its result. Return the journal value that counts now.
+
+        Retry and Reject are raised unrecorded: they concern the attempt, not this step.
+        """
+        run = self.run
+        run.flow.check_going()
+        if self.started:
+            raise run.flow.misuse(f"two branches await {self!r} at once: await it in one of them")
+        self.started = True
+        # Before the body, since another process may have performed this step and handed the run back.
+        await run.of_port(run.port.confirm(run.journal.values))
+        run.flow.check_going()
+        began = time.time() * 1000
+        status, payload, error = await self._run_body()
+        value = await self.journal(status, payload)
+        run.journal.add(self.id, value)
+        run.note_journaled(self, value)
+        if status_of(value) == status and payload_of(value) == payload:
+            # The journaled time: a replay from the trajectory sees the times that this run saw (`ctx.now`).
+            ended = max(began, float(time_of(value)))
+            self.note_row(began, ended, b"" if error else payload, error)
+        else:
+            # Another process was first. Its commit will not count, so the commit of this turn writes the row.
+            run.rows.journaled(self, value)
+        # The other process may have run other code.
+        if value[:DIGEST_BYTES] != self.digest.encode():
+            raise run.diverged(self)
+        return value
+
+    async def _run_body(self) -> tuple[bytes, bytes, RowError | None]:
+        """Run the body. Return the status and the payload for the journal, and the error for the row."""
+        run = self.run
+        failure: BaseException | None = None
+        result: object = None
+        try:
+            result = await self.body()
+        except Outcome:
+            self.started = False
+            raise
+        except asyncio.CancelledError as error:
+            run.flow.check_going()
+            task = asyncio.current_task()
+            if run.flow.is_stopped(task):
+                raise
+            if task is not None and task.cancelling():
+                raise run.flow.misuse(
+                    f"{self!r} was cancelled from outside: put asyncio.timeout inside the function of ctx.step, "
+                    "so that a replay gets the same result"
+                ) from None
+            failure = error
+        except LoopInterrupt as interrupt:
+            failure = interrupt.blocked()
+        except (Exception, SystemExit) as error:
+            # SystemExit, too: it would end the process with all its other runs.
+            failure = error
+        # The body may have misused the context, which ends the run.
+        run.flow.check_going()
+        if failure is None:
+            try:
+                return COMPLETED, encode(result, f"result of {self.kind} {self.name!r}"), None
+            except InvalidInput as error:
+                raise run.flow.abort(error) from error
+        kind, message = class_name(failure), error_text(text_of_error(failure))
+        if self.kind == "engine" and isinstance(failure, EngineError):
+            # The engine names the error of its call.
+            kind, message = failure.type, error_text(failure.message)
+        row_error = RowError(kind, message, traceback_of(failure), at=time.time() * 1000)
+        return FAILED, codec.encode({"type": kind, "message": message}), row_error
+
+    async def journal(self, status: bytes, payload: bytes) -> bytes:
+        """Journal the result unless there is one. Return the stored journal value."""
+        return await self.run.record(self, status, payload)
+
+    def note_row(self, started: float, ended: float, output: bytes, error: RowError | None) -> None:
+        """Add its row for the trajectory. Times are epoch milliseconds."""
+        self.run.rows.add(self, started=started, ended=ended, input=self.data, output=output, error=error)
+
+
+async def call_function(
+    function: Callable[..., object],
+    arguments: Sequence[object],
+    named: Mapping[str, object],
+) -> object:
+    """Call a function: an async one on the event loop, another one in a thread."""
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  # checks whether the call is async, not whether there is one
+    ):
+        # cast: checked above
+        return await cast(Callable[..., Awaitable[object]], function)(*arguments, **named)
+    in_context = functools.partial(contextvars.copy_context().run, function, *arguments, **named)
+    result = await asyncio.get_running_loop().run_in_executor(None, _unstoppable, in_context)
+    # A lambda may return a coroutine; it runs here, on the loop.
+    return await result if inspect.isawaitable(result) else result
+
+
+def _unstoppable(function: Callable[[], object]) -> object:
+    try:
+        return function()
+    except StopIteration as error:
+        # A future cannot hold StopIteration, so its awaiter would wait forever.
+        raise RuntimeError("the function raised StopIteration") from error

@@ -1,4 +1,4 @@
-"""Handles a delivery for an agent: run one turn, commit what it asks for, or decide what follows from its failure."""
+"""Handles a delivery for an agent: runs one turn, then commits its effects or decides what follows its failure."""
 
 from __future__ import annotations
 
@@ -11,23 +11,30 @@ from typing import cast
 
 import msgspec
 
+from runtime_core.bus.deliveries import Delivery, RunFields
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Replies
 from runtime_core.bus.spans import delivery_span
-from runtime_core.bus.values import Delivery, RunFields
-from runtime_core.consumer.attempt import give_up, hand_back, hand_on, schedule_retry
-from runtime_core.consumer.decision import reason_of
 from runtime_core.consumer.effects import Completed, Failed, Suspended, TurnResult
+from runtime_core.consumer.failure import give_up, hand_back, hand_on, reason_of, schedule_retry
 from runtime_core.engines.results import Results
-from runtime_core.errors import InvalidInput, JournalMoved, LimitExceeded, TurnTaken
-from runtime_core.record.step import ENCODER, StepError
-from runtime_core.record.usage import total
-from runtime_core.runs.calls import PROCESS_BYTES, Outflow
-from runtime_core.runs.commit import answer_parts, parts, parts_of, row_of_run
+from runtime_core.errors import InvalidInput, JournalLost, JournalMoved, LimitExceeded, TurnTaken
+from runtime_core.record.step import ENCODER, StepError, total_usage
+from runtime_core.runs.commit import (
+    PROCESS_BYTES,
+    HandedBack,
+    ManifestCache,
+    Outflow,
+    TurnGone,
+    TurnPort,
+    answer_parts,
+    parts,
+    parts_of,
+    row_of_run,
+)
 from runtime_core.runs.definition import AgentDefinition
 from runtime_core.runs.ports import Attempt, Compute, DeclaredApp, Meta, Workplace
 from runtime_core.runs.run import Run
-from runtime_core.runs.turn_port import HandedBack, Offers, TurnGone, TurnPort
 from runtime_core.telemetry import gen_ai, trace_context
 from runtime_core.telemetry.attributes import DUPLICATE
 from runtime_core.telemetry.metrics import Metrics, count_model_calls
@@ -37,30 +44,34 @@ from runtime_core.telemetry.trace_context import Ids
 
 logger = logging.getLogger(__name__)
 
-# Runs that wait are kept warm up to this many; one that was dropped is replayed.
 WARM_RUNS = 20_000
+"""How many waiting runs stay in memory. A run that was dropped is replayed."""
 
 
 class _Warm:
-    """A run in memory that waits, with the port of its last turn."""
+    """A run in memory, with the port of its last turn."""
 
-    __slots__ = ("brought", "context", "input", "parent", "port", "run", "started_ms", "turn")
+    __slots__ = ("connection", "context", "input", "parent", "port", "received", "run", "started_ms", "turn")
 
-    def __init__(self, run: Run, port: TurnPort, turn: int, started_ms: int, data: bytes, context: bytes) -> None:
+    def __init__(
+        self, run: Run, port: TurnPort, turn: int, started_ms: int, data: bytes, context: bytes, connection: int
+    ) -> None:
         self.run = run
         self.input = data
         self.port = port
         self.turn = turn
         self.started_ms = started_ms
         self.context = context
-        """What travels with the events that it causes."""
+        """The context of the events that it causes (JSON)."""
+        self.connection = connection
+        """The number of the connection over which it was read. A server that is back may have lost its last writes."""
         self.parent = Parent()
-        self.brought: list[str] = []
-        """The steps whose results have woken it this time."""
+        self.received: list[str] = []
+        """The steps whose results it got for this turn."""
 
 
 class TurnHandler:
-    """Runs agents of one app for the deliveries of one consumer. A run that waits stays warm while there is room."""
+    """Runs the agents of one app for one consumer. Waiting runs stay in memory, up to a limit."""
 
     def __init__(
         self,
@@ -75,7 +86,7 @@ class TurnHandler:
         results: Results | None = None,
         outflow: Outflow | None = None,
     ) -> None:
-        """`outflow` counts what all handlers of this process have on its way; None: those of this one."""
+        """`outflow` bounds the unanswered writes of all handlers of this process; None: of this handler alone."""
         self._bus = bus
         self._outflow = outflow or Outflow(PROCESS_BYTES)
         self._replies = replies
@@ -83,7 +94,7 @@ class TurnHandler:
         self._app = app
         self._agents = app.agents
         self._hooks = app.hooks
-        self._offers = Offers(bus)
+        self._manifest_cache = ManifestCache(bus)
         self._task_ended = app.hooks.of_ends_agent(app.name)
         self._metrics = metrics
         self._warm: OrderedDict[tuple[str, str], _Warm] = OrderedDict()
@@ -92,7 +103,7 @@ class TurnHandler:
         self._running: dict[str, set[Run]] = {}
         self._draining = asyncio.Event()
         for place in product(app.agents, SHOWN_OUTCOMES):
-            metrics.agent_turns[place]  # with 0, from the start
+            metrics.agent_turns[place]  # shown as 0 from the start
 
     async def handle(self, delivery: Delivery) -> None:
         definition = self._agents.get(delivery.name)
@@ -103,39 +114,39 @@ class TurnHandler:
             return
         began, outcome = time.perf_counter(), "lost"
         try:
-            outcome = await self._turn(delivery, definition)
+            outcome = await self._handle_turn(delivery, definition)
         except asyncio.CancelledError:
             outcome = "cancelled"
             raise
         finally:
-            # Under a name that this app has declared: other names are in the hands of whoever submits.
+            # Only names that this app has declared become labels: submitters choose the others.
             self._metrics.agent_turns[delivery.name, outcome].inc()
             self._metrics.agent_turn_seconds[delivery.name].observe(time.perf_counter() - began)
 
-    async def _turn(self, delivery: Delivery, definition: AgentDefinition) -> str:
-        """Run one turn and settle it; how it ended, as one of `TURN_OUTCOMES`."""
+    async def _handle_turn(self, delivery: Delivery, definition: AgentDefinition) -> str:
+        """Run one turn and settle it. Return its outcome, one of `TURN_OUTCOMES`."""
         warm = await self._open(delivery, definition)
         if warm is None:
-            # The run or its task is over: settling acknowledges the entry and frees the instance.
+            # The run or its task has ended: settling acknowledges the entry and frees the instance.
             await self._bus.retry(delivery, 0, b"")
             return "cancelled"
         if tracing():
             return await self._traced(delivery, definition, warm)
-        # A library in here may have an SDK of its own, that of nobody else: its spans are under who has asked.
+        # The agent's code may configure its own SDK of OpenTelemetry: its spans belong under the caller's.
         with within(trace_context.stated(delivery.context)[0] if delivery.context else ""):
-            return await self._go_on(delivery, definition, warm)
+            return await self._run_turn(delivery, definition, warm)
 
-    async def _go_on(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm) -> str:
-        """Run one turn, and commit what it asks for: how it ended."""
+    async def _run_turn(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm) -> str:
+        """Run one turn and commit its effects. Return its outcome."""
         while True:
             try:
                 result = await self._advance(delivery, warm)
                 break
             except JournalMoved as moved:
                 logger.info("%s: replaying it", moved)
-                replayed = await self._replayed(delivery, definition)
+                replayed = await self._replay(delivery, definition)
             except (HandedBack, TurnTaken) as left:
-                # The delivery stays as it is: the broker hands it to another process, or this one finds it again.
+                # The delivery stays pending: another process adopts it, or this one finds it again.
                 raise asyncio.CancelledError(str(left)) from None
             except TurnGone:
                 replayed = None
@@ -154,12 +165,12 @@ class TurnHandler:
                 return await self._fail(delivery, definition, result, warm)
 
     async def _advance(self, delivery: Delivery, warm: _Warm) -> TurnResult:
-        """Run the turn until it ends or waits, with its writes in mid-turn. Drops the run where this raises."""
+        """Run the turn until it ends or waits, and wait for its writes. Drop the run if this raises."""
         running = self._running.setdefault(delivery.task, set())
         running.add(warm.run)
         try:
             result = await (self._advance_traced(delivery, warm) if delivery.span.recording else warm.run.advance())
-            # Counted here: the calls were made, whatever becomes of this turn.
+            # Counted before the commit: the calls were made even if it fails.
             if result.steps:
                 count_model_calls(self._metrics, result.steps)
             try:
@@ -176,26 +187,26 @@ class TurnHandler:
                 self._running.pop(delivery.task, None)
 
     async def _traced(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm) -> str:
-        """One turn under a span of its own, in the trace of its task, with links to what has brought its results."""
+        """Run one turn in a span of the task's trace, with links to the spans that produced its results."""
         keys = self._bus.keys
         traceparent, tracestate = trace_context.stated(delivery.context)
-        links = await self._bus.answered_by(delivery.task, delivery.run, warm.brought) if warm.brought else []
+        links = await self._bus.answered_by(delivery.task, delivery.run, warm.received) if warm.received else []
         if definition is self._task_ended and not traceparent:
-            # Of a task whose trace nobody has named: its hooks are in a tree of their own, which says of whose end.
+            # The ended task has no stated trace: its hooks get their own trace, with a link to the task.
             links = [task_traceparent(keys.namespace, self._hooks.ended_task(warm.input), ""), *links]
         traceparent = task_traceparent(keys.namespace, delivery.task, traceparent)
         with delivery_span(
             delivery, keys, self._bus.owner, traceparent=traceparent, tracestate=tracestate, links=links
         ) as delivery.span:
-            outcome = await self._go_on(delivery, definition, warm)
-            # Not where this raises: the turn is done again, and who does that sends a span of the same id.
+            outcome = await self._run_turn(delivery, definition, warm)
+            # Not if this raises: then the turn runs again and sends a span with the same id.
             warm.parent.span.release()
             return outcome
 
     async def _advance_traced(self, delivery: Delivery, warm: _Warm) -> TurnResult:
-        """The agent's own part of the turn: the spans of its code are under this one, and what it asks others for."""
+        """Run the agent's code in a span, the parent of its code's spans and of the calls that it makes."""
         session = str(_META.decode(delivery.context).get("session_id") or "") if delivery.context else ""
-        # Whoever does this turn again, after a crash, makes the same span: what was asked meanwhile is under it.
+        # A turn that is repeated after a crash gets the same span id, so its earlier calls stay under it.
         span = trace_context.span_of_entry(self._bus.keys.stream(delivery.stream), delivery.entry.decode())
         with (
             under(warm.parent),
@@ -209,7 +220,7 @@ class TurnHandler:
             return result
 
     def forget(self) -> None:
-        """Drop every warm run: this owner was declared dead, and others go on with them."""
+        """Drop all warm runs: this owner was declared dead, and other processes continue them."""
         while self._warm:
             self._warm.popitem()[1].run.drop()
 
@@ -225,62 +236,67 @@ class TurnHandler:
     # -- opening -----------------------------------------------------------------------------------------------
 
     async def _open(self, delivery: Delivery, definition: AgentDefinition) -> _Warm | None:
-        """The run, ready to go on: warm, fresh, or replayed from its journal."""
+        """Return the run, ready for its turn: warm, fresh, or replayed from its journal. None: the run has ended."""
         warm = self._warm.pop((delivery.task, delivery.run), None)
         if warm is not None:
-            # Of a failed attempt the run here may know too much: whoever made it may have been another process.
-            if delivery.kind == "resume" and warm.turn == delivery.turn and delivery.attempt == 1:
-                # First: a branch goes on as soon as it has its result, and what it emits is this delivery's.
+            # After a failed attempt the warm run may be ahead of the journal, since another process may have made it.
+            same_server = warm.connection == self._bus.transport.reconnects
+            if delivery.kind == "resume" and warm.turn == delivery.turn and delivery.attempt == 1 and same_server:
+                # First, since a branch continues as soon as it has its result, and emits for this delivery.
                 warm.port.resume(delivery)
                 delivery.context = warm.context
                 try:
-                    warm.brought = await self._bring_results(delivery, warm.run)
+                    warm.received = await self._deliver_results(delivery, warm.run)
                 except BaseException:
-                    # It is in nobody's hands by now, and would wait for ever.
+                    # Nothing refers to it any more, so it would wait forever.
                     warm.run.drop()
                     raise
                 return warm
             warm.run.drop()
         if delivery.kind == "start" and delivery.turn == 0 and delivery.attempt == 1 and not delivery.key:
-            # A first turn needs nothing of the broker until it does a step by itself: then its port looks whether
-            # another process has begun this turn before (`TurnPort.confirm`).
+            # A first turn reads nothing from the broker. Before its first own step, the port checks whether another
+            # process has begun this turn (`TurnPort.confirm`).
             started = int(delivery.entry.partition(b"-")[0])
             fields = RunFields(data=delivery.data, started_ms=started, context=delivery.context)
-            return self._made(delivery, definition, fields, self._port(delivery))
-        return await self._replayed(delivery, definition)
+            connection = self._bus.transport.reconnects
+            return self._new_warm(delivery, definition, fields, self._port(delivery), connection)
+        return await self._replay(delivery, definition)
 
-    async def _replayed(self, delivery: Delivery, definition: AgentDefinition) -> _Warm | None:
-        """The run as the broker's journal has it; None where the delivery is no longer its current one."""
-        fields = await self._stored(delivery)
+    async def _replay(self, delivery: Delivery, definition: AgentDefinition) -> _Warm | None:
+        """Return the run as the journal has it; None if the delivery is no longer the run's current one."""
+        connection = self._bus.transport.reconnects
+        fields = await self._load(delivery)
         if fields is None:
             return None
-        return self._made(delivery, definition, fields, self._port(delivery, loaded=True))
+        return self._new_warm(delivery, definition, fields, self._port(delivery, loaded=True), connection)
 
-    async def _bring_results(self, delivery: Delivery, run: Run) -> list[str]:
-        """Give the run the result that woke it, and those of its other steps that have come in: which steps."""
-        brought = []
+    async def _deliver_results(self, delivery: Delivery, run: Run) -> list[str]:
+        """Give the run the result that woke it, and other results that have arrived. Return their steps."""
+        received = []
         if delivery.step:
             run.deliver(delivery.step, delivery.data)
-            brought.append(delivery.step)
+            received.append(delivery.step)
         others = [step for step in run.awaited if step != delivery.step]
         if others:
             for step, value in zip(others, await self._bus.results(delivery.task, delivery.run, others), strict=True):
                 if value is not None:
                     run.deliver(step, value)
-                    brought.append(step)
-        return brought
+                    received.append(step)
+        return received
 
-    async def _stored(self, delivery: Delivery) -> RunFields | None:
-        """What the broker holds of the run; None where the delivery is no longer its current one."""
+    async def _load(self, delivery: Delivery) -> RunFields | None:
+        """Return the stored run; None if the delivery is no longer the run's current one."""
         fields = await self._bus.load(delivery)
         if fields is None or fields.cur != delivery.entry.decode() or fields.status not in _LIVE:
             return None
-        # A resume carries none: the task's is the run's, and what the run asks for carries it on.
+        # A resume event has no context: the run keeps its task's and passes it on.
         delivery.context = fields.context = delivery.context or fields.context
         return fields
 
-    def _made(self, delivery: Delivery, definition: AgentDefinition, fields: RunFields, port: TurnPort) -> _Warm:
-        """A run from its beginning, or replayed as far as `fields` know it."""
+    def _new_warm(
+        self, delivery: Delivery, definition: AgentDefinition, fields: RunFields, port: TurnPort, connection: int
+    ) -> _Warm:
+        """Return a run from its beginning, with the results in `fields` to replay."""
         meta = _meta(delivery.context)
         attempt = Attempt(delivery.task, delivery.run, delivery.key, delivery.attempt, self._bus.owner)
         run = definition.run_type(definition, attempt, fields, port, self._workplace, meta)
@@ -293,15 +309,15 @@ class TurnHandler:
                 failed=lambda point: self._metrics.hook_failures[point].inc(),
             )
         if fields.withdrawn:
-            run.cancel("nobody wants the task's answer any more")
-        warm = _Warm(run, port, fields.turn, fields.started_ms, fields.data, delivery.context)
+            run.cancel("the caller no longer wants the task's answer")
+        warm = _Warm(run, port, fields.turn, fields.started_ms, fields.data, delivery.context, connection)
         if delivery.step:
-            warm.brought.append(delivery.step)
+            warm.received.append(delivery.step)
         return warm
 
     def _port(self, delivery: Delivery, *, loaded: bool = False) -> TurnPort:
         return TurnPort(
-            self._bus, delivery, self._app, self._partitions, self._replies, self._offers,
+            self._bus, delivery, self._app, self._partitions, self._replies, self._manifest_cache,
             loaded=loaded, draining=self._draining, process=self._outflow,
         )  # fmt: skip
 
@@ -316,18 +332,27 @@ class TurnHandler:
     async def _suspend(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm, result: Suspended) -> str:
         effects, count = parts_of(result, delivery, self._app, self._partitions)
         record = ENCODER.encode(result.steps) if result.steps else b""
-        asked = time.perf_counter()
+        state = result.working_state or b""
+        sent_at = time.perf_counter()
         try:
-            committed = await self._bus.commit_turn(
-                delivery, "w", _now(), record, len(result.steps), result.working_state or b"", b"", effects, count
-            )
+            while True:
+                try:
+                    committed = await self._bus.commit_turn(
+                        delivery, "w", _now(), record, len(result.steps), state, b"", effects, count
+                    )
+                    break
+                except JournalLost as lost:
+                    # A replay would run the step again, and go another way with another result.
+                    logger.warning("%s: storing it again", lost)
+                    for step, value, kind, name in result.journaled:
+                        await self._bus.record(delivery, step, value, kind, name)
         except LimitExceeded as error:
             warm.run.drop()
             return await self._fail(delivery, definition, _over_limit(error, result), warm)
         except BaseException:
             warm.run.drop()
             raise
-        self._metrics.commit_seconds.observe(time.perf_counter() - asked)
+        self._metrics.commit_seconds.observe(time.perf_counter() - sent_at)
         if not committed:
             self._metrics.duplicates_suppressed.inc()
             delivery.span.set({DUPLICATE: True})
@@ -337,7 +362,7 @@ class TurnHandler:
         place = (delivery.task, delivery.run)
         other = self._warm.pop(place, None)
         if other is not None:
-            # A resume was read before the reply of the commit that caused it, and replayed beside this run.
+            # A resume was read before the reply to the commit that caused it, and replayed beside this run.
             older, warm = sorted((other, warm), key=lambda each: each.turn)
             older.run.drop()
         self._warm[place] = warm
@@ -352,7 +377,7 @@ class TurnHandler:
         row.output = msgspec.Raw(result.output)
         steps = [row, *result.steps]
         effects, count = parts_of(result, delivery, self._app, self._partitions)
-        asked = time.perf_counter()
+        sent_at = time.perf_counter()
         try:
             answer = result.answer or result.output
             committed = await self._bus.commit_turn(
@@ -360,7 +385,7 @@ class TurnHandler:
             )
         except LimitExceeded as error:
             return await self._fail(delivery, definition, _over_limit(error, result), warm)
-        self._metrics.commit_seconds.observe(time.perf_counter() - asked)
+        self._metrics.commit_seconds.observe(time.perf_counter() - sent_at)
         if not committed:
             self._metrics.duplicates_suppressed.inc()
             delivery.span.set({DUPLICATE: True})
@@ -369,7 +394,7 @@ class TurnHandler:
 
     async def _fail(self, delivery: Delivery, definition: AgentDefinition, failed: Failed, warm: _Warm) -> str:
         if not failed.counts:
-            logger.info("%r waits: %s", delivery, failed.message)
+            logger.info("%r is delayed: %s", delivery, failed.message)
             await hand_back(self._bus, delivery)
             return "waits"
         now = _now()
@@ -390,13 +415,13 @@ class TurnHandler:
                 delivery, mode, now, ENCODER.encode(steps), len(steps), payload, b"", used + answer, count
             )
         else:
-            usage = total(spend.usage for spend in failed.spends)
+            usage = total_usage(spend.usage for spend in failed.spends)
             await give_up(self._bus, self._metrics, delivery, reason_of(decision), error, row, usage, failed.steps)
         return "failed"
 
 
 def _over_limit(error: LimitExceeded, result: Suspended | Completed) -> Failed:
-    """The end of the whole task, with what this turn has done and used."""
+    """Return the end of the whole task, with the steps and the usage of this turn."""
     return Failed(
         "LimitExceeded", str(error), retryable=False, rejected=True, ends_task=True, spends=result.spends,
         steps=result.steps,
@@ -404,7 +429,7 @@ def _over_limit(error: LimitExceeded, result: Suspended | Completed) -> Failed:
 
 
 def _over_output(error: LimitExceeded, result: TurnResult) -> Failed:
-    """The end of the run, with what this turn has done and used."""
+    """Return the end of the run, with the steps and the usage of this turn."""
     return Failed("LimitExceeded", str(error), retryable=False, spends=result.spends, steps=result.steps)
 
 
@@ -431,4 +456,4 @@ def _meta(context: bytes) -> Meta:
     known = {name: found[name] for name in _KNOWN if name in found}
     if "~chain" in found:
         known["asked"] = True
-    return cast(Meta, known)  # the admission wrote it
+    return cast(Meta, known)  # the admission has checked it

@@ -1,1 +1,1 @@
-"""What a session, its tasks and agents know together: contexts in levels, forked for branches and merged again."""
+"""State shared by a session, its tasks and their agents: nested contexts that fork into branches and merge."""

@@ -1,4 +1,4 @@
-"""What a session, a task or an agent knows: values, tokens, counters; in levels, and in branches that join again."""
+"""Contexts of a session, a task or an agent: values, tokens and counters, in levels and in branches that merge."""
 
 from __future__ import annotations
 
@@ -6,42 +6,49 @@ import copy
 import hashlib
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import msgspec
 
+from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput
-from runtime_core.sharing.snapshot import Branch, Snapshot, StateSnapshot, read, read_branch, write, write_branch
 from runtime_core.sharing.values import Conflict, ContextState, Ledger, checked_key, from_plain, plain
+
+SNAPSHOT_VERSION: Final = 1
+# Any below: the user's own values.
+# Integers stay integers, so that a copy encodes to the same bytes.
+Number = int | float
+Slots = dict[str, dict[str, list[Number]]]
+Merged = dict[str, tuple[int, str]]
 
 
 class Context:
-    """Values by key, tokens used, and counters; JSON all through, and the same at each replay.
+    """Values by key, used tokens, and counters: JSON, and the same at each replay.
 
-    `child` is a level below, which reads this one's values as they are: session → task → agent. `fork` is a copy, for a
-    branch that runs beside others. Both are brought back by `merge`, in the order in which the branches are to count;
-    no write is lost, and nothing is counted twice. Belongs to one event loop; not thread-safe.
+    `child` creates a level below, which reads this one's current values: session → task → agent. `fork` creates a copy
+    for a concurrent branch. `merge` brings back the changes of either, in the order in which you call it: it loses no
+    write and counts nothing twice. Not thread-safe: use a context in one event loop.
     """
 
     def __init__(self, session_id: str = "", task_id: str = "", agent: str = "", *, id: str = "0") -> None:
         self.id = id
-        """Tells it from all other contexts that it may ever be merged with."""
+        """Unique among all contexts that it may be merged with."""
         self.session_id = session_id
         self.task_id = task_id
         self.agent = agent
         self.parent: Context | None = None
         self.context_info = ContextState()
-        """Values by key, a MutableMapping; `get` and `put` are about these."""
+        """Values by key, a MutableMapping that `get` and `put` use."""
         self.agent_info = ContextState()
-        """The same for what agents say of themselves, by the agent's name."""
+        """Values by agent name: what agents report of themselves."""
         self.conflicts: list[Conflict] = []
-        """What branches have changed in ways that could not both hold, oldest first."""
+        """Conflicting changes of branches, oldest first."""
         self._tokens = Ledger()
         self._counters = Ledger()
         self._forks = 0
         self._revision = 1
         self._known_conflicts = 0
-        # Id of a branch → its newest revision that was merged, and a digest of it.
+        # Id of a branch → its newest merged revision, and a digest of it.
         self._merged: dict[str, tuple[int, str]] = {}
 
     def __repr__(self) -> str:
@@ -51,50 +58,50 @@ class Context:
     # ---- values ------------------------------------------------------------------------------------------
 
     def get(self, key: str, default: Any = None) -> Any:  # Any: the user's own values
-        """The value here, else the parent's, else the default."""
+        """Return the value of this level, or else the parent's, or else the default."""
         return self.context_info.get(key, default)
 
     def put(self, key: str, value: object) -> None:
-        """Keep a value here: JSON, or a set of texts and numbers. InvalidInput, naming the key, for anything else."""
+        """Store a value in this level: JSON, or a set of strings and numbers. Raises InvalidInput with the key."""
         self.context_info[key] = value
 
     def delete(self, key: str) -> None:
-        """Hide a key from here on, the parent's too. KeyError where there is none."""
+        """Delete a key in this level, and hide the parent's. Raises KeyError if it does not exist."""
         del self.context_info[key]
 
     def increment(self, key: str, by: float = 1) -> float:
-        """Add to a counter, and return it. Counters of branches add up when they are merged."""
+        """Add to a counter and return its value. Merging adds the counters of branches."""
         self._counters.add(self.id, checked_key(key), _number(f"counters.{key}", by))
         return self.count(key)
 
     def count(self, key: str) -> float:
-        """What a counter has come to; 0 where nothing was added."""
+        """Return the value of a counter; 0 if nothing was added."""
         return self.counters.get(key, 0)
 
     @property
     def counters(self) -> dict[str, float]:
-        """All counters that can be read here."""
+        """Return all counters, with those of the levels above."""
         return _with(self.parent.counters if self.parent is not None else {}, self._counters.totals())
 
     def add_token(self, usage: Mapping[str, float]) -> None:
-        """Add tokens that a model call took, by kind, as in `{"input_tokens": 812, "output_tokens": 240}`."""
+        """Add the tokens of a model call by kind, as in `{"input_tokens": 812, "output_tokens": 240}`."""
         if not isinstance(usage, Mapping):
-            raise InvalidInput("usage", f"{usage!r} is no object of kinds of tokens and their numbers")
+            raise InvalidInput("usage", f"{usage!r} is not an object of token counts by kind")
         for name, amount in usage.items():
             if _number(f"usage.{name}", amount) < 0:
-                raise InvalidInput(f"usage.{name}", f"{amount!r} is no amount of tokens: give a number of 0 or more")
+                raise InvalidInput(f"usage.{name}", f"{amount!r} is not a token count: use a number of 0 or more")
         for name, amount in usage.items():
             self._tokens.add(self.id, name, amount)
 
     @property
     def token_usage(self) -> dict[str, float]:
-        """Tokens by kind: those of this context, of its levels above, and of all branches that were merged."""
+        """Tokens by kind, of this context, the levels above, and all merged branches."""
         return _with(self.parent.token_usage if self.parent is not None else {}, self._tokens.totals())
 
     # ---- levels and branches -----------------------------------------------------------------------------
 
     def child(self, *, task_id: str | None = None, agent: str | None = None, name: str = "") -> Context:
-        """A level below, which sees what this one has and keeps its own writes until it is merged."""
+        """Create a level below, which reads this one's values and keeps its own writes until it is merged."""
         made = self._made(task_id, agent, name)
         made.parent = self
         made.context_info = ContextState(self.context_info)
@@ -102,9 +109,9 @@ class Context:
         return made
 
     def fork(self, *, task_id: str | None = None, agent: str | None = None, name: str = "") -> Context:
-        """A deep copy for a branch that runs beside others.
+        """Create a deep copy for a concurrent branch.
 
-        Its id is made of this one's and of `name`, or of a number: give names where forks are made of a restored copy.
+        Its id is this one's with `name`, or with a number. Pass names if you fork a restored copy.
         """
         made = self._made(task_id, agent, name)
         made.context_info = self.context_info.fork()
@@ -125,21 +132,21 @@ class Context:
         )
 
     def merge(self, branch: Context) -> list[Conflict]:
-        """Bring back a child or a fork, or one of theirs; return the conflicts that this has made.
+        """Merge a child or a fork, or a descendant of one. Return the new conflicts.
 
-        It may go on afterwards and be merged again: only what is new then counts. InvalidInput, and nothing is merged,
-        where another copy of the same branch was merged with other changes.
+        The branch may continue and be merged again: only new changes count. Raises InvalidInput, and merges nothing, if
+        another copy of the same branch was merged with other changes.
         """
         if not isinstance(branch, Context):
-            raise InvalidInput("branch", f"{branch!r} is no Context: merge a child or a fork of this one")
+            raise InvalidInput("branch", f"{branch!r} is not a Context: merge a child or a fork of this one")
         if branch is self:
             raise InvalidInput("branch", f"{self!r} cannot be merged with itself: merge a child or a fork of it")
-        made = self.bring_in(branch.to_branch())
+        made = self.merge_changes(branch.export_changes())
         branch._settle()
         return made
 
-    def to_branch(self) -> bytes:
-        """All that this context has changed since it was made, as JSON, for `bring_in` in another process."""
+    def export_changes(self) -> bytes:
+        """Return all changes since this context was created, as JSON, for `merge_changes` in another process."""
         return write_branch(
             Branch(
                 id=self.id,
@@ -155,7 +162,7 @@ class Context:
 
     @property
     def changed(self) -> bool:
-        """Whether there is anything to bring back."""
+        """Return whether there is anything to merge."""
         return bool(
             self._tokens.slots
             or self._counters.slots
@@ -164,11 +171,11 @@ class Context:
             or self.agent_info.changes()
         )
 
-    def bring_in(self, data: bytes, *, fold: bool = False) -> list[Conflict]:
-        """As `merge`, for what `to_branch` of another process has written.
+    def merge_changes(self, data: bytes, *, fold: bool = False) -> list[Conflict]:
+        """Merge the result of `export_changes` of another process, as `merge` does.
 
-        `fold` forgets which branches have come in and adds their amounts up: for a context that lives long, and whose
-        caller brings in each branch once.
+        `fold` forgets the merged branches and keeps the sums of their amounts: for a long-lived context whose caller
+        merges each branch once.
         """
         branch = read_branch(data)
         is_new = self._is_new(branch)
@@ -177,8 +184,8 @@ class Context:
         made: list[Conflict] = []
         if is_new:
             made += [_conflict_in(each) for each in branch.conflicts]
-            self.context_info.bring_in(_unpaired(branch.info), branch.id, made)
-            self.agent_info.bring_in(_unpaired(branch.agents), branch.id, made, "agent_info.")
+            self.context_info.merge_changes(_unpaired(branch.info), branch.id, made)
+            self.agent_info.merge_changes(_unpaired(branch.agents), branch.id, made, "agent_info.")
             self.conflicts += made
         if fold:
             self._tokens.fold()
@@ -187,9 +194,9 @@ class Context:
         return made
 
     def _is_new(self, branch: Branch) -> bool:
-        # Without the amounts, which may come in as often as they like.
-        said = msgspec.json.encode((branch.info, branch.agents, branch.conflicts))
-        digest = hashlib.blake2b(said, digest_size=8).hexdigest()
+        # Not the amounts: merging those again changes nothing.
+        encoded = msgspec.json.encode((branch.info, branch.agents, branch.conflicts))
+        digest = hashlib.blake2b(encoded, digest_size=8).hexdigest()
         revision, known = self._merged.get(branch.id, (0, ""))
         if branch.revision == revision and known and digest != known:
             raise InvalidInput(
@@ -206,7 +213,7 @@ class Context:
         return True
 
     def _settle(self) -> None:
-        """What was merged is known from here on."""
+        """Treat merged changes as known."""
         self.context_info.settle()
         self.agent_info.settle()
         self._known_conflicts = len(self.conflicts)
@@ -215,8 +222,8 @@ class Context:
     # ---- as JSON -----------------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
-        """All that can be read here, as JSON with its version and a checksum."""
-        return write(
+        """Return all readable values as JSON, with a version and a checksum."""
+        return write_snapshot(
             Snapshot(
                 id=self.id,
                 session_id=self.session_id,
@@ -238,11 +245,11 @@ class Context:
 
     @classmethod
     def restore(cls, data: bytes) -> Context:
-        """The context of a snapshot; a level's parent is part of it, as it was.
+        """Return the context of a snapshot, which includes the values of the levels above.
 
-        InvalidInput, field `snapshot`, where it is damaged, none at all, or of a newer release: never an empty context.
+        Raises InvalidInput (`snapshot`) if it is damaged, not a snapshot, or from a newer release.
         """
-        found = read(data)
+        found = read_snapshot(data)
         made = cls(found.session_id, found.task_id, found.agent, id=found.id)
         made.context_info = _state_in(found.info)
         made.agent_info = _state_in(found.agents)
@@ -258,7 +265,7 @@ class Context:
 
 def _number(field: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidInput(field, f"{value!r} is no number: give a finite one")
+        raise InvalidInput(field, f"{value!r} is not a finite number")
     return value
 
 
@@ -269,7 +276,7 @@ def _with(above: Mapping[str, float], own: Mapping[str, float]) -> dict[str, flo
     return sums
 
 
-def _pairs(state: ContextState) -> dict[str, tuple[Any, Any]]:  # Any: the user's own values, here and below
+def _pairs(state: ContextState) -> dict[str, tuple[Any, Any]]:  # Any: the user's own values
     return {key: (plain(before), plain(now)) for key, (before, now) in state.changes().items()}
 
 
@@ -307,3 +314,116 @@ def _conflict_out(conflict: Conflict) -> list[Any]:
 def _conflict_in(written: list[Any]) -> Conflict:
     key, base, ours, theirs, branch = written
     return Conflict(key, from_plain(base), from_plain(ours), from_plain(theirs), branch)
+
+
+# -- as JSON, with a version and a checksum that detects damage ------------------------------------------------------
+
+
+class StateSnapshot(msgspec.Struct):
+    """A ContextState in a snapshot."""
+
+    own: dict[str, Any]
+    base: dict[str, Any]
+    above: dict[str, Any]
+    """Values of the levels above."""
+
+
+class Snapshot(msgspec.Struct):
+    """A whole context."""
+
+    id: str
+    session_id: str
+    task_id: str
+    agent: str
+    info: StateSnapshot
+    agents: StateSnapshot
+    token_totals: dict[str, Number]
+    tokens: Slots
+    counter_totals: dict[str, Number]
+    counters: Slots
+    forks: int
+    revision: int
+    merged: Merged
+    conflicts: list[list[Any]]
+    known_conflicts: int
+
+
+class Branch(msgspec.Struct):
+    """The changes of one context."""
+
+    id: str
+    revision: int
+    info: dict[str, tuple[Any, Any]]
+    """(before, now) by key."""
+    agents: dict[str, tuple[Any, Any]]
+    tokens: Slots
+    counters: Slots
+    merged: Merged
+    conflicts: list[list[Any]]
+
+
+class _Envelope(msgspec.Struct):
+    version: int = msgspec.field(name="weft.context")
+    kind: str
+    digest: str
+    body: msgspec.Raw
+
+
+Body = TypeVar("Body", Snapshot, Branch)
+
+_envelope = msgspec.json.Decoder(_Envelope).decode
+
+
+def write_snapshot(snapshot: Snapshot) -> bytes:
+    """Encode a context as JSON. Raises InvalidInput if a value is not JSON, or all are too large together."""
+    return _written("snapshot", snapshot)
+
+
+def read_snapshot(data: bytes) -> Snapshot:
+    """Decode the JSON of `write_snapshot`. Raises InvalidInput (`snapshot`)."""
+    return _read("snapshot", Snapshot, data)
+
+
+def write_branch(branch: Branch) -> bytes:
+    """Encode the changes of a context as JSON. Raises as `write_snapshot`."""
+    return _written("branch", branch)
+
+
+def read_branch(data: bytes) -> Branch:
+    """Decode the JSON of `write_branch`. Raises InvalidInput (`branch`)."""
+    return _read("branch", Branch, data)
+
+
+def _written(kind: str, body: Snapshot | Branch) -> bytes:
+    what = f"values of the context ({kind})"
+    try:
+        plain = msgspec.to_builtins(body)
+    except (TypeError, RecursionError) as error:
+        # Values were checked when stored, but a list or object may have changed since.
+        raise InvalidInput(what, f"cannot be encoded as JSON ({error}): store only JSON values and sets") from None
+    raw = encode(plain, what)
+    return msgspec.json.encode(_Envelope(SNAPSHOT_VERSION, kind, _digest(raw), msgspec.Raw(raw)))
+
+
+def _read(kind: str, shape: type[Body], data: bytes) -> Body:
+    remedy = "pass the unchanged output of a context"
+    try:
+        envelope = _envelope(data)
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(kind, f"is damaged or not from a context ({error}): {remedy}") from None
+    if envelope.version > SNAPSHOT_VERSION:
+        raise InvalidInput(
+            kind, f"has version {envelope.version}, but this release reads {SNAPSHOT_VERSION}: upgrade weft"
+        )
+    if envelope.kind != kind:
+        raise InvalidInput(kind, f"is a {envelope.kind} of a context: {remedy}")
+    if _digest(bytes(envelope.body)) != envelope.digest:
+        raise InvalidInput(kind, f"is damaged, its checksum does not match: {remedy}")
+    try:
+        return msgspec.json.decode(envelope.body, type=shape)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidInput(kind, f"cannot be read ({error}): {remedy}") from None
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.blake2b(body, digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""Values of a context: JSON by key, how they are compared and written, and how two branches merge."""
+"""Values of a context: JSON by key, their comparison and encoding, and the merge of two branches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime_core.errors import InvalidInput
 
 
 class _Missing:
-    """No value, where None is one."""
+    """Marks a missing value, since None is a value."""
 
     def __repr__(self) -> str:
         return "MISSING"
@@ -27,7 +27,7 @@ class _Missing:
 
 
 MISSING: Final = _Missing()
-"""Stands for a key that is not there, or was deleted."""
+"""The value of a missing or deleted key."""
 
 _SCALARS = (str, int, bool, type(None))
 _SET = "$set"
@@ -36,7 +36,7 @@ _MISSING = "$missing"
 
 
 def checked(value: object, field: str) -> object:
-    """Return `value`, with lists for tuples. InvalidInput for what is neither JSON nor a set of scalars."""
+    """Return `value` with lists for tuples. Raises InvalidInput if it is neither JSON nor a set of scalars."""
     if type(value) in _SCALARS:
         return value
     if isinstance(value, float) and math.isfinite(value):
@@ -55,19 +55,20 @@ def checked(value: object, field: str) -> object:
     except RecursionError:
         raise InvalidInput(field, "contains itself or is nested too deeply: put plain JSON values") from None
     raise InvalidInput(
-        field, f"{type(value).__name__} cannot be kept: put JSON values, or sets of texts and numbers; encode the rest"
+        field,
+        f"{type(value).__name__} cannot be stored: use JSON values, or sets of strings and numbers, and encode others",
     )
 
 
 def checked_key(key: object) -> str:
-    """The name of a value. InvalidInput for what is no text: a copy of it would have another name."""
+    """Return a valid key. Raises InvalidInput if it is not a string, since JSON would change it."""
     if not isinstance(key, str):
-        raise InvalidInput("key", f"{key!r} is no text: name values by texts")
+        raise InvalidInput("key", f"{key!r} is not a string: keys must be strings")
     return key
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two values are equal as JSON is: `1` is not `True`."""
+    """Return whether two values are equal as JSON: `1` is not `True`."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict) and isinstance(other, dict):
@@ -78,7 +79,7 @@ def same(one: object, other: object) -> bool:
 
 
 def plain(value: Any) -> Any:  # Any: the user's own values
-    """Return the value as JSON; sets and what is missing are written as objects with one name that begins with `$`."""
+    """Return the value as JSON; sets and MISSING become objects with one member that begins with `$`."""
     if value is MISSING:
         return {_MISSING: True}
     if isinstance(value, set | frozenset):
@@ -87,13 +88,13 @@ def plain(value: Any) -> Any:  # Any: the user's own values
         return [plain(part) for part in value]
     if isinstance(value, dict):
         made = {name: plain(part) for name, part in value.items()}
-        # A user's own object that looks like one of ours.
+        # Escape a user's object that looks like one of ours.
         return {_ESCAPED: made} if len(made) == 1 and next(iter(made)).startswith("$") else made
     return value
 
 
 def from_plain(value: Any) -> Any:  # Any: as above
-    """The value that `plain` was given."""
+    """Return the value that `plain` has encoded."""
     if isinstance(value, list):
         return [from_plain(part) for part in value]
     if not isinstance(value, dict):
@@ -111,16 +112,16 @@ def from_plain(value: Any) -> Any:  # Any: as above
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two branches have changed one value in ways that cannot both hold. The later branch's holds."""
+    """Conflicting changes of one value by two branches. The later branch wins."""
 
     key: str
-    """As in `plan.title`: names of objects inside objects, between dots."""
-    base: Any  # the user's own values, here and below; MISSING: there was none
+    """The path of the value, as in `plan.title`."""
+    base: Any  # the user's own values; MISSING: none
     ours: Any
     theirs: Any
-    """The value that holds now."""
+    """The value after the merge."""
     branch: str
-    """Id of the context that was merged."""
+    """The id of the merged context."""
 
 
 def merged(
@@ -131,11 +132,11 @@ def merged(
     branch: str,
     conflicts: list[Conflict],
 ) -> Any:
-    """Return what holds after a branch that began with `base` and has made `theirs` of it joins `ours`.
+    """Merge a branch's value `theirs`, which started as `base`, with `ours`.
 
-    A value that only one side has changed is that side's. Lists: what a side has appended is kept, ours first, and so
-    is what the other has changed. Sets: what either has added or taken away. Objects: name by name. For anything else
-    that both have changed to different values, `theirs` holds and `conflicts` gets an entry.
+    If only one side has changed the value, that side wins. Lists keep the items that either side appended, ours first,
+    and the other changes. Sets apply the additions and removals of both. Objects merge by member. Otherwise `theirs`
+    wins, and `conflicts` gets an entry.
     """
     if same(theirs, base):
         return ours
@@ -145,7 +146,7 @@ def merged(
         return _merged_objects({} if base is MISSING else base, ours, theirs, key, branch, conflicts)
     if _all(list, base, ours, theirs):
         begun = [] if base is MISSING else base
-        # Who has only appended keeps that, whatever the other has made of the list.
+        # Appended items survive whatever the other side has done to the list.
         if _begins_with(theirs, begun):
             return [*ours, *theirs[len(begun) :]]
         if _begins_with(ours, begun):
@@ -190,18 +191,18 @@ def _begins_with(value: list[Any], begun: list[Any]) -> bool:
 
 
 class ContextState(MutableMapping[str, Any]):
-    """A dict whose reads fall through to the parent's where a key has no value of its own. Writes stay here.
+    """A dict that reads missing keys from its parent. Writes stay in this level.
 
-    An object, list or set that is read from the parent is copied here first: changing it changes this level only, and
-    is merged later like any other write.
+    Reading an object, list or set from the parent copies it first: changing it changes only this level, and merges
+    later like any other write.
     """
 
     def __init__(self, parent: ContextState | None = None) -> None:
         self.parent = parent
         self.own: dict[str, Any] = {}
-        """By key; MISSING hides the parent's value."""
+        """Own values by key; MISSING hides the parent's value."""
         self.base: dict[str, Any] = {}
-        """What a key of `own` was before this level had it."""
+        """The value of each key of `own` before this level changed it."""
 
     def __getitem__(self, key: str) -> Any:  # the user's own values
         if key in self.own:
@@ -219,7 +220,7 @@ class ContextState(MutableMapping[str, Any]):
 
     def __setitem__(self, key: str, value: object) -> None:
         checked_key(key)
-        # Looked at first: a value that cannot be kept changes nothing.
+        # Check first: an invalid value must change nothing.
         kept = checked(value, key)
         self._note_base(key)
         self.own[key] = kept
@@ -251,24 +252,24 @@ class ContextState(MutableMapping[str, Any]):
             self.base[key] = copy.deepcopy(above)
 
     def visible(self) -> dict[str, Any]:
-        """All values that can be read here. Not copies."""
+        """Return all readable values, not copied."""
         below = self.parent.visible() if self.parent is not None else {}
         below.update(self.own)
         return {name: value for name, value in below.items() if value is not MISSING}
 
     def fork(self) -> ContextState:
-        """A deep copy of all that can be read here, with no parent."""
+        """Return a deep copy of all readable values, without a parent."""
         forked = ContextState()
         forked.own = copy.deepcopy(self.visible())
         forked.base = copy.deepcopy(forked.own)
         return forked
 
     def changes(self) -> dict[str, tuple[Any, Any]]:
-        """(before, now) of each key that differs; MISSING stands for no value."""
+        """Return (before, now) of each changed key; MISSING: no value."""
         pairs = {key: (self.base.get(key, MISSING), value) for key, value in self.own.items()}
         return {key: pair for key, pair in pairs.items() if not same(*pair)}
 
-    def bring_in(
+    def merge_changes(
         self,
         changes: dict[str, tuple[Any, Any]],  # Any: the user's own values
         branch: str,
@@ -281,11 +282,11 @@ class ContextState(MutableMapping[str, Any]):
             value = merged(before, ours, now, f"{prefix}{key}", branch, conflicts)
             if not same(value, ours):
                 self._note_base(key)
-                # A copy: the branch may go on with its own.
+                # Copy it: the branch may continue to change its own.
                 self.own[key] = copy.deepcopy(value)
 
     def settle(self) -> None:
-        """What is changed by now counts as known: only later changes are changes."""
+        """Treat all changes so far as known."""
         self.base.update(copy.deepcopy(self.own))
 
 
@@ -293,25 +294,25 @@ Amounts = dict[str, float]
 
 
 class Ledger:
-    """What each context has added, in a slot under its id; a context writes its own slot only.
+    """Amounts added by each context, in one slot per context id. A context writes only its own slot.
 
-    Amounts in a slot only grow (what is taken away grows in an amount of its own), so that of two readings of one slot
-    the larger one is the later: bringing the same branch in twice, or by two ways, adds nothing.
+    Amounts in a slot only grow (subtractions have their own amount), so the larger of two copies of a slot is the newer
+    one. Therefore merging a branch twice, or by two paths, adds nothing.
     """
 
     def __init__(self, inherited: Mapping[str, float] | None = None) -> None:
         self.inherited: Amounts = dict(inherited or {})
-        """Sums of what was there when the context was forked; its own merge does not bring them back."""
+        """Sums at the time of the fork, which its merge does not count again."""
         self.slots: dict[str, dict[str, list[float]]] = {}
-        """Id of a context → name → [added, taken away]."""
+        """Context id → name → [added, subtracted]."""
 
     def add(self, slot: str, name: str, amount: float) -> None:
-        """Add an amount, which may be below zero."""
+        """Add an amount, which may be negative."""
         pair = self.slots.setdefault(slot, {}).setdefault(name, [0, 0])
         pair[amount < 0] += abs(amount)
 
     def take(self, slots: Mapping[str, Mapping[str, list[float]]]) -> None:
-        """Bring in what others have added."""
+        """Merge the slots of others."""
         for slot, amounts in slots.items():
             mine = self.slots.setdefault(slot, {})
             for name, (added, taken) in amounts.items():
@@ -319,14 +320,14 @@ class Ledger:
                 mine[name] = [max(known[0], added), max(known[1], taken)]
 
     def totals(self) -> Amounts:
-        """The sum of each name."""
+        """Return the sum of each name."""
         sums = dict(self.inherited)
-        # In a fixed order: sums of fractions depend on it.
+        # In a fixed order, since sums of floats depend on it.
         for slot in sorted(self.slots):
             for name, (added, taken) in self.slots[slot].items():
                 sums[name] = sums.get(name, 0) + added - taken
         return sums
 
     def fold(self) -> None:
-        """Forget who has added what; only for a ledger that nothing is brought into twice."""
+        """Keep only the sums; for a ledger into which each branch is merged once."""
         self.inherited, self.slots = self.totals(), {}

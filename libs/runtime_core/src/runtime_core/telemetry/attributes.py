@@ -1,6 +1,6 @@
-"""Every name of an attribute that spans have, once: OpenTelemetry's, and our own where the conventions have none.
+"""The attribute names of spans: OpenTelemetry's, and our own where the conventions have none.
 
-Names: semantic conventions 1.44, whose parts for messaging and GenAI are still in development.
+They follow the semantic conventions 1.44, whose parts for messaging and GenAI are still in development.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MESSAGE_ID = "messaging.message.id"
 MESSAGE_CONVERSATION = "messaging.message.conversation_id"
 BATCH_MESSAGES = "messaging.batch.message_count"
 
-# ---- of any span, and of its process ---------------------------------------------------------------------------
+# ---- any span, and its process --------------------------------------------------------------------------------
 
 ERROR_TYPE = "error.type"
 SERVER_ADDRESS = "server.address"

@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 server for metrics and health: a few paths, GET and HEAD, one request per connection."""
+"""A small HTTP/1.1 server for metrics and health checks: GET and HEAD, one request per connection."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a path answers with."""
+class Response:
+    """The response of a path."""
 
     status: HTTPStatus
     body: bytes
     content_type: str = TEXT
 
 
-def plain(status: HTTPStatus, line: str) -> Answer:
-    """An answer of one line of text."""
-    return Answer(status, line.encode() + b"\n")
+def plain(status: HTTPStatus, line: str) -> Response:
+    """Return a response with one line of text."""
+    return Response(status, line.encode() + b"\n")
 
 
 class Endpoint:
-    """Serves `routes` (path → function that makes the answer) on `host` and `port`; port 0 takes a free one.
+    """Serves `routes` (path → function that returns the response) on `host` and `port`; port 0 takes a free one.
 
-    Whatever a client sends, the server goes on: bad requests get 400, slow ones are cut after 5 s.
+    Bad requests get status 400. Requests that take longer than 5 s are closed.
     """
 
-    def __init__(self, host: str, port: int, routes: Mapping[str, Callable[[], Answer]]) -> None:
+    def __init__(self, host: str, port: int, routes: Mapping[str, Callable[[], Response]]) -> None:
         self.host = host
         self.port = port
-        """The port that is really listened on, once started."""
+        """The actual port, after `start`."""
         self._routes = routes
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.StreamWriter] = set()
 
     @property
     def url(self) -> str:
-        """Where it is, as `http://127.0.0.1:9464`."""
+        """The base URL, as in `http://127.0.0.1:9464`."""
         return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
     async def start(self) -> None:
-        """Raises OSError where the address cannot be listened on."""
+        """Start listening. Raises OSError if the address is not available."""
         self._server = await asyncio.start_server(self._serve, self.host, self.port, limit=HEAD_MAX_BYTES)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Stops listening and closes what is open."""
+        """Stop listening and close open connections."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -73,36 +73,36 @@ class Endpoint:
                 writer.write(_response(method, answer))
                 await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            pass  # the client has gone or is too slow; there is nobody to tell
+            pass  # the client has gone or is too slow
         finally:
             self._connections.discard(writer)
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, Answer]:
+    async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, Response]:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
-            return "GET", plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request's head is too large")
+            return "GET", plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request headers are too large")
         words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[1].startswith("/"):
-            return "GET", plain(HTTPStatus.BAD_REQUEST, "not a request of HTTP/1.1")
+            return "GET", plain(HTTPStatus.BAD_REQUEST, "not an HTTP/1.1 request")
         method, path = words[0], words[1].split("?", 1)[0]
         route = self._routes.get(path)
         if route is None:
             known = ", ".join(self._routes)
-            return method, plain(HTTPStatus.NOT_FOUND, f"nothing here; there are {known}")
+            return method, plain(HTTPStatus.NOT_FOUND, f"no such path; paths are {known}")
         if method not in ("GET", "HEAD"):
             return method, plain(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD")
         try:
             return method, route()
         except Exception:
-            logger.exception("the answer to %s could not be made", path)
-            return method, plain(HTTPStatus.INTERNAL_SERVER_ERROR, "the answer could not be made; see the log")
+            logger.exception("cannot answer %s", path)
+            return method, plain(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; see the log")
 
 
-def _response(method: str, answer: Answer) -> bytes:
+def _response(method: str, answer: Response) -> bytes:
     allow = "Allow: GET, HEAD\r\n" if answer.status is HTTPStatus.METHOD_NOT_ALLOWED else ""
     head = (
         f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n"

@@ -1,9 +1,11 @@
-"""Log lines as text or JSON, each with the delivery that is being handled."""
+"""Log lines as text or JSON, with the delivery that is being handled."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -15,12 +17,12 @@ import msgspec
 
 from runtime_core.errors import ConfigurationError
 from runtime_core.telemetry import trace_context
-from runtime_core.telemetry.redaction import Redactor, redactor, use
+from runtime_core.telemetry.redaction import Redactor, kept, redactor, use
 from runtime_core.telemetry.spans import current_ids
 
 
 class Handled(Protocol):
-    """A delivery, as far as a log line is concerned."""
+    """The delivery that log lines name."""
 
     task: str
     run: str
@@ -31,7 +33,7 @@ HANDLED: ContextVar[Handled | None] = ContextVar("weft_handled", default=None)
 
 
 def log_ids() -> dict[str, str]:
-    """`task_id` and `run_id` of what is being handled here; `trace_id` and, of a span under way, `span_id`."""
+    """Return `task_id` and `run_id` of the current delivery, and `trace_id` and `span_id` of the current span."""
     handled = HANDLED.get()
     found = {} if handled is None else {"task_id": handled.task, "run_id": handled.run}
     trace, span = current_ids()
@@ -50,12 +52,18 @@ GLYPHS = {
     logging.CRITICAL: "✗",
 }
 
+LONGEST = 16_000
+"""The most characters of a message, a field or a traceback in one line; of a traceback the end."""
+LONGEST_LINE = 262_144
+"""The most bytes of a line of JSON before its fields are shortened one by one."""
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
 CHATTY = ("httpx", "httpx2", "mcp")
-"""Libraries with a line for each request, which is too much for `info`."""
+"""Libraries that log a line per request, too much for `info`."""
 
 
 def configure(service: str, level: str, format: str, stream: TextIO | None = None) -> None:
-    """Sends all logging to `stream` (standard error by default), in place of an earlier configuration.
+    """Send all logging to `stream` (standard error by default), and replace an earlier configuration.
 
     `level` is `debug`, `info`, `warning` or `error`; `format` is `text` or `json`.
     """
@@ -71,26 +79,32 @@ def configure(service: str, level: str, format: str, stream: TextIO | None = Non
 
 
 def last_line(service: str, format: str, message: str) -> str:
-    """Why a process ends, for what may not have been configured yet: one line, in the format of the log."""
+    """Return why a process ends, as one line in the format of the log, which may not be configured yet."""
     try:
         known = redactor()
-    except ConfigurationError:  # `WEFT_REDACT` itself is what is wrong
+    except ConfigurationError:  # `WEFT_REDACT` itself is invalid
         known = Redactor.from_environment(os.environ)
     with use(known):
         if format != "json":
-            return redactor().text(f"weft {service}: {one_line(message)}")
+            return one_line(redactor().text(f"weft {service}: {kept(message, LONGEST)}"))
         record = logging.LogRecord("weft", logging.ERROR, "", 0, message, None, None)
         return JsonFormatter(service).format(record)
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """The handler that `configure` installs, and the only one that it replaces."""
+    """The handler that `configure` installs; it replaces only this one."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        # The default prints the arguments of the line, with their secrets.
+        reason = type(sys.exc_info()[1]).__name__
+        with contextlib.suppress(OSError, ValueError):
+            print(f"weft: a log line of {record.name!r} could not be written: {reason}", file=sys.stderr)
 
 
 class TextFormatter(logging.Formatter):
-    """`12:03:04 agent-handler  ✓ message  key=value`, local time; a traceback follows, indented.
+    """Formats `12:03:04 agent-handler  ✓ message  key=value` in local time; an indented traceback follows.
 
-    While a delivery is handled, the last of the values is its task.
+    While a delivery is handled, the last value is its task.
     """
 
     def __init__(self, service: str) -> None:
@@ -98,22 +112,24 @@ class TextFormatter(logging.Formatter):
         self._service = service
 
     def format(self, record: logging.LogRecord) -> str:
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        line = f"{clock} {self._service}  {GLYPHS.get(record.levelno, '·')} {one_line(record.getMessage())}"
         fields = _fields(record)
         task = log_ids().get("task_id")
         if task is not None and "task" not in fields:
             fields = {**fields, "task": task}
+        text = _message(record)
         if fields:
-            line += "  " + " ".join(f"{name}={one_line(str(value))}" for name, value in fields.items())
-        line += "".join(f"\n    {part}" for part in _traceback(self, record).splitlines())
-        return redactor().text(line)
+            text += "  " + " ".join(f"{name}={kept(_text(value), LONGEST)}" for name, value in fields.items())
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        # Redact first: behind the letter of a `\n`, a key looks like the rest of a word.
+        line = f"{clock} {self._service}  {GLYPHS.get(record.levelno, '·')} {one_line(redactor().text(text))}"
+        traceback = redactor().text(_traceback(self, record))
+        return line + "".join(f"\n    {one_line(part)}" for part in traceback.splitlines())
 
 
 class JsonFormatter(logging.Formatter):
-    """One object per line: `time` (RFC 3339), `level`, `service`, `logger`, `message`, then the fields.
+    """Formats one JSON object per line: `time` (RFC 3339), `level`, `service`, `logger`, `message`, then the fields.
 
-    While a delivery is handled, also `task_id` and `run_id`, and of a traced one `trace_id` and `span_id`.
+    While a delivery is handled, also `task_id` and `run_id`, and with tracing `trace_id` and `span_id`.
     """
 
     def __init__(self, service: str) -> None:
@@ -127,7 +143,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "service": self._service,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _message(record),
         }
         for name, value in _fields(record).items():
             line.setdefault(name, value)
@@ -136,12 +152,38 @@ class JsonFormatter(logging.Formatter):
         traceback = _traceback(self, record)
         if traceback:
             line["traceback"] = traceback
-        return redactor().data(msgspec.json.encode(line, enc_hook=str)).decode()
+        return redactor().data(_encoded(line)).decode()
 
 
 def one_line(text: str) -> str:
-    """The text with its line breaks shown: what others wrote must not look like a line of ours."""
-    return text.replace("\r", "\\r").replace("\n", "\\n")
+    """Escape line breaks and control characters: others' text must not forge lines or drive a terminal."""
+    return text if text.isprintable() else _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        text = record.getMessage()
+    except Exception as error:  # the arguments do not fit the format, or one of them has no text
+        text = f"{_text(record.msg)} (its arguments cannot be shown: {type(error).__name__})"
+    return kept(text, LONGEST)
+
+
+def _encoded(line: dict[str, object]) -> bytes:
+    """The line as JSON. Where a field is too large or JSON cannot hold it, fields are shortened texts."""
+    with contextlib.suppress(Exception):  # a field may be an object of any kind
+        data = msgspec.json.encode(line, enc_hook=str)
+        if len(data) <= LONGEST_LINE:
+            return data
+    return msgspec.json.encode(
+        {kept(_text(name), LONGEST): kept(_text(value), LONGEST) for name, value in line.items()}
+    )
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception as error:
+        return f"(a {type(value).__name__} without a text: {type(error).__name__})"
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, object]:
@@ -150,4 +192,6 @@ def _fields(record: logging.LogRecord) -> Mapping[str, object]:
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    return formatter.formatException(record.exc_info) if record.exc_info and record.exc_info[0] else ""
+    if not record.exc_info or not record.exc_info[0]:
+        return ""
+    return kept(formatter.formatException(record.exc_info), LONGEST, end=True)

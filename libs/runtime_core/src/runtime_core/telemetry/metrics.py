@@ -1,4 +1,4 @@
-"""The metrics of one process, on a registry of its own; what a leader measured, and model calls."""
+"""The metrics of one process, with its own registry."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ if TYPE_CHECKING:
 
 
 FRESH_SECONDS = 15.0
-"""How long a partition's values are shown after the look that gave them: a few looks may fail."""
+"""How long a partition's values are exported after a measurement: a few measurements may fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One value of one series; `labels` in the order of the metric's own, without the partition, which comes first."""
+    """One value of one series. `labels` are in the metric's order, without the first one, the partition."""
 
     metric: MetricName
     value: float
     labels: tuple[str, ...] = ()
 
 
-class Measured(Collector):
-    """The latest values of each partition that this process leads; `monotonic` gives seconds."""
+class PartitionMetrics(Collector):
+    """The latest values of each partition that this process leads. `monotonic` returns seconds."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._taken: dict[int, tuple[float, Callable[[], bool], Sequence[Sample]]] = {}
 
     def put(self, partition: int, samples: Sequence[Sample], leads: Callable[[], bool]) -> None:
-        """Show these values instead of the last ones, while `leads()`."""
+        """Export these values instead of the last ones, while `leads()` is true."""
         self._taken[partition] = (self._monotonic(), leads, samples)
 
     def drop(self, partition: int) -> None:
-        """Show nothing of this partition any more."""
+        """Stop exporting this partition."""
         self._taken.pop(partition, None)
 
     def collect(self) -> Iterable[Metric]:
-        """For the registry: one family for each metric that has values."""
+        """Yield one family per metric with values, for the registry."""
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for partition, sample in self._shown():
             family = families.get(sample.metric.name)
@@ -84,14 +84,14 @@ def _family(metric: MetricName) -> CounterMetricFamily | GaugeMetricFamily:
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 MOST_TOOLS = 500
-"""Tools that have series of their own, in one process."""
+"""Tools with their own series in one process."""
 
 Key = TypeVar("Key")
 Child = TypeVar("Child")
 
 
 class Children(dict[Key, Child], Generic[Key, Child]):
-    """Children of a metric by label value: the first use of a value makes one, later uses are a lookup.
+    """The children of a metric by label value: the first use of a value creates one, later uses look it up.
 
     `metrics.events_handled["completed"].inc()` costs a quarter of `labels(…).inc()`.
     """
@@ -106,7 +106,7 @@ class Children(dict[Key, Child], Generic[Key, Child]):
 
 
 class Count:
-    """A counter of one series. For the thread of the event loop only: unlike the library's, it takes no lock."""
+    """A counter of one series, for the event loop's thread only: unlike the library's, it takes no lock."""
 
     __slots__ = ("value",)
 
@@ -118,7 +118,7 @@ class Count:
 
 
 class Times:
-    """A histogram of one series, in seconds. For the thread of the event loop only, as `Count`."""
+    """A histogram of one series, in seconds, for the event loop's thread only, like `Count`."""
 
     __slots__ = ("_buckets", "_sum")
 
@@ -131,7 +131,7 @@ class Times:
         self._buckets[bisect_left(names.SECONDS_BUCKETS, seconds)] += 1
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        """Add this series to what a scrape shows."""
+        """Add this series to a scrape."""
         total, buckets = 0, []
         for bound, count in zip(_BOUNDS, self._buckets, strict=True):
             total += count
@@ -146,7 +146,7 @@ _BOUNDS: list[str] = [
 
 
 class Series(Collector):
-    """The series of one counter or histogram. A call of the library's own objects makes up to nine further ones."""
+    """The series of one counter or histogram. Updating the library's objects would cost up to nine more calls."""
 
     def __init__(self, metric: MetricName) -> None:
         self._metric = metric
@@ -167,7 +167,7 @@ class Series(Collector):
         return tuple(map(str, labels))
 
     def collect(self) -> Iterable[Metric]:
-        """For the registry, at each scrape."""
+        """Yield the series at a scrape, for the registry."""
         metric = self._metric
         if metric.kind is Kind.COUNTER:
             counter = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
@@ -181,20 +181,20 @@ class Series(Collector):
 
 
 class Leading(Protocol):
-    """Who may lead a role."""
+    """A leader of a role."""
 
     @property
     def leads(self) -> bool: ...
 
 
 class Metrics:
-    """What a service counts and measures. One object per process; nothing is shared between two.
+    """The metrics of a service. Each object has its own registry.
 
-    Durations are in seconds. What `set_function(…)` gives is asked for at every scrape.
+    Durations are in seconds. Functions given to `set_function(…)` are called at every scrape.
     """
 
     def __init__(self, registry: CollectorRegistry, service: str) -> None:
-        # A switch of the whole library. The series that it removes double the size of a scrape.
+        # Global to the library. The `_created` series would double the size of a scrape.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library gives it no types
         self.registry = registry
         self.service = service
@@ -225,8 +225,8 @@ class Metrics:
         self.loop_lag = gauge(names.LOOP_LAG).labels(service)
         dropped = names.SPANS_DROPPED
         self.spans_dropped = Counter(dropped.name, dropped.help, dropped.labels, registry=registry).labels(service)
-        """The library's own: the exporter of spans counts in a thread."""
-        lead = gauge(names.LEAD)
+        """A counter of the library: the span exporter counts in a thread."""
+        lead = gauge(names.IS_LEADER)
         self.lead: Children[str, Gauge] = Children(lambda partition: lead.labels(service, partition))
 
         turns, turn_seconds = series(names.AGENT_TURNS), series(names.AGENT_TURN_SECONDS)
@@ -239,8 +239,8 @@ class Metrics:
         self.tool_call_seconds: Children[str, Times] = Children(lambda tool: tool_seconds.times(tool))
 
         self._tools: set[str] = set()
-        self.measured = Measured()
-        """What this process has measured of the partitions that it leads."""
+        self.measured = PartitionMetrics()
+        """Measurements of the partitions that this process leads."""
         registry.register(self.measured)
         ended, task_seconds = series(names.TASKS_ENDED), series(names.TASK_SECONDS)
         self.tasks_ended: Children[tuple[str, str], Count] = Children(lambda key: ended.count(*key))
@@ -290,30 +290,30 @@ class Metrics:
         ProcessCollector(registry=registry)
 
     def tool_label(self, tool: str) -> str:
-        """The tool's name, or `other`: an MCP server may name its tools again and again."""
+        """Return the label of a tool: its name, or `other` beyond the limit, since MCP servers may rename tools."""
         if tool not in self._tools and len(self._tools) < MOST_TOOLS:
             self._tools.add(tool)
         return tool if tool in self._tools else "other"
 
     def show_owner(self, silent_seconds: Callable[[], float], lease_seconds: float) -> None:
-        """Show, from the age of the last heartbeat that the broker has confirmed, whether this process has it."""
+        """Export the age of the last confirmed heartbeat, and whether the broker is connected."""
         self.heartbeat_age.set_function(silent_seconds)
         self.broker_connected.set_function(lambda: float(silent_seconds() < lease_seconds))
 
     def show_lead(self, partition: int, leader: Leading) -> None:
-        """Show whether this process leads a partition."""
+        """Export whether this process leads a partition."""
         self.lead[str(partition)].set_function(lambda: float(leader.leads))
 
     def exposition(self) -> bytes:
-        """Everything in Prometheus' text format; its media type is `CONTENT_TYPE`."""
+        """Return all metrics in Prometheus' text format, whose media type is `CONTENT_TYPE`."""
         return generate_latest(self.registry)
 
 
 def version() -> str:
-    """The release that runs."""
+    """Return the version of the installed package."""
     try:
         return importlib.metadata.version("weft")
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree that is not installed
+    except importlib.metadata.PackageNotFoundError:  # a source tree that is not installed
         return "unknown"
 
 
@@ -328,7 +328,7 @@ _TOKEN_TYPES = {
 
 
 def count_model_calls(metrics: Metrics, rows: Iterable[Step]) -> None:
-    """Count those of these rows that are model calls; a call that was put off or has failed counts by its error."""
+    """Count the rows that are model calls. A deferred or failed call counts by its error type."""
     for row in rows:
         if row.kind != "model":
             continue

@@ -48,26 +48,26 @@ class MetricName:
     labels: tuple[str, ...] = ()
     by: str = EVERY
     """The services that emit it."""
-    look: str = ""
+    attention: str = ""
     """The value that needs attention, and what it then means."""
     unit: str = ""
     """`seconds`, `bytes`, …; empty for a plain count."""
 
 
 def _counter(
-    name: str, about: str, labels: tuple[str, ...] = (), by: str = EVERY, look: str = "", unit: str = ""
+    name: str, about: str, labels: tuple[str, ...] = (), by: str = EVERY, attention: str = "", unit: str = ""
 ) -> MetricName:
-    return MetricName(name, Kind.COUNTER, about, labels, by, look, unit)
+    return MetricName(name, Kind.COUNTER, about, labels, by, attention, unit)
 
 
 def _gauge(
-    name: str, about: str, labels: tuple[str, ...] = (), by: str = EVERY, look: str = "", unit: str = ""
+    name: str, about: str, labels: tuple[str, ...] = (), by: str = EVERY, attention: str = "", unit: str = ""
 ) -> MetricName:
-    return MetricName(name, Kind.GAUGE, about, labels, by, look, unit)
+    return MetricName(name, Kind.GAUGE, about, labels, by, attention, unit)
 
 
-def _seconds(name: str, about: str, labels: tuple[str, ...] = (), by: str = EVERY, look: str = "") -> MetricName:
-    return MetricName(name, Kind.HISTOGRAM, about, labels, by, look, "seconds")
+def _seconds(name: str, about: str, labels: tuple[str, ...] = (), by: str = EVERY, attention: str = "") -> MetricName:
+    return MetricName(name, Kind.HISTOGRAM, about, labels, by, attention, "seconds")
 
 
 # -- every service ---------------------------------------------------------------------------------------------------
@@ -77,35 +77,35 @@ BUILD_INFO = _gauge(
 )
 BROKER_CONNECTED = _gauge(
     "weft_broker_connected", "1 while the broker confirms this process's heartbeats, otherwise 0.", ("service",),
-    look="0 for longer than a restart of the broker",
+    attention="0 for longer than a restart of the broker",
 )  # fmt: skip
 HEARTBEAT_AGE = _gauge(
     "weft_heartbeat_age_seconds", "Time since the broker last confirmed this owner's heartbeat.", ("service",),
-    look="it comes close to `WEFT_LEASE_SECONDS`: others will adopt its deliveries", unit="seconds",
+    attention="it comes close to `WEFT_LEASE_SECONDS`: others will adopt its deliveries", unit="seconds",
 )  # fmt: skip
 STALLED = _gauge(
     "weft_stalled_seconds",
     "How long work has waited without progress in this process while the broker answered; 0 if none waits.",
-    ("service",), look="it grows: `/healthz` fails at 30 s or 10 leases, whichever is longer", unit="seconds",
+    ("service",), attention="it grows: `/healthz` fails at 30 s or 10 leases, whichever is longer", unit="seconds",
 )  # fmt: skip
 LOOP_LAG = _gauge(
     "weft_loop_lag_seconds", "How late the event loop woke up from its last timed sleep.", ("service",),
-    look="above 0.1: something blocks it", unit="seconds",
+    attention="above 0.1: something blocks it", unit="seconds",
 )  # fmt: skip
 SPANS_DROPPED = _counter(
     "weft_spans_dropped_total", "Spans that the trace collector did not accept.", ("service",),
-    look="it rises: the log has the collector's answer", unit="spans",
+    attention="it rises: the log has the collector's answer", unit="spans",
 )  # fmt: skip
 EVENTS_HANDLED = _counter(
     "weft_events_handled_total",
     "Settled deliveries by outcome. `handled` is the usual outcome; `stopped`: its task was over; `fenced`: this"
     " process had been declared dead; `bus_error`: it stays and is delivered again; `defect`: an error in Weft or of"
     " the server. The state-manager counts `admitted`, the trajectory-recorder `recorded`.",
-    ("service", "outcome"), look="any rise of `defect`",
+    ("service", "outcome"), attention="any rise of `defect`",
 )  # fmt: skip
 DEAD_LETTERS = _counter(
     "weft_dead_letters_total", "Deliveries that will not be retried, by reason.", ("service", "reason"),
-    look="any rise: see [dead letters](operations.md#dead-letters)",
+    attention="any rise: see [dead letters](operations.md#dead-letters)",
 )  # fmt: skip
 
 # -- handlers --------------------------------------------------------------------------------------------------------
@@ -188,8 +188,8 @@ MODEL_COST = _counter(
 TOOL_CALLS = _counter(
     "weft_tool_calls_total",
     "Tool calls by outcome of the attempt: `completed`, `failed`, `retried` (will be retried), `waits` (handed back"
-    " without counting), `repeated` (answered before), `cancelled` (nobody wants the result), `lost` (it could not be"
-    " settled here). From the 501st tool of a process on, the tool is `other`.",
+    " without counting), `repeated` (answered before), `cancelled` (the result is no longer needed), `lost` (it could"
+    " not be settled here). From the 501st tool of a process on, the tool is `other`.",
     ("tool", "outcome"), TOOLS, "the share of `failed` and `retried`",
 )  # fmt: skip
 TOOL_CALL_SECONDS = _seconds(
@@ -254,8 +254,8 @@ RECORDER_COMMIT_SECONDS = _seconds(
 
 # -- leaders -------------------------------------------------------------------------------------------------------
 
-LEAD = _gauge(
-    "weft_lead", "1 if this process leads the partition, otherwise 0.", ("service", "partition"), LEADERS,
+IS_LEADER = _gauge(
+    "weft_leader", "1 if this process leads the partition, otherwise 0.", ("service", "partition"), LEADERS,
     "the sum over the replicas of a service is not 1 for longer than a lease",
 )  # fmt: skip
 
@@ -298,7 +298,7 @@ STREAM_OLDEST_WAITING = _gauge(
 )  # fmt: skip
 STREAM_READERS = _gauge(
     "weft_stream_readers", "Live consumers of a group: their heartbeat is within the lease.",
-    ("partition", "stream", "group"), LEADER, "0 with a lag above 0: nobody reads",
+    ("partition", "stream", "group"), LEADER, "0 with a lag above 0: there is no reader",
 )  # fmt: skip
 MAILBOX_WAITING = _gauge(
     "weft_mailbox_waiting_events",

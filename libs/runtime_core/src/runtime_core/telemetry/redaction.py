@@ -15,12 +15,15 @@ those, the rest of the text is hidden, and of JSON every value that may hold a s
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
+from itertools import accumulate, chain, pairwise
 
 import msgspec
 import re2
@@ -56,6 +59,9 @@ STRINGS = 10_000
 ESCAPES = 65_536
 """How many backslashes of one JSON payload are decoded, before a text with escapes is hidden as a whole."""
 
+VALUES = 256
+"""How many values of JSON with too many places are looked at one by one, before the rest is hidden."""
+
 NESTING = 3
 """How deep JSON inside of texts is read. A text further down that may hold a secret is hidden."""
 
@@ -69,12 +75,18 @@ _KEPT_LEVELS = 4
 _KEPT_BYTES = 16_384
 """The largest array or object that is kept on the third level and below."""
 _KEPT_ELEMENTS = 200
-_ELEMENT_BYTES = 64
+_ELEMENT_BYTES = 128
 """An array with many elements that are on average shorter than this is hidden as a whole; rows are longer."""
+_MEMBER_BYTES = 512
+"""The same for the members of an object, each of which costs more."""
 
 _COLON = re.compile(rb"\s*+:\s*+")
 
 _REST_OF_STRING = re2.compile(rb'(?s:(?:[^"\\]|\\.)*")', bytes_options())
+_LONG_STRING = 16_384
+_LONGEST_ESCAPE = len("\\u0000")
+_SAVED_BY_ESCAPE = _LONGEST_ESCAPE - 1
+"""The most bytes by which a text gets shorter for each of its escapes."""
 _HOPS = 64
 """How many escaped quotes, and backslashes before one, are looked at one by one before RE2 goes over the rest."""
 _BACKSLASH = ord("\\")
@@ -86,22 +98,28 @@ _LINES = bytes.maketrans(b'"', b"\n")
 _OUTER_ANCHOR = re.compile(r"\\[Az]|\(\?[a-zA-Z]*-")
 
 _decode_text = msgspec.json.Decoder(str).decode
+_decode_bytes = json.JSONDecoder(strict=False).decode
+_LONGEST_NAME = 2 + _LONGEST_ESCAPE * max(map(len, SECRET_MEMBERS))
+"""The most bytes that JSON takes for a name of a secret, without `-` and `_`."""
+
 _check = msgspec.json.Decoder(msgspec.Raw).decode
 _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 _HIDDEN_VALUE = _encode(HIDDEN)
+_HIDDEN_MEMBER = b"%b:%b" % (_HIDDEN_VALUE, _HIDDEN_VALUE)
 
 
 class _Allowance:
     """What one payload may still cost."""
 
-    __slots__ = ("escapes", "places", "strings")
+    __slots__ = ("escapes", "places", "strings", "values")
 
     def __init__(self) -> None:
         self.escapes = ESCAPES
         self.places = PLACES
         self.strings = STRINGS
+        self.values = VALUES
 
 
 class _Reached:
@@ -174,8 +192,8 @@ class Redactor:
         first = self._look.search(data)
         if first is None and not self._patterns:
             return text
-        made = self._hidden(data, _Allowance(), len(data) if first is None else first.start())
-        return text if made is data else made.decode("utf-8", "surrogatepass")
+        spans = self._spans(data, _Allowance(), len(data) if first is None else first.start())
+        return _text_without(text, data, spans) if spans else text
 
     def start(self, text: str) -> str:
         """A text without secrets; of a long one the start. Redact before you shorten: a rule finds no half secret."""
@@ -199,7 +217,26 @@ class Redactor:
         try:
             return self._json(data, _Allowance(), 0, first)
         except _TooManyPlaces:
-            return self._coarsely(data.strip())
+            return self._coarsely(data.strip(), _Allowance())
+
+    def rows(self, data: bytes) -> bytes:
+        """Rows of the trajectory, a JSON array, without secrets: however many they are, each stays a row."""
+        first = self._look.search(data)
+        if first is None and self._matches_no_pattern(data):
+            return data
+        try:
+            return self._json(data, _Allowance(), 0, first)
+        except _TooManyPlaces:
+            try:
+                rows = _elements(data)
+            except (msgspec.DecodeError, UnicodeError, RecursionError):
+                return self._coarsely(data.strip(), _Allowance())
+            return b"[%b]" % b",".join([self._coarse_row(bytes(row)) for row in rows])
+
+    def _coarse_row(self, row: bytes) -> bytes:
+        if self._look.search(row) is None and self._matches_no_pattern(row):
+            return row
+        return self._coarsely(row, _Allowance(), 1)
 
     def attributes(self, attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
         """Attributes of a span or a row without secrets."""
@@ -229,6 +266,11 @@ class Redactor:
 
     def _hidden(self, text: bytes, allowance: _Allowance, at: int = 0) -> bytes:
         """A text without secrets; the same object where it has none. Before `at` the look finds nothing."""
+        spans = self._spans(text, allowance, at)
+        return _without(text, spans, HIDDEN.encode()) if spans else text
+
+    def _spans(self, text: bytes, allowance: _Allowance, at: int) -> list[tuple[int, int]]:
+        """Where a text has secrets. Before `at` the look finds nothing."""
         spans: list[tuple[int, int]] = []
         look = self._look
         reached = _Reached()
@@ -245,6 +287,8 @@ class Redactor:
                     break
             if (span := reached.by(text, found)) is not None:
                 spans.append(span)
+                if span[1] == len(text):
+                    break
         for pattern in self._patterns:
             for found in pattern.finditer(text):
                 if allowance.places <= 0:
@@ -253,7 +297,7 @@ class Redactor:
                 allowance.places -= 1
                 if found.end() > found.start():
                     spans.append(found.span())
-        return _without(text, spans) if spans else text
+        return spans
 
     def _json(self, data: bytes, allowance: _Allowance, depth: int, first: re2._Match | None) -> bytes:
         """JSON without secrets; `first` is the first place that the look has found. Raises _TooManyPlaces."""
@@ -319,73 +363,200 @@ class Redactor:
     def _string(self, written: bytes, allowance: _Allowance, depth: int, hit: int, *, named: bool) -> bytes | None:
         """A string of JSON without secrets, in quotes; None where it has none. The look finds nothing before `hit`."""
         escaped = b"\\" in written
-        # With escapes the look may find a letter that is written as a number, in the middle of a secret.
-        at = 0 if escaped else max(0, hit)
+        at = max(0, hit)
         text = written[1:-1] if written.endswith(b'"', 1) else written[1:]
         if escaped:
-            allowance.escapes -= written.count(b"\\")
+            escapes = written.count(b"\\")
+            allowance.escapes -= escapes
             if allowance.escapes < 0:
                 return _HIDDEN_VALUE
+            cut = self._cut(written, allowance, hit)
+            if cut and written[1:2] in (b"{", b"["):
+                allowance.places = 0
+                return _HIDDEN_VALUE
             try:
-                text = _decode_text(written).encode()
-            except (msgspec.DecodeError, UnicodeError):
+                text = _unescaped(written[:cut] + b'"' if cut else written)
+            except (msgspec.DecodeError, ValueError):
                 # Another program wrote half of a surrogate pair, or the data is cut off.
                 return _HIDDEN_VALUE
-        if text[:1] in (b"{", b"[") and not named and _is_json(text):
-            if depth < NESTING:
-                made = self._json(text, allowance, depth + 1, self._look.search(text, at))
-            else:
-                made = text if self._look.search(text) is None and not self._patterns else HIDDEN.encode()
+            # The look may have found a letter that is written as a number, in the middle of a secret.
+            numbered = written.startswith(b"\\u", at + 1)
+            at = 0 if numbered else max(0, at - _SAVED_BY_ESCAPE * escapes)
+            if cut:
+                made = self._hidden(text, allowance, at)
+                allowance.places = 0
+                return _escaped(made + HIDDEN.encode())
+        if not named and text.lstrip()[:1] in (b"{", b"["):
+            first = self._look.search(text, at)
+            if first is None and not self._patterns:
+                return None
+            made = self._nested(text, allowance, depth, first) if _is_json(text) else self._hidden(text, allowance, at)
         else:
             made = self._hidden(text, allowance, at)
         if made is text:
             return None
-        return _encode(made.decode("utf-8", "replace")) if escaped else b'"%b"' % made
+        return _escaped(made) if escaped else b'"%b"' % made
 
-    def _coarsely(self, data: bytes, level: int = 0) -> bytes:
+    def _cut(self, written: bytes, allowance: _Allowance, hit: int) -> int:
+        """Where a long string has more places than may be looked at: what follows need not be decoded. 0: nowhere.
+
+        It is for strings outside of ASCII, which take ten times as long to decode as to search.
+        """
+        if len(written) < _LONG_STRING or written.isascii():
+            return 0
+        at = max(0, hit)
+        for _ in range(allowance.places + 1):
+            found = self._look.search(written, at)
+            if found is None:
+                return 0
+            at = found.start() + 1
+        # Not inside of an escape.
+        cut = at - 1
+        while (escape := written.rfind(b"\\", max(1, cut - _LONGEST_ESCAPE), cut)) >= 0:
+            cut = escape
+        return cut
+
+    def _nested(self, text: bytes, allowance: _Allowance, depth: int, first: re2._Match | None) -> bytes:
+        """JSON inside of a text without secrets; hidden as a whole where it is too deep or has too many places."""
+        if depth >= NESTING:
+            return HIDDEN.encode()
+        try:
+            return self._json(text, allowance, depth + 1, first)
+        except _TooManyPlaces:
+            return HIDDEN.encode()
+
+    def _coarsely(self, data: bytes, allowance: _Allowance, level: int = 0) -> bytes:
         """JSON whose upper levels are kept. Below, every value that may hold a secret is hidden as a whole."""
         head = data[:1]
         if head not in (b"[", b"{", b'"'):
             # A number or a word; at the top perhaps no JSON at all.
             return data if level else _HIDDEN_VALUE
-        # Two looks at each byte, however deep it is.
-        if level in (1, 2) and self._look.search(data) is None and self._matches_no_pattern(data):
-            return data
         if level >= _KEPT_LEVELS or head == b'"' or (level > 1 and len(data) > _KEPT_BYTES):
             return _HIDDEN_VALUE
+        if not level and data.startswith(b"[{") and data.endswith(b"}]"):
+            # A row alone, as most are: no need to read it once for its end, and again for its members.
+            with suppress(msgspec.DecodeError, UnicodeError, RecursionError):
+                return b"[%b]" % self._coarse_object(_members(data[1:-1]), len(data), allowance, 1)
         try:
-            names, values = _parts(data)
+            if head == b"{":
+                return self._coarse_object(_members(data), len(data), allowance, level)
+            values = _elements(data)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             return _HIDDEN_VALUE
         if len(data) < _ELEMENT_BYTES * (len(values) - _KEPT_ELEMENTS):
             return _HIDDEN_VALUE
-        shown = [
-            _HIDDEN_VALUE
-            if name is not None and value[:1] == b'"' and _is_secret_name(name)
-            else self._coarsely(value, level + 1)
-            for name, value in zip(names, map(bytes, values), strict=True)
-        ]
-        if head == b"[":
-            return b"[%b]" % b",".join(shown)
-        named = zip(names, shown, strict=True)
-        return b"{%b}" % b",".join([_encode(self.text(name or "")) + b":" + value for name, value in named])
+        return b"[%b]" % self._coarse_values(values, None, allowance, level)
+
+    def _coarse_object(self, members: Mapping[str, msgspec.Raw], size: int, allowance: _Allowance, level: int) -> bytes:
+        if size < _MEMBER_BYTES * (len(members) - _KEPT_ELEMENTS):
+            return _HIDDEN_VALUE
+        written = [b"%b:%b" % (_encode(name), bytes(value)) for name, value in members.items()]
+        return b"{%b}" % self._coarse_values(written, list(members), allowance, level)
+
+    def _coarse_values(
+        self, values: Sequence[bytes], names: Sequence[str] | None, allowance: _Allowance, level: int
+    ) -> bytes:
+        """Elements of an array, or members of an object with their `names`, joined. Only those with a hit change."""
+        data = b",".join(values)
+        ends = list(accumulate(len(value) + 1 for value in values))
+        every = not self._matches_no_pattern(data)
+        pieces: list[bytes] = []
+        kept = at = 0
+        while at < len(data):
+            found = None if every else self._look.search(data, at)
+            if found is None and not every:
+                break
+            index = bisect_right(ends, at if found is None else found.start())
+            start, end = ends[index - 1] if index else 0, ends[index] - 1
+            allowance.values -= 1
+            if allowance.values < 0:
+                # In an object it needs a name.
+                pieces += data[kept:start], _HIDDEN_VALUE if names is None else _HIDDEN_MEMBER
+                kept = len(data)
+                break
+            value = data[start:end]
+            pieces += (
+                data[kept:start],
+                self._coarsely(value, allowance, level + 1)
+                if names is None
+                else self._coarse_member(names[index], value, allowance, level + 1),
+            )
+            kept, at = end, end + 1
+        pieces.append(data[kept:])
+        return b"".join(pieces)
+
+    def _coarse_member(self, name: str, member: bytes, allowance: _Allowance, level: int) -> bytes:
+        value = member[len(_encode(name)) + 1 :]
+        if value[:1] == b'"' and _is_secret_name(name):
+            value = _HIDDEN_VALUE
+        elif self._look.search(value) is not None or not self._matches_no_pattern(value):
+            value = self._coarsely(value, allowance, level)
+        shown = self._hidden(name.encode(), allowance)
+        return b"%b:%b" % (_encode(shown.decode("utf-8", "replace")), value)
 
 
 Attribute = str | int | float | bool | list[str]
 """What an attribute of a span or a row may be."""
 
 
-def _without(text: bytes, spans: list[tuple[int, int]]) -> bytes:
+def _without(text: bytes, spans: list[tuple[int, int]], sign: bytes) -> bytes:
     """The text with one sign in the place of all spans that touch."""
     pieces: list[bytes] = []
     kept = 0
-    hidden = -1
-    for start, end in sorted(spans):
-        if start > hidden:
-            pieces += text[kept:start], HIDDEN.encode()
-        hidden = kept = max(kept, end)
+    for start, end in _merged(spans):
+        pieces += text[kept:start], sign
+        kept = end
     pieces.append(text[kept:])
     return b"".join(pieces)
+
+
+def _text_without(text: str, data: bytes, spans: list[tuple[int, int]]) -> str:
+    """As `_without`, of the text whose UTF-8 is `data`. The longest piece is not decoded again but cut out."""
+    ends = [0, *chain.from_iterable(_merged(spans)), len(data)]
+    pieces = [data[start:end] for start, end in pairwise(ends)]
+    longest = max(range(len(pieces)), key=lambda index: len(pieces[index]))
+    if longest % 2:  # every second one is a secret
+        return HIDDEN.join(map(_decoded, pieces[::2]))
+    texts = [_decoded(piece) for index, piece in enumerate(pieces) if index != longest]
+    before, after = sum(map(len, texts[:longest])), sum(map(len, texts[longest:]))
+    texts.insert(longest, text[before : len(text) - after])
+    return HIDDEN.join(texts[::2])
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:  # a pattern of the user's has matched a part of a surrogate
+        return data.decode("utf-8", "replace")
+
+
+def _unescaped(written: bytes) -> bytes:
+    """The UTF-8 that a string of JSON writes. Raises DecodeError, or ValueError."""
+    if written.isascii() or b"\\u" in written:
+        return _decode_text(written).encode()
+    # As Latin-1 each byte is a character: no time goes to reading UTF-8 and writing it again.
+    text: str = _decode_bytes(written.decode("latin-1"))
+    return text.encode("latin-1")
+
+
+def _escaped(text: bytes) -> bytes:
+    """A string of JSON that writes this UTF-8."""
+    if text.isascii():
+        return _encode(text.decode())
+    return json.dumps(text.decode("latin-1"), ensure_ascii=False).encode("latin-1")
+
+
+def _merged(spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Spans in order, those that touch or overlap as one."""
+    first, last = -1, -1
+    for start, end in sorted(spans):
+        if start > last:
+            if first >= 0:
+                yield first, last
+            first = start
+        last = max(last, end)
+    if first >= 0:
+        yield first, last
 
 
 def _in_lines(patterns: Sequence[re2._Regexp]) -> re2._Regexp | None:
@@ -441,16 +612,9 @@ def _string_end(data: bytes, start: int) -> int:
     return len(data) if string is None else string.end()
 
 
-def _parts(data: bytes) -> tuple[Sequence[str | None], Sequence[msgspec.Raw]]:
-    """Names (of an object) and values of a JSON array or object."""
-    if data[:1] == b"[":
-        values = _elements(data)
-        return [None] * len(values), values
-    members = _members(data)
-    return list(members), list(members.values())
-
-
 def _names_secret(written: bytes) -> bool:
+    if len(written) > _LONGEST_NAME and len(written.translate(None, b"-_")) > _LONGEST_NAME:
+        return False
     try:
         return _is_secret_name(_decode_text(written))
     except (msgspec.DecodeError, UnicodeError):

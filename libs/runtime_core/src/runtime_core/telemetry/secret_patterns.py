@@ -34,7 +34,10 @@ _GAP = rb"(?:[\x00-\x20\x80-\xff]|\\+[nrtfb]|\\+u[0-9a-fA-F]{4})"
 # `\s` and `\d` inside a class make `re` three times slower: it looks a plain class up in a table.
 _WHITE = rb" \t\n\r\f\v"
 _QUOTE = rb"(?:\\*\"|\\+u0022)"
-_NO_LETTER_BEFORE = rb"(?:\b|\\[nrtfb]|\\u[0-9a-fA-F]{4})"
+# Before a key no letter may stand, but for those of an escape, as code, JSON, URLs and terminals write it.
+_ESCAPES = (rb"\\[nrtfb]", rb"\\x[0-9a-fA-F]{2}", rb"\\u[0-9a-fA-F]{4}", rb"%[0-9a-fA-F]{2}", rb"[0-9;\[]m")
+_NO_LETTER_BEFORE = rb"(?:\b|" + b"|".join(_ESCAPES) + rb")"
+_AFTER_ESCAPE = b"|".join(rb"(?<=%b)" % escape for escape in _ESCAPES)
 _VALUE_FOLLOWS = rb"(?:['\"\\]|\\+u00[0-9a-fA-F]{2})*" + _GAP + rb"*(?:[:=,]|\\+u00)"
 _KEY_WORDS = rb"api[-_]?key|access_token|client_secret|secret_access_key|password|passwd|passphrase"
 
@@ -77,24 +80,30 @@ RULE = re.compile(
     b"|".join(
         (
             # A digit is required where words with hyphens look the same.
-            rb"((?<![A-Za-z0-9_])sk-" + _digit_ahead(rb"_-") + rb"[A-Za-z0-9_-]{16,WORD}+)",
-            rb"((?<![A-Za-z0-9_])hf_[A-Za-z0-9]{30,WORD}+)",
+            rb"(?:(?<![A-Za-z0-9_])|ESCAPE)(sk-" + _digit_ahead(rb"_-") + rb"[A-Za-z0-9_-]{16,WORD}+)",
+            rb"(?:(?<![A-Za-z0-9_])|ESCAPE)(hf_[A-Za-z0-9]{30,WORD}+)",
             rb"(gh[pousr]_[A-Za-z0-9]{30,WORD}+|github_pat_[A-Za-z0-9_]{22,WORD}+|glpat-[A-Za-z0-9_-]{20,WORD}+)",
             rb"(xox[abeoprs]-[A-Za-z0-9-]{10,WORD}+|AIza[A-Za-z0-9_-]{35})",
-            rb"((?<![A-Za-z0-9])A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9]))",
+            rb"((?:(?<![A-Za-z0-9])|AFTER)A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9]))",
             rb"(?P<token>eyJ[A-Za-z0-9_-]{8,4096}+\.eyJ[A-Za-z0-9_-]{8})",
             rb"(?P<private_key>-----BEGIN [A-Z ]*PRIVATE KEY-----)",
-            rb"(?<![A-Za-z0-9_])(?i:bearer)%b++(" % _SPACE
+            rb"(?:(?<![A-Za-z0-9_])|AFTER)(?i:bearer)%b++(" % _SPACE
             + _digit_ahead(rb"._~+/=-")
             + rb"[A-Za-z0-9._~+/=-]{8,WORD}+)",
-            rb"(?i:authorization)['\"]?%b*+[:=,]%b*+b?['\"]?" % (_SPACE, _SPACE)
+            rb"(?i:authorization)\\*+['\"]?%b*+[:=,]%b*+b?\\*+['\"]?" % (_SPACE, _SPACE)
             + rb"(?i:basic|bearer|digest|token|apikey)%b++([^%b'\",;]{6,WORD}+)" % (_SPACE, _WHITE),
-            rb"(?:(?i:%b)['\"]?|(?P<quote>['\"])(?i:pw|pwd)(?P=quote))%b*+[:=,]%b*+b?" % (_KEY_WORDS, _SPACE, _SPACE)
-            # In quotes; or bare, as in a query or a header, and then with a digit: `password: required` is none.
-            + rb"('[^']{4,}+'|\"[^\"]{4,}+\"|(?=[^%(end)b0-9]{0,%(ahead)d}+[^%(end)b])[^%(end)b]{6,WORD}+)"
+            rb"(?:(?i:%b)\\*+['\"]?|(?P<quote>['\"])(?i:pw|pwd)\\*+(?P=quote))" % _KEY_WORDS
+            + rb"%b*+[:=,]%b*+b?" % (_SPACE, _SPACE)
+            # In quotes, which may be escaped; or bare, as in a query or a header, and then with a digit:
+            # `password: required` is none.
+            + rb"('[^']{4,}+'|\"[^\"]{4,}+\"|\\++['\"][^'\"\\]{4,WORD}+"
+            + rb"|(?=[^%(end)b0-9]{0,%(ahead)d}+[^%(end)b])[^%(end)b]{6,WORD}+)"
             % {b"end": _WHITE + rb"'\"&,;", b"ahead": LOOKAHEAD - 1},
         )
-    ).replace(b"WORD", b"%d" % LONGEST_WORD)
+    )
+    .replace(b"WORD", b"%d" % LONGEST_WORD)
+    .replace(b"ESCAPE", b"|".join(_ESCAPES))
+    .replace(b"AFTER", _AFTER_ESCAPE)
 )
 """Matches a secret at the start of what the look has found. The last group that matched is what is hidden."""
 
@@ -119,7 +128,9 @@ def look_for(secrets: Iterable[str]) -> re2._Regexp:
     return re2.compile(b"|".join((_LOOK, *map(_as_json_writes, secrets))), bytes_options())
 
 
-_PRIVATE_KEY_REST = re2.compile(rb"(?s:.*?-----END [A-Z ]*PRIVATE KEY-----|.*)", bytes_options())
+_PRIVATE_KEY_END = re.compile(rb"-----END [A-Z ]{0,64}PRIVATE KEY-----")
+_ENDS = 64
+"""How many ends of another kind are passed over before the rest of the text counts as the key."""
 
 
 def end_of_word(text: bytes, start: int) -> int:
@@ -133,7 +144,14 @@ def _end_of_token(text: bytes, start: int) -> int:
 
 
 def _end_of_private_key(text: bytes, start: int) -> int:
-    return int(_PRIVATE_KEY_REST.match(text, start).end())
+    for _ in range(_ENDS):
+        start = text.find(b"-----END ", start)
+        if start < 0:
+            break
+        if (end := _PRIVATE_KEY_END.match(text, start)) is not None:
+            return end.end()
+        start += 1
+    return len(text)
 
 
 RESTS: dict[int, Callable[[bytes, int], int]] = {

@@ -1,4 +1,4 @@
-"""Spans whose ids are known before they are made, in an SDK that asks a generator for the ids of each span."""
+"""Spans with predetermined ids, in SDKs that use an id generator."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from runtime_core.telemetry.redaction import Attribute, redactor
 from runtime_core.telemetry.trace_context import SAMPLED, Ids
 
 WANTED: ContextVar[Ids | None] = ContextVar("weft_wanted_span_ids", default=None)
-"""The ids of the span that is being made here; None: any."""
+"""The ids of the span that is being created in this context; None: any."""
 
 
 class KnownIds:
-    """Stands before an SDK's own generator, which gives the ids of all other spans. Any: the SDK's."""
+    """Wraps an SDK's id generator, which generates the ids of all other spans. Any: the SDK's type."""
 
     def __init__(self, others: Any) -> None:
         self._others = others
@@ -39,18 +39,18 @@ class KnownIds:
 
 
 def use_known_ids(tracer: Any) -> None:
-    """Let a tracer make spans with ids that are known before, where its SDK (OpenTelemetry's own does) allows it."""
+    """Let a tracer create spans with predetermined ids, if its SDK (such as OpenTelemetry's) allows it."""
     generator = getattr(tracer, "id_generator", None)
     if hasattr(generator, "generate_span_id") and not isinstance(generator, KnownIds):
         tracer.id_generator = KnownIds(generator)
 
 
 Otel = Any
-"""Something of OpenTelemetry, which is imported by who configures it."""
+"""A type of OpenTelemetry, which only the code that configures it imports."""
 
 
 class Span:
-    """A span under way, or none where nothing is traced: then every method returns at once."""
+    """A current span. Without tracing it wraps None, and every method returns at once."""
 
     __slots__ = ("_held_ns", "_span")
 
@@ -60,31 +60,31 @@ class Span:
 
     @property
     def recording(self) -> bool:
-        """Whether what is set here is kept anywhere."""
+        """Whether the span is recorded."""
         return self._span is not None and bool(self._span.is_recording())
 
     @property
     def traceparent(self) -> str:
-        """What makes others its children; empty where nothing is traced."""
+        """The traceparent for child spans; empty without tracing."""
         if self._span is None:
             return ""
         context = self._span.get_span_context()
         return trace_context.written(context.trace_id, context.span_id, int(context.trace_flags))
 
     def set(self, attributes: Mapping[str, Attribute]) -> None:
-        """Set attributes, without their secrets."""
+        """Set attributes, with their secrets removed."""
         if self.recording:
             self._span.set_attributes(redactor().attributes(attributes))
 
     def failed(self, type: str, message: str = "") -> None:
-        """The operation has failed; `type` is the error's class."""
+        """Mark the operation as failed; `type` is the error's class."""
         if self.recording:
             trace = sys.modules["opentelemetry.trace"]
             self._span.set_attribute(ERROR_TYPE, type)
             self._span.set_status(trace.Status(trace.StatusCode.ERROR, redactor().text(message) or type))
 
     def release(self) -> None:
-        """Send a span that was held (see `span`), with the end that it had. Without this it is never sent."""
+        """Send a held span (see `span`) with its original end. Otherwise it is never sent."""
         if self._held_ns:
             self._span.end(self._held_ns)
             self._held_ns = 0
@@ -95,7 +95,7 @@ AnySpan = TypeVar("AnySpan", bound=Span)
 
 
 class Parent:
-    """The span under which a run's spans are. A run goes on over many turns in the same tasks, each turn has a span."""
+    """Holds the parent of a run's spans: a run's asyncio tasks live for many turns, and each turn has a span."""
 
     __slots__ = ("span",)
 
@@ -108,7 +108,7 @@ _PARENT: ContextVar[Parent | None] = ContextVar("weft_parent_span", default=None
 
 @contextmanager
 def under(parent: Parent) -> Iterator[None]:
-    """Spans of this task, and of those that it starts, are under what `parent` holds at their time."""
+    """Make spans of this asyncio task, and of tasks that it starts, children of the current span of `parent`."""
     token = _PARENT.set(parent)
     try:
         yield
@@ -117,7 +117,7 @@ def under(parent: Parent) -> Iterator[None]:
 
 
 def tracing() -> bool:
-    """Whether this process has configured an SDK of OpenTelemetry."""
+    """Return whether this process has configured an OpenTelemetry SDK."""
     return _tracer() is not None
 
 
@@ -135,12 +135,16 @@ def span(
     held: bool = False,
     make: type[AnySpan],
 ) -> Iterator[AnySpan]:
-    """A span, the current one meanwhile. An exception that leaves it is its error, by its class.
+    """Create a span and make it the current one. An exception sets its error to the exception's class.
 
-    `parent` (a traceparent, with its tracestate in `state`) counts where no span is under way here; with `inner` False
-    it counts alone. `links` are traceparents. `ids` are those of this very span, where the SDK lets us choose. What is
-    `held` is sent by its `release`.
-    Name and attributes must be free of secrets. In a trace that is not kept there is no span, whatever samples here.
+    Args:
+        parent: A traceparent (with its tracestate in `state`), used if there is no current span; always if `inner` is
+            False.
+        links: Traceparents.
+        ids: The span's own ids, if the SDK allows it.
+        held: Send the span only when `release` is called.
+
+    Name and attributes must not hold secrets. An unsampled trace has no span, whatever this process samples.
     """
     tracer = _tracer()
     if tracer is None:
@@ -163,7 +167,7 @@ def span(
         )
     finally:
         WANTED.reset(token)
-    # What an exception says, and its traceback, are in the trajectory, redacted.
+    # The trajectory has the message and traceback of an exception, redacted.
     with trace.use_span(made, end_on_exit=not held, record_exception=False, set_status_on_exception=False):
         span = make(made)
         try:
@@ -188,7 +192,7 @@ def ended_span(
     ids: Ids | None = None,
     error: str = "",
 ) -> Span:
-    """A span of something that is over. Times are nanoseconds since 1970; `error` is a type. See `span`."""
+    """Create a span of a past operation. Times are nanoseconds since 1970; `error` is a type. See `span`."""
     tracer = _tracer()
     if tracer is None:
         return NO_SPAN
@@ -213,14 +217,14 @@ def ended_span(
 
 
 def keeps(parent: str = "") -> bool:
-    """Whether a span that is made here, under `parent` where none is under way, would be kept anywhere."""
+    """Return whether a new span would be recorded, with `parent` if there is no current span."""
     return tracing() and not _dropped(sys.modules["opentelemetry.trace"], parent, inner=True)
 
 
 def task_traceparent(namespace: str, task: str, traceparent: str) -> str:
-    """The trace of a task: what its publisher has named, or else the one that derives from its id.
+    """Return the traceparent of a task: its publisher's, or else one derived from the task id.
 
-    That is sampled as this process samples a trace that it begins.
+    A derived trace is sampled by this process's sampler.
     """
     if traceparent and trace_context.read(traceparent) is not None:
         return traceparent
@@ -231,9 +235,9 @@ def task_traceparent(namespace: str, task: str, traceparent: str) -> str:
 
 @contextmanager
 def within(traceparent: str) -> Iterator[None]:
-    """What is traced in here by anyone's code is under this span, which another process has made.
+    """Make all spans created inside children of a span of another process.
 
-    Also where an SDK is configured in here only, by code that has imported the API before.
+    This also works if the SDK is configured only inside, by code that has imported the API before.
     """
     trace = sys.modules.get("opentelemetry.trace")
     if not traceparent or trace is None:
@@ -249,7 +253,7 @@ def within(traceparent: str) -> Iterator[None]:
 
 
 def current_traceparent() -> str:
-    """Of the span under way here, by whatever SDK; empty where there is none."""
+    """Return the traceparent of the current span, of any SDK; empty if there is none."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None or not hasattr(trace, "get_current_span"):  # half imported by another thread
         return ""
@@ -260,7 +264,7 @@ def current_traceparent() -> str:
 
 
 def current_ids() -> tuple[str, str]:
-    """Trace id and span id of the span under way, in hexadecimal digits; empty where nothing is traced."""
+    """Return trace id and span id of the current span in hexadecimal; empty without tracing."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None or not hasattr(trace, "get_current_span"):  # half imported by another thread
         return "", ""
@@ -274,7 +278,7 @@ def current_ids() -> tuple[str, str]:
 
 
 def _tracer() -> Otel:
-    # Whoever configures an SDK has imported the API.
+    # Configuring an SDK requires importing the API.
     trace: ModuleType | None = sys.modules.get("opentelemetry.trace")
     if trace is None or not hasattr(trace, "get_tracer_provider"):  # half imported by another thread
         return None
@@ -292,9 +296,9 @@ def _tracer_of(provider: Otel) -> Otel:
 
 
 def _samples(trace_id: int, name: str) -> bool:
-    """Whether a trace with this id is kept, where this process begins it."""
+    """Return whether this process would sample a new trace with this id."""
     sampler = getattr(sys.modules["opentelemetry.trace"].get_tracer_provider(), "sampler", None)
-    if sampler is None:  # not the SDK that we know: its spans decide for themselves
+    if sampler is None:  # an unknown SDK: its spans decide themselves
         return True
     from opentelemetry.context import Context
 
@@ -302,7 +306,7 @@ def _samples(trace_id: int, name: str) -> bool:
 
 
 def _dropped(trace: ModuleType, parent: str, inner: bool) -> bool:
-    """Whether a new span would be in a trace of which somebody has said that it is not kept."""
+    """Return whether a new span would belong to an unsampled trace."""
     if inner:
         current = trace.get_current_span()
         holder = _PARENT.get()
@@ -316,7 +320,7 @@ def _dropped(trace: ModuleType, parent: str, inner: bool) -> bool:
 
 
 def _context(trace: ModuleType, parent: str, state: str) -> Otel:
-    """The Context for a new span; None: the current one."""
+    """Return the Context for a new span; None: the current one."""
     if trace.get_current_span().is_recording():
         return None
     holder = _PARENT.get()
@@ -326,7 +330,7 @@ def _context(trace: ModuleType, parent: str, state: str) -> Otel:
 
 
 def _remote(trace: ModuleType, parent: str, state: str) -> Otel:
-    """A Context with nothing but a span of another process; with none at all where `parent` is not valid."""
+    """Return a Context with only the span `parent` of another process; empty if `parent` is invalid."""
     from opentelemetry.context import Context
 
     ids = trace_context.read(parent)

@@ -1,8 +1,8 @@
-"""Trace context as text: in the context of an event, and of a task whose publisher has named none.
+"""Trace context as text, in the context of an event; and the trace of a task without one.
 
     traceparent   00-<trace id, 32 digits>-<span id, 16 digits>-<flags, 2 digits>
 
-Nothing here needs OpenTelemetry.
+This module does not need OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import re
 import msgspec
 
 SAMPLED = 1
-"""The flag of a trace that is kept."""
+"""The flag of a sampled trace."""
 
 _MARK = b'"traceparent":'
-# Version `ff` and ids of zeros are invalid; a later version may say more behind the flags.
+# Version `ff` and ids of zeros are invalid. Later versions may append fields.
 _VALID = re.compile(
     r"(?!ff)(?P<version>[0-9a-f]{2})-(?!0{32})(?P<trace>[0-9a-f]{32})-(?!0{16})(?P<span>[0-9a-f]{16})"
     r"-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?"
@@ -25,23 +25,23 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Ids(msgspec.Struct, frozen=True):
-    """A traceparent in its parts."""
+    """The parts of a traceparent."""
 
     trace: int
     span: int
     flags: int
 
 
-class _Said(msgspec.Struct):
+class _TraceMembers(msgspec.Struct):
     traceparent: str = ""
     tracestate: str = ""
 
 
-_said = msgspec.json.Decoder(_Said)
+_trace_members = msgspec.json.Decoder(_TraceMembers)
 
 
 def read(traceparent: str) -> Ids | None:
-    """Its parts; None for a text that is no traceparent, which is as good as none."""
+    """Parse a traceparent. Return None for an invalid one."""
     found = _VALID.fullmatch(traceparent)
     if found is None or (found["version"] == "00" and found["more"]):
         return None
@@ -49,37 +49,37 @@ def read(traceparent: str) -> Ids | None:
 
 
 def written(trace: int, span: int, flags: int) -> str:
-    """A traceparent from its parts."""
+    """Format a traceparent."""
     return f"00-{trace:032x}-{span:016x}-{flags:02x}"
 
 
 def stated(context: bytes) -> tuple[str, str]:
-    """`traceparent` and `tracestate` in the context of an event (JSON); empty where it says nothing valid."""
+    """Return `traceparent` and `tracestate` of an event's context (JSON); empty if there is no valid one."""
     if _MARK not in context:
         return "", ""
     try:
-        said = _said.decode(context)
+        found = _trace_members.decode(context)
     except msgspec.DecodeError:
         return "", ""
-    return (said.traceparent, said.tracestate) if read(said.traceparent) is not None else ("", "")
+    return (found.traceparent, found.tracestate) if read(found.traceparent) is not None else ("", "")
 
 
 def restated(context: bytes, traceparent: str) -> bytes:
-    """The context of an event, with `traceparent` in it; empty: as it is."""
+    """Return an event's context with `traceparent` set; unchanged if that is empty."""
     if not traceparent:
         return context
     return msgspec.json.encode({**(_members(context) if context else {}), "traceparent": traceparent})
 
 
 def of_task(namespace: str, task: str) -> Ids:
-    """Trace and root span of a task whose publisher has named no trace.
+    """Return trace and root span of a task whose publisher gave no trace.
 
-    They derive from its id, so that each process that handles something of it finds the same without being told.
+    They derive from its id, so that all processes compute the same ones.
     """
     digest = hashlib.sha256(f"weft task\n{namespace}\n{task}".encode()).digest()
     return Ids(int.from_bytes(digest[:16], "big"), int.from_bytes(digest[16:24], "big"), SAMPLED)
 
 
 def span_of_entry(stream: str, entry: str) -> int:
-    """The id of the span of a turn, by its entry (`stream` is the whole key): the same for whoever handles it again."""
+    """Return the span id of a turn, derived from its entry, so that a retry has the same. `stream` is the full key."""
     return int.from_bytes(hashlib.sha256(f"weft turn\n{stream}\n{entry}".encode()).digest()[:8], "big")

@@ -1,4 +1,4 @@
-"""Configures OpenTelemetry's SDK by its own variables."""
+"""Configures OpenTelemetry's SDK by its standard variables."""
 
 from __future__ import annotations
 
@@ -24,39 +24,41 @@ EXPORTERS = "OTEL_TRACES_EXPORTER"
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 DISABLED = "OTEL_SDK_DISABLED"
 DELAY = "OTEL_BSP_SCHEDULE_DELAY"
+LENGTH_LIMITS = ("OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT")
 HTTP, GRPC = "http/protobuf", "grpc"
 
 EXPORT_DELAY_MS = 1000.0
-"""How long a span waits to be sent, unless OTEL_BSP_SCHEDULE_DELAY says otherwise: traces lack what a killed process
-had not sent."""
+"""The export delay of spans, unless OTEL_BSP_SCHEDULE_DELAY sets it. A killed process loses the spans of this time."""
+LONGEST_ATTRIBUTE = 65_536
+"""The most characters of a span's attribute, unless the variables of OpenTelemetry set another limit."""
 CLOSING_SECONDS = 3.0
-"""How long the end of a service waits for a collector that does not answer."""
-COMPLAIN_SECONDS = 60.0
-"""How often a collector that takes nothing is told of."""
+"""How long the stop of a service waits for an unresponsive collector."""
+WARN_SECONDS = 60.0
+"""The shortest time between two log lines about a failing collector."""
 
 logger = logging.getLogger(__name__)
 
 
 class Traces:
-    """The SDK of this process, configured; `close` sends what is left."""
+    """The configured SDK of this process; `close` sends the remaining spans."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
 
     def close(self, timeout_seconds: float = CLOSING_SECONDS) -> None:
-        """Send what is left, for at most so long. Blocks."""
-        # A thread, since the SDK itself waits longer for a collector that is gone. A daemon: it keeps nobody alive.
+        """Send the remaining spans, with a time limit. Blocks."""
+        # In a thread: the SDK waits longer for a lost collector. A daemon thread does not delay the exit.
         closing = threading.Thread(target=self._provider.shutdown, name="close traces", daemon=True)
         closing.start()
         closing.join(timeout_seconds)
         if closing.is_alive():
-            logger.warning("traces: the last spans were not sent within %g s", timeout_seconds)
+            logger.warning("traces: could not send the last spans within %g s", timeout_seconds)
 
 
 def wanted(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The exporters that the variables ask for: of `otlp` and `console`, none where nothing is to be traced.
+    """Return the exporters that the variables select: `otlp`, `console`, or none.
 
-    Raises ConfigurationError for others.
+    Raises ConfigurationError for other exporters.
     """
     if environ.get(DISABLED, "").strip().lower() == "true":
         return ()
@@ -72,9 +74,9 @@ def wanted(environ: Mapping[str, str]) -> tuple[str, ...]:
 def configure(
     service: str, instance: str, version: str, environ: Mapping[str, str], lost: Callable[[int], None] = lambda _: None
 ) -> Traces | None:
-    """Configure the SDK where the variables ask for it; None where they do not, or the app has configured one itself.
+    """Configure the SDK if the variables select an exporter. Return None if not, or if the app has configured one.
 
-    `lost` is told of spans that could not be sent, in another thread. Raises ConfigurationError, in one line.
+    `lost` is called in another thread with the number of spans that could not be sent. Raises ConfigurationError.
     """
     exporters = wanted(environ)
     if not exporters or tracing():
@@ -82,13 +84,16 @@ def configure(
     check(exporters, environ)
     from opentelemetry import trace
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace import SpanLimits, TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
 
     own = {SERVICE_NAME: service, SERVICE_INSTANCE: instance, SERVICE_VERSION: version}
-    # The variables' own words go before ours.
+    # Values of the variables take precedence.
     resource = Resource.create(own).merge(OTELResourceDetector().detect())
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    # A model, a tool or a page may have written the value. None: as the SDK reads it from the variables.
+    longest = None if any(environ.get(name) for name in LENGTH_LIMITS) else LONGEST_ATTRIBUTE
+    limits = SpanLimits(max_attribute_length=longest)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False, span_limits=limits)
     delay = None if environ.get(DELAY) else EXPORT_DELAY_MS
     for name in exporters:
         exporter = (
@@ -103,7 +108,7 @@ def configure(
 
 
 def check(exporters: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Raise ConfigurationError where one of these exporters cannot be made: not installed, or a place that is none."""
+    """Raise ConfigurationError if an exporter is not installed or its endpoint is invalid."""
     if "otlp" in exporters:
         protocol = _protocol(environ)
         for name in ENDPOINTS:
@@ -150,7 +155,7 @@ def _is_url(text: str) -> bool:
 
 
 def _place(environ: Mapping[str, str]) -> str:
-    """Where spans go, without a password."""
+    """Return the spans' destination, without a password."""
     found = next((environ[name] for name in ENDPOINTS if environ.get(name)), "")
     if not found:
         return "the collector on this machine"
@@ -163,17 +168,17 @@ def _otlp(protocol: str) -> SpanExporter:
 
 
 def _reporting(exporter: SpanExporter, lost: Callable[[int], None]) -> SpanExporter:
-    """The exporter, with one line now and then where the collector takes nothing, in place of many."""
+    """Wrap an exporter, so that a failing collector logs one line a minute instead of many."""
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
     reason = _Reason()
-    # What gRPC's exporter says of a failure is said by the module of its base.
+    # gRPC's exporter logs failures in the module of its base class.
     for part in set(type(exporter).__mro__).difference(SpanExporter.__mro__):
         logging.getLogger(part.__module__).addFilter(reason)
 
     class Reporting(SpanExporter):
         def __init__(self) -> None:
-            self._told_at = -COMPLAIN_SECONDS
+            self._logged_at = -WARN_SECONDS
             self._lost = 0
 
         def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -181,9 +186,9 @@ def _reporting(exporter: SpanExporter, lost: Callable[[int], None]) -> SpanExpor
             if result is not SpanExportResult.SUCCESS:
                 self._lost += len(spans)
                 lost(len(spans))
-                if time.monotonic() - self._told_at >= COMPLAIN_SECONDS:
-                    self._told_at = time.monotonic()
-                    logger.warning("traces: %d spans are lost, the collector did not take them%s", self._lost, reason)
+                if time.monotonic() - self._logged_at >= WARN_SECONDS:
+                    self._logged_at = time.monotonic()
+                    logger.warning("traces: %d spans are lost: the collector did not accept them%s", self._lost, reason)
             return result
 
         def shutdown(self) -> None:
@@ -196,7 +201,7 @@ def _reporting(exporter: SpanExporter, lost: Callable[[int], None]) -> SpanExpor
 
 
 class _Reason(logging.Filter):
-    """Keeps what an exporter logs of a failure to itself, and the last of it for our own line."""
+    """Suppresses an exporter's own log lines of failures, and keeps the last one for ours."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Handles a delivery of a tool call: run the tool, commit its result, or decide what follows from its failure."""
+"""Handles a delivery of a tool call: runs the tool and commits its result, or decides how to treat its error."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from itertools import product
 
 import msgspec
 
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.spans import call_span
-from runtime_core.bus.values import Delivery
-from runtime_core.consumer.attempt import failed_from
 from runtime_core.consumer.calls import Calls
+from runtime_core.consumer.failure import failed_from
 from runtime_core.errors import NotReady
 from runtime_core.record.step import StepError
 from runtime_core.telemetry import gen_ai
@@ -26,12 +26,12 @@ from runtime_core.tools.tool import AbandonedThreads, Away, CallableTool, Tool, 
 
 logger = logging.getLogger(__name__)
 
-# How long a call waits whose tool was not ready for it.
+# How long a call waits if its tool was not ready.
 NOT_READY_SECONDS = 0.5
 
 
 class _Context(msgspec.Struct):
-    """What a call's context may say; anything else in it is for others."""
+    """The members of a call's context that concern tools."""
 
     deadline: float | None = None
     traceparent: str = ""
@@ -43,7 +43,7 @@ _NO_CONTEXT = _Context()
 
 
 class CallHandler:
-    """Runs tools of one app for the deliveries of one consumer."""
+    """Runs an app's tools for the deliveries of one consumer."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class CallHandler:
         metrics: Metrics,
         others: ToolSource | None = None,
     ) -> None:
-        """`others` has tools besides the app's own."""
+        """`others` has further tools, such as those of MCP servers."""
         self._bus = bus
         self._others = others
         self._tools = tools
@@ -62,7 +62,7 @@ class CallHandler:
         self._abandoned = abandoned
         self._metrics = metrics
         for name, outcome in product(tools, SHOWN_OUTCOMES):
-            metrics.tool_calls[metrics.tool_label(name), outcome]  # with 0, from the start
+            metrics.tool_calls[metrics.tool_label(name), outcome]  # exports 0 from the start
         self._calls = Calls(bus, metrics, "tool")
 
     async def handle(self, delivery: Delivery) -> None:
@@ -91,13 +91,13 @@ class CallHandler:
             outcome = "cancelled"
             raise
         finally:
-            # Under the name of a tool that there is: what a model asks for may be any name.
+            # Only for existing tools: a model may call any name, which would create a metric series each.
             name = self._metrics.tool_label(tool.name)
             self._metrics.tool_calls[name, outcome].inc()
             self._metrics.tool_call_seconds[name].observe(time.perf_counter() - began)
 
     async def _call(self, delivery: Delivery, tool: CallableTool) -> str:
-        """Make one attempt and settle it; how it ended, as one of `CALL_OUTCOMES`."""
+        """Make one attempt and settle it. Return its outcome, one of `CALL_OUTCOMES`."""
         started = time.time() * 1000
         if not tool.repeatable:
             marked = await self._bus.mark_started(delivery)
@@ -107,21 +107,21 @@ class CallHandler:
             if not marked:
                 await self._end_unknown(delivery, started)
                 return "failed"
-        said = _CONTEXT.decode(delivery.context) if delivery.context else _NO_CONTEXT
+        members = _CONTEXT.decode(delivery.context) if delivery.context else _NO_CONTEXT
         context = ToolContext(
             task_id=delivery.task,
             run_id=delivery.run,
             attempt=delivery.attempt,
             idempotency_key=f"{delivery.task}/{delivery.run}",
-            deadline=said.deadline,
-            traceparent=said.traceparent,
-            tracestate=said.tracestate,
+            deadline=members.deadline,
+            traceparent=members.traceparent,
+            tracestate=members.tracestate,
             on_progress=lambda value: self._calls.report(delivery, value),
         )
         try:
             with gen_ai.tool_span(tool.name, call=delivery.run) as span:
                 delivery.trace = span.traceparent if span.recording else ""
-                context.traceparent = delivery.trace or said.traceparent
+                context.traceparent = delivery.trace or members.traceparent
                 output = await tool.call(delivery.data, context, self._threads, self._abandoned)
                 span.used(delivery.data, output)
         except NotReady as reason:
@@ -138,13 +138,13 @@ class CallHandler:
         return "completed" if committed else "repeated"
 
     def forget(self) -> None:
-        """Nothing is kept between calls."""
+        """Does nothing: a call keeps no state here."""
 
     def drain(self) -> None:
         """A call is one step: it has begun."""
 
     def stop_task(self, task: str) -> None:
-        """The consumer cancels what runs; nothing else is kept."""
+        """Does nothing: the consumer cancels running calls."""
 
     async def _end_unknown(self, delivery: Delivery, now: float) -> None:
         error = StepError(
@@ -156,7 +156,7 @@ class CallHandler:
         await self._calls.end(delivery, error, now)
 
     async def _wait_or_fail(self, delivery: Delivery, away: Away) -> None:
-        """A call of a tool that is away for a while is handed back without counting, or ends with an error."""
+        """Hand back a call of an unavailable tool without counting an attempt, or end it with an error."""
         if away.wait_seconds is not None:
             await self._calls.wait(delivery, away.wait_seconds)
             return

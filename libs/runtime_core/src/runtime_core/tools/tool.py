@@ -1,4 +1,4 @@
-"""A declared tool, and one call of it: what the function gets, and its time limit."""
+"""Declared tools, the context of a call, and the time limit of a call."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from runtime_core.declare.declaration import Place, is_async, without_context
+from runtime_core.declare.declaration import Place, RetryPolicy, is_async, without_context
 from runtime_core.declare.function import DeclaredFunction, FunctionSettings
 from runtime_core.declare.manifest import ToolEntry
-from runtime_core.declare.retry_policy import RetryPolicy
 from runtime_core.declare.schema import encode, encode_result
 from runtime_core.errors import LoopInterrupt
-from runtime_core.record.usage import Usage, total
+from runtime_core.record.step import Usage, total_usage
 
 PROGRESS_AT_ONCE = 16
-"""Reports that a thread may have handed to the loop before it waits."""
+"""Progress reports that a thread may queue for the loop before it waits."""
 PROGRESS_WAIT_SECONDS = 1.0
-"""How long it waits for a loop that takes none; then the report is dropped."""
+"""How long a thread waits for a busy loop; then it drops the report."""
 
 
 class ToolContext:
-    """What a tool is told of the call that it serves. May be used from the tool's thread."""
+    """The context of a tool call. Safe to use from the tool's thread."""
 
     __slots__ = (
         "_cancelled",
@@ -58,15 +57,15 @@ class ToolContext:
     ) -> None:
         self.task_id = task_id
         self.run_id = run_id
-        """The id of this call's run: the same in every attempt."""
+        """The run id of this call, the same in every attempt."""
         self.attempt = attempt
-        """From 1."""
+        """The number of the attempt, starting at 1."""
         self.idempotency_key = idempotency_key or run_id
-        """The same in every attempt of this call: pass it to what must not happen twice."""
+        """The same in every attempt of this call: pass it to services that must not act twice."""
         self.deadline = deadline
-        """Epoch seconds after which nobody wants the result; None: there is no such time."""
+        """Epoch seconds after which the result is no longer needed; None: no deadline."""
         self.traceparent = traceparent
-        """The trace that the task belongs to (W3C Trace Context); empty where it has none."""
+        """The task's trace (W3C Trace Context); empty if it has none."""
         self.tracestate = tracestate
         self._on_progress = on_progress
         self._reports = threading.Semaphore(PROGRESS_AT_ONCE)
@@ -74,22 +73,22 @@ class ToolContext:
         self._spent: list[Usage] = []
         try:
             self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:  # made outside a loop, as in a test of a plain function
+        except RuntimeError:  # created outside a loop, as in a test of a plain function
             self._loop = None
 
     @property
     def cancelled(self) -> bool:
-        """Whether the result is no longer wanted. An async tool is cancelled as well; a plain one should look."""
+        """Whether the result is no longer needed. Async tools are cancelled too; plain functions should check this."""
         return self._cancelled
 
     def cancel(self) -> None:
-        """Say that the result is no longer wanted. Called by who runs the tool."""
-        self._cancelled = True  # one assignment: safe to read from any thread
+        """Mark the result as no longer needed. The caller of the tool calls this."""
+        self._cancelled = True  # a single assignment, safe from any thread
 
     def progress(self, value: object) -> None:
-        """Show the client how far the call is: any value that JSON can hold. Not kept in the record.
+        """Report progress to the client, as any JSON value. The record does not keep it.
 
-        A call that reports faster than the broker takes it is slowed down in its thread, and only its latest report is
+        If a call reports faster than the broker accepts, its thread is slowed down, and only the latest report is
         sent.
         """
         report = self._on_progress
@@ -106,19 +105,19 @@ class ToolContext:
         report(data)
 
     def spend(self, *, model: str = "", **amounts: float) -> None:
-        """Report what the call has used, as in `spend(tokens=812, cost=0.004, model="…")`; several reports add up.
+        """Report usage, as in `spend(tokens=812, cost=0.004, model="…")`. Several reports add up.
 
-        It is added to the task's usage when the attempt ends, however it ends. Raises InvalidInput (`spend.…`).
+        The usage is added to the task's when the attempt ends, also by an error. Raises InvalidInput (`spend.…`).
         """
-        self._spent.append(Usage.of(amounts, model))  # one append: safe from any thread
+        self._spent.append(Usage.of(amounts, model))  # a single append, safe from any thread
 
     def used(self) -> Usage:
-        """What was reported until now."""
-        return total(list(self._spent))
+        """The usage reported so far."""
+        return total_usage(list(self._spent))
 
 
 class AbandonedThreads:
-    """Counts plain functions that passed their limit and still hold a thread: Python cannot stop them."""
+    """Counts plain functions that run past their limit and still hold a thread: Python cannot stop them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -127,16 +126,16 @@ class AbandonedThreads:
 
     @property
     def running(self) -> int:
-        """Threads that are lost to the pool now."""
+        """Threads that the pool lacks now."""
         return self._running
 
     @property
     def total(self) -> int:
-        """All that were ever abandoned, those that have ended since included."""
+        """Threads ever abandoned, including those that have ended."""
         return self._total
 
     def add(self, work: Future[object]) -> None:
-        """Count this call until it ends."""
+        """Count a call until it ends."""
         with self._lock:
             self._running += 1
             self._total += 1
@@ -152,10 +151,10 @@ async def run_limited(
     timeout_seconds: float,
     call: Callable[[], Coroutine[object, object, object]],
 ) -> object:
-    """Await `call()`, at most this long. Raises TimeoutError that names `what` and the limit.
+    """Await `call()` with a time limit. Raises TimeoutError that names `what` and the limit.
 
-    An end that would reach the caller as something else is made an error of the call: `sys.exit()` would end
-    the service, and a cancellation from within looks like one from outside.
+    Some ends become errors of the call, because they would mislead the caller: `sys.exit()` would end the service, and
+    a CancelledError raised inside looks like a cancellation from outside.
     """
     try:
         async with asyncio.timeout(timeout_seconds) as limit:
@@ -168,7 +167,7 @@ async def run_limited(
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise RuntimeError(f"{what} ended with CancelledError, though nobody cancelled it") from None
+        raise RuntimeError(f"{what} raised CancelledError, but was not cancelled") from None
     except LoopInterrupt as interrupt:
         raise interrupt.blocked() from None
     except SystemExit as error:
@@ -183,10 +182,10 @@ async def run_in_thread(
     abandoned: AbandonedThreads,
     on_abandon: Callable[[], None],
 ) -> object:
-    """Run a plain function in `threads`, at most this long (the wait for a free thread included).
+    """Run a plain function in `threads`, with a time limit that includes the wait for a free thread.
 
-    A function that passes the limit, or whose call is cancelled, goes on in its thread: `on_abandon` is called
-    so that it can hear of it, and it is counted in `abandoned` until it ends.
+    A function that exceeds the limit, or whose call is cancelled, keeps running in its thread. Then `on_abandon` is
+    called, which can tell the function, and `abandoned` counts it until it ends.
     """
     work = threads.submit(contextvars.copy_context().run, _guarded, what, function)
     try:
@@ -204,9 +203,9 @@ async def _await(work: Future[object]) -> object:
 def _guarded(what: str, function: Callable[[], object]) -> object:
     try:
         return function()
-    except StopIteration as error:  # a future cannot carry it: the call would never end
+    except StopIteration as error:  # a future cannot hold StopIteration: the call would never end
         raise RuntimeError(f"{what} raised StopIteration") from error
-    except SystemExit as error:  # it would end the loop that waits
+    except SystemExit as error:  # SystemExit would end the waiting loop
         raise RuntimeError(f"{what} called sys.exit({error.code!r})") from None
 
 
@@ -218,14 +217,14 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 class CallableTool(Protocol):
-    """A tool, as far as a call of it is concerned."""
+    """A tool that can be called."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def repeatable(self) -> bool:
-        """False: an attempt whose end is unknown is not made again."""
+        """False: an attempt with an unknown outcome is not repeated."""
         ...
 
     @property
@@ -234,21 +233,21 @@ class CallableTool(Protocol):
     async def call(
         self, arguments: bytes, context: ToolContext, threads: Executor, abandoned: AbandonedThreads
     ) -> bytes:
-        """Call it with `arguments` (a JSON object); its result as JSON. Raises whatever ends the attempt."""
+        """Call the tool with `arguments` (a JSON object). Return its result as JSON. Raises the attempt's error."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """The tools under a name cannot be asked now."""
+    """The server of a tool is unavailable now."""
 
     wait_seconds: float | None
-    """After this long a call of them is looked at again, without counting; None: it fails."""
+    """Seconds until a call is retried, without counting as an attempt; None: the call fails."""
     message: str
 
 
 class ToolSource(Protocol):
-    """Tools that are not known before they are looked for, such as those of MCP servers."""
+    """Tools that are found at the time of a call, such as those of MCP servers."""
 
     def find(self, name: str, /) -> CallableTool | None: ...
 
@@ -256,10 +255,10 @@ class ToolSource(Protocol):
 
 
 class ToolSettings(FunctionSettings, total=False):
-    """What may be said of a tool where it is declared; `timeout_seconds` is 60 where nothing is said."""
+    """Options of a tool's declaration; `timeout_seconds` defaults to 60."""
 
     repeatable: bool
-    """False: an attempt whose end is unknown must not be made again."""
+    """False: an attempt with an unknown outcome must not be repeated."""
 
 
 class Tool(DeclaredFunction):
@@ -276,14 +275,14 @@ class Tool(DeclaredFunction):
         retry: RetryPolicy | None = None,
         pool: str = "",
     ) -> None:
-        """Raises ConfigurationError for what can be seen without evaluating the annotations."""
+        """Raises ConfigurationError for mistakes that show without evaluating the annotations."""
         super().__init__("tool", function, place, timeout_seconds=timeout_seconds, name=name, retry=retry, pool=pool)
         self.repeatable = repeatable
         self._is_async = is_async(function)
         self._context_name, self._arguments = without_context(self.what, self._arguments, ToolContext, place)
 
     def entry(self) -> ToolEntry:
-        """What the manifest says of it. Raises ConfigurationError as `check` does."""
+        """Return the tool's entry in the manifest. Raises ConfigurationError as `check` does."""
         return ToolEntry(
             arguments=self.arguments.schema(),
             result=self.result_schema,
@@ -295,22 +294,22 @@ class Tool(DeclaredFunction):
     async def call(
         self, arguments: bytes, context: ToolContext, threads: Executor, abandoned: AbandonedThreads
     ) -> bytes:
-        """Call the function with `arguments` (a JSON object) and give its result as JSON.
+        """Call the function with `arguments` (a JSON object). Return its result as JSON.
 
         A plain function runs in `threads`. Raises InvalidInput (`arguments.…`, `result`), InvalidResult, TimeoutError
-        at the limit, and whatever the function raises.
+        at the limit, and the function's own errors.
         """
         given = self.arguments.decode(arguments)
         if self._context_name:
             given[self._context_name] = context
         call = functools.partial(self.function, **given)
         if self._is_async:
-            # `is_async` has looked: a call gives a coroutine, which the type of a bare callable cannot say.
+            # `is_async` has checked that a call returns a coroutine, which the type cannot express.
             coroutine = cast("Callable[[], Coroutine[object, object, object]]", call)
             try:
                 result = await run_limited(self.what, self.timeout_seconds, coroutine)
             except BaseException:
-                context.cancel()  # what the tool left running, in threads of its own, can see that it is over
+                context.cancel()  # threads that the tool left running can see that the call is over
                 raise
         else:
             result = await run_in_thread(self.what, self.timeout_seconds, call, threads, abandoned, context.cancel)
@@ -318,12 +317,12 @@ class Tool(DeclaredFunction):
 
 
 class StepTool(Tool):
-    """An object with a `step` method as a tool: it is called with its arguments as one value."""
+    """A tool from an object with a `step` method, which gets the arguments as one value."""
 
     ARGUMENT = "args"
 
     def __init__(self, instance: object, place: Place, *, name: str) -> None:
-        step = cast("Callable[[object], object]", getattr(instance, "step"))  # noqa: B009  # who asks has looked
+        step = cast("Callable[[object], object]", getattr(instance, "step"))  # noqa: B009  # the caller has checked it
 
         if inspect.iscoroutinefunction(step):
 

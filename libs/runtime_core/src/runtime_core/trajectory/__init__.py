@@ -1,1 +1,1 @@
-"""The record of each task's steps: the recorder, the store, and what is read, exported and erased."""
+"""The record of each task's steps: the recorder that writes it, the store, exports and erasure."""

@@ -1,11 +1,12 @@
-"""Opens the databases: reads the URL, makes folder and tables, brings older ones up to date."""
+"""Opens the databases: parses the URL, creates folder and tables, migrates older tables, translates errors."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,38 +14,57 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import event, func, insert, select, text
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from runtime_core.errors import ConfigurationError, StoreUnavailable
-from runtime_core.trajectory import migrations, tables
-from runtime_core.trajectory.failures import translated
-from runtime_core.trajectory.writers import BUSY_TIMEOUT_SECONDS
+from runtime_core.trajectory import tables
 
 if TYPE_CHECKING:
     import asyncpg
 
-
+BUSY_TIMEOUT_SECONDS = 10.0
+"""How long a statement waits for another process's transaction."""
 _REMEDY = "set WEFT_TRAJECTORY_URL to sqlite:///path or postgresql://<user>:<password>@host/database"
+_PREPARE_LOCK = 0x77656674
+"""The advisory lock that PostgreSQL's tables are created under; any constant will do."""
+_CONNECT_SECONDS = 10.0
+_COMMAND_SECONDS = 60.0
+
+
+@contextmanager
+def translated(consequence: str) -> Iterator[None]:
+    """Translate errors of a database or its connection into StoreUnavailable: cause, then consequence."""
+    try:
+        yield
+    except DBAPIError as error:
+        raise StoreUnavailable(f"{_line(error.orig or error)}: {consequence}") from error
+    except (SQLAlchemyError, InterfaceError, OSError) as error:
+        raise StoreUnavailable(f"{_line(error)}: {consequence}") from error
+
+
+def _line(error: BaseException) -> str:
+    # Drivers append the statement and its parameters on further lines, which may hold users' data.
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 @dataclass(frozen=True, slots=True)
 class SqliteAddress:
-    """A file; its folder is made when the store is opened."""
+    """A file; opening the store creates its folder."""
 
     path: Path
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresAddress:
-    """A database, as a libpq URL: `sslmode`, `host` and the like may stand in its query."""
+    """A database as a libpq URL; its query may hold `sslmode`, `host` and other parameters."""
 
     dsn: str
 
 
 def parse(url: str) -> SqliteAddress | PostgresAddress:
-    """Read a trajectory URL. ConfigurationError, without the URL's password, where it names neither."""
+    """Parse a trajectory URL. Raises ConfigurationError, without the password, if it names neither database."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -61,24 +81,18 @@ def parse(url: str) -> SqliteAddress | PostgresAddress:
             raise ConfigurationError(f"the trajectory URL names {other!r}, which is not supported: {_REMEDY}")
 
 
-_PREPARE_LOCK = 0x77656674
-"""Number of the advisory lock under which PostgreSQL's tables are made; any constant will do."""
-_CONNECT_SECONDS = 10.0
-_COMMAND_SECONDS = 60.0
-
-
 async def open_sqlite(address: SqliteAddress) -> AsyncEngine:
-    """Make the file with its folder and tables; return an engine for reads and deletes."""
+    """Create the file with its folder and tables. Return an engine for reads and deletes."""
     try:
         await asyncio.to_thread(_prepare_sqlite, address.path)
     except (OSError, sqlite3.OperationalError) as error:
         raise StoreUnavailable(
-            f"the trajectory file {str(address.path)!r} cannot be opened: {error}; check its folder's rights, or name"
-            " another in WEFT_TRAJECTORY_URL"
+            f"the trajectory file {str(address.path)!r} cannot be opened: {error}; check the permissions of its folder,"
+            " or name another file in WEFT_TRAJECTORY_URL"
         ) from error
     except sqlite3.DatabaseError as error:
         raise ConfigurationError(
-            f"{str(address.path)!r} is not a trajectory file: {error}; name another in WEFT_TRAJECTORY_URL"
+            f"{str(address.path)!r} is not a trajectory file: {error}; name another file in WEFT_TRAJECTORY_URL"
         ) from error
     engine = create_async_engine(
         URL.create("sqlite+aiosqlite", database=str(address.path)),
@@ -90,16 +104,16 @@ async def open_sqlite(address: SqliteAddress) -> AsyncEngine:
 
 
 async def open_postgres(address: PostgresAddress) -> AsyncEngine:
-    """Make the tables; return an engine for reads and writes."""
+    """Create the tables. Return an engine for reads and writes."""
     try:
         import asyncpg
     except ImportError:
         raise ConfigurationError(
-            "the trajectory URL names PostgreSQL, whose driver is missing: install weft[postgres]"
+            "the trajectory URL names PostgreSQL, whose driver is not installed: pip install 'weft[postgres]'"
         ) from None
 
     async def connect(**_: object) -> asyncpg.Connection:
-        # The driver reads the URL itself, so that whatever libpq takes works here too.
+        # The driver parses the URL, so that all of libpq's parameters work.
         try:
             return await asyncpg.connect(address.dsn, timeout=_CONNECT_SECONDS, command_timeout=_COMMAND_SECONDS)
         except (
@@ -112,24 +126,24 @@ async def open_postgres(address: PostgresAddress) -> AsyncEngine:
         except (OSError, TimeoutError, asyncpg.PostgresError) as error:
             raise StoreUnavailable(
                 f"PostgreSQL cannot be reached: {str(error) or 'timed out'};"
-                " check WEFT_TRAJECTORY_URL, and that it runs"
+                " check WEFT_TRAJECTORY_URL and that the server runs"
             ) from error
 
-    # Parameters hold users' data, which has no place in an error or a log.
+    # Parameters hold users' data, which must not appear in errors or logs.
     engine = create_async_engine(
         "postgresql+asyncpg://", async_creator=connect, pool_pre_ping=True, hide_parameters=True
     )
     try:
-        with translated("the tables were not made"):
+        with translated("the tables were not created"):
             async with engine.begin() as connection:
-                # CREATE TABLE IF NOT EXISTS of two sessions at once fails in PostgreSQL without this.
+                # Without this lock, concurrent CREATE TABLE IF NOT EXISTS fails in PostgreSQL.
                 await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _PREPARE_LOCK})
                 await connection.run_sync(tables.METADATA.create_all)
                 version = (await connection.execute(select(func.max(tables.FORMATS.c.version)))).scalar()
                 if version is None:
                     await connection.execute(insert(tables.FORMATS).values(version=tables.FORMAT))
                 elif version != tables.FORMAT:
-                    for statement in migrations.statements(version):
+                    for statement in tables.migration_statements(version):
                         await connection.execute(text(statement))
                     await connection.execute(insert(tables.FORMATS).values(version=tables.FORMAT))
     except BaseException:
@@ -152,15 +166,14 @@ def _prepare_sqlite(path: Path) -> None:
         if version is None:
             connection.execute("INSERT INTO weft_format VALUES (?)", (tables.FORMAT,))
         elif version != tables.FORMAT:
-            for statement in migrations.statements(version):
+            for statement in tables.migration_statements(version):
                 connection.execute(statement)
             connection.execute("INSERT INTO weft_format VALUES (?)", (tables.FORMAT,))
         connection.execute("COMMIT")
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    # Two processes that switch a new file at the same moment do not wait for each other: SQLite skips the
-    # busy timeout where waiting could be a deadlock.
+    # Retry: if two processes switch a new file at once, SQLite skips the busy timeout, to avoid a deadlock.
     deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
     while True:
         try:
@@ -172,7 +185,7 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
             time.sleep(0.01)
 
 
-# The driver's connection has no public type behind SQLAlchemy's event.
+# Any: the driver's connection behind SQLAlchemy's event has no public type.
 def _erase_what_is_deleted(connection: Any, _record: object) -> None:
     cursor = connection.cursor()
     cursor.execute("PRAGMA secure_delete = ON")

@@ -30,17 +30,17 @@ ROW_GROUP_BYTES = 8_000_000
 
 
 async def export_jsonl(store: TrajectoryStore, namespace: str, out: BinaryIO, **filters: Unpack[Filters]) -> int:
-    """Write one JSON object per line and step; return how many. Filters are those of `store.steps`."""
+    """Write one JSON object per line and step, and return the number of steps. See `store.steps` for the filters."""
     return await _write_lines(out, _steps(store, namespace, filters))
 
 
 async def export_parquet(
     store: TrajectoryStore, namespace: str, path: str | os.PathLike[str], **filters: Unpack[Filters]
 ) -> int:
-    """Write a Parquet file with one row per step; return how many. Filters are those of `store.steps`.
+    """Write a Parquet file with one row per step, and return the number of steps. See `store.steps` for the filters.
 
-    Times are timestamps in UTC; input, output and errors are JSON in text columns, null where there is none.
-    The file appears under its name when it is whole. ConfigurationError where pyarrow is missing.
+    Times are timestamps in UTC. Input, output and errors are JSON in text columns, or null. The file gets its name when
+    it is complete. Raises ConfigurationError if pyarrow is missing.
     """
     parquet = _parquet()
     return await _write_parquet(Path(path), parquet, parquet.STEPS, _steps(store, namespace, filters), _size_of_step)
@@ -55,10 +55,10 @@ async def trajectory_items(
     min_reward: float | None = None,
     **filters: Unpack[Filters],
 ) -> AsyncIterator[TrajectoryItem]:
-    """Yield the items of tasks, task after task: one task's steps are in memory at a time.
+    """Yield the items of tasks, with one task's steps in memory at a time.
 
-    `reward` scores each item; `min_reward` leaves out those without a score and those below. Filters are those of
-    `store.steps`. InvalidInput where the reward function fails.
+    `reward` scores each item; `min_reward` excludes items without a score and those below. See `store.steps` for the
+    filters. Raises InvalidInput if the reward function fails.
     """
     made = strategy if strategy is not None else DefaultTrajectoryStrategy()
     async for trajectory in _tasks(store, namespace, filters):
@@ -70,15 +70,15 @@ async def trajectory_items(
 
 
 async def export_items_jsonl(out: BinaryIO, items: AsyncIterator[TrajectoryItem]) -> int:
-    """Write one JSON object per line and item (see `items.py`); return how many."""
+    """Write one JSON object per line and item (see `items.py`), and return the number of items."""
     return await _write_lines(out, items)
 
 
 async def export_items_parquet(path: str | os.PathLike[str], items: AsyncIterator[TrajectoryItem]) -> int:
-    """Write a Parquet file with one row per item; return how many.
+    """Write a Parquet file with one row per item, and return the number of items.
 
-    What has the user's own shape (input, messages, content, tool calls, …) is JSON in text columns. The file appears
-    under its name when it is whole. ConfigurationError where pyarrow is missing.
+    Values of the user's own shape (input, messages, content, tool calls, …) are JSON in text columns. The file gets its
+    name when it is complete. Raises ConfigurationError if pyarrow is missing.
     """
     parquet = _parquet()
     return await _write_parquet(Path(path), parquet, parquet.ITEMS, items, _size_of_item)
@@ -119,7 +119,7 @@ def _parquet() -> ModuleType:
     try:
         from runtime_core.trajectory import parquet
     except ImportError:
-        raise ConfigurationError("Parquet needs pyarrow, which is missing: install weft[parquet]") from None
+        raise ConfigurationError("Parquet needs pyarrow, which is not installed: pip install 'weft[parquet]'") from None
     return parquet
 
 

@@ -1,4 +1,4 @@
-"""Recorded steps as items for training, made by a strategy and scored by a function of the user."""
+"""Recorded steps as items for training, built by a strategy and scored by a reward function."""
 
 from __future__ import annotations
 
@@ -25,87 +25,90 @@ from runtime_core.trajectory.model_call import (
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.tree import decoded
 
+Score: TypeAlias = float | Mapping[str, Any] | None  # Any: the user's own JSON
+_FOLLOWING = frozenset({"tool", "agent", "engine", "ray", "spark", "human"})
+"""Kinds of steps that are calls."""
+
 
 class ItemMeta(msgspec.Struct):
-    """Whose item it is, and when."""
+    """The origin and time of an item."""
 
     session_id: str
     task_id: str
     run_id: str
     agent: str
     step: int
-    """The item's number in its task, from 1."""
+    """The item's number in its task, starting at 1."""
     step_id: str
-    """The step in which the agent decided, as in `3.0.1`; empty where the item stands for the whole run."""
+    """The step of the decision, as in `3.0.1`; empty if the item is the whole run."""
     execute_time: float
-    """When it began, in epoch milliseconds."""
+    """When the decision began, in epoch milliseconds."""
     pre_agent: str | None
-    """The agent of the item before it in the task; None for the first."""
+    """The agent of the task's previous item; None for the first."""
 
 
 class ItemState(msgspec.Struct):
-    """What the agent knew."""
+    """What the agent knew when it decided: an item's state."""
 
     input: Any  # the user's own JSON
-    """What the run was asked."""
+    """The run's input."""
     messages: list[Any] | None  # the user's own JSON
-    """What was given to the model; None where the step says nothing of messages."""
+    """The messages given to the model; None if the step has none."""
     context: dict[str, Any]  # the user's own JSON
-    """`key` of the instance, `attempt`, and whatever a strategy adds."""
+    """The instance's `key`, `attempt`, and members that a strategy adds."""
 
 
 class ItemAction(msgspec.Struct):
-    """What the agent did."""
+    """What the agent did: an item's action."""
 
     content: Any  # the user's own JSON
-    """The model's answer, or what the run returned."""
+    """The model's answer, or the run's output."""
     tool_calls: list[Any]  # the user's own JSON
-    """As the model named them, else the calls that followed: `{"id", "type", "name", "arguments"}`."""
+    """The model's tool calls, or else the calls that followed: `{"id", "type", "name", "arguments"}`."""
     is_agent_finished: bool
     """Whether it was the run's last decision and the run completed."""
     usage: dict[str, float]
     """Tokens of the model call."""
     logprobs: Any = None  # as the model gives them
-    ext_info: dict[str, Any] = {}  # whatever a strategy adds; `duration_ms`, and `error` where it failed
+    ext_info: dict[str, Any] = {}  # `duration_ms`, `error` of a failure, and members that a strategy adds
 
 
 class ItemReward(msgspec.Struct):
-    """What came of it."""
+    """The outcome of an action: an item's reward."""
 
     tool_outputs: list[dict[str, Any]]  # the tools' own JSON
-    """`{"id", "name", "status", "output", "error"}` of each call that followed, in the order of the program."""
+    """`{"id", "name", "status", "output", "error"}` of each call that followed, in program order."""
     status: str
-    """Of the step or run that the item stands for: `completed`, `failed` or `cancelled`."""
+    """The status of the item's step or run: `completed`, `failed` or `cancelled`."""
     score: float | None = None
-    """What the reward function gave; None without one."""
-    details: dict[str, Any] = {}  # what else the reward function gave
+    """The reward function's score; None without one."""
+    details: dict[str, Any] = {}  # other members that the reward function returned
 
 
 class TrajectoryItem(msgspec.Struct):
     """State, action and reward of one decision."""
 
     id: str
-    """`task:run:step`: the same at each export."""
+    """`task:run:step`: the same in each export."""
     meta: ItemMeta
     state: ItemState
     action: ItemAction
     reward: ItemReward
 
 
-Score: TypeAlias = float | Mapping[str, Any] | None  # Any: the user's own JSON
 RewardFunction: TypeAlias = Callable[[TrajectoryItem, TaskEnd | None], Score | Awaitable[Score]]
-"""Gets an item and how its task ended (None: it has not); returns a number, or an object with `score` and whatever else
-is to be kept in `details`, or None for no score. May be async."""
+"""Takes an item and the end of its task (None: it has not ended). Returns a number, an object with `score` and members
+to keep in `details`, or None for no score. May be async."""
 
 
 async def score(item: TrajectoryItem, end: TaskEnd | None, reward: RewardFunction) -> None:
-    """Fill in the item's reward. InvalidInput, which names the item, where that fails."""
+    """Set the item's score. Raises InvalidInput, with the item's id, if the reward function fails."""
     try:
         given = reward(item, end)
         if inspect.isawaitable(given):
             given = await given
     except Exception as error:
-        raise InvalidInput("reward", f"of item {item.id}: {type(error).__name__}: {error}") from error
+        raise InvalidInput("reward", f"failed for item {item.id}: {type(error).__name__}: {error}") from error
     if isinstance(given, Mapping):
         details = dict(given)
         given = details.pop("score", None)
@@ -114,49 +117,46 @@ async def score(item: TrajectoryItem, end: TaskEnd | None, reward: RewardFunctio
         return
     if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
         raise InvalidInput(
-            "reward", f"of item {item.id} is {given!r}: return a finite number, an object with `score`, or None"
+            "reward",
+            f"{given!r} for item {item.id} is not a score: return a finite number, an object with `score`, or None",
         )
     item.reward.score = float(given)
 
 
-_FOLLOWING = frozenset({"tool", "agent", "engine", "ray", "spark", "human"})
-"""Kinds of steps that are calls of something."""
-
-
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One point at which an agent decided: a model call with what followed it, or a run without model calls."""
+    """A decision of an agent: a model call with the calls that followed it, or a run without model calls."""
 
     trajectory: TaskTrajectory
     number: int
-    """In the task, from 1."""
+    """Its number in the task, starting at 1."""
     run: Step
-    """The run's own row; where that is not recorded yet, one that only says the run's id."""
+    """The run's row; if that is not recorded yet, a row with only the run's id."""
     call: Step | None
-    """The model call; None where the decision is the run as a whole."""
+    """The model call; None if the decision is the whole run."""
     after: list[Step]
-    """All steps and runs until the next decision, in the order of the program."""
+    """All steps and runs until the next decision, in program order."""
     last: bool
     previous: TrajectoryItem | None
-    """The item before it in the task."""
+    """The previous item of the task."""
 
     @property
     def row(self) -> Step:
-        """The row that the item stands for."""
+        """The recorded row of the decision."""
         return self.call if self.call is not None else self.run
 
     @property
     def following(self) -> list[Step]:
-        """Calls of tools, agents, engines and humans until the next decision."""
+        """The calls of tools, agents, engines and humans until the next decision."""
         return [step for step in self.after if step.kind in _FOLLOWING]
 
     @property
     def usage(self) -> dict[str, float]:
-        """Tokens of the model call: its own, else those that the run has reported after it."""
+        """Tokens of the model call, or else those that the run reported after it."""
         own = usage_of(self.row)
         if own:
             return own
-        reported: Counter[str] = Counter()  # adds fractions as well
+        reported: Counter[str] = Counter()  # a Counter adds fractions too
         for step in self.after:
             if step.kind == "usage":
                 reported.update(step.usage)
@@ -164,10 +164,10 @@ class Decision:
 
 
 class TrajectoryStrategy:
-    """Makes one item per decision. Override `build_state`, `build_action`, `build_reward`; `keep` leaves some out."""
+    """Builds one item per decision. Override `build_state`, `build_action` or `build_reward`; `keep` filters items."""
 
     def items(self, trajectory: TaskTrajectory) -> list[TrajectoryItem]:
-        """The items of a task, in the order in which the decisions began."""
+        """Return the items of a task, in the order in which the decisions began."""
         made: list[TrajectoryItem] = []
         previous: TrajectoryItem | None = None
         for number, (run, call, after, last) in enumerate(_decisions(trajectory), 1):
@@ -178,11 +178,11 @@ class TrajectoryStrategy:
         return made
 
     def keep(self, item: TrajectoryItem) -> bool:
-        """Whether an item is one of the result."""
+        """Return whether to include an item."""
         return True
 
     def build(self, decision: Decision) -> TrajectoryItem:
-        """The item of a decision, from its three parts."""
+        """Build the item of a decision from its three parts."""
         row, trajectory = decision.row, decision.trajectory
         agent = decision.run.name
         meta = ItemMeta(
@@ -204,7 +204,7 @@ class TrajectoryStrategy:
         )
 
     def build_state(self, decision: Decision) -> ItemState:
-        """What the agent knew when it decided."""
+        """Build the state: what the agent knew when it decided."""
         run = decision.run
         return ItemState(
             input=decoded(run.input),
@@ -213,14 +213,14 @@ class TrajectoryStrategy:
         )
 
     def build_action(self, decision: Decision) -> ItemAction:
-        """What the agent did."""
+        """Build the action: what the agent did."""
         row = decision.row
         ext_info: dict[str, Any] = {"duration_ms": row.ended - row.started}  # Any: see ItemAction
         if row.error is not None:
             ext_info["error"] = {"type": row.error.type, "message": row.error.message}
         if (answer := answer_of(row)) is not None:
-            told = {"model": answer.model, "provider": answer.provider, "finish_reason": answer.finish_reason}
-            ext_info |= {name: text for name, text in (*told.items(), ("thinking", answer.thinking)) if text}
+            about = {"model": answer.model, "provider": answer.provider, "finish_reason": answer.finish_reason}
+            ext_info |= {name: text for name, text in (*about.items(), ("thinking", answer.thinking)) if text}
         named = tool_calls_of(row) if decision.call is not None else None
         return ItemAction(
             content=content_of(row) if decision.call is not None else decoded(row.output),
@@ -232,16 +232,16 @@ class TrajectoryStrategy:
         )
 
     def build_reward(self, decision: Decision) -> ItemReward:
-        """What came of it; the score is the reward function's."""
+        """Build the reward: the outcome. The reward function sets the score."""
         return ItemReward(tool_outputs=[_output(step) for step in decision.following], status=decision.row.status)
 
 
 class DefaultTrajectoryStrategy(TrajectoryStrategy):
-    """All decisions of all agents, as they are recorded."""
+    """All decisions of all agents, as recorded."""
 
 
 class FilteredTrajectoryStrategy(TrajectoryStrategy):
-    """Some items of another strategy: by agent, by number or id of the step, by whatever a function says of an item."""
+    """Filters the items of another strategy: by agent, by number or id of the step, or by a function."""
 
     def __init__(
         self,
@@ -257,11 +257,11 @@ class FilteredTrajectoryStrategy(TrajectoryStrategy):
         self._of = of if of is not None else DefaultTrajectoryStrategy()
 
     def items(self, trajectory: TaskTrajectory) -> list[TrajectoryItem]:
-        """The items of the other strategy that pass; their numbers stay as they were."""
+        """Return the items that pass, with their original numbers."""
         return [item for item in self._of.items(trajectory) if self.keep(item)]
 
     def keep(self, item: TrajectoryItem) -> bool:
-        """Whether an item passes all filters that were given."""
+        """Return whether an item passes all given filters."""
         meta = item.meta
         return (
             (self._agents is None or meta.agent in self._agents)
@@ -271,14 +271,14 @@ class FilteredTrajectoryStrategy(TrajectoryStrategy):
 
 
 class MemoryTrajectoryStrategy(TrajectoryStrategy):
-    """For agents whose steps carry no messages: each item gets what its agent has heard and said in the task so far.
+    """For agents whose steps have no messages: adds what the agent has received and said in the task so far.
 
-    Messages are `{"role", "content"}` with the roles `user`, `assistant` and `tool`, per instance of an agent. Where a
-    step carries messages, these stay.
+    Messages are `{"role", "content"}` with the roles `user`, `assistant` and `tool`, per instance of an agent. Messages
+    of a step stay.
     """
 
     def items(self, trajectory: TaskTrajectory) -> list[TrajectoryItem]:
-        """As the default's, with the memory filled in."""
+        """Return the default strategy's items, with messages."""
         memories: dict[tuple[str, str], list[dict[str, Any]]] = {}  # Any: the user's own JSON
         heard: set[str] = set()
         made = super().items(trajectory)
@@ -290,10 +290,10 @@ class MemoryTrajectoryStrategy(TrajectoryStrategy):
                 memory.append({"role": "user", "content": item.state.input})
             if item.state.messages is None:
                 item.state.messages = list(memory)
-            said: dict[str, Any] = {"role": "assistant", "content": item.action.content}  # Any: the user's own JSON
+            message: dict[str, Any] = {"role": "assistant", "content": item.action.content}  # Any: the user's own JSON
             if item.action.tool_calls:
-                said["tool_calls"] = item.action.tool_calls
-            memory.append(said)
+                message["tool_calls"] = item.action.tool_calls
+            memory.append(message)
             memory += [
                 {"role": "tool", "name": output["name"], "content": output["output"]}
                 for output in item.reward.tool_outputs
@@ -302,8 +302,8 @@ class MemoryTrajectoryStrategy(TrajectoryStrategy):
 
 
 def _decisions(trajectory: TaskTrajectory) -> Iterator[tuple[Step, Step | None, list[Step], bool]]:
-    """Yield (run, model call, what came after, whether it is the run's last), by the time at which each began."""
-    # The last attempt stands for a step; rows are ordered by attempt.
+    """Yield (run, model call, following steps, whether it is the run's last), by start time."""
+    # Keep the last attempt of each step; rows are ordered by attempt.
     rows = {(step.run, step.step): step for step in trajectory.steps}
     runs: dict[str, Step] = {}
     parts: dict[str, list[tuple[str, Step]]] = {}
@@ -316,7 +316,7 @@ def _decisions(trajectory: TaskTrajectory) -> Iterator[tuple[Step, Step | None, 
         parent, _, started_by = run.rpartition("/")
         if parent:
             parts.setdefault(parent, []).append((started_by, row))
-    # A run that goes on, or whose row was lost, has decided too.
+    # A run that still runs, or whose row was lost, has decided too.
     for run in parts:
         if run not in runs:
             name = trajectory.end.agent if trajectory.end is not None and run == "r" else ""

@@ -1,8 +1,8 @@
-"""What a recorded step says of a model call: its messages, its answer, tokens, log-probabilities.
+"""Reads a model call from a recorded step: its messages, its answer, tokens, log-probabilities.
 
-A step is taken for a model call where it says so (kind `model`), or where it is a `ctx.step` that was given a member
-`messages` or has returned a member `usage`, as the clients of models do. The result of an agent's own model call
-(`ModelAnswer`) has a pydantic-ai message; of other results the common shapes of such clients are read.
+A step counts as a model call if its kind is `model`, or if it is a `ctx.step` whose input has a member `messages` or
+whose output has a member `usage`, as with clients of models. The result of an agent's own model call (`ModelAnswer`)
+has a pydantic-ai message. Other results are read in the common formats of such clients.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class ModelAnswer(msgspec.Struct, frozen=True):
-    """The result of a model call as agents keep it."""
+    """The journaled result of an agent's model call."""
 
     message: dict[str, Any] = {}  # Any: a ModelResponse of pydantic-ai, as JSON
-    """Empty where the call was put off."""
+    """Empty if the call was deferred."""
     finish_reason: str = ""
-    usage: dict[str, Any] = {}  # Any: numbers, and whatever else a provider says
+    usage: dict[str, Any] = {}  # Any: numbers, and members of the provider
     provider: str = ""
     model: str = ""
     seconds: float | None = None
     first_seconds: float | None = None
-    """To the first piece, where it was streamed."""
+    """Time to the first chunk of a streamed answer."""
     retry_after: float | None = None
-    """Set where the model did not answer and is to be asked again."""
+    """Set if the model did not answer and will be called again."""
     error: StepError | None = None
-    """Why it did not."""
+    """Why the model did not answer."""
 
     @property
     def text(self) -> str:
-        """What the model wrote."""
+        """The text that the model wrote."""
         return "\n\n".join(str(part.get("content", "")) for part in self._parts("text"))
 
     @property
     def thinking(self) -> str:
-        """What it has thought, where the provider tells."""
+        """The model's reasoning, if the provider returns it."""
         return "\n\n".join(str(part.get("content", "")) for part in self._parts("thinking"))
 
     @property
     def tool_calls(self) -> list[dict[str, Any]]:  # Any: JSON
-        """What it called, each `{"id", "type", "name", "arguments"}`."""
+        """The tool calls, each `{"id", "type", "name", "arguments"}`."""
         return [
             {
                 "id": part.get("tool_call_id"),
@@ -62,7 +62,7 @@ class ModelAnswer(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> object:
-        """Its answer in short: the text, else the calls as `name(arguments)`."""
+        """A short form of the answer: the text, or else the calls as `name(arguments)`."""
         calls = [f"{call['name']}({_encode(call['arguments']).decode()})" for call in self.tool_calls]
         return " ".join(text for text in (self.text, *calls) if text) or None
 
@@ -87,8 +87,8 @@ def answer_of(step: Step) -> ModelAnswer | None:
     return answer if answer.message.get("kind") == "response" or answer.retry_after is not None else None
 
 
-def told_by(result: bytes) -> tuple[dict[str, float], dict[str, Any]]:  # Any: see Step.attributes
-    """Return usage and attributes by what the result (JSON) says alone, where the process that made it has died."""
+def usage_and_attributes(result: bytes) -> tuple[dict[str, float], dict[str, Any]]:  # Any: see Step.attributes
+    """Return usage and attributes from the result (JSON) alone: the process that made the call has died."""
     if b'"message"' not in result and b'"retry_after"' not in result:
         return {}, {}
     try:
@@ -100,7 +100,7 @@ def told_by(result: bytes) -> tuple[dict[str, float], dict[str, Any]]:  # Any: s
 
 
 def said_in(message: object) -> object:
-    """Return what the last part of a message says: the content of a prompt or a tool's result, else the message."""
+    """Return the last part of a message: the content of a prompt or tool result, or else the message."""
     parts = message.get("parts") if isinstance(message, dict) else None
     if isinstance(message, dict) and isinstance(parts, list) and parts and isinstance(parts[-1], dict):
         return parts[-1].get("content", parts[-1])
@@ -108,7 +108,7 @@ def said_in(message: object) -> object:
 
 
 def is_model_call(step: Step) -> bool:
-    """Return whether the step asked a model and is over: one that was put off is asked again in a later step."""
+    """Return whether the step is a finished model call. A deferred call is repeated in a later step."""
     if step.kind == "model":
         if step.error is not None and step.error.type == "Reserved":
             return False
@@ -119,13 +119,13 @@ def is_model_call(step: Step) -> bool:
 
 
 def messages_of(step: Step) -> list[Any] | None:  # Any: the user's own JSON
-    """Return the messages that were given to the step; None where it was given none."""
+    """Return the messages in the step's input; None if there are none."""
     found = _member(step.input, "messages")
     return found if isinstance(found, list) else None
 
 
 def usage_of(step: Step) -> dict[str, float]:
-    """Return the tokens of a step that the run did by itself: as recorded with it, else as its result says."""
+    """Return the tokens of a step of the run itself: as recorded with it, or else from its result."""
     if step.usage:
         return step.usage
     found = _member(step.output, "usage") if step.kind in _OWN_KINDS else None
@@ -135,7 +135,7 @@ def usage_of(step: Step) -> dict[str, float]:
 
 
 def logprobs_of(step: Step) -> object:
-    """Return the log-probabilities in the step's result, as the model gave them; None where it gave none."""
+    """Return the log-probabilities in the step's result, in the model's format; None if there are none."""
     if step.kind not in _OWN_KINDS:
         return None
     found = _member(step.output, "logprobs")
@@ -143,7 +143,7 @@ def logprobs_of(step: Step) -> object:
 
 
 def content_of(step: Step) -> object:
-    """Return the model's answer: the member `content`, or that of the first choice's message, else the whole result."""
+    """Return the answer: the member `content`, or that of the first choice's message, or else the whole result."""
     if (answer := answer_of(step)) is not None:
         return answer.text or None
     whole = readable(bytes(step.output))
@@ -157,7 +157,7 @@ def content_of(step: Step) -> object:
 
 
 def tool_calls_of(step: Step) -> list[Any] | None:  # Any: the user's own JSON
-    """Return the tool calls that the model named in its answer; None where it named none."""
+    """Return the tool calls in the model's answer; None if there are none."""
     if (answer := answer_of(step)) is not None:
         return answer.tool_calls or None
     message = _choice(step).get("message")
@@ -166,7 +166,7 @@ def tool_calls_of(step: Step) -> list[Any] | None:  # Any: the user's own JSON
 
 
 def _arguments(args: object) -> object:
-    """Providers write arguments as JSON in a text, or as an object."""
+    """Return the arguments, which providers write as an object or as JSON in a text."""
     if not isinstance(args, str):
         return args
     try:

@@ -1,4 +1,4 @@
-"""Parquet files of exported steps or items. Imports pyarrow, so it is itself imported only when one is written."""
+"""Writes Parquet files of exported steps or items. It imports pyarrow, so import it only to write one."""
 
 from __future__ import annotations
 
@@ -83,15 +83,15 @@ ITEM_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Shape(Generic[Row]):
-    """What a file's rows are."""
+    """The schema of a file, and its rows' values."""
 
     schema: pa.Schema
     columns: Callable[[Row], dict[str, object]]
-    """A row's values by column."""
+    """Returns a row's values by column."""
 
 
 class ParquetFile(Generic[Row]):
-    """A file under way; each `write` is one row group. Without one, `close` leaves an empty table."""
+    """An open file; each `write` adds one row group. Without any, the file is an empty table."""
 
     def __init__(self, path: Path, shape: Shape[Row]) -> None:
         self._shape = shape
@@ -152,7 +152,7 @@ def _of_item(item: TrajectoryItem) -> dict[str, object]:
 
 
 def _microseconds(milliseconds: float) -> int:
-    # A worker's broken clock must not make every export fail.
+    # A worker's wrong clock must not make every export fail.
     return round(min(max(milliseconds, 0.0), _YEAR_9999) * 1_000)
 
 

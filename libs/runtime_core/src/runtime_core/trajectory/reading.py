@@ -1,4 +1,4 @@
-"""Reads recorded steps and what they refer to: contents, lists of messages, and where a task was forked."""
+"""Reads recorded steps with the contents and message lists that they refer to, and the origin of forks."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ from runtime_core.record.contents import REFERENCES, Contents, Node
 from runtime_core.record.step import Fork, Step, StepError, TaskEnd, before, place
 from runtime_core.trajectory import tables
 from runtime_core.trajectory.model_call import logprobs_of, usage_of
-from runtime_core.trajectory.rows import step_of
+from runtime_core.trajectory.tables import step_of
+
+_AT_ONCE = 400
+"""Digests per query: some builds of SQLite take at most 999 parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskTrajectory:
-    """What is recorded of one task."""
+    """The recorded steps and end of one task."""
 
     namespace: str
     task: str
     end: TaskEnd | None
-    """None while the task runs, or while its end has not been recorded yet."""
+    """None until the end of the task is recorded."""
     steps: list[Step]
-    """By run path, then step path, then attempt; a run's own row comes first, `r/2` before `r/10`."""
+    """Ordered by run path, step path and attempt. A run's own row comes first, and `r/2` before `r/10`."""
     fork: Fork | None = None
-    """Where the task was forked, if it was."""
+    """The origin of the task, if it is a fork."""
     inherited: list[Step] = field(default_factory=list)
-    """The steps before the fork, which other tasks have done; in the order of `steps`."""
+    """The steps before the fork, which belong to other tasks; in the order of `steps`."""
 
     @property
     def complete(self) -> bool:
-        """The end is recorded, and at least as many steps as it counts."""
+        """Whether the end and all steps that it counts are recorded."""
         return self.end is not None and len(self.steps) >= self.end.steps
 
 
@@ -50,7 +53,7 @@ class StoredStep:
 class ExportedStep(msgspec.Struct):
     """One exported step with its task. Times are epoch milliseconds.
 
-    What the task's end says is null while the task has not ended.
+    Members of the task's end are null until the task has ended.
     """
 
     namespace: str
@@ -74,17 +77,17 @@ class ExportedStep(msgspec.Struct):
     error: StepError | None
     errors: list[StepError]
     usage: dict[str, float]
-    """Tokens, where the step was a model call."""
+    """Tokens of a model call."""
     logprobs: object
-    """Log-probabilities, as the model gave them; null where it gave none."""
+    """Log-probabilities in the model's format, or null."""
     attributes: dict[str, Any]  # Any: texts, numbers, booleans and lists of them
-    """Of a model call, by the names of OpenTelemetry's conventions: provider, model, finish reason, tokens."""
+    """Attributes of a model call by OpenTelemetry's conventions: provider, model, finish reason, tokens."""
     cause: str
     owner: str
 
 
 def exported(namespace: str, stored: StoredStep) -> ExportedStep:
-    """A step as it is exported."""
+    """Return a step in the form of exports."""
     end, step = stored.end, stored.step
     return ExportedStep(
         namespace=namespace,
@@ -116,7 +119,7 @@ def exported(namespace: str, stored: StoredStep) -> ExportedStep:
 
 
 def _one_line(raw: msgspec.Raw) -> msgspec.Raw:
-    """Return JSON without line breaks, which it may hold between its tokens and nowhere else."""
+    """Return JSON without line breaks, which can only occur between its tokens."""
     data = bytes(raw)
     if not data:
         return msgspec.Raw(b"null")
@@ -127,7 +130,7 @@ def _one_line(raw: msgspec.Raw) -> msgspec.Raw:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A record entry whose steps could not be read, kept as it came."""
+    """A record entry with undecodable steps, stored intact."""
 
     partition: int
     entry_id: str
@@ -136,13 +139,9 @@ class Unreadable:
     steps: bytes
 
 
-_AT_ONCE = 400
-"""Digests per query: SQLite takes no more than 999 parameters in some builds."""
-
-
-# The columns of a row are read by name.
+# Any: the columns of a row are read by name.
 async def contents_of(connection: AsyncConnection, namespace: str, rows: Sequence[Row[Any]]) -> Contents:
-    """Return all that these rows of the table of steps refer to."""
+    """Return the contents that rows of steps refer to."""
     digests: dict[bytes, None] = {}
     for row in rows:
         for references in (row.input_refs, row.output_refs):
@@ -158,7 +157,7 @@ async def contents_of(connection: AsyncConnection, namespace: str, rows: Sequenc
 
 
 def in_parts(digests: Iterable[bytes]) -> Iterable[list[bytes]]:
-    """Yield digests in as many as one query may ask for."""
+    """Split digests into chunks for one query each."""
     every = list(digests)
     return (every[first : first + _AT_ONCE] for first in range(0, len(every), _AT_ONCE))
 
@@ -166,7 +165,7 @@ def in_parts(digests: Iterable[bytes]) -> Iterable[list[bytes]]:
 async def chains(
     connection: AsyncConnection, namespace: str, heads: Sequence[bytes]
 ) -> list[tuple[bytes, bytes | None, bytes, str]]:
-    """Return (digest, parent, message, content) of these lists' nodes and all that come before them, each once."""
+    """Return (digest, parent, message, content) of these lists and all their prefixes, each once."""
     lists, contents = tables.LISTS, tables.CONTENTS
     chain = (
         select(lists.c.digest, lists.c.parent, lists.c.message)
@@ -176,7 +175,7 @@ async def chains(
     before = select(lists.c.digest, lists.c.parent, lists.c.message).join(
         chain, (lists.c.digest == chain.c.parent) & (lists.c.namespace == namespace)
     )
-    # Without ALL: a node that several lists share is followed once.
+    # UNION without ALL: follow a shared node once.
     chain = chain.union(before)
     read = select(chain.c.digest, chain.c.parent, chain.c.message, contents.c.content).join(
         contents, (contents.c.digest == chain.c.message) & (contents.c.namespace == namespace)
@@ -201,7 +200,7 @@ async def _read_values(connection: AsyncConnection, namespace: str, digests: Seq
 
 
 async def fork_of(connection: AsyncConnection, namespace: str, task: str) -> Fork | None:
-    """Return where a task was forked; None where it began by itself."""
+    """Return the origin of a fork; None if the task is not a fork."""
     forks = tables.FORKS.c
     read = select(forks.fork_of_task, forks.fork_of_step).where(forks.namespace == namespace, forks.task == task)
     found = (await connection.execute(read)).one_or_none()
@@ -209,7 +208,7 @@ async def fork_of(connection: AsyncConnection, namespace: str, task: str) -> For
 
 
 async def inherited_by(connection: AsyncConnection, namespace: str, fork: Fork) -> list[Step]:
-    """Return the steps before a fork, ordered by their place; of a fork of a fork, those of all its origins."""
+    """Return the steps before a fork, in order; for a fork of a fork, those of all origins."""
     inherited: list[Step] = []
     origin: Fork | None = fork
     seen: set[str] = set()
@@ -217,7 +216,7 @@ async def inherited_by(connection: AsyncConnection, namespace: str, fork: Fork) 
         seen.add(origin.task)
         inherited += await _steps_before(connection, namespace, origin)
         further = await fork_of(connection, namespace, origin.task)
-        # What the origin has inherited itself counts up to this fork at most.
+        # Of the steps that the origin has inherited, count only those before this fork.
         if further is not None and place("r", origin.step) < place("r", further.step):
             further = Fork(further.task, origin.step)
         origin = further

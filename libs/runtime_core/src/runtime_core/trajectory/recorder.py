@@ -1,4 +1,4 @@
-"""The recorder: leads the recording of each partition and copies the record stream into the store."""
+"""The recorder: copies the record stream of each partition that it leads into the trajectory store."""
 
 from __future__ import annotations
 
@@ -24,20 +24,26 @@ from runtime_core.telemetry.spans import tracing
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
 
+logger = logging.getLogger(__name__)
+
 _BY_A_PROCESS = re.compile(rb'"owner":"[^"]*"\}\]\Z')
-"""The end of rows that name the process which made them. The broker makes rows too: people's answers, refused calls."""
+"""The end of rows written by a process. The broker writes rows too: human answers, refused calls."""
 _TAIL_BYTES = 300
 _ERROR = msgspec.json.Decoder(StepError)
+READ_BATCH = 2000
+POLL_SECONDS = 0.02
+"""The pause between reads: entries that arrive within it share a transaction."""
+LOCAL_LEASE_SECONDS = 3.0
 
 
 def record_entry(entry: bytes, fields: list[bytes]) -> RecordEntry:
-    """Fields are `t` task, `d` steps (JSON array or empty), and for the commit that ended the task `e` (status,
-    agent, steps, created ms, ended ms, session; a line each), `f` (the error object, or empty), where the task's
-    context names a trace `x` (its traceparent), and where it had ended before `g`."""
+    """Parse an entry. Fields: `t` task, `d` steps (JSON array or empty). The entry of the commit that ended the task
+    also has `e` (status, agent, steps, created ms, ended ms, session; one per line), `f` (the error object, or empty),
+    `x` (the traceparent, if the task has a trace) and `g` (if the task had ended before)."""
     task, rows = fields[1].decode(), fields[3]
     if rows and _BY_A_PROCESS.search(rows[-_TAIL_BYTES:]) is None:
-        # Who made the others has taken secrets out of them.
-        rows = redactor().data(rows)
+        # Processes have removed the secrets from the rows that they wrote.
+        rows = redactor().rows(rows)
     if len(fields) < 6:
         return RecordEntry(entry.decode(), task, rows, None)
     status, agent, steps, created, ended, session = fields[5].decode().split("\n")
@@ -47,18 +53,11 @@ def record_entry(entry: bytes, fields: list[bytes]) -> RecordEntry:
     return RecordEntry(entry.decode(), task, rows, end, trace)
 
 
-logger = logging.getLogger(__name__)
-
-READ_AT_ONCE = 2000
-PAUSE_SECONDS = 0.02
-"""Entries that come in within one pause are written in one transaction."""
-
-
 class Recorder(Leaders):
-    """One replica of the trajectory-recorder, on one bus per partition. `written` is called after each batch.
+    """One replica of the trajectory-recorder, with one bus per partition. Calls `written` after each batch.
 
-    How far it has come stands in the store under the partition's number, or under `store_partition`: with a number of
-    its own it may share store and namespace with the recorder of another broker.
+    The store keeps the cursor under the partition's number, or under `store_partition`: with a different number, this
+    recorder can share store and namespace with the recorder of another broker.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Recorder(Leaders):
         await self._store.close()
 
     async def _lead(self, bus: EventBus, leader: Leader, epoch: int) -> None:
-        # A broker that was flushed counts its epochs again, while the store remembers: lead again, above it.
+        # A flushed broker restarts its epochs, but the store remembers them: take the lead again with a higher one.
         stored = await self._store.epoch(self._namespace, self._in_store(bus))
         if epoch < stored:
             leader.floor = stored
@@ -94,9 +93,9 @@ class Recorder(Leaders):
         return bus.keys.partition if self._store_partition is None else self._store_partition
 
     async def _record(self, bus: EventBus, epoch: int) -> None:
-        """Copy the record of one partition, under this epoch, until cancelled. Raises Fenced where another leads."""
+        """Copy the record of one partition under this epoch until cancelled. Raises Fenced if another replica leads."""
         partition = self._in_store(bus)
-        # Take the fence first: from here on no older epoch can move the cursor that is read.
+        # Take the fence first: from now on no older epoch can move the cursor.
         await self._store.write(self._namespace, partition, epoch, ())
         cursor = await bus.within_record(await self._store.cursor(self._namespace, partition))
         reconnects = bus.transport.reconnects
@@ -107,7 +106,7 @@ class Recorder(Leaders):
                 if bus.transport.reconnects != reconnects:
                     reconnects = bus.transport.reconnects
                     cursor = await bus.within_record(cursor)
-                entries = await bus.read_record(cursor, READ_AT_ONCE, 500)
+                entries = await bus.read_record(cursor, READ_BATCH, 500)
             except BusUnavailable:
                 await asyncio.sleep(0.1)
                 continue
@@ -122,29 +121,26 @@ class Recorder(Leaders):
             if tracing():
                 self._trace(rows, time.perf_counter() - began)
             cursor = entries[-1][0].decode()
-            # After the rows are committed: what is published may be trimmed.
+            # After the commit of the rows: entries before the published cursor may be trimmed.
             await bus.publish_cursor(TRAJECTORY_RECORDER, cursor)
             self._watch.progressed()
             if self._written is not None:
                 self._written()
             self._metrics.events_handled["recorded"].inc(len(entries))
             recorded.inc(len(entries))
-            if len(entries) < READ_AT_ONCE:
-                await asyncio.sleep(PAUSE_SECONDS)
+            if len(entries) < READ_BATCH:
+                await asyncio.sleep(POLL_SECONDS)
 
     def _trace(self, rows: Sequence[RecordEntry], seconds: float) -> None:
         ended = [(row.task, row.entry_id, row.trace) for row in rows if row.end is not None]
         record_spans(self._namespace, TRAJECTORY_RECORDER, ended, entries=len(rows), seconds=seconds)
 
 
-LEASE_SECONDS = 3.0
-
-
 class LocalTrajectories:
-    """Records what the tasks of one process do, in the store at `url`; without one, in a folder that `stop` deletes."""
+    """Records the tasks of one process in the store at `url`, or in a temporary folder that `stop` deletes."""
 
     def __init__(self, namespace: str, url: str | None = None, *, store_partition: int | None = None) -> None:
-        """`store_partition` is as that of a Recorder."""
+        """`store_partition`: see Recorder."""
         self._namespace = namespace
         self._store_partition = store_partition
         self._url = url
@@ -155,13 +151,13 @@ class LocalTrajectories:
 
     @property
     def store(self) -> TrajectoryStore:
-        """The store, from `start` until `stop`."""
+        """The store, between `start` and `stop`."""
         if self._store is None:
-            raise InvalidInput("trajectories", "there is no store before the app is started and after it has stopped")
+            raise InvalidInput("trajectories", "the trajectory store is only open while the app runs")
         return self._store
 
     async def start(self, bus: EventBus, metrics: Metrics) -> None:
-        """Open the store and begin to copy the record of this bus."""
+        """Open the store and start copying the record of this bus."""
         url = self._url
         if url is None:
             self._folder = TemporaryDirectory(prefix="weft-trajectory-", ignore_cleanup_errors=True)
@@ -172,7 +168,7 @@ class LocalTrajectories:
             self._store,
             metrics,
             namespace=self._namespace,
-            lease_seconds=LEASE_SECONDS,
+            lease_seconds=LOCAL_LEASE_SECONDS,
             written=self._written.set,
             store_partition=self._store_partition,
         )
@@ -188,7 +184,7 @@ class LocalTrajectories:
             self._folder = None
 
     async def recorded(self, task: str, timeout: float = 10.0) -> TaskTrajectory:
-        """Wait until all steps of an ended task are recorded, and return them. TimeoutError after `timeout` seconds."""
+        """Wait until all steps of an ended task are recorded, and return them. Raises TimeoutError."""
         async with asyncio.timeout(timeout):
             while True:
                 self._written.clear()

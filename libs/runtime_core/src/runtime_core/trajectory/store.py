@@ -1,4 +1,4 @@
-"""The trajectory store: the record of each task's steps, in SQLite or PostgreSQL; it can erase a task."""
+"""The trajectory store: reads, writes and erases the recorded steps of tasks, in SQLite or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sqlalchemy import ColumnElement, and_, select, text, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from runtime_core.errors import InvalidInput
+from runtime_core.record.contents import without_nul
 from runtime_core.record.step import TaskEnd
 from runtime_core.trajectory import tables
-from runtime_core.trajectory.database import SqliteAddress, open_postgres, open_sqlite, parse
-from runtime_core.trajectory.failures import translated
+from runtime_core.trajectory.database import SqliteAddress, open_postgres, open_sqlite, parse, translated
 from runtime_core.trajectory.reading import (
     StoredStep,
     TaskTrajectory,
@@ -24,17 +24,22 @@ from runtime_core.trajectory.reading import (
     in_parts,
     inherited_by,
 )
-from runtime_core.trajectory.rows import RecordEntry, end_of, step_of, storable
+from runtime_core.trajectory.tables import RecordEntry, end_of, step_of
 from runtime_core.trajectory.writers import CONTENTS_LOCK, NO_ENTRY, Batch, PostgresWriter, SqliteWriter, Writer
+
+__all__ = ["Filters", "RecordEntry", "StoredStep", "TaskTrajectory", "TrajectoryStore", "Unreadable"]
+_PAGE_ROWS_MAX = 1_000
+_PAGE_BYTES = 4_000_000
+_TASKS_PER_QUERY = 200
 
 
 async def erase(connection: AsyncConnection, namespace: str, task: str) -> int:
-    """Erase all that is recorded of a task, in the transaction of `connection`; return how many rows that were."""
+    """Erase a task's records in the transaction of `connection`. Return the number of deleted rows."""
     if connection.dialect.name == "postgresql":
-        # A writer that finds a content stored must not lose it before it has written that it uses it.
+        # A concurrent writer that reuses a stored content must record its use before the content can be erased.
         await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": CONTENTS_LOCK})
     erased = 0
-    # Deletes first: in SQLite the first of them takes the write lock, before anything is read.
+    # Delete first: in SQLite the first delete takes the write lock, before any read.
     for table in (tables.STEPS, tables.TASKS, tables.UNREADABLE, tables.FORKS):
         chosen = (table.c.namespace == namespace) & (table.c.task == task)
         erased += (await connection.execute(table.delete().where(chosen))).rowcount
@@ -60,7 +65,7 @@ async def _erase_unused(connection: AsyncConnection, namespace: str, used: set[b
         read = select(lists.c.digest, lists.c.parent).where(lists.c.namespace == namespace, lists.c.parent.in_(part))
         kept.update(parent for child, parent in (await connection.execute(read)).all() if child not in parents)
     for head in list(kept):
-        # All that comes before a list that is kept is kept.
+        # Keep all prefixes of a list that is kept.
         at = parents.get(head)
         while at is not None and at not in kept:
             kept.add(at)
@@ -84,15 +89,8 @@ async def _still_used(connection: AsyncConnection, namespace: str, digests: Iter
     return found
 
 
-__all__ = ["Filters", "RecordEntry", "StoredStep", "TaskTrajectory", "TrajectoryStore", "Unreadable"]
-
-_PAGE_ROWS_MAX = 1_000
-_PAGE_BYTES = 4_000_000
-_TASKS_PER_QUERY = 200
-
-
 class Filters(TypedDict, total=False):
-    """Which tasks' steps `TrajectoryStore.steps` gives."""
+    """Filters of `TrajectoryStore.steps`."""
 
     tasks: Sequence[str] | None
     status: str | None
@@ -110,10 +108,10 @@ class TrajectoryStore:
 
     @classmethod
     async def open(cls, url: str) -> Self:
-        """Open `sqlite:///path` or `postgresql://user:password@host/database`, and make its tables.
+        """Open `sqlite:///path` or `postgresql://user:password@host/database`, and create its tables.
 
-        Several processes may open one store at once. ConfigurationError where the URL, the driver or the
-        tables' version is wrong; StoreUnavailable where the database cannot be reached.
+        Several processes may open one store at once. Raises ConfigurationError for a wrong URL, a missing driver or a
+        newer version of the tables, StoreUnavailable if the database cannot be reached.
         """
         address = parse(url)
         if isinstance(address, SqliteAddress):
@@ -122,7 +120,7 @@ class TrajectoryStore:
         return cls(engine, PostgresWriter(engine))
 
     async def cursor(self, namespace: str, partition: int) -> str:
-        """Return the id of the last record entry written, `0-0` at first."""
+        """Return the id of the last written record entry; initially `0-0`."""
         cursors = tables.CURSORS.c
         query = select(cursors.entry).where(cursors.namespace == namespace, cursors.partition == partition)
         with translated("the cursor was not read"):
@@ -130,7 +128,7 @@ class TrajectoryStore:
                 return (await connection.execute(query)).scalar_one_or_none() or NO_ENTRY
 
     async def epoch(self, namespace: str, partition: int) -> int:
-        """Return the highest epoch that has written this partition, 0 at first."""
+        """Return the highest epoch that has written this partition; initially 0."""
         cursors = tables.CURSORS.c
         query = select(cursors.epoch).where(cursors.namespace == namespace, cursors.partition == partition)
         with translated("the epoch was not read"):
@@ -140,15 +138,15 @@ class TrajectoryStore:
     async def write(self, namespace: str, partition: int, epoch: int, entries: Sequence[RecordEntry]) -> None:
         """Write entries, oldest first, and move the cursor to the last of them, in one transaction.
 
-        Rows are upserts: writing a batch again changes nothing. The cursor never moves back. Fenced, with
-        nothing written, where a higher epoch has written this partition; an empty batch takes the fence
-        for `epoch`. An entry whose steps cannot be read is kept (see `unreadable`) and stops nothing.
+        Rows are upserts: writing a batch again changes nothing. The cursor never moves back. Raises Fenced, and writes
+        nothing, if a higher epoch has written this partition. An empty batch takes the fence for `epoch`. An entry with
+        undecodable steps is stored intact (see `unreadable`) and does not block later ones.
         """
         await self._writer.write(Batch(namespace, partition, epoch, entries))
 
     async def task(self, namespace: str, task: str) -> TaskTrajectory | None:
-        """Return what is recorded of a task; None where nothing is."""
-        task = storable(task)
+        """Return the recorded steps and end of a task; None if nothing is recorded."""
+        task = without_nul(task)
         steps, tasks = tables.STEPS.c, tables.TASKS.c
         read_steps = (
             select(tables.STEPS)
@@ -158,7 +156,7 @@ class TrajectoryStore:
         read_end = select(tables.TASKS).where(tasks.namespace == namespace, tasks.task == task)
         with translated("the task was not read"):
             async with self._engine.connect() as connection:
-                # The end first: a commit between the two reads can then only add steps.
+                # Read the end first: a commit between the two reads can then only add steps.
                 end = (await connection.execute(read_end)).one_or_none()
                 rows = (await connection.execute(read_steps)).all()
                 contents = await contents_of(connection, namespace, rows)
@@ -187,7 +185,7 @@ class TrajectoryStore:
     ) -> list[TaskEnd]:
         """Return ended tasks, the latest end first.
 
-        `before` is the id of a task, the last one of the page before: only older ones are returned.
+        `before` is the id of the last task of the previous page: only tasks that ended earlier are returned.
         """
         tasks = tables.TASKS.c
         query = select(tables.TASKS).where(tasks.namespace == namespace)
@@ -196,17 +194,17 @@ class TrajectoryStore:
         if agent is not None:
             query = query.where(tasks.agent == agent)
         if session is not None:
-            query = query.where(tasks.session == storable(session))
+            query = query.where(tasks.session == without_nul(session))
         query = query.order_by(tasks.ended.desc(), tasks.task.desc()).limit(limit)
         with translated("the tasks were not read"):
             async with self._engine.connect() as connection:
                 if before is not None:
                     read = select(tasks.ended, tasks.task).where(
-                        tasks.namespace == namespace, tasks.task == storable(before)
+                        tasks.namespace == namespace, tasks.task == without_nul(before)
                     )
                     last = (await connection.execute(read)).one_or_none()
                     if last is None:
-                        raise InvalidInput("before", f"no ended task {before!r}; start again without it")
+                        raise InvalidInput("before", f"there is no ended task {before!r}; start again without `before`")
                     query = query.where(tuple_(tasks.ended, tasks.task) < tuple_(last.ended, last.task))
                 return [end_of(row) for row in (await connection.execute(query)).all()]
 
@@ -221,11 +219,11 @@ class TrajectoryStore:
         since: datetime | None = None,
         kind: str | None = None,
     ) -> AsyncIterator[StoredStep]:
-        """Yield steps by task, each task's in their order; `kind` leaves out steps of other kinds.
+        """Yield steps by task, each task's in order. `kind` selects one kind of steps.
 
-        `status`, `agent`, `session` and `since` (when the task ended, with a time zone) leave out tasks that have not
-        ended. Read in pages, each a query of its own: memory stays flat, no transaction stays open, and
-        what is written meanwhile may or may not be seen.
+        `status`, `agent`, `session` and `since` (when the task ended, with a time zone) exclude tasks that have not
+        ended. Each page is a separate query: memory stays flat, no transaction stays open, and concurrent writes may
+        or may not be seen.
         """
         ends = tables.TASKS.c
         wanted: list[ColumnElement[bool]] = []
@@ -236,16 +234,16 @@ class TrajectoryStore:
         if agent is not None:
             wanted.append(ends.agent == agent)
         if session is not None:
-            wanted.append(ends.session == storable(session))
+            wanted.append(ends.session == without_nul(session))
         if since is not None:
             if since.tzinfo is None:
-                raise InvalidInput("since", "has no time zone; give one, as in 2026-11-01T00:00:00+00:00")
+                raise InvalidInput("since", "has no time zone: add one, as in 2026-11-01T00:00:00+00:00")
             wanted.append(ends.ended >= since.timestamp() * 1_000)
         if tasks is None:
             async for stored in self._pages(namespace, wanted):
                 yield stored
             return
-        names = sorted({storable(task) for task in tasks})
+        names = sorted({without_nul(task) for task in tasks})
         for first in range(0, len(names), _TASKS_PER_QUERY):
             chosen = tables.STEPS.c.task.in_(names[first : first + _TASKS_PER_QUERY])
             async for stored in self._pages(namespace, [chosen, *wanted]):
@@ -254,7 +252,7 @@ class TrajectoryStore:
     async def _pages(self, namespace: str, wanted: Sequence[ColumnElement[bool]]) -> AsyncIterator[StoredStep]:
         steps, ends = tables.STEPS.c, tables.TASKS.c
         joined = tables.STEPS.outerjoin(tables.TASKS, and_(ends.namespace == steps.namespace, ends.task == steps.task))
-        # Labels keep the steps' columns readable by name where both tables have the same.
+        # Labels keep the steps' columns readable by name, since both tables have columns of the same names.
         end_columns = [column.label(f"end_{column.name}") for column in ends]
         query = (
             select(tables.STEPS, *end_columns)
@@ -283,7 +281,7 @@ class TrajectoryStore:
             rows_wanted = max(10, min(_PAGE_ROWS_MAX, len(rows) * _PAGE_BYTES // size))
 
     async def unreadable(self, namespace: str, *, limit: int = 50) -> list[Unreadable]:
-        """Return entries whose steps could not be read, oldest partition and entry first."""
+        """Return entries with undecodable steps, by partition, oldest first."""
         table = tables.UNREADABLE
         query = (
             select(table.c.partition, table.c.entry, table.c.task, table.c.reason, table.c.steps)
@@ -296,12 +294,12 @@ class TrajectoryStore:
                 return [Unreadable(*row) for row in (await connection.execute(query)).all()]
 
     async def delete(self, namespace: str, task: str) -> int:
-        """Erase all that is recorded of a task; return how many rows that were."""
+        """Erase a task's records. Return the number of deleted rows."""
         with translated("the task was not deleted"):
             async with self._engine.begin() as connection:
-                return await erase(connection, namespace, storable(task))
+                return await erase(connection, namespace, without_nul(task))
 
     async def close(self) -> None:
-        """Wait for a write that is under way and let go of the database. May be called again."""
+        """Finish a write in progress and close the database. Idempotent."""
         await self._writer.close()
         await self._engine.dispose()

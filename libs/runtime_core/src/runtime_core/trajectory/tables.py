@@ -1,7 +1,12 @@
-"""The tables of the trajectory store, the same in SQLite and PostgreSQL."""
+"""The tables of the trajectory store, their migrations, and steps as rows; the same in SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import msgspec
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -11,29 +16,51 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
+    Row,
     Table,
     Text,
 )
 
-FORMAT = 3
-"""Version of the tables below; raised by a change that an older release cannot read or write."""
+from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.record.contents import REFERENCES, Contents, text_of_json, without_nul
+from runtime_core.record.step import ENCODER, INCOMPLETE, Step, StepError, TaskEnd, place
+from runtime_core.record.step import STEPS as STEPS_DECODER
 
+FORMAT = 3
+"""Version of the tables. Increment it for a change that an older release cannot read or write."""
 METADATA = MetaData()
+FORMATS = Table("weft_format", METADATA, Column("version", Integer, primary_key=True, autoincrement=False))
+_MIGRATIONS: dict[int, tuple[str, ...]] = {
+    # Contents stored apart from steps, forks, tasks by session. Older rows stay unchanged.
+    2: (
+        "ALTER TABLE weft_steps ADD COLUMN input_refs TEXT",
+        "ALTER TABLE weft_steps ADD COLUMN output_refs TEXT",
+        "CREATE INDEX IF NOT EXISTS weft_tasks_by_session ON weft_tasks (namespace, session, ended, task)",
+    ),
+    # Attributes of model calls by OpenTelemetry's conventions.
+    3: ("ALTER TABLE weft_steps ADD COLUMN attributes TEXT",),
+}
+"""Format → statements that migrate from the previous one. New tables are created before."""
+TASK_MAX = 500
+"""Bytes of a task id."""
+Value: TypeAlias = str | int | float | bytes | None
+_ERROR = msgspec.json.Decoder(StepError)
+_ERRORS = msgspec.json.Decoder(list[StepError])
+_ATTRIBUTES = msgspec.json.Decoder(dict[str, Any])
+_USAGE = msgspec.json.Decoder(dict[str, float])
 
 
 def _key() -> Text:
-    # A key sorts by its bytes. SQLite does so already; PostgreSQL would follow the database's locale.
+    # Keys sort by bytes. SQLite does so by default; PostgreSQL would use the database's locale.
     return Text().with_variant(Text(collation="C"), "postgresql")
 
-
-FORMATS = Table("weft_format", METADATA, Column("version", Integer, primary_key=True, autoincrement=False))
 
 STEPS = Table(
     "weft_steps",
     METADATA,
     Column("namespace", _key(), nullable=False),
     Column("task", _key(), nullable=False),
-    # Stands for run and step in the key, and sorts as they do.
+    # Encodes run and step, and sorts in their order.
     Column("place", _key(), nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("run", Text, nullable=False),
@@ -45,7 +72,7 @@ STEPS = Table(
     Column("started", Double, nullable=False),
     Column("ended", Double, nullable=False),
     Column("key", Text, nullable=False),
-    # JSON as it came. Not a JSON type: that would rewrite it, and PostgreSQL's refuses \u0000.
+    # The original JSON as text: a JSON type would rewrite it, and PostgreSQL's refuses \u0000.
     Column("input", Text),
     Column("output", Text),
     Column("error", Text),
@@ -53,13 +80,13 @@ STEPS = Table(
     Column("usage", Text),
     Column("cause", Text, nullable=False),
     Column("owner", Text, nullable=False),
-    # What was taken out of input and output (JSON, `contents.Reference`); null: nothing.
+    # Contents moved out of input and output (JSON of `contents.Reference`), or null.
     Column("input_refs", Text),
     Column("output_refs", Text),
-    # JSON object; null: none.
+    # JSON object, or null.
     Column("attributes", Text),
-    # In SQLite this leaves a rowid table with a unique index: appends stay appends, and only the small
-    # index is written at random places.
+    # In SQLite this is a rowid table with a unique index: rows are appended, and only the small index is updated at
+    # random places.
     PrimaryKeyConstraint("namespace", "task", "place", "attempt"),
 )
 
@@ -95,7 +122,7 @@ LISTS = Table(
     "weft_lists",
     METADATA,
     Column("namespace", _key(), nullable=False),
-    # Stands for a list of messages: `parent` with one message more.
+    # Identifies a list of messages: the list `parent` plus one message.
     Column("digest", LargeBinary, nullable=False),
     Column("parent", LargeBinary),
     Column("message", LargeBinary, nullable=False),
@@ -148,3 +175,226 @@ UNREADABLE = Table(
     PrimaryKeyConstraint("namespace", "partition", "entry"),
     Index("weft_unreadable_by_task", "namespace", "task"),
 )
+
+
+def migration_statements(stored: int) -> list[str]:
+    """Return the statements from the stored format to this release's. Raises ConfigurationError for a newer one."""
+    if stored > FORMAT:
+        raise ConfigurationError(
+            f"the trajectory store has format {stored}, but this release supports at most {FORMAT}: upgrade weft"
+        )
+    return [statement for number in range(stored + 1, FORMAT + 1) for statement in _MIGRATIONS[number]]
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RecordEntry:
+    """One entry of a record stream."""
+
+    entry_id: str
+    """The stream's entry id, as in `1731240000000-3`."""
+    task: str
+    steps: bytes
+    """JSON array of Step; may be empty."""
+    end: TaskEnd | None
+    """Set if the entry's commit ended the task."""
+    trace: str = ""
+    """The traceparent of an ended task, if its context has one."""
+
+
+@dataclass(slots=True)
+class BatchRows:
+    """The rows of a batch of record entries, each in the order of its table's columns."""
+
+    steps: list[tuple[Value, ...]] = field(default_factory=list)
+    tasks: list[tuple[Value, ...]] = field(default_factory=list)
+    forks: list[tuple[Value, ...]] = field(default_factory=list)
+    uses: list[tuple[Value, ...]] = field(default_factory=list)
+    contents: Contents = field(default_factory=Contents)
+    unreadable: list[tuple[Value, ...]] = field(default_factory=list)
+
+
+def entry_order(entry_id: str) -> tuple[int, int]:
+    """Return the sort key of an entry id: milliseconds, then sequence number."""
+    milliseconds, _, sequence = entry_id.partition("-")
+    try:
+        return int(milliseconds), int(sequence or 0)
+    except ValueError:
+        raise InvalidInput("entry_id", f"{entry_id!r} is not a stream entry id, as in 1731240000000-0") from None
+
+
+def rows_of(namespace: str, partition: int, entries: Sequence[RecordEntry]) -> BatchRows:
+    """Decode a batch. An entry with undecodable steps is stored intact as an unreadable row.
+
+    Bad bytes from one worker must neither block the record of others nor vanish.
+    """
+    rows = BatchRows()
+    for entry in entries:
+        task = without_nul(entry.task)
+        try:
+            _check_task(task)
+            # Record the end even if the steps are unreadable: the task then counts as incomplete.
+            if entry.end is not None:
+                rows.tasks.append(_end_row(namespace, task, entry.end))
+            if entry.steps:
+                _add_steps(rows, namespace, task, entry.steps)
+        except (msgspec.MsgspecError, ValueError, RecursionError, InvalidInput) as error:
+            reason = without_nul(str(error))
+            rows.unreadable.append((namespace, partition, entry.entry_id, task[:TASK_MAX], reason, entry.steps))
+    return rows
+
+
+def heads_of(rows: BatchRows) -> list[bytes]:
+    """Return the digests of the message lists that a batch refers to."""
+    return [digest for _, _, digest in rows.uses if isinstance(digest, bytes) and digest in rows.contents.nodes]
+
+
+def rows_of_contents(
+    namespace: str, rows: BatchRows, lacking: Sequence[bytes]
+) -> tuple[list[tuple[Value, ...]], list[tuple[Value, ...]]]:
+    """Return rows for the tables of contents and lists, for the lists that the store lacks, ordered by digest.
+
+    The order prevents a deadlock of two writers that add the same rows.
+    """
+    nodes = {digest: rows.contents.nodes[digest] for digest in lacking}
+    wanted = {node.message for node in nodes.values()}
+    wanted.update(digest for _, _, digest in rows.uses if isinstance(digest, bytes) and digest in rows.contents.values)
+    contents: list[tuple[Value, ...]] = [(namespace, digest, rows.contents.values[digest]) for digest in sorted(wanted)]
+    lists: list[tuple[Value, ...]] = [
+        (namespace, digest, node.parent, node.message) for digest, node in sorted(nodes.items(), key=lambda at: at[0])
+    ]
+    return contents, lists
+
+
+def _check_task(task: str) -> None:
+    if len(task) * 4 > TASK_MAX and len(task.encode("utf-8", "surrogatepass")) > TASK_MAX:
+        raise InvalidInput("task", f"the task id is longer than {TASK_MAX} bytes; submit with a shorter one")
+
+
+def _add_steps(rows: BatchRows, namespace: str, task: str, steps: bytes) -> None:
+    encode = ENCODER.encode
+    made: list[tuple[Value, ...]] = []
+    heads: dict[bytes, None] = {}
+    decoded = STEPS_DECODER.decode(steps)
+    # Check all first: a refused entry must leave nothing in `rows`.
+    places = [_checked_place(step) for step in decoded]
+    for step, at in zip(decoded, places, strict=True):
+        given, given_refs = _taken_out(rows.contents, bytes(step.input), heads, step.input_after)
+        returned, returned_refs = _taken_out(rows.contents, bytes(step.output), heads)
+        if step.fork is not None:
+            rows.forks.append((namespace, task, without_nul(step.fork.task), without_nul(step.fork.step)))
+        made.append(
+            (
+                namespace,
+                task,
+                at,
+                step.attempt,
+                step.run,
+                step.step,
+                step.kind,
+                step.name,
+                step.status,
+                step.started,
+                step.ended,
+                step.key,
+                given,
+                returned,
+                encode(step.error).decode() if step.error is not None else None,
+                encode(step.errors).decode() if step.errors else None,
+                encode(step.usage).decode() if step.usage else None,
+                step.cause,
+                step.owner,
+                given_refs,
+                returned_refs,
+                encode(step.attributes).decode() if step.attributes else None,
+            )
+        )
+    if b"\\u0000" in steps:
+        made = [tuple(without_nul(v) if isinstance(v, str) else v for v in row) for row in made]
+    rows.steps += made
+    rows.uses += [(namespace, task, digest) for digest in heads]
+
+
+def _checked_place(step: Step) -> str:
+    if not 0 <= step.attempt < 2**31:
+        raise InvalidInput("attempt", f"{step.attempt} is not between 0 and 2147483647")
+    return place(step.run, step.step)
+
+
+def _taken_out(
+    contents: Contents, data: bytes, heads: dict[bytes, None], after: str = ""
+) -> tuple[str | None, str | None]:
+    """Return the columns of an input or output: the remaining text, and references to the contents moved out."""
+    if not data:
+        return None, None
+    text, references = contents.extract(text_of_json(data), data, bytes.fromhex(after) if after else None)
+    if not references:
+        return text, None
+    for reference in references:
+        heads[bytes.fromhex(reference.digest)] = None
+    return text, ENCODER.encode(references).decode()
+
+
+def _end_row(namespace: str, task: str, end: TaskEnd) -> tuple[Value, ...]:
+    return (
+        namespace,
+        task,
+        without_nul(end.status),
+        without_nul(end.agent),
+        end.steps,
+        end.created,
+        end.ended,
+        ENCODER.encode(end.error).decode() if end.error is not None else None,
+        without_nul(end.session),
+    )
+
+
+# Any: the columns are read by name.
+def step_of(row: Row[Any], contents: Contents) -> Step:
+    """Return the step of a row; `contents` holds the contents that it refers to."""
+    attributes = _ATTRIBUTES.decode(row.attributes) if row.attributes else {}
+    if row.input_refs and contents.has_gap(REFERENCES.decode(row.input_refs)):
+        attributes[INCOMPLETE] = True
+    return Step(
+        run=row.run,
+        kind=row.kind,
+        name=row.name,
+        status=row.status,
+        started=row.started,
+        ended=row.ended,
+        step=row.step,
+        attempt=row.attempt,
+        key=row.key,
+        input=msgspec.Raw(_restore(contents, row.input, row.input_refs)),
+        output=msgspec.Raw(_restore(contents, row.output, row.output_refs)),
+        error=_ERROR.decode(row.error) if row.error else None,
+        errors=_ERRORS.decode(row.errors) if row.errors else [],
+        usage=_USAGE.decode(row.usage) if row.usage else {},
+        cause=row.cause,
+        owner=row.owner,
+        attributes=attributes,
+    )
+
+
+def _restore(contents: Contents, text: str | None, references: str | None) -> bytes:
+    if references:
+        return contents.restore(text, REFERENCES.decode(references))
+    return text.encode() if text else b""
+
+
+# Any: a sequence cannot express the types of its columns.
+def end_of(row: Sequence[Any]) -> TaskEnd:
+    """Return the task end of a row, whose columns are in the table's order."""
+    _namespace, task, status, agent, steps, created, ended, error, session = row
+    return TaskEnd(
+        task=task,
+        status=status,
+        agent=agent,
+        steps=steps,
+        created=created,
+        ended=ended,
+        error=_ERROR.decode(error) if error else None,
+        session=session,
+    )

@@ -16,7 +16,7 @@ from runtime_core.trajectory.model_call import ModelAnswer, answer_of, messages_
 from runtime_core.trajectory.reading import TaskTrajectory
 
 PREVIEW = 48
-"""Characters of an input or output that a line shows."""
+"""Characters of an input or output per line."""
 _DECODED_MAX = 4_096
 _ERROR_MAX = 120
 _GLYPHS = {
@@ -39,7 +39,7 @@ _OTHER_GLYPH = "-"
 
 
 class ErrorDict(TypedDict):
-    """A step's error; `at` in epoch milliseconds, 0 where unknown."""
+    """A step's error; `at` in epoch milliseconds, 0 if unknown."""
 
     type: str
     message: str
@@ -48,7 +48,7 @@ class ErrorDict(TypedDict):
 
 
 class NodeDict(TypedDict):
-    """A run or a step; times in epoch milliseconds. `recorded` is false where only its children are known."""
+    """A run or a step; times in epoch milliseconds. `recorded` is false if only its children are known."""
 
     run: str
     step: str
@@ -72,7 +72,7 @@ class NodeDict(TypedDict):
 
 
 class ForkDict(TypedDict):
-    """Where a task was forked: `inherited` steps before `step` (empty: its beginning) are another task's."""
+    """The origin of a fork: the `inherited` steps before `step` (empty: the start) belong to another task."""
 
     task: str
     step: str
@@ -80,7 +80,7 @@ class ForkDict(TypedDict):
 
 
 class TreeDict(TypedDict):
-    """A task; times in epoch milliseconds. What its end would say is None while that is not recorded."""
+    """A task; times in epoch milliseconds. Members of its end are None until the end is recorded."""
 
     namespace: str
     task: str
@@ -99,7 +99,7 @@ class TreeDict(TypedDict):
 
 @dataclass(slots=True)
 class _Node:
-    """The attempts at one (run, step), and what they started."""
+    """The attempts of one (run, step), and the runs that they started."""
 
     run: str
     step: str
@@ -112,7 +112,7 @@ class _Node:
 
 
 def render(trajectory: TaskTrajectory) -> str:
-    """Return the run tree as lines: kind, name, status, duration, attempts, input, output, error; a total."""
+    """Return the run tree as lines (kind, name, status, duration, attempts, input, output, error) and a total."""
     lines = [_head(trajectory)]
     if trajectory.fork is not None:
         lines.append(_fork_line(trajectory.fork, len(trajectory.inherited)))
@@ -160,10 +160,10 @@ def _fork_dict(trajectory: TaskTrajectory) -> ForkDict | None:
 def _roots(trajectory: TaskTrajectory) -> list[_Node]:
     """Link steps below their run, and a run below the step or the run that started it."""
     nodes: dict[tuple[str, str], _Node] = {}
-    # Of a fork, what was done before it stands where it would stand in the task itself.
+    # Inherited steps of a fork appear where they would appear in the task itself.
     for step in (*trajectory.inherited, *trajectory.steps):
         nodes.setdefault((step.run, step.step), _Node(step.run, step.step)).attempts.append(step)
-    # A run that is not recorded yet still has its place, so that its steps are not shown as another's.
+    # A run that is not recorded yet gets a node, so that its steps do not appear under another run.
     for recorded, _ in list(nodes):
         run = recorded
         while run:
@@ -185,7 +185,7 @@ def _roots(trajectory: TaskTrajectory) -> list[_Node]:
 
 
 def _position(node: _Node) -> str:
-    """Return what siblings sort by: the path of the step, or of the step that started the run."""
+    """Return the sort key of siblings: the path of the step, or of the step that started the run."""
     return place("", node.step or node.run.rpartition("/")[2])
 
 
@@ -248,7 +248,7 @@ def _model_of(step: Step, answer: ModelAnswer) -> str:
 
 
 def _usage_line(step: Step) -> str:
-    """Tokens in and out, cost: `1204 → 56 tokens, 0.0031 cost`."""
+    """Return tokens in and out, and the cost: `1204 → 56 tokens, 0.0031 cost`."""
     usage = usage_of(step)
     texts = []
     if "input_tokens" in usage or "output_tokens" in usage:
@@ -261,7 +261,7 @@ def _usage_line(step: Step) -> str:
 
 
 def _last_said(step: Step) -> object:
-    """The end of what the model was given: of a long conversation what is new."""
+    """Return the last of the messages that the model was given: the new one of a long conversation."""
     messages = messages_of(step)
     return said_in(messages[-1]) if messages else None
 
@@ -297,7 +297,7 @@ def _preview(raw: msgspec.Raw) -> str:
         return ""
     text = ""
     if len(data) <= _DECODED_MAX:
-        # Decoded and encoded again: without the sender's line breaks and escapes.
+        # Decode and encode again, to remove the sender's line breaks and escapes.
         try:
             text = msgspec.json.encode(msgspec.json.decode(data)).decode()
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
@@ -344,5 +344,5 @@ def _error_dict(error: StepError) -> ErrorDict:
 
 
 def decoded(raw: msgspec.Raw) -> object:
-    """Return what JSON says; None where there is none, the text itself where it cannot be decoded."""
+    """Decode JSON. Return None for no data, and the text itself if it is not JSON."""
     return readable(bytes(raw))

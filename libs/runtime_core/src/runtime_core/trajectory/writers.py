@@ -1,4 +1,4 @@
-"""Writes batches to SQLite or PostgreSQL: one statement per table, made from the table's columns."""
+"""Writes batches to SQLite or PostgreSQL, with one statement per table."""
 
 from __future__ import annotations
 
@@ -17,18 +17,30 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from runtime_core.errors import Fenced, StoreUnavailable
-from runtime_core.record.contents import missing
+from runtime_core.record.contents import missing_nodes
 from runtime_core.trajectory import tables
-from runtime_core.trajectory.failures import translated
-from runtime_core.trajectory.rows import RecordEntry, Rows, Value, entry_order, heads_of, rows_of, rows_of_contents
+from runtime_core.trajectory.database import BUSY_TIMEOUT_SECONDS, translated
+from runtime_core.trajectory.tables import (
+    BatchRows,
+    RecordEntry,
+    Value,
+    entry_order,
+    heads_of,
+    rows_of,
+    rows_of_contents,
+)
 
 NO_ENTRY = "0-0"
 """The cursor before the first entry."""
+_REPLACED = (tables.STEPS, tables.TASKS, tables.UNREADABLE, tables.FORKS)
+CONTENTS_LOCK = 0x77656675
+"""The advisory lock of the contents: writers share it; an erasure takes it exclusively."""
+_HAS_LIST = "SELECT 1 FROM weft_lists WHERE namespace = ? AND digest = ?"
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Entries of one partition's record stream, oldest first, and the epoch of who writes them."""
+    """Entries of one partition's record stream, oldest first, and the writer's epoch."""
 
     namespace: str
     partition: int
@@ -37,27 +49,27 @@ class Batch:
 
 
 class Writer(Protocol):
-    """Writes batches, each in one transaction: rows and cursor together, or nothing."""
+    """Writes batches, each in one transaction: rows and cursor, or nothing."""
 
     async def write(self, batch: Batch) -> None:
-        """Raise Fenced where a higher epoch has written, StoreUnavailable where the database failed."""
+        """Write a batch. Raises Fenced if a higher epoch has written, StoreUnavailable if the database fails."""
 
     async def close(self) -> None:
-        """Wait for a write that is under way, then let go of the database."""
+        """Finish a write in progress, then close the connection."""
 
 
 def next_cursor(batch: Batch, stored_epoch: int, stored_entry: str) -> str:
-    """Return the cursor after `batch`: never behind the stored one. Raise Fenced for a lower epoch."""
+    """Return the cursor after `batch`, never behind the stored one. Raises Fenced for a lower epoch."""
     if stored_epoch > batch.epoch:
         raise Fenced(
             f"partition {batch.partition} of {batch.namespace!r} is recorded under epoch {stored_epoch}, "
-            f"this writer has {batch.epoch}: stop writing and stand by"
+            f"this writer has {batch.epoch}: another recorder leads"
         )
     return max((stored_entry, *(entry.entry_id for entry in batch.entries[-1:])), key=entry_order)
 
 
 def sqlite_upsert(table: Table) -> str:
-    """Return an upsert whose `?` parameters are in the order of the table's columns."""
+    """Return an upsert with `?` parameters in the order of the table's columns."""
     insert = sqlite.insert(table)
     update = {name: insert.excluded[name] for name in _values(table)}
     statement = insert.on_conflict_do_update(index_elements=_keys(table), set_=update)
@@ -65,9 +77,9 @@ def sqlite_upsert(table: Table) -> str:
 
 
 def postgres_upsert(table: Table) -> str:
-    """Return an upsert whose `$1`, `$2`, … are arrays, one per column of the table and in their order.
+    """Return an upsert whose parameters `$1`, `$2`, … are arrays, one per column in the table's order.
 
-    One statement for a whole batch saves a protocol message per row. A key must not stand in it twice.
+    One statement per batch saves a protocol message per row. A batch must not hold a key twice.
     """
     dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # its constructor has no annotations
     quote = dialect.identifier_preparer.quote
@@ -79,13 +91,13 @@ def postgres_upsert(table: Table) -> str:
 
 
 def sqlite_insert(table: Table) -> str:
-    """Return an insert with `?` parameters that leaves rows alone whose key is there: they say the same."""
+    """Return an insert with `?` parameters that skips existing keys: their rows are equal."""
     statement = sqlite.insert(table).on_conflict_do_nothing()
     return str(statement.compile(dialect=sqlite.dialect(paramstyle="qmark")))
 
 
 def postgres_insert(table: Table) -> str:
-    """Return the same for PostgreSQL, with one array per column as in `postgres_upsert`."""
+    """Return the same insert for PostgreSQL, with one array per column as in `postgres_upsert`."""
     return f"INSERT INTO {table.name} {_from_arrays(table)} ON CONFLICT DO NOTHING"
 
 
@@ -96,8 +108,8 @@ def _from_arrays(table: Table) -> str:
         for number, column in enumerate(table.columns, 1)
     )
     columns = ", ".join(dialect.identifier_preparer.quote(column.name) for column in table.columns)
-    # Names from the tables' definition only; values travel as parameters.
-    return f"({columns}) SELECT * FROM unnest({arrays})"  # noqa: S608 (as said above)
+    # Only names from the tables' definition; values are parameters.
+    return f"({columns}) SELECT * FROM unnest({arrays})"  # noqa: S608 (see above)
 
 
 def _keys(table: Table) -> list[str]:
@@ -106,11 +118,6 @@ def _keys(table: Table) -> list[str]:
 
 def _values(table: Table) -> list[str]:
     return [column.name for column in table.columns if not column.primary_key]
-
-
-_REPLACED = (tables.STEPS, tables.TASKS, tables.UNREADABLE, tables.FORKS)
-CONTENTS_LOCK = 0x77656675
-"""Number of the advisory lock of the contents: writers share it, since only an erasure may not be beside them."""
 
 
 class PostgresWriter:
@@ -122,7 +129,7 @@ class PostgresWriter:
         self._inserts = {table: postgres_insert(table) for table in (tables.CONTENTS, tables.LISTS, tables.USES)}
 
     async def write(self, batch: Batch) -> None:
-        # In a thread, so that a large batch does not hold up the event loop.
+        # In a thread: a large batch would block the event loop.
         rows = await asyncio.to_thread(rows_of, batch.namespace, batch.partition, batch.entries)
         with translated("the batch was not written"):
             async with self._engine.begin() as connection:
@@ -138,7 +145,7 @@ class PostgresWriter:
         """Nothing is held between writes."""
 
     async def _move_cursor(self, connection: AsyncConnection, batch: Batch) -> None:
-        # First in the transaction: the row's lock makes the writers of one partition take turns.
+        # First in the transaction: the row lock serializes the writers of a partition.
         cursors = tables.CURSORS.c
         here = (cursors.namespace == batch.namespace) & (cursors.partition == batch.partition)
         read = select(cursors.epoch, cursors.entry).where(here).with_for_update()
@@ -152,10 +159,10 @@ class PostgresWriter:
         cursor = next_cursor(batch, stored.epoch, stored.entry)
         await connection.execute(tables.CURSORS.update().where(here).values(epoch=batch.epoch, entry=cursor))
 
-    async def _write_contents(self, connection: AsyncConnection, namespace: str, rows: Rows) -> None:
+    async def _write_contents(self, connection: AsyncConnection, namespace: str, rows: BatchRows) -> None:
         await connection.execute(text("SELECT pg_advisory_xact_lock_shared(:lock)"), {"lock": CONTENTS_LOCK})
         lists = tables.LISTS.c
-        search = missing(heads_of(rows), rows.contents.nodes)
+        search = missing_nodes(heads_of(rows), rows.contents.nodes)
         known: set[bytes] | None = None
         while True:
             try:
@@ -176,21 +183,15 @@ class PostgresWriter:
     async def _upsert(self, connection: AsyncConnection, table: Table, rows: Sequence[tuple[Value, ...]]) -> None:
         if not rows:
             return
-        # One statement cannot change a row twice, so the last row of each key is the one that is sent.
+        # One statement cannot change a row twice: send only the last row of each key.
         names = list(table.columns.keys())
         places = [names.index(column.name) for column in table.primary_key]
         last = {tuple(row[place] for place in places): row for row in rows}
         await connection.exec_driver_sql(self._upserts[table], tuple(zip(*last.values(), strict=True)))
 
 
-BUSY_TIMEOUT_SECONDS = 10.0
-"""How long a statement waits for another process's transaction."""
-
-_HAS_LIST = "SELECT 1 FROM weft_lists WHERE namespace = ? AND digest = ?"
-
-
 class SqliteWriter:
-    """The Writer of a SQLite file. Its connection lives in its thread from the first write on."""
+    """The Writer of a SQLite file. Its connection belongs to one thread, from the first write on."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -217,12 +218,12 @@ class SqliteWriter:
         self._thread.shutdown(wait=True)
 
     def _write(self, batch: Batch) -> None:
-        # Decoded here, so that a large batch does not hold up the event loop.
+        # Decode in this thread: a large batch would block the event loop.
         rows = rows_of(batch.namespace, batch.partition, batch.entries)
         try:
             connection = self._connect()
-            # The write lock is taken before the fence is read: a deferred transaction would have to
-            # upgrade its lock, and SQLite fails that at once where another process wrote in between.
+            # Take the write lock before reading the fence: a deferred transaction would have to upgrade its lock, which
+            # SQLite refuses if another process has written meanwhile.
             connection.execute("BEGIN IMMEDIATE")
             try:
                 stored = connection.execute(
@@ -239,17 +240,17 @@ class SqliteWriter:
                 connection.execute(self._cursors, (batch.namespace, batch.partition, batch.epoch, cursor))
                 connection.execute("COMMIT")
             except BaseException:
-                # An error such as a full disk may have rolled the transaction back already.
+                # Some errors, such as a full disk, have already rolled the transaction back.
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
             raise StoreUnavailable(
-                f"the trajectory file {str(self._path)!r} was not written: {error}; check disk and rights"
+                f"the trajectory file {str(self._path)!r} was not written: {error}; check disk and permissions"
             ) from error
 
-    def _write_contents(self, connection: sqlite3.Connection, namespace: str, rows: Rows) -> None:
-        search = missing(heads_of(rows), rows.contents.nodes)
+    def _write_contents(self, connection: sqlite3.Connection, namespace: str, rows: BatchRows) -> None:
+        search = missing_nodes(heads_of(rows), rows.contents.nodes)
         known: set[bytes] | None = None
         while True:
             try:
@@ -268,8 +269,8 @@ class SqliteWriter:
             self._connection = sqlite3.connect(
                 self._path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, cached_statements=16
             )
-            # With the write-ahead log this keeps every transaction whole after a crash. A power cut may
-            # take the last ones, with their cursor.
+            # With the write-ahead log, a crash of the process loses nothing. A power cut may lose the last
+            # transactions, with their cursor.
             self._connection.execute("PRAGMA synchronous = NORMAL")
         return self._connection
 

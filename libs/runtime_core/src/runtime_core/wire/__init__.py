@@ -1,1 +1,1 @@
-"""What crosses the edges: envelopes, commands, events, and what a client is told of a task."""
+"""The protocol with clients: envelopes, their commands, and the events that Weft sends back."""

@@ -1,4 +1,4 @@
-"""What clients ask for: the commands as typed values, read field by field. An error names its field."""
+"""The commands of clients as typed values. They are checked field by field, and an error names its field."""
 
 from __future__ import annotations
 
@@ -24,80 +24,7 @@ from runtime_core.ids import (
     task_id_of,
 )
 from runtime_core.wire.envelope import ANONYMOUS, Envelope, epoch_ms
-from runtime_core.wire.results import streaming_mode
-
-
-def data_of(envelope: Envelope) -> dict[str, object]:
-    """The data of a command, which is an object."""
-    return as_object("data", codec.decode(envelope.data, envelope.datacontenttype))
-
-
-def refuse_unknown(path: str, data: Mapping[str, object], known: Collection[str]) -> None:
-    """Raises InvalidInput for a member that is none of these, named by its path."""
-    for name in data:
-        if name not in known:
-            # The field is a path of plain words wherever it is shown.
-            raise InvalidInput(f"{path}.{quoted(name)[1:-1]}", f"unknown; known are {', '.join(known)}")
-
-
-def as_object(path: str, value: object) -> dict[str, object]:
-    """Raises InvalidInput for what is no object."""
-    if not isinstance(value, dict):
-        raise InvalidInput(path, f"{quoted(value)} is not an object")
-    return value
-
-
-def optional_object(path: str, value: object) -> dict[str, object]:
-    """An optional object; null counts as absent, which is an empty one."""
-    return {} if value is None else as_object(path, value)
-
-
-def checked_text(path: str, value: object) -> str:
-    """A short text. Raises InvalidInput."""
-    if not isinstance(value, str) or not 1 <= len(value) <= MAX_NAME_CHARACTERS or has_control(value):
-        raise InvalidInput(
-            path,
-            f"{quoted(value)} is not text of 1 to {MAX_NAME_CHARACTERS} characters, none of them a control",
-        )
-    return value
-
-
-def optional_name(data: Mapping[str, object], field: str) -> str:
-    """An optional text; null counts as absent."""
-    value = data.get(field)
-    return "" if value is None else checked_text(f"data.{field}", value)
-
-
-def required_name(data: Mapping[str, object], field: str) -> str:
-    """A text that must be there."""
-    if data.get(field) is None:
-        raise InvalidInput(f"data.{field}", "is missing")
-    return optional_name(data, field)
-
-
-def whole_number(path: str, value: object, most: int) -> int | None:
-    """An optional whole number from 1 to `most`."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InvalidInput(path, f"{quoted(value)} is not a whole number from 1 to {most}")
-    return value
-
-
-def positive_number(path: str, value: object, most: float = math.inf, *, or_zero: bool = False) -> float | None:
-    """An optional number above 0, or from 0 up, and at most `most`."""
-    if value is None:
-        return None
-    if (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and (0 < value <= most or (value == 0 and or_zero))
-    ):
-        return float(value)
-    lower = "from 0 up" if or_zero else "above 0"
-    upper = "" if most == math.inf else f" and at most {most}"
-    raise InvalidInput(path, f"{quoted(value)} is not a number {lower}{upper}")
-
+from runtime_core.wire.events import streaming_mode
 
 SUBMIT = "weft.task.submit"
 CANCEL = "weft.task.cancel"
@@ -105,7 +32,7 @@ SIGNAL = "weft.task.signal"
 PUBLISH = "weft.topic.publish"
 
 MAX_SECONDS = 1_000_000_000
-MAX_STEPS = 1_000_000_000
+MAX_TASK_STEPS = 1_000_000_000
 MAX_PRIORITY = 9
 MAX_TOKENS = 1_000_000_000_000
 
@@ -127,34 +54,106 @@ CONF_FIELDS = (
 )
 
 
+def data_of(envelope: Envelope) -> dict[str, object]:
+    """Return the data of a command, which must be an object. Raises InvalidInput."""
+    return as_object("data", codec.decode(envelope.data, envelope.datacontenttype))
+
+
+def refuse_unknown(path: str, data: Mapping[str, object], known: Collection[str]) -> None:
+    """Raise InvalidInput for a member that is not in `known`; the field is its path."""
+    for name in data:
+        if name not in known:
+            # Control characters in the name must not reach logs.
+            raise InvalidInput(f"{path}.{quoted(name)[1:-1]}", f"unknown; known are {', '.join(known)}")
+
+
+def as_object(path: str, value: object) -> dict[str, object]:
+    """Return the value if it is an object, else raise InvalidInput."""
+    if not isinstance(value, dict):
+        raise InvalidInput(path, f"{quoted(value)} is not an object")
+    return value
+
+
+def optional_object(path: str, value: object) -> dict[str, object]:
+    """Return an optional object; null counts as absent and gives an empty one."""
+    return {} if value is None else as_object(path, value)
+
+
+def checked_text(path: str, value: object) -> str:
+    """Return the value if it is a short text, else raise InvalidInput."""
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_NAME_CHARACTERS or has_control(value):
+        raise InvalidInput(
+            path,
+            f"{quoted(value)} is not text of 1 to {MAX_NAME_CHARACTERS} characters, none of them a control",
+        )
+    return value
+
+
+def optional_name(data: Mapping[str, object], field: str) -> str:
+    """Return an optional text; null counts as absent and gives an empty one."""
+    value = data.get(field)
+    return "" if value is None else checked_text(f"data.{field}", value)
+
+
+def required_name(data: Mapping[str, object], field: str) -> str:
+    """Return a required text. Raises InvalidInput if it is absent or invalid."""
+    if data.get(field) is None:
+        raise InvalidInput(f"data.{field}", "is missing")
+    return optional_name(data, field)
+
+
+def whole_number(path: str, value: object, most: int) -> int | None:
+    """Return an optional whole number from 1 to `most`. Raises InvalidInput."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise InvalidInput(path, f"{quoted(value)} is not a whole number from 1 to {most}")
+    return value
+
+
+def positive_number(path: str, value: object, most: float = math.inf, *, or_zero: bool = False) -> float | None:
+    """Return an optional number above 0, or from 0 with `or_zero`, and at most `most`. Raises InvalidInput."""
+    if value is None:
+        return None
+    if (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and (0 < value <= most or (value == 0 and or_zero))
+    ):
+        return float(value)
+    lower = "from 0 up" if or_zero else "above 0"
+    upper = "" if most == math.inf else f" and at most {most}"
+    raise InvalidInput(path, f"{quoted(value)} is not a number {lower}{upper}")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubmitOptions:
-    """What a submit may say besides its agent, input, key and ids. Whatever is left out has the runtime's default."""
+    """Options of a submit, besides its agent, input, key and ids. Each has a default of the runtime."""
 
     timeout_seconds: float | None = None
-    """The task fails when it takes longer."""
+    """The task fails if it takes longer."""
     max_steps: int | None = None
-    """The task fails when it takes more steps."""
+    """The task fails if it takes more steps."""
     max_tokens: int | None = None
-    """The task fails when its runs and calls together use more (see `ctx.spend`)."""
+    """The task fails if its runs and calls together use more (see `ctx.spend`)."""
     max_cost: float | None = None
-    """The same for cost, in the currency in which agents report it."""
+    """The same for cost, in the currency that agents report."""
     priority: int | None = None
     """From 1 (last) to 9 (first) among the waiting tasks of its tenant; None: 5."""
     tenant: str = ""
-    """On whose behalf the task runs: while handlers are busy, tenants take turns."""
+    """The tenant of the task: while handlers are busy, tenants take turns."""
     hooks: Mapping[str, Sequence[str]] | None = None
-    """Names of hooks of the agent's app, by their point, in the order of the calls."""
+    """Names of hooks of the agent's app, by hook point, in the order of the calls."""
     metadata: Mapping[str, Any] | None = None  # Any: JSON
-    """Yours; the agent reads it as `ctx.metadata`."""
+    """Data for the agent, which reads it as `ctx.metadata`."""
     engine: str | None = None
-    """What `ctx.engine()` stands for: `local` (the default), `ray` or `spark`."""
+    """The engine that `ctx.engine()` uses: `local` (the default), `ray` or `spark`."""
     engine_wait_seconds: float | None = None
-    """How long a step waits for an engine that is away; None: 60; 0: not at all."""
+    """How long a step waits for an unavailable engine; None: 60; 0: not at all."""
     event_id: str = ""
-    """The submit's own id. With the client's `source` it makes repeats from several processes recognisable."""
+    """The id of the submit. With the client's `source` it identifies repeats from several processes."""
     traceparent: str = ""
-    """The trace that the task belongs to (W3C Trace Context)."""
+    """The trace of the task (W3C Trace Context)."""
 
 
 NO_OPTIONS = SubmitOptions()
@@ -168,23 +167,23 @@ def check_options(options: object) -> None:
 
 @dataclass(slots=True)
 class Begun:
-    """What a fork begins with: results of another task, by step, as journal values."""
+    """The journal that a fork begins with: results of another task, by step, as journal values."""
 
     task: str
     """The origin."""
     step: str
-    """The step from which on the fork goes its own way; empty: from the start."""
+    """The first step that the fork executes itself; empty: all of them."""
     journal: dict[str, bytes] = field(default_factory=dict)
     result: bytes = b""
-    """JSON in the place of what `step` gave; empty: the fork takes that step itself."""
+    """JSON that replaces the result of `step`; empty: the fork executes that step itself."""
     started_ms: int = 0
-    """When the run shall count as begun, for `ctx.now()`; 0: now."""
+    """The start time of the run for `ctx.now()`, in epoch milliseconds; 0: now."""
 
 
 class Submission(msgspec.Struct):
-    """A task to start: what a client, a command or the runtime itself asks for, as the broker's `submit` takes it.
+    """A task to start, for a client, a command or the runtime, as the broker's `submit` takes it.
 
-    `new_submission` checks what users give. What is absent is empty.
+    `new_submission` checks input of users. Absent fields are empty.
     """
 
     task_id: str
@@ -199,7 +198,7 @@ class Submission(msgspec.Struct):
     replyto: str = ""
     """The stream that gets the answer."""
     client: str = ""
-    """The client whose reply stream `replyto` is: a task that starts in another partition is answered there."""
+    """The client that owns the reply stream `replyto`. It has one in each partition where its tasks start."""
     tenant: str = ""
     priority: int = DEFAULT_PRIORITY
     max_steps: int = 0
@@ -207,11 +206,11 @@ class Submission(msgspec.Struct):
     timeout_ms: int = 0
     """0: no limit."""
     deadline: int | None = None
-    """Milliseconds since 1970; a task that cannot start before is refused."""
+    """Milliseconds since 1970; a task that cannot start before it is rejected."""
     limits: bytes = b""
-    """The most that it may use (JSON: `tokens`, `cost`); empty: no limit."""
+    """Limits on its usage (JSON: `tokens`, `cost`); empty: no limit."""
     streamed: int = 0
-    """1: its output is wanted as a stream; 2: with its steps."""
+    """1: the task streams its output; 2: also its steps."""
     engine: str = ""
     engine_wait_seconds: float | None = None
     hooks: dict[str, list[str]] = {}
@@ -221,20 +220,20 @@ class Submission(msgspec.Struct):
     traceparent: str = ""
     tracestate: str = ""
     context: bytes = b""
-    """In place of the fields that travel with each event of the task (see `carried`): the context of the sender."""
+    """The context of the sender. It replaces the fields that travel with each event of the task (see `carried`)."""
     partition_key: str = ""
-    """What the task's partition is derived from; empty: its id."""
+    """The text that determines the task's partition; empty: its id."""
     in_turn: bool = False
-    """Whether it waits for its tenant's turn while its work stream is long; its tenant's limits count then, too."""
+    """Whether it waits for its tenant's turn while its work stream is long; then its tenant's limits apply too."""
     epoch: str = ""
-    """Of the admitter that starts it; empty: no admitter does."""
+    """The epoch of the admitter that starts it; empty: a client starts it without one."""
     claims: str = ""
     """With several partitions: tokens of the claims of its id and its task id, as `id|task_id`."""
     begun: Begun | None = None
-    """What it begins with, where it is a fork."""
+    """For a fork: the journal that it begins with."""
 
     def carried(self) -> bytes:
-        """What travels with each event of the task besides its input (JSON); mostly nothing."""
+        """Return the context that travels with each event of the task (JSON), usually empty."""
         if self.context:
             return self.context
         context: dict[str, object] = {}
@@ -259,7 +258,7 @@ class Submission(msgspec.Struct):
         return msgspec.json.encode(context) if context else b""
 
     def time_limit_ms(self) -> int:
-        """The shorter of the task's own limit and what is left until its deadline; 0 for none."""
+        """Return the shorter of the task's time limit and the time until its deadline; 0 for none."""
         if self.deadline is None:
             return self.timeout_ms
         left = max(1, self.deadline - time.time_ns() // 1_000_000)
@@ -288,14 +287,14 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Publication(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid `weft.topic.publish`: a message to all who have subscribed to a topic."""
+    """A valid `weft.topic.publish`: a message to all subscribers of a topic."""
 
     topic: str
     topic_source: str
-    """The instance of each agent that gets it; empty: one of its own."""
+    """The instance key for each agent that gets it; empty: a new instance."""
     data_json: bytes
     message_id: str
-    """The same for the same source and id."""
+    """Derived from source and id."""
     traceparent: str = ""
     tenant: str = ""
 
@@ -312,10 +311,10 @@ def new_submission(
     stream: object = False,
     options: SubmitOptions = NO_OPTIONS,
 ) -> Submission:
-    """The one place that checks what a submit says, from whichever side it comes.
+    """Check a submit from any source and return it as a Submission.
 
-    `stream` is whether its output is wanted as a stream, or a StreamingMode. Raises InvalidInput, whose field is named
-    as on the wire (`data.conf.max_steps`).
+    `stream` is a StreamingMode, or whether to stream the output. Raises InvalidInput, whose field has the name that it
+    has on the wire (`data.conf.max_steps`).
     """
     if agent is None:
         raise InvalidInput("data.agent", "is missing; name the agent")
@@ -323,15 +322,15 @@ def new_submission(
         raise InvalidInput("id", f"{quoted(event_id)} is not text")
     name, data = checked_text("data.agent", agent), _json("data.input", input)
     new = Submission("", source, event_id, "", name, data, in_turn=True)
-    said: dict[str, object] = {"agent": agent, "input": input}
+    given: dict[str, object] = {"agent": agent, "input": input}
     if key is not None:
-        said["key"] = new.key = _instance_key(key)
+        given["key"] = new.key = _instance_key(key)
     if task_id is None:
         new.task_id = default_task_id(source, event_id)
     else:
-        said["task_id"] = new.task_id = _task_id(task_id)
+        given["task_id"] = new.task_id = _task_id(task_id)
     if session_id is not None:
-        said["session_id"] = new.session_id = checked_text("data.session_id", session_id)
+        given["session_id"] = new.session_id = checked_text("data.session_id", session_id)
     conf: dict[str, object] = {}
     if isinstance(stream, bool):
         new.streamed = int(stream)
@@ -339,17 +338,17 @@ def new_submission(
         mode = streaming_mode("data.conf.streaming_mode", stream)
         conf["streaming_mode"], new.streamed = mode.value, 2 if mode.steps else 1
     if options is not NO_OPTIONS:
-        _take_options(new, options, conf, said)
+        _take_options(new, options, conf, given)
     if conf:
-        said["conf"] = conf
-    new.digest = digest(SUBMIT, said)
+        given["conf"] = conf
+    new.digest = digest(SUBMIT, given)
     return new
 
 
-def _take_options(new: Submission, options: SubmitOptions, conf: dict[str, object], said: dict[str, object]) -> None:
-    """Check the options and take them over; `conf` and `said` get what counts for the digest."""
+def _take_options(new: Submission, options: SubmitOptions, conf: dict[str, object], given: dict[str, object]) -> None:
+    """Check the options and set them on `new`; add to `conf` and `given` what counts for the digest."""
     limits: dict[str, object] = {}
-    if (max_steps := whole_number("data.conf.max_steps", options.max_steps, MAX_STEPS)) is not None:
+    if (max_steps := whole_number("data.conf.max_steps", options.max_steps, MAX_TASK_STEPS)) is not None:
         conf["max_steps"] = new.max_steps = max_steps
     if (seconds := positive_number("data.conf.timeout_seconds", options.timeout_seconds, MAX_SECONDS)) is not None:
         conf["timeout_seconds"] = seconds
@@ -368,13 +367,13 @@ def _take_options(new: Submission, options: SubmitOptions, conf: dict[str, objec
     if limits:
         new.limits = msgspec.json.encode(limits)
     if options.hooks is not None and (hooks := _hooks(options.hooks)):
-        said["hooks"] = new.hooks = hooks
+        given["hooks"] = new.hooks = hooks
     if options.metadata is not None and (metadata := _as_dict("data.metadata", options.metadata)):
-        said["metadata"] = metadata
+        given["metadata"] = metadata
         new.metadata = _json("data.metadata", metadata)
         if len(new.input_json) + len(new.metadata) > codec.MAX_DATA_BYTES:
             raise InvalidInput(
-                "data.metadata", f"is, with the input, over the limit of {codec.MAX_DATA_BYTES} bytes; send a reference"
+                "data.metadata", f"with the input, is over the limit of {codec.MAX_DATA_BYTES} bytes; send a reference"
             )
     if options.tenant:
         new.tenant = checked_text("tenant", options.tenant)
@@ -383,7 +382,7 @@ def _take_options(new: Submission, options: SubmitOptions, conf: dict[str, objec
 
 
 def parse_submit(envelope: Envelope) -> Submission:
-    """The submission in a `weft.task.submit`. Raises InvalidInput."""
+    """Return the submission in a `weft.task.submit`. Raises InvalidInput."""
     data = _body(envelope, SUBMIT, SUBMIT_FIELDS)
     new = submission_of(
         data, source=envelope.source, event_id=envelope.id, tenant=envelope.tenant, traceparent=envelope.traceparent
@@ -398,9 +397,9 @@ def parse_submit(envelope: Envelope) -> Submission:
 def submission_of(
     data: Mapping[str, object], *, source: str, event_id: str, tenant: str = "", traceparent: str = ""
 ) -> Submission:
-    """The submission in the data of a `weft.task.submit`. Raises InvalidInput."""
+    """Return the submission in the data of a `weft.task.submit`. Raises InvalidInput."""
     if "input" not in data:
-        raise InvalidInput("data.input", "is missing; send `null` where the agent needs none")
+        raise InvalidInput("data.input", "is missing; send `null` if the agent needs none")
     conf = optional_object("data.conf", data.get("conf"))
     refuse_unknown("data.conf", conf, CONF_FIELDS)
     limits: dict[str, Any] = {name: value for name, value in conf.items() if name != "streaming_mode"}  # Any: unchecked
@@ -423,7 +422,7 @@ def submission_of(
 def data_of_submit(
     agent: object, input: object, *, key: str = "", session_id: str = "", options: SubmitOptions = NO_OPTIONS
 ) -> dict[str, object]:
-    """The data of a `weft.task.submit`, unchecked; what is absent is left out."""
+    """Return the data of a `weft.task.submit`, unchecked and without absent members."""
     conf = {name: value for name in CONF_FIELDS if (value := getattr(options, name, None)) is not None}
     given = {
         "key": key,
@@ -436,7 +435,7 @@ def data_of_submit(
 
 
 def parse_cancel(envelope: Envelope) -> Cancellation:
-    """The cancellation in a `weft.task.cancel`. Raises InvalidInput."""
+    """Return the cancellation in a `weft.task.cancel`. Raises InvalidInput."""
     data = _body(envelope, CANCEL, ("task_id", "reason"))
     reason = data.get("reason")
     if reason is not None and not isinstance(reason, str):
@@ -451,7 +450,7 @@ def parse_cancel(envelope: Envelope) -> Cancellation:
 
 
 def parse_signal(envelope: Envelope) -> Signal:
-    """The answer in a `weft.task.signal`. Raises InvalidInput."""
+    """Return the answer in a `weft.task.signal`. Raises InvalidInput."""
     data = _body(envelope, SIGNAL, ("task_id", "request_id", "value"))
     task_id = _required_task_id(data)
     request_id = required_name(data, "request_id")
@@ -468,7 +467,7 @@ def parse_signal(envelope: Envelope) -> Signal:
 
 
 def parse_publish(envelope: Envelope) -> Publication:
-    """The message in a `weft.topic.publish`. Raises InvalidInput."""
+    """Return the message in a `weft.topic.publish`. Raises InvalidInput."""
     data = _body(envelope, PUBLISH, ("topic", "source", "data"))
     topic = required_name(data, "topic")
     try:
@@ -488,12 +487,12 @@ def parse_publish(envelope: Envelope) -> Publication:
 
 
 def digest(type: str, data: object) -> str:
-    """16 hexadecimal digits over a command's type and decoded data, whatever their spelling on the wire."""
+    """Return 16 hexadecimal digits derived from a command's type and decoded data, whatever its encoding."""
     return fingerprint(type, codec.canonical(data).decode())
 
 
 def default_task_id(source: str, event_id: str) -> str:
-    """The task id of a submit that names none; its partition also keeps source and id of those that do."""
+    """Return the task id of a submit that names none. The id's partition keeps the source and id of every submit."""
     if source == ANONYMOUS and is_task_id(event_id):
         return event_id
     return task_id_of(source, event_id)
@@ -508,7 +507,7 @@ def _body(envelope: Envelope, type: str, known: Collection[str]) -> dict[str, ob
 
 
 def _json(path: str, value: object) -> bytes:
-    """The value as JSON. Raises InvalidInput for what JSON cannot hold, and for more than an event may carry."""
+    """Return the value as JSON. Raises InvalidInput if JSON cannot hold it, or it is too large for an event."""
     try:
         data = codec.encode(value)
     except InvalidInput as error:
@@ -529,7 +528,7 @@ def _instance_key(value: object) -> str:
     if key.startswith(RESERVED_KEY_PREFIX):
         raise InvalidInput(
             "data.key",
-            f"{quoted(key)} begins with `{RESERVED_KEY_PREFIX}`, which the runtime keeps for itself",
+            f"{quoted(key)} begins with `{RESERVED_KEY_PREFIX}`, which is reserved for the runtime",
         )
     return key
 
@@ -548,7 +547,7 @@ def _required_task_id(data: Mapping[str, object]) -> str:
 
 def _engine(value: object) -> str:
     if value not in ENGINES or not isinstance(value, str):
-        raise InvalidInput("data.conf.engine", f"{quoted(value)} is no engine; there are {', '.join(ENGINES)}")
+        raise InvalidInput("data.conf.engine", f"{quoted(value)} is not an engine; known are {', '.join(ENGINES)}")
     return value
 
 

@@ -1,7 +1,7 @@
-"""The wire at the edges: a CloudEvents 1.0 event on one entry of a Redis Stream.
+"""CloudEvents 1.0 events on entries of Redis Streams.
 
-`parse` reads an entry in both content modes, `to_fields` writes the binary one, `reply_address` finds where a
-rejection goes when nothing else of an entry can be read.
+`parse` reads an entry in both content modes. `to_fields` writes the binary mode. `reply_address` finds the stream for a
+rejection, even if the rest of the entry is unreadable.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from runtime_core.errors import InvalidInput
 from runtime_core.ids import has_control
 
 Fields = Sequence[bytes] | Mapping[bytes, bytes]
-"""An entry's fields as a flat list (name, value, name, …) or a mapping; of equal names the last wins."""
+"""An entry's fields as a flat list (name, value, name, …) or a mapping; if names repeat, the last one counts."""
 
 SPEC_VERSION = "1.0"
 ANONYMOUS = "anonymous"
-"""The source of an event that names none."""
+"""The source of an event without one."""
 MAX_ATTRIBUTE_BYTES = 4096
 MAX_ATTRIBUTE_NAME_BYTES = 256
 MAX_ATTRIBUTES = 128
-"""How many attributes one event may have, unknown ones included."""
+"""How many attributes one event may have, including unknown ones."""
 MAX_STRUCTURED_BYTES = 2 * MAX_DATA_BYTES
 """The largest `application/cloudevents+json`: data as base64, and the attributes."""
 
-# What Dapr writes besides `data`: settings of its own component, no part of the event.
+# Dapr adds `metadata`: settings of its component, not part of the event.
 _STRUCTURED_FIELDS = frozenset({b"data", b"metadata"})
 _JSON_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}:,]', re.DOTALL)
 _RFC3339 = re.compile(r"(\d{4}-\d{2}-\d{2})[Tt ](\d{2}:\d{2}:\d{2})(\.\d{1,6})?\d*([Zz]|[+-]\d{2}:\d{2})", re.ASCII)
@@ -50,7 +50,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     """RFC 3339."""
     datacontenttype: str = JSON
     partitionkey: str = ""
-    """What the partition is derived from, where it is not the task id."""
+    """The text that determines the partition, if it is not the task id."""
     traceparent: str = ""
     tracestate: str = ""
     taskid: str = ""
@@ -58,25 +58,25 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     causationid: str = ""
     """Id of the event that led to this one."""
     replyto: str = ""
-    """The stream that wants the answers."""
+    """The stream that gets the answers."""
     deadline: str = ""
-    """RFC 3339: after this the work is not wanted."""
+    """RFC 3339: after it, nobody needs the work."""
     tenant: str = ""
     data: bytes
     extensions: dict[str, str] = {}
-    """Attributes that Weft does not know, kept as they came."""
+    """Attributes that Weft does not know, unchanged."""
 
 
 ATTRIBUTES = tuple(name for name in Envelope.__struct_fields__ if name not in ("data", "extensions"))
-"""The attributes that Weft knows, in the order in which they are written."""
+"""The attributes that Weft knows, in the order of `to_fields`."""
 _KNOWN = frozenset(ATTRIBUTES)
 
 
 def parse(entry_id: str, fields: Fields, namespace: str = "weft") -> Envelope:
-    """The event on the stream entry `entry_id` with these fields, in binary or structured mode.
+    """Return the event on the stream entry `entry_id` with these fields, in binary or structured mode.
 
     Fills in `specversion` (1.0), `id` (the entry id) and `source` (`anonymous`). The data is not decoded.
-    Raises InvalidInput, whose field is the attribute's name, and nothing else.
+    Raises only InvalidInput; its field is the attribute's name.
     """
     entry = _as_mapping(fields)
     data = entry.get(b"data")
@@ -97,7 +97,7 @@ def parse(entry_id: str, fields: Fields, namespace: str = "weft") -> Envelope:
 
 
 def to_fields(envelope: Envelope) -> list[bytes]:
-    """The entry's fields in binary mode, as a flat list; absent attributes are left out."""
+    """Return the entry's fields in binary mode, as a flat list without absent attributes."""
     fields: list[bytes] = []
     for name in ATTRIBUTES:
         value: str = getattr(envelope, name)
@@ -110,9 +110,9 @@ def to_fields(envelope: Envelope) -> list[bytes]:
 
 
 def reply_address(fields: Fields, namespace: str = "weft") -> str:
-    """The stream that wants the answer to this entry, or an empty string; never raises.
+    """Return the stream that gets the answer to this entry, or an empty string; never raises.
 
-    It is found where other attributes, the data or the end of a structured event cannot be read.
+    Works even if other attributes, the data or the end of a structured event are unreadable.
     """
     entry = dict(_pairs(fields))
     found = entry.get(b"replyto")
@@ -129,13 +129,13 @@ def reply_address(fields: Fields, namespace: str = "weft") -> str:
 
 
 def rfc3339(epoch_ms: float) -> str:
-    """Milliseconds since 1970 as a CloudEvents timestamp in UTC, as in `2026-11-21T02:00:00.000Z`."""
+    """Return milliseconds since 1970 as a CloudEvents timestamp in UTC, as in `2026-11-21T02:00:00.000Z`."""
     moment = _EPOCH + timedelta(milliseconds=int(epoch_ms))
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def epoch_ms(attribute: str, text: str) -> int:
-    """Milliseconds since 1970 of an RFC 3339 timestamp with its offset.
+    """Return an RFC 3339 timestamp with offset as milliseconds since 1970.
 
     Raises InvalidInput, whose field is `attribute`.
     """
@@ -183,7 +183,7 @@ def _read_binary(entry: Mapping[bytes, bytes]) -> dict[str, str]:
 
 
 def _attribute_name(raw: bytes) -> str:
-    """The name, fit to be shown: it is what an error calls the field."""
+    """Return a field's name in a form that errors can show."""
     try:
         name = raw.decode()
     except UnicodeDecodeError:
@@ -198,12 +198,12 @@ def _attribute_name(raw: bytes) -> str:
 
 
 def _read_structured(document: bytes) -> tuple[dict[str, str], bytes]:
-    """Attributes and data of an `application/cloudevents+json`."""
+    """Return the attributes and the data of an `application/cloudevents+json`."""
     if len(document) > MAX_STRUCTURED_BYTES:
         raise InvalidInput("data", f"is {len(document)} bytes, over the limit of {MAX_STRUCTURED_BYTES}")
     if not document.lstrip().startswith(b"{"):
         raise InvalidInput("type", "is missing; name what the event is, as in `weft.task.submit`")
-    # The data sits one level inside the event.
+    # The data is one level inside the event.
     members = decode_object(document, MAX_DEPTH + 1)
     if "type" not in members or "specversion" not in members:
         absent = "type" if "type" not in members else "specversion"
@@ -223,7 +223,7 @@ def _read_structured(document: bytes) -> tuple[dict[str, str], bytes]:
 
 
 def _attribute_text(name: str, raw: bytes) -> str | None:
-    """The text of an attribute's JSON value: text, a whole number or a boolean; null is an absent one."""
+    """Return an attribute's JSON value (text, a whole number or a boolean) as text; None for null."""
     try:
         value = decode(raw)
     except InvalidInput as error:
@@ -267,7 +267,7 @@ def _checked(entry_id: str, attributes: dict[str, str], data: bytes, namespace: 
         if has_control(value):
             raise InvalidInput(name, f"{quoted(value)} holds a control character; send plain text")
     if known.setdefault("specversion", SPEC_VERSION) != SPEC_VERSION:
-        raise InvalidInput("specversion", f"{quoted(known['specversion'])} is not read here; send `1.0`")
+        raise InvalidInput("specversion", f"{quoted(known['specversion'])} is not supported; send `1.0`")
     if "replyto" in known:
         _check_reply_address(known["replyto"], namespace)
     known.setdefault("id", entry_id)
@@ -280,9 +280,9 @@ def _check_reply_address(address: str, namespace: str) -> None:
     if has_control(address):
         raise InvalidInput("replyto", f"{quoted(address)} holds a control character; send a plain key")
     if address.startswith("@"):
-        raise InvalidInput("replyto", f"{quoted(address)} begins with `@`, which the runtime keeps for itself")
+        raise InvalidInput("replyto", f"{quoted(address)} begins with `@`, which is reserved for the runtime")
     if address.startswith(("weft:", f"{namespace}:")):
-        raise InvalidInput("replyto", f"{quoted(address)} is inside Weft's namespace; name a key of your own")
+        raise InvalidInput("replyto", f"{quoted(address)} is inside Weft's namespace; name a key outside it")
 
 
 def _too_long(name: str, size: int) -> InvalidInput:
@@ -290,7 +290,7 @@ def _too_long(name: str, size: int) -> InvalidInput:
 
 
 def _top_level_text(document: bytes, wanted: bytes) -> bytes:
-    """The text of a top-level member of a JSON object that may be broken; `wanted` is its name in quotes."""
+    """Return the text of a top-level member of a possibly malformed JSON object; `wanted` is its name in quotes."""
     found = b""
     depth = 0
     before = last = b""

@@ -1,15 +1,19 @@
-"""What clients are told: the facts, as envelopes. Their requests are in `commands.py`."""
+"""What Weft sends to clients: facts as envelopes, and how a client reads them. Requests are in `commands.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, cast
 
 import msgspec
 
-from runtime_core.errors import InvalidInput, Rejected
+from runtime_core.codec import quoted
+from runtime_core.errors import InvalidInput, Rejected, WeftError
 from runtime_core.ids import event_id, fingerprint
+from runtime_core.record.step import USAGE_BY_MODEL
 from runtime_core.wire.envelope import Envelope, rfc3339
-from runtime_core.wire.results import STEP_RECORDED
 
 ACCEPTED = "weft.task.accepted"
 REJECTED = "weft.task.rejected"
@@ -18,27 +22,31 @@ FAILED = "weft.task.failed"
 CANCELLED = "weft.task.cancelled"
 OUTPUT_DELTA = "weft.output.delta"
 HUMAN_REQUESTED = "weft.human.requested"
+STEP_RECORDED = "weft.step.recorded"
 
 FACT_SOURCE = "weft"
 """The source of every fact."""
+ENDED = ("completed", "failed", "cancelled")
+STEP_KINDS = {"t": "tool", "a": "agent", "r": "ray", "s": "spark", "i": "timer", "h": "human"}
+_STATUSES = {"success": "completed", "finished": "completed", "timeout": "failed", "interrupted": "cancelled"}
+"""The status of an ended task in other runtimes → its status in Weft."""
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """What of a question's data its id derives from."""
+    """The part of a question's data that its event id derives from."""
 
     request_id: str
 
 
 def accepted(task_id: str, *, at_ms: float, cause: str = "", trace: str = "") -> Envelope:
-    """`weft.task.accepted`: the task is durable and will be handled."""
+    """Return a `weft.task.accepted`: the task is durable and will be handled."""
     return _fact(ACCEPTED, event_id(task_id, "accepted"), {"task_id": task_id}, at_ms, task_id, cause, trace=trace)
 
 
 def rejected(entry_id: str, error: InvalidInput, *, at_ms: float, task_id: str = "", cause: str = "") -> Envelope:
-    """`weft.task.rejected`: the command on ingress entry `entry_id` starts or changes nothing.
+    """Return a `weft.task.rejected`: the command on ingress entry `entry_id` starts or changes nothing.
 
-    `cause` is the command's event id, where it could be read. A Rejected also says which task it is about and
-    when to try again.
+    `cause` is the command's event id, if it is readable. A Rejected also names its task and when to try again.
     """
     known = error if isinstance(error, Rejected) else None
     task_id = task_id or (known.task_id if known else "")
@@ -46,7 +54,7 @@ def rejected(entry_id: str, error: InvalidInput, *, at_ms: float, task_id: str =
     data |= {"field": error.field, "message": error.message}
     if known and known.retry_after_seconds is not None:
         data["retry_after_seconds"] = known.retry_after_seconds
-    # A rejected submit may be sent again under its id, so the entry tells its rejections apart.
+    # A client may send a rejected submit again under the same id, so the entry distinguishes its rejections.
     id = event_id("rejected", fingerprint(entry_id, cause, error.field, error.message))
     return _fact(REJECTED, id, data, at_ms, task_id, cause)
 
@@ -63,10 +71,10 @@ def ended(
     usage: Mapping[str, float] | None = None,
     cause: str = "",
 ) -> Envelope:
-    """The final event: `weft.task.completed` with `output` (JSON), or `failed` or `cancelled` with `error`.
+    """Return the final event: `weft.task.completed` with `output` (JSON), or `failed` or `cancelled` with `error`.
 
-    `error` is `{"type", "message"}`; `steps` counts the rows of the complete trajectory and `trajectory`
-    says where it is kept.
+    `error` is `{"type", "message"}`; `steps` is the number of rows in the complete trajectory, and `trajectory` says
+    where it is stored.
     """
     type = {"completed": COMPLETED, "failed": FAILED, "cancelled": CANCELLED}[status]
     data: dict[str, object] = {"task_id": task_id, "status": status}
@@ -79,14 +87,14 @@ def ended(
 
 
 def final(task_id: str, status: str, data: bytes, *, at_ms: float, cause: str = "", trace: str = "") -> Envelope:
-    """The final event whose data (JSON) is written already: the same id, whoever says it and however often."""
+    """Return the final event with data (JSON) that is already written. A task and a status give one id."""
     return _fact(
         f"weft.task.{status}", event_id(task_id, status), msgspec.Raw(data), at_ms, task_id, cause, trace=trace
     )
 
 
 def question(task_id: str, data: bytes, *, at_ms: float, trace: str = "") -> Envelope:
-    """`weft.human.requested` whose data (JSON) is written already."""
+    """Return a `weft.human.requested` with data (JSON) that is already written."""
     request = msgspec.json.decode(data, type=_Request).request_id
     id = event_id(task_id, "human", request)
     return _fact(HUMAN_REQUESTED, id, msgspec.Raw(data), at_ms, task_id, trace=trace)
@@ -103,7 +111,7 @@ def output_delta(
     value: bytes | None = None,
     progress: bool = False,
 ) -> Envelope:
-    """`weft.output.delta`: a piece of output, either `text` or `value` (JSON); with `progress` a call's report."""
+    """Return a `weft.output.delta`: a piece of output, `text` or `value` (JSON); with `progress`, a call's progress."""
     data: dict[str, object] = {"task_id": task_id, "run_id": run_id, "attempt": attempt, "seq": seq}
     if progress:
         data["progress"] = True
@@ -115,7 +123,7 @@ def output_delta(
 
 
 def step_recorded(task_id: str, rows: bytes, *, at_ms: float) -> Envelope:
-    """`weft.step.recorded`: steps that were committed, as rows of the record; for tasks whose steps are wanted."""
+    """Return a `weft.step.recorded`: committed steps, as rows of the record, of a task that streams its steps."""
     return _fact(
         STEP_RECORDED, event_id(task_id, "steps"), {"task_id": task_id, "steps": msgspec.Raw(rows)}, at_ms, task_id
     )
@@ -132,7 +140,7 @@ def human_requested(
     deadline_ms: float | None = None,
     default: bytes | None = None,
 ) -> Envelope:
-    """`weft.human.requested`: a question that a `weft.task.signal` answers; `data` and `default` are JSON."""
+    """Return a `weft.human.requested`: a question that a `weft.task.signal` answers; `data`, `default` are JSON."""
     body: dict[str, object] = {
         "task_id": task_id,
         "request_id": request_id,
@@ -165,6 +173,224 @@ def _fact(
         runid=run_id,
         causationid=cause,
         traceparent=trace,
-        # The parts are JSON already or come from us: no second look at them.
+        # The parts are JSON already or come from Weft, so they need no check.
         data=msgspec.json.encode(data),
     )
+
+
+class StreamingMode(Enum):
+    """Which events of a task a reader gets. Every mode includes the final event and questions to humans."""
+
+    CORE = "core"
+    """Steps of agents, tools, tasks and groups, as they are committed."""
+    CHUNK = "chunk"
+    """Pieces of output as they come: text that agents emit, and the progress of calls."""
+    OUTPUT = "output"
+    """Output of agents (`ctx.emit`), without the progress of calls."""
+    CHUNK_OUTPUT = "chunk_output"
+    """All pieces of output."""
+    ALL = "all"
+    """Steps and all pieces of output."""
+
+    @property
+    def steps(self) -> bool:
+        """Whether the task has to stream its steps."""
+        return self in (StreamingMode.CORE, StreamingMode.ALL)
+
+    def shows(self, type: str, data: Mapping[str, Any]) -> bool:  # Any: JSON of the event
+        """Return whether the mode includes an event of the stream."""
+        if type == STEP_RECORDED:
+            return self.steps
+        if type == OUTPUT_DELTA:
+            return self is not StreamingMode.CORE and not (self is StreamingMode.OUTPUT and data.get("progress"))
+        return True
+
+
+def streaming_mode(field: str, value: object) -> StreamingMode:
+    """Return a mode by its value on the wire. Raises InvalidInput."""
+    try:
+        return StreamingMode(value)
+    except ValueError:
+        known = ", ".join(mode.value for mode in StreamingMode)
+        raise InvalidInput(field, f"{quoted(value)} is not a streaming mode; known are {known}") from None
+
+
+class TaskFailed(WeftError):
+    """The task failed or was cancelled; raised by `TaskResponse.value()`."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class TaskResponse:
+    """The outcome of a task. A runner may create one: `TaskResponse(task_id=…, content=…, status="success")`."""
+
+    task_id: str
+    status: str
+    """`completed`, `failed` or `cancelled`."""
+    output: Any  # Any: the agent's own result, from JSON
+    error: dict[str, str] | None
+    """`type` and `message`, if it did not complete."""
+    usage: dict[str, float]
+    """The usage of the whole task: names (`tokens`, `requests`, `cost`, …) to sums."""
+    steps: int
+    trajectory: str
+    models: dict[str, dict[str, float]]
+    """The usage by model, as far as it was reported with a model's name."""
+    time_cost: float
+    """Seconds from submit to end, measured by the client; 0: not measured."""
+
+    def __init__(
+        self,
+        task_id: str = "",
+        status: str = "",
+        output: Any = None,  # Any: see the field
+        error: dict[str, str] | None = None,
+        usage: dict[str, float] | None = None,
+        steps: int = 0,
+        trajectory: str = "",
+        models: dict[str, dict[str, float]] | None = None,
+        time_cost: float = 0.0,
+        *,
+        id: str = "",
+        content: Any = None,  # Any: as output
+        answer: Any = None,  # Any: as output
+        msg: str = "",
+        success: bool | None = None,
+    ) -> None:
+        """Accept the names of other runtimes too.
+
+        `id` stands for `task_id`, `content` and `answer` for `output`, `msg` for the error's message. `status` may also
+        be `success`, `finished`, `timeout` or `interrupted`. Without it, `success` or `error` determines the status.
+        """
+        if not status:
+            status = "completed" if success or (success is None and error is None and not msg) else "failed"
+        status = _STATUSES.get(status, status)
+        if status not in ENDED:
+            raise InvalidInput("status", f"{status!r} is not one of {', '.join((*ENDED, *_STATUSES))}")
+        given = next((value for value in (output, content, answer) if value is not None), None)
+        if status != "completed" and error is None:
+            kind = "Cancelled" if status == "cancelled" else "TaskFailed"
+            error = {"type": kind, "message": msg or (given if isinstance(given, str) else "")}
+        values = (task_id or id, status, given, error, usage or {}, steps, trajectory, models or {}, time_cost)
+        for name, value in zip(self.__slots__, values, strict=True):
+            object.__setattr__(self, name, value)
+
+    @property
+    def id(self) -> str:
+        """The task's id."""
+        return self.task_id
+
+    @property
+    def answer(self) -> Any:  # Any: as output
+        """The output."""
+        return self.output
+
+    @property
+    def content(self) -> Any:  # Any: as output
+        """The output."""
+        return self.output
+
+    @property
+    def success(self) -> bool:
+        """Whether it completed."""
+        return self.status == "completed"
+
+    @property
+    def msg(self) -> str:
+        """The error's message; empty if the task completed."""
+        return (self.error or {}).get("message", "")
+
+    def value(self) -> Any:  # Any: as output
+        """Return the output. Raises TaskFailed if the task did not complete."""
+        if self.status != "completed":
+            error = self.error or {}
+            raise TaskFailed(f"task {self.task_id} {self.status}: {error.get('type', '')}: {error.get('message', '')}")
+        return self.output
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """One event of a task's stream. Pass `entry_id` to `stream(after=…)` to continue behind it."""
+
+    entry_id: str
+    type: str
+    data: dict[str, Any]  # Any: JSON, as docs/wire.md describes it per type
+
+    @property
+    def text(self) -> str:
+        """The text of a delta, else empty."""
+        return cast(str, self.data.get("text", ""))
+
+    @property
+    def response(self) -> TaskResponse | None:
+        """The outcome of the task if this is its final event, else None."""
+        return _response(self.data) if self.type.removeprefix("weft.task.") in ENDED else None
+
+
+def response_of(final: bytes) -> TaskResponse:
+    """Return the data of a final event as a TaskResponse."""
+    return _response(msgspec.json.decode(final))
+
+
+def _response(data: dict[str, Any]) -> TaskResponse:  # Any: JSON
+    usage = dict(data.get("usage") or {})
+    models = usage.pop(USAGE_BY_MODEL, {})
+    return TaskResponse(
+        data["task_id"],
+        data["status"],
+        data.get("output"),
+        data.get("error"),
+        usage,
+        data.get("steps", 0),
+        data.get("trajectory", ""),
+        models,
+    )
+
+
+def stream_event(entry: bytes, fields: Sequence[bytes]) -> StreamEvent:
+    """Return an entry of a task's stream as a StreamEvent."""
+    named = dict(zip(fields[::2], fields[1::2], strict=True))
+    return StreamEvent(entry.decode(), named[b"type"].decode(), msgspec.json.decode(named[b"data"]))
+
+
+def describe_task(task: str, raw: dict[bytes, bytes]) -> dict[str, Any]:  # Any: JSON
+    """Return a task's hash on the broker as JSON for people."""
+    head = raw.get(b"h", b"").decode().split("\n") + [""] * 10
+    view: dict[str, Any] = {
+        "task_id": task,
+        "status": raw[b"status"].decode(),
+        "agent": head[1],
+        "created": int(head[4] or 0),
+        "steps": int(raw.get(b"steps", b"0")),
+    }
+    if head[2]:
+        view["key"] = head[2]
+    if head[9]:
+        view["session_id"] = head[9]
+    if b"us" in raw:
+        view["usage"] = msgspec.json.decode(raw[b"us"])
+    if b"lim" in raw:
+        view["limits"] = {f"max_{name}": limit for name, limit in msgspec.json.decode(raw[b"lim"]).items()}
+    if b"ended" in raw:
+        view["ended"] = int(raw[b"ended"])
+    if b"d" in raw:
+        view["input"] = msgspec.json.decode(raw[b"d"])
+    if b"out" in raw:
+        final = msgspec.json.decode(raw[b"out"])
+        view.update({name: final[name] for name in ("output", "error", "usage", "steps") if name in final})
+    if b"from" in raw:
+        view["forked_from"] = msgspec.json.decode(raw[b"from"])
+    waits = [
+        {"step": name[2:].decode(), "kind": STEP_KINDS.get(chr(value[8]), "?")}
+        for name, value in raw.items()
+        if name.startswith(b"m:")
+    ]
+    if waits:
+        view["waits_for"] = sorted(waits, key=lambda wait: wait["step"])
+    questions = [
+        msgspec.json.decode(value[13:])
+        for name, value in raw.items()
+        if name.startswith(b"q:") and b"m:" + name[2:] in raw
+    ]
+    if questions:
+        view["questions"] = questions
+    return view

@@ -1,4 +1,4 @@
-"""The default handlers. They work through the run's context only."""
+"""The default handlers, which work only through the run's context."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from runtime_core.errors import AgentError, InvalidInput, ToolError
 
 
 class DefaultAgentHandler(Handler):
-    """Asks the agent `receiver` with the payload as its input; a run of its own, on any process that has it."""
+    """Calls the agent `receiver` with the payload as its input, in a child run, on any process that has the agent."""
 
     async def handle(self, message: Message) -> AsyncIterator[Message]:
         result = await self.ask(message)
@@ -33,7 +33,7 @@ class DefaultAgentHandler(Handler):
             yield following
 
     async def ask(self, message: Message) -> object:
-        """The agent's answer. Raises AgentError, or UnknownReceiver where no app has such an agent."""
+        """Call the agent and return its answer. Raises AgentError, or UnknownReceiver if no app has this agent."""
         if not message.receiver:
             raise UnknownReceiver("receiver", "is empty in a message of category agent: name the agent")
         try:
@@ -51,8 +51,8 @@ _COMPLETE = (TopicType.BACKGROUND_TASK_COMPLETE, TopicType.BACKGROUND_TOOL_COMPL
 
 
 class DefaultBackgroundTaskHandler(Handler):
-    """Starts the agent `receiver` as a durable task of its own. With a topic that says it is complete, the payload
-    goes to the agent `receiver` as its next input.
+    """Starts the agent `receiver` as a separate durable task. If the topic says that such a task is complete, the
+    payload becomes the input of the agent `receiver`.
     """
 
     async def handle(self, message: Message) -> AsyncIterator[Message]:
@@ -74,8 +74,8 @@ class DefaultBackgroundTaskHandler(Handler):
 
 
 class DefaultContextHandler(Handler):
-    """Puts the members of the payload into `events.context`, for this run's handlers, and into `ctx.context`, for the
-    agents that are asked from here on. Of two messages the later one wins.
+    """Adds the members of the payload to `events.context`, for this run's handlers, and to `ctx.context`, for the
+    agents that are called later. A later message overrides an earlier one.
     """
 
     async def handle(self, message: Message) -> AsyncIterator[Message]:
@@ -92,7 +92,7 @@ _TERMS = ("prompt", "data", "timeout", "default")
 
 
 class DefaultHumanHandler(Handler):
-    """Asks with `ctx.human`, which holds no process while it waits; the answer goes to who asked.
+    """Asks a human with `ctx.human`, which needs no process while it waits. The answer goes to the asking agent.
 
     The payload is the prompt, or `{"prompt", "data", "timeout" (seconds), "default"}`.
     """
@@ -103,7 +103,7 @@ class DefaultHumanHandler(Handler):
             yield following
 
     async def ask(self, message: Message) -> object:
-        """The human's answer, or the default. Raises HumanTimeout."""
+        """Return the human's answer, or the default. Raises HumanTimeout."""
         terms = question_of(message)
         prompt = terms.pop("prompt")
         answer: object = await self.ctx.human(str(prompt), **terms)
@@ -111,7 +111,7 @@ class DefaultHumanHandler(Handler):
 
 
 def question_of(message: Message) -> dict[str, Any]:  # Any: what ctx.human takes
-    """The terms of a question. Raises InvalidInput, field `message.payload`."""
+    """Return the arguments of `ctx.human`. Raises InvalidInput (`message.payload`)."""
     payload = message.payload
     if isinstance(payload, str):
         return {"prompt": payload}
@@ -124,11 +124,11 @@ def question_of(message: Message) -> dict[str, Any]:  # Any: what ctx.human take
 
 
 MEMORY = "memory"
-"""Where the memory is in the state of the run's instance: `{agent: [item, …]}`."""
+"""The key of the memory in the state of the run's instance: `{agent: [item, …]}`."""
 
 
 class DefaultMemoryHandler(Handler):
-    """Appends an item to the memory of an agent, in `ctx.state["memory"]`: durable where the run's agent has a key.
+    """Appends an item to an agent's memory, in `ctx.state["memory"]`, which is durable if the run's agent has a key.
 
     An item is `{"type", "content", "message_id"}`.
     """
@@ -153,8 +153,8 @@ class DefaultOutputHandler(Handler):
 
 
 class DefaultTaskHandler(Handler):
-    """By topic: finished, error, cancel and interrupt end the task; output goes to the client's stream; start and
-    rerun emit the messages of the payload; human_confirm asks a human. Tools and agents need no subscription.
+    """Acts by topic: finished, error, cancel and interrupt end the task; output goes to the client's stream; start
+    and rerun emit the messages in the payload; human_confirm asks a human. Tools and agents need no subscription.
     """
 
     async def handle(self, message: Message) -> AsyncIterator[Message]:
@@ -175,10 +175,10 @@ class DefaultTaskHandler(Handler):
             case TopicType.HUMAN_CONFIRM:
                 yield HumanMessage(payload=message.payload, sender=message.sender, caller=message.caller)
             case TopicType.SUBSCRIBE_TOOL | TopicType.SUBSCRIBE_AGENT:
-                pass  # whatever any app has declared is found by its name
+                pass  # declared agents and tools of all apps are found by name
             case topic:
                 raise UnknownReceiver(
-                    "topic", f"the task's handler knows no topic {quoted(topic)}: register a function for it"
+                    "topic", f"is {quoted(topic)}, which the task's handler does not know: register a function for it"
                 )
 
     def end(self, message: Message, status: str) -> None:
@@ -189,15 +189,15 @@ class DefaultTaskHandler(Handler):
 
 
 def messages_in(message: Message) -> list[Message]:
-    """The messages in a payload: one, or a list. Raises InvalidInput for anything else; none is none."""
+    """Return the messages in a payload: one, a list, or none. Raises InvalidInput for anything else."""
     parts = message.payload if isinstance(message.payload, list) else [message.payload]
     if parts == [None]:
         return []
     found = []
     for part in parts:
         if not Message.is_message(part):
-            raise InvalidInput("message.payload", f"{quoted(part)} is not a message: give its `to_dict()`")
-        # As a new message: it gets an id of its own.
+            raise InvalidInput("message.payload", f"{quoted(part)} is not a message: send its `to_dict()`")
+        # A new message with its own id.
         found.append(Message.from_dict({name: value for name, value in part.items() if name not in _OF_EMISSION}))
     return found
 
@@ -214,10 +214,10 @@ def _error_of(message: Message, status: str) -> dict[str, str]:
 
 
 class DefaultToolHandler(Handler):
-    """Calls the tool `receiver` with the payload (an object) as arguments, or at once all tools that the payload lists.
+    """Calls the tool `receiver` with the payload (an object) as arguments, or all listed tools concurrently.
 
-    A call in a list is `{"tool": name, "arguments": {…}}`; AWorld's `tool_name` and `params` are understood too. Where
-    a callback is registered for the tool (category `tool_callback`, topic: the tool), it sees the result first.
+    A call in a list is `{"tool": name, "arguments": {…}}`; AWorld's `tool_name` and `params` also work. A callback for
+    the tool (category `tool_callback`, topic: the tool) gets the result first.
     """
 
     async def handle(self, message: Message) -> AsyncIterator[Message]:
@@ -242,7 +242,7 @@ class DefaultToolHandler(Handler):
             yield following
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> object:  # Any: the tool's own JSON
-        """What the tool returns. Raises ToolError, or UnknownReceiver where no app has such a tool."""
+        """Call the tool and return its result. Raises ToolError, or UnknownReceiver if no app has this tool."""
         try:
             result: object = await self.ctx.tool(tool, **arguments)
         except ToolError as error:
@@ -253,11 +253,11 @@ class DefaultToolHandler(Handler):
 
 
 def calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:  # Any: the tools' own JSON
-    """The calls that a message asks for. Raises InvalidInput, field `message.payload`, or UnknownReceiver."""
+    """Return the calls that a message requests. Raises InvalidInput (`message.payload`) or UnknownReceiver."""
     if not isinstance(message.payload, list):
         return [_call(message.receiver, message.payload or {})]
     if not message.payload:
-        raise InvalidInput("message.payload", "lists no tool to call")
+        raise InvalidInput("message.payload", "is an empty list: list at least one call")
     calls = []
     for at, call in enumerate(message.payload):
         if not isinstance(call, Mapping):
@@ -276,10 +276,10 @@ def _call(name: object, arguments: object) -> tuple[str, dict[str, Any]]:  # Any
 
 
 class DefaultGroupHandler(Handler):
-    """Asks all members at once and hands on their results together, in the order of the payload.
+    """Calls all members concurrently and passes on their results together, in the order of the payload.
 
-    Members are messages of the categories agent and tool. Where one fails, all others are waited for; then the first
-    failure in order ends the task. With topic `group_results` the payload goes to the receiver as it is.
+    Members are messages of the categories agent and tool. If one fails, the handler waits for the others; then the
+    first failure in order ends the task. With topic `group_results` the payload goes to the receiver unchanged.
     """
 
     async def handle(self, message: Message) -> AsyncIterator[Message]:
@@ -291,7 +291,7 @@ class DefaultGroupHandler(Handler):
             return
         members = messages_in(message)
         if not members:
-            raise InvalidInput("message.payload", "a group has no members: give messages to agents and tools")
+            raise InvalidInput("message.payload", "a group has no members: list messages to agents and tools")
         results = await self.ctx.gather(*(self.member(member) for member in members))
         yield GroupMessage(
             payload=results,
@@ -302,7 +302,7 @@ class DefaultGroupHandler(Handler):
         )
 
     async def member(self, member: Message) -> object:
-        """One member's result. Raises InvalidInput for a category that gives none."""
+        """Return one member's result. Raises InvalidInput for a category without results."""
         if member.category == Constants.AGENT:
             agents = self.events.handler(Constants.AGENT)
             if isinstance(agents, DefaultAgentHandler):
@@ -314,14 +314,15 @@ class DefaultGroupHandler(Handler):
                 tools = DefaultToolHandler(self.events)
             tool, arguments = calls_of(member)[0]
             return await tools.call(tool, arguments)
-        raise InvalidInput("message.payload", f"a {member.category} gives no result: members are agents and tools")
+        raise InvalidInput(
+            "message.payload", f"a {member.category} message has no result: members are agents and tools"
+        )
 
 
 class ToolCallbackHandler(Handler):
-    """Gives a tool's result to the functions that are registered for it, and hands it on.
+    """Passes a tool's result to its registered callbacks, and then on.
 
-    The payload is `{"arguments", "result"}`. A callback that returns something puts it in the result's place; None
-    leaves the result as it was.
+    The payload is `{"arguments", "result"}`. A value that a callback returns replaces the result; None keeps it.
     """
 
     async def handle(self, message: Message) -> AsyncIterator[Message]:

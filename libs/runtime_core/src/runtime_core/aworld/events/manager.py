@@ -1,4 +1,4 @@
-"""The event loop of a durable run: which handler takes which message, round by round, until one ends the task."""
+"""The event loop of a durable run: dispatches messages to handlers, round by round, until one ends the task."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ from runtime_core.aworld.events.message import (
     message_id,
 )
 from runtime_core.codec import quoted
+from runtime_core.consumer.failure import error_text
 from runtime_core.errors import ConfigurationError, InvalidInput, LimitExceeded, Outcome
 from runtime_core.record.step import place
-from runtime_core.runs.failure import clean
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext
 
 
 NOTHING: tuple[Message, ...] = ()
-"""What a handler yields from that has nothing to say: without a `yield` it would be no async generator."""
+"""For handlers that yield nothing: without a `yield`, `handle` would not be an async generator."""
 
 
 class Handler(ABC):
-    """Takes the messages of a category. One instance serves one run; messages of equal priority come at once.
+    """Handles the messages of a category. Each run has its own instance; messages of equal priority run concurrently.
 
-    `handle` is an async generator: what it yields is emitted at once, in order. It works through `self.ctx` only, so
-    that a replay gives the same. What it raises ends the task with that error, but for Retry (another attempt of the
-    run). A subclass goes on with its base by `async for message in super().handle(message): yield message`.
+    `handle` is an async generator: Weft emits each message that it yields immediately, in order. It must work only
+    through `self.ctx`, so that a replay does the same. An exception ends the task with that error, except for Retry,
+    which retries the run. To extend a handler, subclass it: `async for following in super().handle(message): yield
+    following`.
     """
 
     def __init__(self, events: EventManager) -> None:
@@ -56,12 +57,12 @@ class Handler(ABC):
 
     @abstractmethod
     def handle(self, message: Message) -> AsyncIterator[Message]:
-        """What follows from a message."""
+        """Yield the messages that follow from this one."""
 
     def answers(self, message: Message, result: object, *, sender: str, topic: str) -> list[Message]:
-        """What follows from a result: it goes to who waits for it, and without such a one it ends the task.
+        """Return the messages that follow from a result. It goes to the waiting agent, or else ends the task.
 
-        A result that is a message itself, or a list of them (see `Message.is_message`), says what comes next.
+        A result that is itself a message or a list of messages (see `Message.is_message`) is emitted instead.
         """
         if Message.is_message(result):
             assert isinstance(result, dict)  # is_message says so
@@ -97,11 +98,11 @@ DEFAULTS: Mapping[str, str] = {
     Constants.CONTEXT: "DefaultContextHandler",
     Constants.BACKGROUND_TASK: "DefaultBackgroundTaskHandler",
 }
-"""Category → class in `runtime_core.aworld.events.handlers`, which is loaded when a run needs it."""
+"""Category → class in `runtime_core.aworld.events.handlers`, imported on first use."""
 
 
 class HandlerTable(MutableMapping[str, HandlerClass]):
-    """Category → handler class: the defaults, and over them what the app and the task say."""
+    """Category → handler class: the defaults, overridden by the app and then by the task."""
 
     def __init__(self, changes: Mapping[str, HandlerClass] | None = None) -> None:
         self._changes: dict[str, HandlerClass] = {}
@@ -110,9 +111,9 @@ class HandlerTable(MutableMapping[str, HandlerClass]):
 
     @classmethod
     def of(cls, ctx: AgentContext, chosen: Mapping[str, str] | None = None) -> HandlerTable:
-        """The table of a run: the app's `handlers`, and what the task's `conf.handlers` chooses among them by name.
+        """Return the table of a run: the app's `handlers`, and the choices of the task's `conf.handlers`.
 
-        `chosen` maps a category to a name in `app.handlers`. Raises InvalidInput for a name that is not there.
+        `chosen` maps a category to a name in `app.handlers`. Raises InvalidInput for an unknown name.
         """
         known = ctx.handlers
         table = cls({name: handler for name, handler in known.items() if name in DEFAULTS})
@@ -121,10 +122,10 @@ class HandlerTable(MutableMapping[str, HandlerClass]):
             if handler is None:
                 names = ", ".join(known) or "none"
                 raise InvalidInput(
-                    f"conf.handlers.{category}", f"{quoted(name)} is no handler of this app; app.handlers has {names}"
+                    f"conf.handlers.{category}", f"this app has no handler {quoted(name)}; app.handlers has {names}"
                 )
             table[category] = handler
-        # Categories of the user's own, where no name was chosen for them.
+        # The user's own categories, unless the task chose a handler for them.
         for name, handler in known.items():
             table._changes.setdefault(name, handler)
         return table
@@ -138,11 +139,11 @@ class HandlerTable(MutableMapping[str, HandlerClass]):
 
     def __setitem__(self, category: str, handler: HandlerClass) -> None:
         if not (isinstance(handler, type) and issubclass(handler, Handler)):
-            raise ConfigurationError(f"handlers[{category!r}] = {handler!r}: give a subclass of events.Handler")
+            raise ConfigurationError(f"handlers[{category!r}] = {handler!r}: assign a subclass of weft.aworld.Handler")
         self._changes[category] = handler
 
     def __delitem__(self, category: str) -> None:
-        """Back to the default."""
+        """Restore the default."""
         del self._changes[category]
 
     def __iter__(self) -> Iterator[str]:
@@ -156,27 +157,27 @@ class HandlerTable(MutableMapping[str, HandlerClass]):
 
 
 Subscriber: TypeAlias = Callable[[Message], Any]
-"""Takes a message; gives None, a message, several, or an awaitable or async iterator of them. (Any: one of these.)"""
+"""Takes a message. Returns None, one or several messages, or an awaitable or async iterator of them. (Any: these.)"""
 Transformer: TypeAlias = Callable[[Message], Message | Awaitable[Message]]
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode  # Any: JSON
 
 ANY = ""
-"""The topic of subscribers that take a category's messages of all topics."""
+"""The topic of subscribers to all topics of a category."""
 
 
 class EventManager(MessageQuestions):
-    """Dispatches the messages of one run, first in, first out among those of equal priority.
+    """Dispatches the messages of one run by priority; messages of equal priority are first in, first out.
 
-    It lives in the run: a replay emits the same messages in the same order. Each is a row of kind `message` in the
-    task's trajectory, where `EventManager.of(store)` finds it later.
+    It is part of the run: a replay emits the same messages in the same order. Each message is a row of kind `message`
+    in the task's trajectory; `EventManager.of(Recorded(store))` reads them later.
     """
 
     def __init__(self, ctx: AgentContext, table: HandlerTable | None = None) -> None:
         self.ctx = ctx
         self.table = HandlerTable.of(ctx) if table is None else table
         self.context: dict[str, Any] = {}
-        """What handlers share in this run. (Any: JSON.)"""
+        """Values that the handlers of this run share. (Any: JSON.)"""
         self.outcome: EventOutcome | None = None
         """Set by the handler that ends the run."""
         self._waiting: list[tuple[int, str, Message]] = []
@@ -189,17 +190,17 @@ class EventManager(MessageQuestions):
 
     @staticmethod
     def of(recorded: Recorded) -> EventHistory:
-        """The messages of tasks that were recorded, with the same questions: `messages_by_…`."""
+        """Return the recorded messages of tasks, with the same `messages_by_…` queries."""
         return EventHistory(recorded)
 
     # ---- emitting ----------------------------------------------------------------------------------------
 
     async def emit_message(self, message: Message) -> Message:
-        """Keep a message and put it in the line; returns it with its id. Raises InvalidInput for what is not JSON."""
+        """Record a message and queue it. Return it with its id. Raises InvalidInput for a payload that is not JSON."""
         if not isinstance(message, Message):
             raise InvalidInput("message", f"{quoted(message)} is not a Message")
         ctx = self.ctx
-        if message.task_id:  # emitted before, and changed or not: this is another message
+        if message.task_id:  # emitted before: now it becomes a new message
             message = message.replace(id="", timestamp=0.0)
         message = message._checked().replace(
             task_id=ctx.task_id,
@@ -211,10 +212,10 @@ class EventManager(MessageQuestions):
         except InvalidInput as error:
             raise InvalidInput("message.payload", error.message) from None
         await note
-        # Read back: what handlers get is what the record holds, and nobody else's object.
+        # Decode the recorded bytes: handlers get what the record holds, and share no object with the sender.
         message = Message.from_dict(_decode(note.data))
         message = message.replace(id=message.id or message_id(ctx.task_id, ctx.run_id, note.id))
-        # The place in the program, which is the order of emission also among handlers that run at once.
+        # The step's place in the program: the order of emission, also among concurrent handlers.
         where = place("", note.id)
         self._kept.append((where, message))
         heapq.heappush(self._waiting, (message.priority, where, message))
@@ -229,7 +230,7 @@ class EventManager(MessageQuestions):
         session_id: str = "",
         event_type: str = Constants.TASK,
     ) -> Message:
-        """Emit a message of these parts."""
+        """Emit a message with these fields."""
         return await self.emit_message(
             Message.from_dict(
                 {
@@ -243,7 +244,7 @@ class EventManager(MessageQuestions):
             )
         )
 
-    # ---- who takes what ----------------------------------------------------------------------------------
+    # ---- subscribers ------------------------------------------------------------------------------------
 
     async def register(
         self,
@@ -254,13 +255,13 @@ class EventManager(MessageQuestions):
         transformer: bool = False,
         order: int = 0,
     ) -> None:
-        """Let a function take the messages of a category, in place of its handler; a lower `order` goes first.
+        """Register a function for the messages of a category, instead of its handler. A lower `order` runs first.
 
-        `topic` is a message's topic or its receiver; empty: all of the category. With `transformer` the function
-        gives the message that goes on in the place of the one it was given.
+        `topic` matches a message's topic or receiver; an empty one matches all messages of the category. A
+        `transformer` returns the message that replaces the given one.
         """
         if not callable(handler):
-            raise InvalidInput("handler", f"{handler!r} cannot be called; give a function of a message")
+            raise InvalidInput("handler", f"{handler!r} is not callable: pass a function that takes a message")
         self._add(event_type, topic, handler, transformer, order)
 
     def _add(
@@ -274,7 +275,7 @@ class EventManager(MessageQuestions):
     async def unregister(
         self, event_type: str, topic: str, handler: Subscriber | Transformer, *, transformer: bool = False
     ) -> None:
-        """Take back a registration. Raises InvalidInput where there is none."""
+        """Remove a registration. Raises InvalidInput if there is none."""
         table = self._table(transformer)
         taken = table.get((event_type, topic), [])
         kept = [each for each in taken if each[1] != handler]
@@ -283,7 +284,7 @@ class EventManager(MessageQuestions):
         taken[:] = kept
 
     def subscribers(self, event_type: str, *topics: str) -> list[Subscriber]:
-        """Who takes messages of a category with one of these topics: those of the first topic that has any."""
+        """Return the subscribers of the first of these topics that has any, or else of the whole category."""
         for topic in (*(topic for topic in topics if topic), ANY):
             if taken := self._subscribers.get((event_type, topic)):
                 return [subscriber for _, subscriber in taken]
@@ -295,9 +296,9 @@ class EventManager(MessageQuestions):
     # ---- dispatching -------------------------------------------------------------------------------------
 
     def take(self, limit: int) -> list[Message]:
-        """The next messages that may be handled at once: those of the highest priority that waits, in order.
+        """Remove and return the next messages that may run concurrently: those of the highest priority, in order.
 
-        A message about the task itself is handled alone, after what was emitted before it.
+        A message of category `task` runs alone, after all messages that were emitted before it.
         """
         batch: list[Message] = []
         while self._waiting and len(batch) < limit:
@@ -312,16 +313,18 @@ class EventManager(MessageQuestions):
 
     @property
     def waiting(self) -> list[Message]:
-        """What is not handled yet, in the order in which it will be."""
+        """The messages that are not handled yet, in the order of handling."""
         return [message for _, _, message in sorted(self._waiting, key=lambda each: each[:2])]
 
     async def dispatch(self, message: Message) -> None:
-        """Hand a message to who takes it, and emit what follows. Raises UnknownReceiver where nobody does."""
+        """Pass a message to its subscribers or handler, and emit what follows. Raises UnknownReceiver."""
         for transform in self._transformers_of(message):
             changed = transform(message)
             given: object = await changed if inspect.isawaitable(changed) else changed
             if not isinstance(given, Message):
-                raise InvalidInput("message", f"a transformer gave {quoted(given)}: give the Message that goes on")
+                raise InvalidInput(
+                    "message", f"a transformer returned {quoted(given)}: return the Message that replaces the given one"
+                )
             message = given
         if message.category != Constants.TOOL_CALLBACK and (
             subscribers := self.subscribers(message.category, message.topic, message.receiver)
@@ -333,14 +336,14 @@ class EventManager(MessageQuestions):
         if message.category not in self.table:
             raise UnknownReceiver(
                 "category",
-                f"nobody takes {quoted(message.category)} (receiver {quoted(message.receiver)}, topic "
-                f"{quoted(message.topic)}): register a function for it, or give the app a handler",
+                f"nothing handles {quoted(message.category)} (receiver {quoted(message.receiver)}, topic "
+                f"{quoted(message.topic)}): register a function for it, or add a handler to the app",
             )
         async for following in self.handler(message.category).handle(message):
             await self.emit_message(following)
 
     def handler(self, category: str) -> Handler:
-        """This run's handler of a category."""
+        """Return this run's handler of a category."""
         handler = self._handlers.get(category)
         if handler is None:
             handler = self._handlers[category] = self.table[category](self)
@@ -352,11 +355,11 @@ class EventManager(MessageQuestions):
             found += self._transformers.get((message.category, topic), [])
         return [transformer for _, transformer in sorted(found, key=lambda each: each[0])]
 
-    # ---- what was emitted --------------------------------------------------------------------------------
+    # ---- emitted messages --------------------------------------------------------------------------------
 
     @property
     def messages(self) -> list[Message]:
-        """All messages of this run so far, in the order of emission."""
+        """All messages that this run has emitted, in order."""
         return [message for _, message in sorted(self._kept, key=lambda each: each[0])]
 
     async def _all(self, task_id: str = "") -> AsyncIterator[Message]:
@@ -366,7 +369,7 @@ class EventManager(MessageQuestions):
 
 
 async def _messages(given: object) -> AsyncIterator[Message]:
-    """What a subscriber gave, as messages. Raises InvalidInput for anything else."""
+    """Yield the messages that a subscriber returned. Raises InvalidInput for anything else."""
     if inspect.isawaitable(given):
         given = await given
     if given is None:
@@ -380,11 +383,11 @@ async def _messages(given: object) -> AsyncIterator[Message]:
         for message in given:
             yield message
     else:
-        raise InvalidInput("message", f"a subscriber gave {quoted(given)}: give a Message, several, or None")
+        raise InvalidInput("message", f"a subscriber returned {quoted(given)}: return a Message, several, or None")
 
 
 MAX_STEPS = 100
-"""How many messages a run handles where nothing else is said."""
+"""How many messages a run handles by default."""
 
 
 async def run_events(
@@ -395,12 +398,12 @@ async def run_events(
     manager: EventManager | None = None,
     max_steps: int = MAX_STEPS,
 ) -> EventOutcome:
-    """Emit the first messages and handle what follows, until a message ends the task.
+    """Emit the first messages and handle all that follow, until a message ends the task.
 
-    In each round the messages of the highest priority are handled at once, through `ctx.gather`; the next round
-    begins when all are done. What a handler raises (but for Retry and Reject, which are about this attempt) becomes
-    a message with topic `TopicType.ERROR`, which ends the task with that error. So do more than `max_steps` messages,
-    and a round after which no message is left. `table` is for a manager that is made here.
+    Each round handles the messages of the highest priority concurrently, through `ctx.gather`, and the next round
+    starts when all are done. An exception of a handler becomes a message with topic `TopicType.ERROR`, which ends the
+    task with that error; only Retry and Reject, which concern this attempt, propagate. More than `max_steps` messages,
+    or none left, also end the task with an error. `table` is used only if there is no `manager`.
     """
     return await EventLoop(manager or EventManager(ctx, table), max_steps=max_steps).run(first_messages)
 
@@ -410,7 +413,7 @@ class EventLoop:
 
     def __init__(self, manager: EventManager, *, max_steps: int = MAX_STEPS) -> None:
         if max_steps < 1:
-            raise InvalidInput("max_steps", f"{max_steps} is below 1: not even one message would be handled")
+            raise InvalidInput("max_steps", f"{max_steps} is not a whole number of at least 1")
         self.manager = manager
         self.max_steps = max_steps
         self.handled = 0
@@ -426,15 +429,13 @@ class EventLoop:
                 self.handled += len(batch)
                 await self._round(batch)
             elif manager.waiting:
-                await self._end_by(
-                    LimitExceeded(f"the task would handle more than max_steps={self.max_steps} messages")
-                )
+                await self._end_by(LimitExceeded(f"the task needs more than max_steps={self.max_steps} messages"))
             else:
                 await self._end_by(
                     HandlerError(
                         "NoMessageLeft",
-                        "no message is left and none has ended the task: let a handler yield a TaskMessage with "
-                        "topic TopicType.FINISHED",
+                        "no message is left and none ended the task: let a handler yield a TaskMessage with topic "
+                        "TopicType.FINISHED",
                     )
                 )
         outcome = manager.outcome
@@ -453,7 +454,7 @@ class EventLoop:
             failures = [await self._handle(batch[0])]
         else:
             failures = await self.manager.ctx.gather(*(self._handle(message) for message in batch))
-        # The first in order, not in time: a replay must choose the same.
+        # Choose the first in order, not in time, so that a replay chooses the same.
         for message, failure in zip(batch, failures, strict=True):
             if failure is not None and self.manager.outcome is None:
                 await self._fail(message, failure)
@@ -469,16 +470,16 @@ class EventLoop:
         return None
 
     async def _fail(self, message: Message, failure: Exception) -> None:
-        """Let the task's handler end the task with this error; it may also go on, by other messages."""
+        """Pass the error to the task's handler. It ends the task, or continues with other messages."""
         if message.topic == TopicType.ERROR:
             self._outcome(message, failure)
             return
         await self.manager.emit_message(_error_message(message, failure))
-        told = self.manager.take(1)[0]
-        if (again := await self._handle(told)) is not None:
-            self._outcome(told, again)
+        emitted = self.manager.take(1)[0]
+        if (again := await self._handle(emitted)) is not None:
+            self._outcome(emitted, again)
         elif self.manager.outcome is not None and self.manager.outcome.status == "failed":
-            self._outcome(told, failure)
+            self._outcome(emitted, failure)
 
     async def _end_by(self, failure: Exception) -> None:
         message = await self.manager.emit_message(_error_message(None, failure))
@@ -487,7 +488,7 @@ class EventLoop:
 
     def _outcome(self, message: Message, failure: Exception) -> None:
         self.manager.outcome = EventOutcome(
-            status="failed", error=_told(failure), message=message, answer=None, cause=failure
+            status="failed", error=_error_of(failure), message=message, answer=None, cause=failure
         )
 
 
@@ -496,13 +497,13 @@ def _error_message(message: Message | None, failure: Exception) -> TaskMessage:
     return TaskMessage(
         topic=TopicType.ERROR,
         priority=Priority.ERROR,
-        payload=_told(failure),
+        payload=_error_of(failure),
         sender="" if message is None else (message.receiver or message.category),
         headers=cause,
     )
 
 
-def _told(failure: Exception) -> dict[str, str]:
+def _error_of(failure: Exception) -> dict[str, str]:
     kind = getattr(failure, "type", "") or type(failure).__name__
     text = getattr(failure, "message", "") or str(failure)
-    return {"type": str(kind), "message": clean(str(text))}
+    return {"type": str(kind), "message": error_text(str(text))}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Constants:
-    """Categories: which handler takes a message. Any other text is a category of the user's own."""
+    """Categories, which select the handler of a message. Any other text is a category of your own."""
 
     AGENT = "agent"
     TOOL = "tool"
@@ -41,7 +41,7 @@ class Constants:
 
 
 class TopicType:
-    """Topics: what a message wants of its handler. Any other text is a topic of the user's own."""
+    """Topics, which tell the handler what to do. Any other text is a topic of your own."""
 
     START = "__start"
     FINISHED = "__finished"
@@ -65,7 +65,7 @@ class TopicType:
 
 
 class Priority:
-    """Lower numbers go first; among equal ones, the order of emission."""
+    """Lower numbers are handled first; equal ones in the order of emission."""
 
     ERROR = -10
     CANCEL = -5
@@ -76,10 +76,10 @@ class Priority:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message. It gets `id`, `task_id`, `session_id` and `timestamp` when it is emitted.
+    """One message. `id`, `task_id`, `session_id` and `timestamp` are set when it is emitted.
 
-    `category` says which handler takes it, `topic` what is wanted, `receiver` who it is for, `sender` who it is from,
-    and `caller` who waits for what comes of it. `id` is `<task>/<run>/<step>`: the same at each replay of the run.
+    `category` selects the handler, and `topic` tells it what to do. `caller` is the agent that waits for the result.
+    `id` is `<task>/<run>/<step>`, the same at each replay of the run.
     """
 
     category: str = Constants.TASK
@@ -89,44 +89,44 @@ class Message:
     caller: str = ""
     topic: str = ""
     priority: int = Priority.NORMAL
-    """Lower numbers go first."""
+    """Lower numbers are handled first."""
     headers: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON
     session_id: str = ""
     task_id: str = ""
     id: str = ""
     timestamp: float = 0.0
-    """Epoch seconds: the time that the run had seen when it emitted the message."""
+    """Epoch seconds: the run's own time when it emitted the message."""
 
     def to_dict(self) -> dict[str, Any]:  # Any: JSON
-        """All that is not at its default, and the category."""
-        told: dict[str, Any] = {"category": self.category}
+        """Return the category, the payload and all fields that are set."""
+        written: dict[str, Any] = {"category": self.category}
         for part in dataclasses.fields(self):
             value = getattr(self, part.name)
             if value or part.name == "payload":
-                told[part.name] = value
-        return told
+                written[part.name] = value
+        return written
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Message:  # Any: JSON
-        """The message that `to_dict` has told, of the class of its category. Raises InvalidInput, field `message`."""
+        """Return the message that `to_dict` wrote, in the class of its category. Raises InvalidInput (`message…`)."""
         kind = _class_of(data)
         known = {part.name for part in dataclasses.fields(kind)}
         unknown = sorted(set(data) - known)
         if unknown:
             raise InvalidInput(
-                f"message.{unknown[0]}", f"is no field of a {kind.__name__}; known are {', '.join(sorted(known))}"
+                f"message.{unknown[0]}", f"is not a field of {kind.__name__}; known are {', '.join(sorted(known))}"
             )
         return kind(**data)._checked()
 
     @staticmethod
     def is_message(value: object) -> bool:
-        """Whether JSON is a message: an object with `category` and only fields of messages."""
+        """Whether JSON is a message: an object with `category`, `payload` and only fields of messages."""
         if not isinstance(value, Mapping) or not isinstance(value.get("category"), str) or "payload" not in value:
             return False
         return set(value) <= {part.name for part in dataclasses.fields(_class_of(value))}
 
     def replace(self, **changes: Any) -> Self:  # Any: values of fields
-        """A copy with other fields."""
+        """Return a copy with changed fields."""
         return dataclasses.replace(self, **changes)
 
     def _checked(self) -> Self:
@@ -134,7 +134,7 @@ class Message:
             if not isinstance(getattr(self, name), str):
                 raise InvalidInput(f"message.{name}", f"{quoted(getattr(self, name))} is not text")
         if not self.category:
-            raise InvalidInput("message.category", "is empty; give one of Constants, or a text of your own")
+            raise InvalidInput("message.category", "is empty: use one of Constants, or a text of your own")
         if not isinstance(self.priority, int):
             raise InvalidInput("message.priority", f"{quoted(self.priority)} is not a whole number")
         if not isinstance(self.headers, Mapping):
@@ -144,28 +144,28 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentMessage(Message):
-    """Asks the agent `receiver`; `headers["key"]` names its instance."""
+    """Calls the agent `receiver`; `headers["key"]` names its instance."""
 
     category: str = Constants.AGENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolMessage(Message):
-    """Calls the tool `receiver` with the payload as arguments, or several tools: a list of `{"tool", "arguments"}`."""
+    """Calls the tool `receiver` with the payload as arguments, or a list of `{"tool", "arguments"}`."""
 
     category: str = Constants.TOOL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskMessage(Message):
-    """Tells the task itself, as `topic` says: that it is finished, failed, cancelled, has an output."""
+    """A message about the task itself. `topic` says what: it is finished, failed, cancelled, or has an output."""
 
     category: str = Constants.TASK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelMessage(TaskMessage):
-    """Ends the task as cancelled, before what else waits; the payload is the reason."""
+    """Cancels the task ahead of other waiting messages; the payload is the reason."""
 
     topic: str = TopicType.CANCEL
     priority: int = Priority.CANCEL
@@ -173,7 +173,7 @@ class CancelMessage(TaskMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMessage(Message):
-    """Several agents and tools at once: the payload is a list of messages, the results go on together, in order."""
+    """Calls several agents and tools concurrently: a list of messages. The results arrive together, in order."""
 
     category: str = Constants.GROUP
     topic: str = TopicType.GROUP_ACTIONS
@@ -196,12 +196,12 @@ class MemoryEventMessage(Message):
     priority: int = Priority.MEMORY
     agent: str = ""
     memory_event_type: str = "message"
-    """What kind of memory it is, such as `system`, `human`, `ai`, `tool` or `summary`."""
+    """The kind of memory, such as `system`, `human`, `ai`, `tool` or `summary`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextMessage(Message):
-    """Puts the members of the payload (an object) into the context that the run's handlers share."""
+    """Adds the members of the payload (an object) to the context that the run's handlers share."""
 
     category: str = Constants.CONTEXT
 
@@ -215,7 +215,7 @@ class ChunkMessage(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackgroundTaskMessage(Message):
-    """Starts the agent `receiver` beside the task, or brings what such a task gave (topic: it is complete)."""
+    """Starts the agent `receiver` in the background, or carries the result of such a task (topic: complete)."""
 
     category: str = Constants.BACKGROUND_TASK
     background_task_id: str = ""
@@ -242,67 +242,67 @@ def _class_of(data: Mapping[str, Any]) -> type[Message]:  # Any: JSON
 
 
 class MessageQuestions(ABC):
-    """Finds messages, in the order of their emission; of several tasks, those of each in order."""
+    """Queries for messages, in the order of their emission within each task."""
 
     @abstractmethod
     def _all(self, task_id: str = "") -> AsyncIterator[Message]:
-        """All messages, or those of one task."""
+        """Yield all messages, or those of one task."""
 
     async def messages_by_task_id(self, task_id: str) -> list[Message]:
-        """What a task has emitted."""
+        """Return the messages of a task."""
         return [message async for message in self._all(task_id)] if task_id else []
 
     async def messages_by_key(self, key: str) -> list[Message]:
-        """The same: a message's key is its task."""
+        """Return the messages of a task: a message's key is its task."""
         return await self.messages_by_task_id(key)
 
     async def messages_by_session_id(self, session_id: str) -> list[Message]:
-        """What all tasks of a session have emitted."""
+        """Return the messages of all tasks of a session."""
         return [message async for message in self._all() if message.session_id == session_id]
 
     async def messages_by_sender(self, sender: str, key: str = "") -> list[Message]:
-        """Of all tasks, or of the task `key`."""
+        """Return the messages with this sender, of all tasks or of the task `key`."""
         return [message async for message in self._all(key) if message.sender == sender]
 
     async def messages_by_topic(self, topic: str, key: str = "") -> list[Message]:
-        """Of all tasks, or of the task `key`."""
+        """Return the messages with this topic, of all tasks or of the task `key`."""
         return [message async for message in self._all(key) if message.topic == topic]
 
     async def messages_by_caller(self, caller: str, key: str = "") -> list[Message]:
-        """Of all tasks, or of the task `key`."""
+        """Return the messages with this caller, of all tasks or of the task `key`."""
         return [message async for message in self._all(key) if message.caller == caller]
 
 
 class UnknownReceiver(InvalidInput):
-    """A message that nobody takes: no handler of its category, or none of its topic. It ends the task."""
+    """Nothing handles a message: no handler has its category, or none knows its topic. It ends the task."""
 
 
 class HandlerError(StepError):
-    """A handler has failed; `type` and `message` are those of its error. The run is not tried again."""
+    """A handler failed. `type` and `message` are those of its error. The run is not retried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventOutcome:
-    """What `run_events` gives. `value()` is the answer, or raises the error."""
+    """The result of `run_events`. `value()` returns the answer or raises the error."""
 
     status: str
     """`completed`, `failed`, `cancelled` or `interrupted`."""
     answer: Any = None  # Any: the payload of the message that ended the run
     error: dict[str, str] | None = None
-    """`type` and `message`, where it did not complete."""
+    """`type` and `message`, if it did not complete."""
     message: Message | None = None
-    """What ended the run."""
+    """The message that ended the run."""
     unhandled: Sequence[Message] = field(default_factory=tuple)
-    """Messages that waited when the run ended. They are on the record as all others are."""
+    """Messages that were still waiting when the run ended. They are recorded like all others."""
     handled: int = 0
     cause: Exception | None = None
-    """The handler's own exception, in the process where it was raised."""
+    """The handler's own exception, in the process that raised it."""
 
     def value(self) -> Any:  # Any: as answer
-        """The answer. Raises HandlerError, TaskCancelled, or the StepError that a handler left through."""
+        """Return the answer. Raises HandlerError, TaskCancelled, or the StepError that a handler raised."""
         if self.status == "completed":
             return self.answer
-        # These say by themselves that another attempt would give the same.
+        # Another attempt would fail in the same way.
         if isinstance(self.cause, StepError | InvalidInput | LimitExceeded):
             raise self.cause
         error = self.error or {}
@@ -312,7 +312,7 @@ class EventOutcome:
 
 
 def message_id(task: str, run: str, step: str) -> str:
-    """The id of the message that a step has emitted."""
+    """Return the id of the message that a step emitted."""
     return f"{task}/{run}/{step}"
 
 
@@ -320,7 +320,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode  # Any: JSON
 
 
 class Recorded:
-    """Where trajectories are kept: a store, and the namespace in it."""
+    """The source of recorded messages: a trajectory store, and the namespace in it."""
 
     def __init__(self, store: TrajectoryStore, namespace: str = "weft") -> None:
         self.store = store
@@ -328,13 +328,13 @@ class Recorded:
 
 
 class EventHistory(MessageQuestions):
-    """Asks the trajectory store for messages, in the order of their emission; as many as there are."""
+    """Queries for recorded messages in the trajectory store, without a limit."""
 
     def __init__(self, recorded: Recorded) -> None:
         self._recorded = recorded
 
     async def _all(self, task_id: str = "") -> AsyncIterator[Message]:
-        """Page by page; a task's in the order of emission."""
+        """Yield messages page by page; those of a task in the order of emission."""
         held: list[tuple[str, Step]] = []
         store, namespace = self._recorded.store, self._recorded.namespace
         async for stored in store.steps(namespace, tasks=[task_id] if task_id else None, kind="message"):
@@ -351,9 +351,9 @@ _CATEGORY = {"agent": Constants.AGENT, "tool": Constants.TOOL, "human": Constant
 
 
 def events_of(trajectory: TaskTrajectory) -> list[Message]:
-    """A task's messages in the order of their emission; of a task that emitted none, made from its steps.
+    """Return a task's messages in the order of emission. If it emitted none, return one message for each step.
 
-    Such a message has the step's input as its payload and, in its headers, the `status` and the `result` or `error`.
+    Such a message has the step's input as its payload, and its `status` and `result` or `error` as headers.
     """
     emitted = [(trajectory.task, step) for step in trajectory.steps if step.kind == "message"]
     if emitted:
@@ -384,7 +384,7 @@ def _from_step(trajectory: TaskTrajectory, step: Step) -> Message:
 
 
 def in_order(rows: list[tuple[str, Step]]) -> list[Message]:
-    """The messages of a task's rows: by run, the first to speak first, and each run's in the order of emission."""
+    """Return the messages of a task's rows: runs by their first message, and each run's in the order of emission."""
     begun: dict[str, float] = {}
     for _, step in rows:
         begun[step.run] = min(begun.get(step.run, step.started), step.started)
@@ -393,6 +393,6 @@ def in_order(rows: list[tuple[str, Step]]) -> list[Message]:
 
 
 def message_of(task: str, step: Step) -> Message:
-    """The message that a row holds."""
+    """Return the message in a row."""
     message = Message.from_dict(_decode(bytes(step.input)))
     return message.replace(id=message.id or message_id(task, step.run, step.step), task_id=task)

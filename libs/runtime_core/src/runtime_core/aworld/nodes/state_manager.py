@@ -1,4 +1,4 @@
-"""`StateManager`: the state of tasks and of work that user code counts itself, and waits that the broker wakes."""
+"""`StateManager`: the state of tasks and of nodes that user code creates, with waits that the broker wakes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
-from runtime_core.aworld.nodes.runs import TaskRuns, ended_node, in_order, recorded_nodes
-from runtime_core.aworld.nodes.stored import (
+from runtime_core.aworld.nodes.store import (
     HandleResult,
     NodeGroup,
+    NodeStore,
     RunNode,
     RunNodeBusiType,
     RunNodeStatus,
     RunNodeTree,
-    StoredNodes,
     busi_type_of,
     status_of,
     tree_of,
+    unknown,
 )
+from runtime_core.aworld.nodes.task_runs import TaskRuns, ended_node, in_order, recorded_nodes
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.errors import BusError, InvalidInput
+from runtime_core.errors import BusError, BusLost, InvalidInput
 from runtime_core.ids import ROOT_RUN, idempotency_key, is_task_id
 
 if TYPE_CHECKING:
@@ -40,11 +41,11 @@ Look = Callable[[str], Awaitable[Found | None]]
 class StateWaits:
     """Waits for runs, nodes and groups of one partition. The partition's stream of states wakes them, without polling.
 
-    All waits of a partition share one blocking read. A wait looks at its run, node or group first, and again whenever
-    it is woken, so the stream need not be complete. After a reconnect every wait is woken. The same happens once in a
-    while, in case the broker has lost its last writes.
+    All waits share one blocking read of the stream. A wait reads its run, node or group before it waits and each time
+    it is woken, so the stream may be incomplete. All waits wake after a reconnect, and every `look_seconds`, in case
+    the broker lost its last writes.
 
-    A `name` is as on the stream of states: `node/<id>`, `group/<id>`, `run/<task>/<run>`.
+    A `name` is a name in the stream of states: `node/<id>`, `group/<id>`, `run/<task>/<run>`.
     """
 
     def __init__(
@@ -60,24 +61,24 @@ class StateWaits:
         self._waiting: dict[str, list[asyncio.Future[str]]] = {}
         self._reading: asyncio.Task[None] | None = None
         self._cursor = ""
-        """Where the stream is read from; empty while that has to be found out."""
+        """The position in the stream; empty if it has to be read first."""
 
     async def until(self, name: str, look: Look[Found]) -> Found:
-        """Wait until `look` gives something. It is given the status of which the stream told, or an empty text."""
-        told = ""
+        """Wait until `look` returns a value. It gets the status from the stream, or an empty text."""
+        reported = ""
         while True:
-            # Expected before the look: what happens in between wakes it.
+            # Register before the look, so that a change in between wakes this wait.
             woken = self._expect(name)
             try:
-                found = await look(told)
+                found = await look(reported)
                 if found is not None:
                     return found
-                told = await woken
+                reported = await woken
             finally:
                 self._forget(name, woken)
 
     async def close(self) -> None:
-        """Stop reading; waits that are left are cancelled."""
+        """Stop reading, and cancel all waits."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait((self._reading,))
@@ -99,7 +100,7 @@ class StateWaits:
             del self._waiting[name]
 
     async def _read(self) -> None:
-        """Read the stream, from the first wait on."""
+        """Read the stream and wake waits."""
         reader: Transport | None = None
         try:
             look_at = 0.0
@@ -113,8 +114,13 @@ class StateWaits:
                     reply = await reader.blocking(
                         "XREAD", "COUNT", 1000, "BLOCK", BLOCK_MS, "STREAMS", self._bus.keys.states, self._cursor
                     )
+                except BusLost as lost:
+                    for woken in [woken for futures in self._waiting.values() for woken in futures]:
+                        if not woken.done():
+                            woken.set_exception(lost)
+                    return
                 except BusError:
-                    # What was said meanwhile may be lost: start again from what is there, and let everybody look.
+                    # Entries may be lost: continue at the end of the stream, and wake all waits.
                     self._cursor = ""
                     await asyncio.sleep(0.1)
                     continue
@@ -135,7 +141,7 @@ class StateWaits:
     def _wake(self, name: str, status: str) -> None:
         self._set(name, status)
         if name.startswith("run/") and name.endswith("/r"):
-            # With a task all its runs are over. One that had an end of its own was told of it before.
+            # The task has ended, and so have all its runs. Those that ended earlier were woken then.
             for other in [waited for waited in self._waiting if waited.startswith(name + "/")]:
                 self._set(other, "cancelled")
 
@@ -150,37 +156,36 @@ class StateWaits:
 
 
 LIMIT = 1000
-"""How many of the newest tasks `query_by_session` and `query_by_agent` look at, where nothing else is said."""
+"""How many of the newest tasks `query_by_session` and `query_by_agent` read by default."""
 
 
 class Connected(Protocol):
-    """What a `StateManager` needs of a client."""
+    """The part of a client that `StateManager` needs."""
 
     @property
     def buses(self) -> Sequence[EventBus]:
-        """The partitions; none before it is connected."""
+        """The partitions; empty before the client is connected."""
         ...
 
     async def open_reader(self, bus: EventBus) -> Transport:
-        """A connection for blocking reads of a partition."""
+        """Open a connection for blocking reads of a partition."""
         ...
 
 
 class StateManager:
     """Nodes, groups and waits of a namespace, over a connected client: `async with StateManager(client) as state`.
 
-    Two kinds of nodes have one face. The runs of tasks are read from the broker while it holds them, and from the
-    trajectory store (`store`) afterwards; nobody can change them from here. Nodes and groups that user code makes
-    (`create_node`, `create_group`) are kept on the broker: a week from their last change while they are open, and as
-    long as an ended task once they have ended.
+    There are two kinds of nodes. The runs of tasks are read-only: they come from the broker while it holds them, and
+    later from the trajectory store (`store`). User code creates other nodes and groups (`create_node`, `create_group`)
+    on the broker. Open ones expire a week after their last change; ended ones are kept as long as ended tasks.
 
-    Every method may be called from any process, and from an agent through `ctx.step(state.create_node, …)`.
+    Any process may call any method, and an agent may through `ctx.step(state.create_node, …)`.
     """
 
     def __init__(
         self, client: Connected, store: TrajectoryStore | None = None, *, look_seconds: float = LOOK_SECONDS
     ) -> None:
-        """`look_seconds`: how often a wait looks again by itself, for a broker that has lost its last writes."""
+        """`look_seconds`: how often a wait reads its node again, in case the broker lost its last writes."""
         self._client = client
         self._store = store
         self._look_seconds = look_seconds
@@ -200,7 +205,7 @@ class StateManager:
             await waits.close()
         self._waits = {}
 
-    # -- nodes that user code makes ------------------------------------------------------------------------------
+    # -- nodes of user code --------------------------------------------------------------------------------------
 
     async def create_node(
         self,
@@ -217,10 +222,10 @@ class StateManager:
         sub_group_root_id: str = "",
         metadata: Mapping[str, Any] | None = None,  # Any: the user's own JSON
     ) -> RunNode:
-        """Make a node with status INIT. The same call with the same `node_id` again gives the node that is there.
+        """Create a node with status INIT. To repeat the call with the same `node_id` returns the existing node.
 
-        Without a `node_id` it gets a random one. With a `group_id` it is a member of the sub group that
-        `sub_group_root_id` names, or of its own. Raises InvalidInput with the field that is wrong.
+        Without a `node_id` it gets a random one. With a `group_id` it is a member of the sub group
+        `sub_group_root_id`, or of its own sub group. Raises InvalidInput that names the wrong field.
         """
         node = RunNode(
             node_id=uuid.uuid4().hex if node_id is None else node_id,
@@ -240,15 +245,15 @@ class StateManager:
         return await stored.node(node.node_id) or node
 
     async def run_node(self, node_id: str) -> bool:
-        """INIT or BREAKED → RUNNING. Of several callers one is told True, all others False.
+        """INIT or BREAKED → RUNNING. Only one of several callers gets True.
 
-        This and the methods below raise InvalidInput for an unknown node, and TransitionRefused where the node's
-        status does not allow it. They return False where the node had this status already.
+        This method and those below return False if the node has the new status already. They raise InvalidInput for
+        an unknown node, and TransitionRefused if its status does not allow the change.
         """
         return await self._stored().move(node_id, RunNodeStatus.RUNNING)
 
     async def run_break(self, node_id: str, result_msg: str = "", results: Iterable[HandleResult] = ()) -> bool:
-        """RUNNING → BREAKED: it waits for something; `run_node` takes it up again."""
+        """RUNNING → BREAKED: the node waits for something. `run_node` resumes it."""
         return await self._stored().move(node_id, RunNodeStatus.BREAKED, result_msg, results)
 
     async def run_succeed(self, node_id: str, result_msg: str = "", results: Iterable[HandleResult] = ()) -> bool:
@@ -256,15 +261,15 @@ class StateManager:
         return await self._stored().move(node_id, RunNodeStatus.SUCCESS, result_msg, results)
 
     async def run_failed(self, node_id: str, result_msg: str = "", results: Iterable[HandleResult] = ()) -> bool:
-        """→ FAILED; its group fails with it."""
+        """→ FAILED; its group fails, too."""
         return await self._stored().move(node_id, RunNodeStatus.FAILED, result_msg, results)
 
     async def run_timeout(self, node_id: str, result_msg: str = "", results: Iterable[HandleResult] = ()) -> bool:
-        """→ TIMEOUT; its group fails with it."""
+        """→ TIMEOUT; its group fails, too."""
         return await self._stored().move(node_id, RunNodeStatus.TIMEOUT, result_msg, results)
 
     async def save_result(self, node_id: str, *results: HandleResult) -> None:
-        """Keep results with a node, by their names; saving a name again replaces it."""
+        """Save results with a node, by name; saving a name again replaces it."""
         await self._stored().save(node_id, results)
 
     # -- groups --------------------------------------------------------------------------------------------------
@@ -278,13 +283,13 @@ class StateManager:
         parent_group_id: str = "",
         metadata: Mapping[str, Any] | None = None,  # Any: the user's own JSON
     ) -> NodeGroup:
-        """Make a group with one sub group for each root node; the nodes may be made before or after it.
+        """Create a group with a sub group for each root node. The nodes may be created before or after it.
 
-        With a `parent_group_id` it is itself a sub group of that one, which waits for it and fails with it. The same
-        call again gives the group that is there.
+        With a `parent_group_id` it is itself a sub group of that group, which waits for it and fails with it. To
+        repeat the call returns the existing group.
         """
         if isinstance(root_node_ids, str):
-            raise InvalidInput("root_node_ids", f"{root_node_ids!r} is one text: give a list of ids")
+            raise InvalidInput("root_node_ids", f"{root_node_ids!r} is a single text: pass a list of ids")
         group = NodeGroup(
             group_id=uuid.uuid4().hex if group_id is None else group_id,
             session_id=session_id,
@@ -296,7 +301,7 @@ class StateManager:
         return await stored.group(group.group_id) or group
 
     async def create_sub_group(self, group_id: str, root_node_id: str) -> bool:
-        """Add a sub group to a group that has not ended; False where it has one of this root."""
+        """Add a sub group to an open group. Return False if the group has one with this root."""
         return await self._stored().add_sub_group(group_id, root_node_id)
 
     async def finish_sub_group(
@@ -306,21 +311,21 @@ class StateManager:
         status: RunNodeStatus | str = RunNodeStatus.SUCCESS,
         result_msg: str = "",
     ) -> bool:
-        """Finish a sub group, SUCCESS or FAILED. With the last one the group ends SUCCESS, with a failed one FAILED."""
+        """Finish a sub group with SUCCESS or FAILED. The last SUCCESS and the first FAILED end the group."""
         return await self._stored().finish_sub_group(group_id, root_node_id, status_of(status), result_msg)
 
     async def get_group(self, group_id: str) -> NodeGroup | None:
-        """A group; None where there is none (any more)."""
+        """Return a group, or None if it does not exist or has expired."""
         return await self._stored().group(group_id)
 
     async def query_by_group(self, group_id: str) -> list[RunNode]:
-        """The members of a group, oldest first."""
+        """Return the members of a group, oldest first."""
         return await self._stored().indexed(f"group/{_named('group_id', group_id)}")
 
-    # -- what there is -------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------
 
     async def get_node(self, node_id: str) -> RunNode | None:
-        """A node of user code by its id, or a run by `<task>/<run>`; None where there is none (any more)."""
+        """Return a node of user code by its id, or a run by `<task>/<run>`; None if it does not exist any more."""
         if "/" not in _named("node_id", node_id):
             return await self._stored().node(node_id)
         task, _, run = node_id.partition("/")
@@ -332,9 +337,9 @@ class StateManager:
         busi_type: RunNodeBusiType | str | None = None,
         status: RunNodeStatus | str | None = None,
     ) -> list[RunNode]:
-        """The runs, calls and questions of a task and the nodes that user code made for it, oldest first.
+        """Return the runs, calls and questions of a task, and its nodes of user code, oldest first.
 
-        Finished calls and runs are there only with a trajectory store.
+        Finished calls and runs require a trajectory store.
         """
         _named("task_id", task_id)
         wanted = None if busi_type is None else busi_type_of(busi_type)
@@ -347,15 +352,15 @@ class StateManager:
         ]
 
     async def query_by_session(self, session_id: str, limit: int = LIMIT) -> list[RunNode]:
-        """The first runs of a session's tasks and its nodes of user code, oldest first. `query_by_task` has more."""
+        """Return the root runs of a session's tasks, and its nodes of user code, oldest first."""
         return await self._first_runs(limit, session=_named("session_id", session_id))
 
     async def query_by_agent(self, agent: str, limit: int = LIMIT) -> list[RunNode]:
-        """The first runs of the tasks that this agent was given and its nodes of user code, oldest first."""
+        """Return the root runs of an agent's tasks, and its nodes of user code, oldest first."""
         return await self._first_runs(limit, agent=_named("agent", agent))
 
     async def tree(self, task_id: str) -> list[RunNodeTree]:
-        """The nodes of a task below what started them."""
+        """Return the nodes of a task as trees, each below the node that started it."""
         return tree_of(await self.query_by_task(task_id))
 
     async def _of_task(self, task_id: str) -> list[RunNode]:
@@ -367,7 +372,7 @@ class StateManager:
         if is_task_id(task_id):
             for node in await self._runs().nodes(task_id):
                 known = found.get(node.node_id)
-                # The record has more of what has ended: names, times, outputs.
+                # The record of an ended run has more: names, times, outputs.
                 if known is None or not (known.ended and node.ended):
                     found[node.node_id] = node
         own = await self._stored().indexed(f"task/{task_id}")
@@ -375,7 +380,7 @@ class StateManager:
 
     async def _first_runs(self, limit: int, session: str | None = None, agent: str | None = None) -> list[RunNode]:
         if not isinstance(limit, int) or limit < 1:
-            raise InvalidInput("limit", f"{limit!r} is not a whole number from 1")
+            raise InvalidInput("limit", f"{limit!r} is not a whole number of at least 1")
         found: dict[str, RunNode] = {}
         if self._store is not None:
             for end in await self._store.tasks(self._namespace(), session=session, agent=agent, limit=limit):
@@ -397,10 +402,10 @@ class StateManager:
     # -- waits ---------------------------------------------------------------------------------------------------
 
     async def wait_for_node(self, node_id: str, timeout: float | None = None) -> RunNode:
-        """Wait until a node of user code, a run (`<task>/<run>`) or a task (its id) has ended.
+        """Wait for the end of a node of user code, a run (`<task>/<run>`) or a task (its id).
 
-        Raises InvalidInput (`node_id`) where there is none (any more), and TimeoutError after `timeout` seconds; the
-        node is left as it is.
+        Raises InvalidInput (`node_id`) if it does not exist, and TimeoutError after `timeout` seconds; a timeout does
+        not change the node.
         """
         _named("node_id", node_id)
         try:
@@ -412,7 +417,7 @@ class StateManager:
                 if bus is None and await self._runs().node(node_id, ROOT_RUN) is not None:
                     return await self._wait_for_run(node_id, ROOT_RUN)
                 if bus is None:
-                    raise _unknown("node_id", node_id)
+                    raise unknown("node", node_id)
                 return await self._waits_of(bus).until(f"node/{node_id}", lambda _: self._ended_node(node_id))
         except TimeoutError:
             if timeout is None:
@@ -420,14 +425,14 @@ class StateManager:
             raise TimeoutError(f"node {node_id} has not ended within {timeout:g} s") from None
 
     async def wait_for_task(self, task_id: str, timeout: float | None = None) -> RunNode:
-        """Wait for the end of a task, whoever has submitted it. Raises as `wait_for_node`."""
+        """Wait for the end of any task. Raises like `wait_for_node`."""
         return await self.wait_for_node(idempotency_key(_named("task_id", task_id), ROOT_RUN), timeout)
 
     async def wait_for_group(self, group_id: str, timeout: float | None = None) -> NodeGroup:
-        """Wait until a group has ended, SUCCESS or FAILED. Raises as `wait_for_node`."""
+        """Wait for the end of a group, with SUCCESS or FAILED. Raises like `wait_for_node`."""
         bus = await self._stored().bus_of("group", _named("group_id", group_id))
         if bus is None:
-            raise _unknown("group_id", group_id)
+            raise unknown("group", group_id)
         try:
             async with asyncio.timeout(timeout):
                 return await self._waits_of(bus).until(f"group/{group_id}", lambda _: self._ended_group(group_id))
@@ -441,30 +446,30 @@ class StateManager:
 
         gone = False
 
-        async def look(told: str) -> RunNode | None:
+        async def look(reported: str) -> RunNode | None:
             nonlocal gone
-            # Each time, since a broker that lost its last writes has lost this too.
+            # Subscribe each time: a broker that lost its last writes lost the subscription, too.
             await bus.call("watch", task, "n")
-            # A run that is gone with its task, and of whose end the stream has lost what it told, was not finished.
-            found = await self._run(task, run, told or ("cancelled" if gone else ""))
+            # A run that vanished with its task, without an entry in the stream, was cancelled.
+            found = await self._run(task, run, reported or ("cancelled" if gone else ""))
             if found is None:
                 if node is None or gone:
-                    raise _unknown("node_id", idempotency_key(task, run))
-                gone = True  # it has ended since the first look: the stream is about to tell how
+                    raise unknown("node", idempotency_key(task, run))
+                gone = True  # it ended after the first look: the stream is about to have its status
                 return None
             return found if found.ended else None
 
         node = await self._run(task, run)
         if node is not None and node.task_id != task and not node.ended:
-            # It lives in another partition, as a task of its own.
+            # The run is a task of its own in another partition.
             return await self._wait_for_run(node.task_id, ROOT_RUN)
         return await self._waits_of(bus).until(f"run/{task}/{run}", look)
 
-    async def _run(self, task: str, run: str, told: str = "") -> RunNode | None:
+    async def _run(self, task: str, run: str, reported: str = "") -> RunNode | None:
         if not is_task_id(task):
             return None
-        found = await self._runs().node(task, run, told)
-        if (found is None or (told and found.ended)) and self._store is not None:
+        found = await self._runs().node(task, run, reported)
+        if (found is None or (reported and found.ended)) and self._store is not None:
             recorded = {node.node_id: node for node in await self._of_task(task)}
             found = recorded.get(idempotency_key(task, run), found)
         return found
@@ -472,16 +477,16 @@ class StateManager:
     async def _ended_node(self, node_id: str) -> RunNode | None:
         node = await self._stored().node(node_id)
         if node is None:
-            raise _unknown("node_id", node_id)
+            raise unknown("node", node_id)
         return node if node.ended else None
 
     async def _ended_group(self, group_id: str) -> NodeGroup | None:
         group = await self._stored().group(group_id)
         if group is None:
-            raise _unknown("group_id", group_id)
+            raise unknown("group", group_id)
         return group if group.ended else None
 
-    # -- parts ---------------------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------------
 
     def _buses(self) -> Sequence[EventBus]:
         buses = self._client.buses
@@ -489,8 +494,8 @@ class StateManager:
             raise InvalidInput("client", "is not connected: use StateManager inside `async with Client.connect(…)`")
         return buses
 
-    def _stored(self) -> StoredNodes:
-        return StoredNodes(self._buses())
+    def _stored(self) -> NodeStore:
+        return NodeStore(self._buses())
 
     def _runs(self) -> TaskRuns:
         return TaskRuns(self._buses())
@@ -507,9 +512,5 @@ class StateManager:
 
 def _named(field: str, value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise InvalidInput(field, f"{value!r} is no id: give a text that is not empty")
+        raise InvalidInput(field, f"{value!r} is not an id: pass a text that is not empty")
     return value
-
-
-def _unknown(field: str, id: str) -> InvalidInput:
-    return InvalidInput(field, f"no {field.removesuffix('_id')} {id!r} is known; it may be past its retention time")

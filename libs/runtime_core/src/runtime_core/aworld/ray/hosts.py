@@ -1,4 +1,4 @@
-"""Hosts of whole tasks on Ray: actors that run the handlers of the tasks' app, replaced when they die."""
+"""Hosts of whole tasks on Ray: actors that run the handlers of the tasks' app, and are replaced when they die."""
 
 from __future__ import annotations
 
@@ -14,136 +14,135 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import RayError
 
-from runtime_core.aworld.place import HostsWanted
-from runtime_core.aworld.task_app import unpack
+from runtime_core.aworld.target import HostsSpec, unpack
 from runtime_core.config.settings import Settings
 from runtime_core.engines.protocol import Error, Outcome, Report
 from runtime_core.errors import WeftError
-from runtime_core.host import task_host
+from runtime_core.host import app_services
 from runtime_core.host.host import Host
 from runtime_core.telemetry.redaction import kept
 
-_WANTED = msgspec.msgpack.Decoder(HostsWanted)
+_SPECS = msgspec.msgpack.Decoder(HostsSpec)
 
 logger = logging.getLogger(__name__)
 
 
 def dumps(value: object) -> bytes:
-    """Make bytes of objects for `start`: also of those that no module has, with their code."""
+    """Pickle objects for `start`; objects that are in no module are sent with their code."""
     pickled: bytes = cloudpickle.dumps(value)
     return pickled
 
 
 class TaskHost:
-    """One host. It takes tasks from the broker as a handler service does, so that others adopt them when it dies."""
+    """One host. It takes tasks from the broker like a handler service, so other hosts reclaim them if it dies."""
 
     def __init__(self) -> None:
         self._host: Host | None = None
 
-    async def start(self, wanted: bytes, in_flight: int) -> str:
-        """Read from the broker; why that cannot be, in one line, else empty. `wanted` is a HostsWanted."""
-        told = _WANTED.decode(wanted)
+    async def start(self, spec: bytes, in_flight: int) -> str:
+        """Start to take tasks. Return an empty string, or a one-line error. `spec` is an encoded HostsSpec."""
+        decoded = _SPECS.decode(spec)
         try:
-            app = unpack(told.app, cloudpickle.loads)
-            self._host = await task_host.build(app, Settings.from_environment(told.environ), in_flight)
+            app = unpack(decoded.app, cloudpickle.loads)
+            self._host = await app_services.build_task_host(app, Settings.from_environment(decoded.environ), in_flight)
             await self._host.start()
         except WeftError as error:
             return str(error) or type(error).__name__
-        logger.info("hosts tasks in process %d", os.getpid())
+        logger.info("hosting tasks in process %d", os.getpid())
         return ""
 
     async def run(self) -> None:
-        """Work until `stop`; raises what ends a handler."""
+        """Work until `stop`. Raises the error that ends a handler."""
         assert self._host is not None
         await self._host.run()
 
     async def stop(self) -> None:
-        """Finish what is in hand, or hand it back."""
+        """Finish the deliveries in progress, or hand them back."""
         if self._host is not None:
             await self._host.stop()
 
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 5.0
-"""Between the death of a host and its successor."""
+"""The wait between the death of a host and its replacement, which doubles after each death."""
 DEATHS_MAX = 6
-"""Hosts in a row that die in one place before they have read anything: what they are told to load kills them. Together
-with the pauses that is longer than it takes to notice that all of Ray is gone."""
+"""How many hosts in a row may die before they are ready: then the app that they load kills them. With the pauses this
+takes longer than to notice that all of Ray is gone."""
 LEAST_IN_FLIGHT = 16
-"""Turns of agents that a host has in hand at most: turns that ask others in their midst must not fill it."""
+"""The least limit of concurrent turns in a host: turns that wait for other agents must not fill it."""
 STOP_SECONDS = 4.0
-"""How long hosts may finish what they have in hand at the end."""
+"""How long hosts may take to finish their deliveries at the end."""
 
 Actor = Any  # Any: Ray's handles have no types
 
 
 class _Refused(Exception):
-    """A host cannot work as it was told to, and neither could another one."""
+    """A host cannot work with this HostsSpec, and neither could another one."""
 
 
 class Hosts:
-    """Some actors of one kind. `told` is a HostsWanted.
+    """The hosts of one app. `spec` is an encoded HostsSpec.
 
     Ray schedules only the actors. Tasks run wherever a host takes them from the broker, so the death of an actor, a
-    worker or a node costs no task: the other hosts reclaim its deliveries.
+    worker or a node loses no task: the other hosts reclaim its deliveries.
     """
 
-    def __init__(self, told: bytes, report: Report) -> None:
-        self._told = told
-        self._wanted = _WANTED.decode(told)
+    def __init__(self, spec: bytes, report: Report) -> None:
+        self._encoded = spec
+        self._spec = _SPECS.decode(spec)
         self._report = report
         self._in_flight = LEAST_IN_FLIGHT
         self._actors: dict[int, Actor] = {}
         self._reading: set[int] = set()
 
     async def run(self) -> Outcome:
-        """Keep them until cancelled, or until they cannot work."""
+        """Keep the hosts until cancelled, or until they cannot work."""
         try:
             number = await asyncio.to_thread(self._number)
-            # Each gets its share, also where one begins to read before the others.
-            self._in_flight = max(LEAST_IN_FLIGHT, -(-self._wanted.at_once // number))
+            # A limit per host, so that the first host to start does not take all tasks.
+            self._in_flight = max(LEAST_IN_FLIGHT, -(-self._spec.at_once // number))
             async with asyncio.TaskGroup() as group:
                 for place in range(number):
                     group.create_task(self._keep(place), name=f"keep host {place}")
         except (_Refused, BaseExceptionGroup) as error:
             return Error("invalid", "ConfigurationError", str(_refusal(error)), retryable=False)
         finally:
-            # In a task of its own: this one may be cancelled a second time.
+            # Shielded: this task may be cancelled a second time.
             await asyncio.shield(asyncio.create_task(self._end()))
         raise AssertionError("hosts end by their errors only")
 
     def _number(self) -> int:
         here = socket.gethostname()
-        if self._wanted.here_only:
+        if self._spec.here_only:
             for node in ray.nodes():
                 if node["Alive"] and node["NodeManagerHostname"] != here:
                     raise _Refused(
-                        f"the broker answers on this machine only, and Ray has nodes elsewhere "
-                        f"({node['NodeManagerHostname']}): set WEFT_REDIS_URL to a broker that all of them reach"
+                        f"the broker is reachable only from this machine, and Ray has nodes elsewhere "
+                        f"({node['NodeManagerHostname']}): set WEFT_REDIS_URL to a broker that all nodes reach"
                     )
-        return self._wanted.number or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        return self._spec.number or max(1, int(ray.cluster_resources().get("CPU", 1)))
 
     async def _keep(self, place: int) -> None:
         pause, deaths = FIRST_PAUSE_SECONDS, 0
         while True:
             try:
                 await self._host(place)
-                why = "its handlers have ended by themselves"
+                why = "its handlers ended unexpectedly"
             except RayError as error:
                 why = f"{type(error).__name__}: {kept(' '.join(str(error).split()), 300)}"
             if place in self._reading:
                 pause, deaths = FIRST_PAUSE_SECONDS, 0
             deaths += 1
             if deaths == DEATHS_MAX:
-                raise _Refused(f"{deaths} hosts in a row have died before they could work; the last one: {why}")
+                raise _Refused(f"{deaths} hosts in a row died before they were ready; the last one: {why}")
             await self._drop(place)
-            logger.warning("host %d is lost, another one is started in %g s: %s", place, pause, why)
+            logger.warning("lost host %d, starting another one in %g s: %s", place, pause, why)
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
 
     async def _host(self, place: int) -> None:
-        """One host from its start to its end. Raises RayError where it dies."""
+        """Run one host from its start to its end. Raises RayError if it dies."""
         actor = self._actors[place] = await asyncio.to_thread(_new_actor)
-        refused: str = await actor.start.remote(self._told, self._in_flight)
+        refused: str = await actor.start.remote(self._encoded, self._in_flight)
         if refused:
             raise _Refused(refused)
         self._reading.add(place)
@@ -171,7 +170,7 @@ class Hosts:
 
 
 def _refusal(error: BaseException) -> _Refused:
-    """The first refusal of a group. Raises what is no refusal."""
+    """Return the first _Refused of a group; raise any other error."""
     first = error
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
@@ -181,13 +180,13 @@ def _refusal(error: BaseException) -> _Refused:
 
 
 def _new_actor() -> Actor:
-    # Ray's own way of counting an actor: a CPU to be placed, none while it lives, since tasks mostly wait, and what
-    # they wait for may need that CPU. No restarts by Ray: a new actor has to be told what to load.
+    # Ray's default for actors: one CPU to be placed, none while it lives. Tasks mostly wait, and the work they wait
+    # for may need that CPU. No restarts by Ray: a new actor must call `start` first.
     return ray.remote(TaskHost).options(max_restarts=0, scheduling_strategy="SPREAD").remote()
 
 
 def _kill(actor: Actor) -> None:
-    with contextlib.suppress(Exception):  # it may be dead, and the cluster too
+    with contextlib.suppress(Exception):  # the actor or the cluster may be dead
         ray.kill(actor, no_restart=True)
 
 

@@ -2,11 +2,12 @@
 -- starts nothing twice: a step that has its result is answered immediately, and a missing one goes to the new caller.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 instance (`agent/key`) or '' · 6 now (epoch ms)
---      7 name of the reply stream (`reply:<name>`) that gets each result · 8 state in the middle of the run, ''
--- unchanged
+--      7 name of the reply stream (`reply:<name>`) that gets each result
+--      8 state in the middle of the run, or '' if it is unchanged
 --      9 number of parts, then each part as `commit_turn` describes it: c, s and p
--- RETURNS {'OK', then step and journal value of each call that already has its result} · {'DONE'} if the turn is no
---         longer this entry's · {'FENCED'} · {'LIMIT', n} over max steps: in these three cases nothing was written
+-- RETURNS {'OK', then of each call that already has its result: step, journal value, and the instance's state if a
+--         nested run has changed it since, or ''} · {'DONE'} if the turn is no longer this entry's · {'FENCED'}
+--         · {'LIMIT', n} over max steps: in these three cases nothing was written
 
 local FIRST_PART = 10
 local ASKABLE = {[PART.call] = true, [PART.message] = true, [PART.publish] = true}
@@ -24,9 +25,9 @@ local function check_asked(base, args, task, run)
   return tonumber(args[9])
 end
 
-local function add_answer(turn, step, value)
-  turn.answers[#turn.answers + 1] = step
-  turn.answers[#turn.answers + 1] = value
+local function add_answer(turn, step, value, state)
+  local n = #turn.answers
+  turn.answers[n + 1], turn.answers[n + 2], turn.answers[n + 3] = step, value, state or ''
 end
 
 -- Starts a call that the run has not made before.
@@ -54,19 +55,32 @@ local function ask_part(base, args, turn, at)
   local letter, rk = args[at], turn.run_key
   local last = at + PART_SIZE[letter] - 1
   local step = letter == PART.call and args[at + 2] or args[last - 1]
-  local known = redis.call('HMGET', rk, RUN.result .. step, RUN.missing .. step)
+  local known = redis.call('HMGET', rk, RUN.result .. step, RUN.missing .. step, RUN.override_from .. step)
   if letter ~= PART.call then
     if not known[1] then
       send_part(base, args, at, args[3], args[4])
       redis.call('HSET', rk, RUN.result .. step, args[last] .. RESULT.ok .. args[6] .. 'null')
     end
   elseif known[1] then
-    add_answer(turn, step, known[1])
+    add_answer(turn, step, known[1], known[3])
   elseif known[2] then
     redis.call('HSET', rk, RUN.missing .. step, digest_of(known[2]) .. kind_of(known[2]) .. turn.wait)
   else
     call_now(base, args, turn, at)
   end
+end
+
+-- Whether the run has made all of these requests before: then its state is on the broker, as nested runs have left it.
+local function asked_before(rk, args)
+  local at = FIRST_PART
+  for _ = 1, tonumber(args[9]) do
+    local size = PART_SIZE[args[at]]
+    local step = args[at] == PART.call and args[at + 2] or args[at + size - 2]
+    local known = redis.call('HMGET', rk, RUN.result .. step, RUN.missing .. step)
+    if not known[1] and not known[2] then return false end
+    at = at + size
+  end
+  return true
 end
 
 local function ask(keys, args)
@@ -83,7 +97,9 @@ local function ask(keys, args)
   if limit > 0 and tonumber(v[3] or '0') + asked > limit then return {'LIMIT', text(limit)} end
 
   local turn = {key = key, run_key = rk, flags = v[4] or '', wait = WAKES.by_reply .. args[7], answers = {'OK'}}
-  if inst ~= '' and args[8] ~= '' then redis.call('HSET', base .. 'inst:' .. inst, INSTANCE.working_state, args[8]) end
+  if inst ~= '' and args[8] ~= '' and not asked_before(rk, args) then
+    redis.call('HSET', base .. 'inst:' .. inst, INSTANCE.working_state, args[8])
+  end
   -- Before the calls: one of them may come back to this instance, and must not wait for this turn.
   redis.call('HSET', rk, RUN.asks_in_turn, '1')
   local at = FIRST_PART

@@ -6,14 +6,14 @@
 --         · 'FENCED' · 'DONE' if the turn is no longer this entry's · 'BUSY' if another live owner is in this turn
 local function begin_turn(keys, args)
   local base, owner, entry, task = keys[1], args[1], args[2], args[3]
-  local alive = base .. 'alive'
-  if not redis.call('ZSCORE', alive, owner) then return redis.status_reply('FENCED') end
-  local rk = run_key(base, task, args[4])
-  local v = redis.call('HMGET', rk, RUN.current, RUN.unrecorded, RUN.asks_in_turn, RUN.turn_owner)
-  local status = redis.call('HGET', base .. 'task:' .. task, 'status')
-  if v[1] ~= entry or not status or ENDED[status] then return redis.status_reply('DONE') end
-  local begun, other = string.match(v[4] or '', '^(%S+) (.*)$')
-  if begun == entry and other ~= owner and redis.call('ZSCORE', alive, other) then return redis.status_reply('BUSY') end
-  if not other or begun ~= entry or other ~= owner then redis.call('HSET', rk, RUN.turn_owner, entry .. ' ' .. owner) end
-  return {v[2] or '', v[3] and '1' or ''}
+  local run_hash = run_key(base, task, args[4])
+  local current, unrecorded, has_asked, turn_owner =
+    unpack(redis.call('HMGET', run_hash, RUN.current, RUN.unrecorded, RUN.asks_in_turn, RUN.turn_owner))
+  local lost = turn_lost(base, owner, entry, current, redis.call('HGET', base .. 'task:' .. task, 'status'))
+  if lost then return lost end
+  local begun, other = string.match(turn_owner or '', '^(%S+) (.*)$')
+  local is_mine = begun == entry and other == owner
+  if begun == entry and not is_mine and redis.call('ZSCORE', base .. 'alive', other) then return redis.status_reply('BUSY') end
+  if not is_mine then redis.call('HSET', run_hash, RUN.turn_owner, entry .. ' ' .. owner) end
+  return {unrecorded or '', has_asked and '1' or ''}
 end

@@ -4,17 +4,18 @@
 local function cancel(keys, args)
   local base, task = keys[1], args[1]
   local key = base .. 'task:' .. task
-  local v = redis.call('HMGET', key, 'status', RUN.header, 'steps', TASK.flags, RUN.current)
+  local status, header, steps, flags, current =
+    unpack(redis.call('HMGET', key, 'status', RUN.header, 'steps', TASK.flags, RUN.current))
   local now = text(now_ms(base))
-  if not v[1] then
+  if not status then
     stop_running(base, 'tomb:' .. task)
     redis.call('HSET', base .. 'meta', 'tombs', now)
     return {'unknown'}
   end
-  if ENDED[v[1]] then return {'ended', v[1]} end
-  local ending = check_end(base, task, v[2], v[4] or '', 'cancelled')
-  if v[5] == 'queue' then QUEUE.leave(base, task, v[2]) end
-  end_task(base, task, ending, v[4] or '', 'cancelled', error_json('Cancelled', args[2]), v[3] or '0', now, '[]', false,
-    in_flight(v[5]))
+  if ENDED[status] then return {'ended', status} end
+  local ending = check_end(base, task, header, flags or '', 'cancelled')
+  if current == 'queue' then QUEUE.leave(base, task, header) end
+  end_task(base, task, ending, flags or '', 'cancelled', error_json('Cancelled', args[2]), steps or '0', now, '[]', false,
+    in_flight(current))
   return {'cancelled'}
 end

@@ -6,10 +6,10 @@ end
 -- Claims ids for a submit whose task starts in another partition: all of them, or none.
 -- KEYS 1 base
 -- ARGV 1 task · 2 source · 3 event id · 4 digest · 5 partition of the task · 6 … the ids: `task_id`, `id`
--- RETURNS {'ok', a token for each id} · {'elsewhere', field, partition, token} if an equal submit has claimed the id
--- for
---         another partition · {'taken', field, partition, token} if a submit with other content has claimed it, and may
---         not have started · {'rejected', field, message}
+-- RETURNS {'ok', a token for each id}
+--         {'elsewhere', field, partition, token} if an equal submit has claimed the id for another partition
+--         {'taken', field, partition, token} if a submit with other content has claimed it, and may not have started
+--         {'rejected', field, message}
 local function claim(keys, args)
   local base, task, source, id, digest, wanted = keys[1], args[1], args[2], args[3], args[4], args[5]
   local answer, fresh, here = {'ok'}, {}, string.match(base, '{(%d+)}:$')
@@ -27,11 +27,11 @@ local function claim(keys, args)
     if not place then fresh[#fresh + 1] = line end
     answer[#answer + 1] = token or ''
   end
-  redis.call('LLEN', base .. 'seenq')
+  redis.call('LLEN', base .. 'seen_order')
   redis.call('HLEN', base .. 'places')
   local most = redis.call('HGET', base .. 'meta', 'dedupe_max')
-  local t = redis.call('TIME')
-  local token = text(tonumber(t[1]) * 1000000 + tonumber(t[2]))
+  local seconds, micros = unpack(redis.call('TIME'))
+  local token = text(tonumber(seconds) * 1000000 + tonumber(micros))
   for _, line in ipairs(fresh) do
     remember(base, line, task .. '\n' .. digest .. '\n@' .. wanted .. ':' .. token, string.sub(token, 1, -4), most)
   end

@@ -1,6 +1,5 @@
--- Commits the result of a tool call or an engine step: fence, acknowledgement, journal of the waiting run, its resume
--- if
--- no other result is missing, record.
+-- Commits the result of a tool call or an engine step: fence, acknowledgement, journal of the waiting run, record, and
+-- the run's resume if no other result is missing.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 stream · 3 entry · 4 task · 5 run (the call's own: parent run + '/' + step) · 6 status `K` or `E`
 --      7 now (epoch ms, 13 digits) · 8 result (JSON), or the error object · 9 record (JSON steps) · 10 steps in the record
@@ -59,18 +58,18 @@ local function commit_call(keys, args)
   if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
   local key = base .. 'task:' .. task
   local field = RUN.missing .. step
-  local v = redis.call('HMGET', key, 'status', 'steps', field, RUN.current, RUN.header, RUN.turn, TASK.flags)
-  local rk, missing, current, header, turn = key, v[3], v[4], v[5], v[6]
+  local status, known_steps, missing, current, header, turn, known_flags =
+    unpack(redis.call('HMGET', key, 'status', 'steps', field, RUN.current, RUN.header, RUN.turn, TASK.flags))
+  local rk, task_header, task_current = key, header, current
   if parent ~= FIRST_RUN then
     rk = run_key(base, task, parent)
-    local own = redis.call('HMGET', rk, field, RUN.current, RUN.header, RUN.turn)
-    missing, current, header, turn = own[1], own[2], own[3], own[4]
+    missing, current, header, turn = unpack(redis.call('HMGET', rk, field, RUN.current, RUN.header, RUN.turn))
   end
-  if not missing or not v[1] or ENDED[v[1]] then
+  if not missing or not status or ENDED[status] then
     settle_unneeded(base, args)
     return 'DONE'
   end
-  local flags, steps, usage = v[7] or '', text(tonumber(v[2] or '0') + tonumber(args[10])), nil
+  local flags, steps, usage = known_flags or '', text(tonumber(known_steps or '0') + tonumber(args[10])), nil
   check_shown(base, task, flags)
   if args[11] and args[11] ~= '' then
     local held = redis.call('HMGET', key, TASK.usage, TASK.limits)
@@ -78,7 +77,7 @@ local function commit_call(keys, args)
     local over = over_limit(used, held[2])
     usage, flags = cjson.encode(used), flag(flags, FLAG.usage)
     if over then
-      end_at_limit(base, args, {key = key, header = v[5], current = v[4]}, flags, usage, steps, over)
+      end_at_limit(base, args, {key = key, header = task_header, current = task_current}, flags, usage, steps, over)
       return 'OK'
     end
   end

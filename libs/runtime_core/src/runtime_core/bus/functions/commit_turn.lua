@@ -18,8 +18,10 @@
 --        a step wait                                       waits again for a step of an earlier turn
 --        l traceparent                                     the span of the turn that ends the run: not for `w`
 --        u step digest usage                               usage (JSON: names to numbers, `models` by model)
+--        j step                                            a step that the turn has journaled in its middle: only for `w`
 -- RETURNS 'OK' · 'DONE' if the event was handled before or its task is over (settled, nothing else happened)
---         'FENCED' if the owner was declared dead · 'LIMIT <why>' over a limit of the task · both: nothing was written
+--         'FENCED' if the owner was declared dead · 'LIMIT <why>' over a limit of the task · 'LOST' if the journal lacks a
+--         step of the turn, since the server has lost its last writes · all three: nothing was written
 
 local MODE = {waits = 'w', completed = 'c', failed = 'f', cancelled = 'k', over_limit = 'x'}
 local STATUS_OF_MODE = {c = 'completed', f = 'failed', k = 'cancelled', x = 'failed'}
@@ -43,7 +45,8 @@ local function read_turn(base, args)
   return turn, v[1], own[1], own[2], own[3]
 end
 
--- Stores the parts that describe the turn itself. Returns an error for a malformed part.
+-- Stores the parts that describe the turn itself. Returns an error for a malformed part, and for a step that the journal
+-- lacks.
 local function read_parts(args, turn)
   local at = FIRST_PART
   for _ = 1, tonumber(args[13]) do
@@ -55,6 +58,8 @@ local function read_parts(args, turn)
       turn.reports[#turn.reports + 1] = args[at + 3]
     elseif letter == PART.answered_by then
       turn.answered_by = args[at + 1]
+    elseif letter == PART.journaled and redis.call('HEXISTS', turn.run_key, RUN.result .. args[at + 1]) == 0 then
+      return 'LOST'
     end
     at = at + size
   end
@@ -96,18 +101,56 @@ local function check_end_of_run(base, args, turn, mode)
   return ending
 end
 
+-- The run on which a holder of an instance is nested, or nil. Not every run that ends is the newest holder: a handler
+-- that called in mid-turn may give up waiting for a call back.
+local function holder_below(holders, ref)
+  local below
+  for _, holder in ipairs(lines(holders)) do
+    if holder == ref then return below end
+    below = holder
+  end
+  return below
+end
+
+local function holder_above(holders, ref)
+  local found
+  for _, holder in ipairs(lines(holders)) do
+    if found then return holder end
+    found = holder == ref
+  end
+end
+
+-- A handler gave up waiting, and ends below a call back that is in hand and has not seen the state that it leaves. The
+-- call back is handled again, with that state. A call back of a task that ends now is dropped anyway.
+local function repeat_above(base, holders, ref, state)
+  local task, run = split_ref(holder_above(holders, ref))
+  if ref == task .. '|' .. FIRST_RUN then return end
+  local rk = run_key(base, task, run)
+  local v = redis.call('HMGET', rk, RUN.current, RUN.header)
+  if not v[1] then return end
+  redis.call('HSET', rk, RUN.state_at_start, state)
+  if not in_flight(v[1]) then return end -- its next attempt begins with that state
+  local stream, agent, instance_key = target_of(v[2])
+  -- Turn -1, which no run in memory has. The commit of the turn in hand is refused, since it is no longer current.
+  redis.call('HSET', rk, RUN.current, append_resume(base, task, run, stream, agent, instance_key, '-1', '', ''))
+end
+
 -- Writes the state that the run leaves. A nested run leaves it to the run below, which is still in the middle.
-local function write_state(base, instance, state)
+local function write_state(base, instance, state, ref)
   if instance == '' or state == '' then return end
   local key = base .. 'inst:' .. instance
   local holders = redis.call('HGET', key, INSTANCE.holders)
-  if not holders or not string.find(holders, '\n', 1, true) then
+  local nested = holders and string.find(holders, '\n', 1, true)
+  local below = nested and holder_below(holders, ref)
+  local interleaved = nested and interleaves(base, string.match(instance, '^[^/]*'))
+  if nested and not interleaved and holder_above(holders, ref) then repeat_above(base, holders, ref, state) end
+  if not below then
     redis.call('HSET', key, 'state', state)
-  elseif interleaves(base, string.match(instance, '^[^/]*')) then
+  elseif interleaved then
     redis.call('HSET', key, INSTANCE.working_state, state, 'state', state)
   else
     redis.call('HSET', key, INSTANCE.working_state, state)
-    local below_task, below_run = split_ref(string.match(holders, '([^\n]*)\n[^\n]*$'))
+    local below_task, below_run = split_ref(below)
     redis.call('HSET', run_key(base, below_task, below_run), RUN.override, state)
   end
 end
@@ -124,7 +167,7 @@ local function end_run(base, args, turn, mode)
     send_part(base, args, at, task, run)
     at = at + PART_SIZE[args[at]]
   end
-  write_state(base, instance, args[12])
+  write_state(base, instance, args[12], task .. '|' .. run)
   if mode == MODE.over_limit then
     end_over_limit(base, task, run, instance, ending, turn.flags, result, steps, now, rows)
   elseif run == FIRST_RUN then
@@ -152,7 +195,7 @@ local function check_parts(base, args, turn)
   local at = FIRST_PART
   while args[at] do
     local letter = args[at]
-    if letter ~= PART.again and letter ~= PART.usage then asked = asked + 1 end
+    if letter ~= PART.again and letter ~= PART.usage and letter ~= PART.journaled then asked = asked + 1 end
     if letter == PART.call then
       if not unchecked then check_call(base, args, at, task, run) end
     elseif letter == PART.timer or letter == PART.question then
@@ -267,9 +310,12 @@ local function put_again(_, args, turn, at)
   end
 end
 
+local function put_nothing() end
+
 local PUT_PART = {
   [PART.call] = put_call, [PART.timer] = put_timer, [PART.question] = put_question, [PART.message] = put_sent,
-  [PART.publish] = put_sent, [PART.usage] = put_usage, [PART.again] = put_again, [PART.answered_by] = function() end,
+  [PART.publish] = put_sent, [PART.usage] = put_usage, [PART.again] = put_again, [PART.answered_by] = put_nothing,
+  [PART.journaled] = put_nothing,
 }
 
 -- Writes the run's fields: it is held for its steps, or resumed immediately if nothing is missing. Returns where it

@@ -30,32 +30,6 @@ local function letter_of(args, fields, named, head)
   return letter
 end
 
--- Returns whether the delivery still counts: a turn while it is its run's `current`, a call while its step is missing.
-local function is_wanted(base, args, is_turn, task, run, status)
-  if not status or ENDED[status] then return false end
-  local entry, live = args[3], nil
-  if is_turn then
-    live = redis.call('HGET', run_key(base, task, run), RUN.current) == entry
-  else
-    local parent, step = parent_of(run)
-    live = redis.call('HEXISTS', run_key(base, task, parent), RUN.missing .. step) == 1
-  end
-  return live
-end
-
-local function settle_unwanted(base, args, is_turn, task, run, inst, letter)
-  local stream, entry = args[2], args[3]
-  if inst ~= '' then check_instance(base, inst, stream) end
-  settle_late(base, stream, entry, inst, task, run)
-  if not is_turn and redis.pcall('HDEL', base .. 'started', task .. '/' .. run) == 1 then
-    keep_late(base, task, run, RESULT.error, args[6], args[7])
-  end
-  if args[4] ~= 'malformed' then return 'DONE' end
-  -- The bus never sent it, so no commit can have handled it before.
-  dead.keep(base, letter)
-  return 'OK'
-end
-
 -- Reads every key that the end of a run or a call is about to write. Returns what `end_task` needs, if the task ends.
 local function check_burial(base, args, ends_task, head, header, flags, inst)
   local task = head[3]
@@ -82,7 +56,6 @@ end
 local function answer_step(base, args, is_turn, task, run, inst, flags, steps)
   local parent, step = parent_of(run)
   flags = flag(flags, FLAG.letters)
-  if not is_turn and parent == FIRST_RUN then flags = flag(flags, FLAG.reopenable) end
   redis.call('HSET', base .. 'task:' .. task, 'steps', steps, TASK.flags, flags)
   if args[8] ~= '' then record_rows(base, task, flags, args[8]) end
   if is_turn then
@@ -148,8 +121,12 @@ local function dead_letter(keys, args)
   local task, run, letter = head[3], head[4], letter_of(args, fields, named, head)
   local inst = (is_turn and head[6] ~= '') and (head[5] .. '/' .. head[6]) or ''
   local v = redis.call('HMGET', base .. 'task:' .. task, 'status', RUN.header, 'steps', TASK.flags)
-  if not is_wanted(base, args, is_turn, task, run, v[1]) then
-    return settle_unwanted(base, args, is_turn, task, run, inst, letter)
+  if not is_wanted(base, entry, is_turn, task, run, v[1]) then
+    settle_unwanted(base, stream, entry, is_turn, inst, task, run, args[6], args[7])
+    if args[4] ~= 'malformed' then return 'DONE' end
+    -- The bus never sent it, so no commit can have handled it before.
+    dead.keep(base, letter)
+    return 'OK'
   end
   return bury(base, args, is_turn, head, inst, v, letter)
 end

@@ -4,19 +4,18 @@
 -- RETURNS 'OK' · 'DONE' · 'FENCED' · 'LIMIT <bytes>' if the task's output would be over its limit
 local function emit(keys, args)
   local base, task, run = keys[1], args[3], args[4]
-  if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
-  local key = base .. 'task:' .. task
-  local rk = run_key(base, task, run)
-  local v = redis.call('HMGET', key, 'status', TASK.flags, TASK.output_bytes)
-  local r = redis.call('HMGET', rk, RUN.current, RUN.unrecorded)
-  if r[1] ~= args[2] or ENDED[v[1]] then return 'DONE' end
+  local key, run_hash = base .. 'task:' .. task, run_key(base, task, run)
+  local status, flags, written = unpack(redis.call('HMGET', key, 'status', TASK.flags, TASK.output_bytes))
+  local current, unrecorded = unpack(redis.call('HMGET', run_hash, RUN.current, RUN.unrecorded))
+  local lost = turn_lost(base, args[1], args[2], current, status)
+  if lost then return lost end
   redis.call('XLEN', base .. 'out:' .. task)
-  local size, most = output_with(base, v[3], args[8])
-  if not size and redis.call('HEXISTS', rk, RUN.result .. args[5]) == 0 then return 'LIMIT ' .. most end
-  if redis.call('HSETNX', rk, RUN.result .. args[5], args[6]) == 0 then return 'DONE' end
-  redis.call('HSET', rk, RUN.unrecorded, (r[2] or '') .. args[5] .. '\temit\temit\n')
+  local size, most = output_with(base, written, args[8])
+  if not size and redis.call('HEXISTS', run_hash, RUN.result .. args[5]) == 0 then return 'LIMIT ' .. most end
+  if redis.call('HSETNX', run_hash, RUN.result .. args[5], args[6]) == 0 then return 'DONE' end
+  redis.call('HSET', run_hash, RUN.unrecorded, (unrecorded or '') .. args[5] .. '\temit\temit\n')
   local seq = redis.call('HINCRBY', key, 'seq', 1)
   publish_delta(base, task, run, args[7], seq, args[8])
-  redis.call('HSET', key, TASK.output_bytes, size, TASK.flags, flag(v[2] or '', FLAG.output))
+  redis.call('HSET', key, TASK.output_bytes, size, TASK.flags, flag(flags or '', FLAG.output))
   return 'OK'
 end

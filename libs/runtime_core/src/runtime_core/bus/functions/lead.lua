@@ -4,11 +4,11 @@
 local function lead(keys, args)
   local base, key = keys[1], keys[1] .. 'leader:' .. args[1]
   if not redis.call('ZSCORE', base .. 'alive', args[2]) then return 0 end
-  local v = redis.call('HMGET', key, 'owner', 'epoch')
-  local epoch = tonumber(v[2] or '0')
+  local leader, newest = unpack(redis.call('HMGET', key, 'owner', 'epoch'))
+  local epoch = tonumber(newest or '0')
   local floor = tonumber(args[3])
-  if v[1] == args[2] and epoch > floor then return epoch end
-  if v[1] and v[1] ~= args[2] and redis.call('ZSCORE', base .. 'alive', v[1]) then return 0 end
+  if leader == args[2] and epoch > floor then return epoch end
+  if leader and leader ~= args[2] and redis.call('ZSCORE', base .. 'alive', leader) then return 0 end
   epoch = math.max(epoch, floor) + 1
   redis.call('HSET', key, 'owner', args[2], 'epoch', text(epoch))
   return epoch

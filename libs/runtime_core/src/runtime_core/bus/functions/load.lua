@@ -12,12 +12,13 @@ local function load(keys, args)
   local rk = run_key(base, task, run)
   local all = redis.call('HGETALL', rk)
   if #all == 0 then return {} end
-  local v = redis.call('HMGET', base .. 'task:' .. task, 'status', RUN.context, RUN.header)
+  local status, task_context, task_header =
+    unpack(redis.call('HMGET', base .. 'task:' .. task, 'status', RUN.context, RUN.header))
   local state = ''
   if args[3] ~= '' then
     state = redis.call('HGET', rk, RUN.state_at_start) or redis.call('HGET', base .. 'inst:' .. args[3], 'state') or ''
   end
-  local reply = {'', v[1] or '', v[2] or '', state, v[3] or ''}
+  local reply = {'', status or '', task_context or '', state, task_header or ''}
   for i = 1, #all, 2 do
     local field = all[i]
     if field == RUN.current then reply[1] = all[i + 1] end

@@ -1,6 +1,5 @@
 -- Changes a run node or a group that `create_node` has created. One of several processes wins; repeating the same
--- change
--- changes nothing.
+-- change changes nothing.
 -- KEYS 1 base · ARGV 1 verb · 2 id · 3 how long it is kept while it has not ended (s), then for
 --      `move`    4 status · 5 token of this call · 6 message · 7… pairs of a result's name and JSON
 --      `save`    4… pairs of a result's name and JSON

@@ -8,13 +8,13 @@ local function progress(keys, args)
   if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
   local parent, step = parent_of(run)
   local key = base .. 'task:' .. task
-  local v = redis.call('HMGET', key, 'status', TASK.flags, TASK.output_bytes)
-  if not v[1] or ENDED[v[1]] then return 'DONE' end
+  local status, flags, written = unpack(redis.call('HMGET', key, 'status', TASK.flags, TASK.output_bytes))
+  if not status or ENDED[status] then return 'DONE' end
   if redis.call('HEXISTS', run_key(base, task, parent), RUN.missing .. step) == 0 then return 'DONE' end
   redis.call('XLEN', base .. 'out:' .. task)
-  local size, most = output_with(base, v[3], args[5], 0.5)
+  local size, most = output_with(base, written, args[5], 0.5)
   if not size then return 'LIMIT ' .. most end
-  redis.call('HSET', key, TASK.output_bytes, size, TASK.flags, flag(v[2] or '', FLAG.output))
+  redis.call('HSET', key, TASK.output_bytes, size, TASK.flags, flag(flags or '', FLAG.output))
   publish_delta(base, task, run, args[4], redis.call('HINCRBY', key, 'seq', 1), args[5], true)
   return 'OK'
 end

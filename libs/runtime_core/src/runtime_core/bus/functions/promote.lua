@@ -8,32 +8,23 @@ local function promote_retry(base, member, rest)
     task, run = head[3], head[4]
     status = redis.call('HGET', base .. 'task:' .. task, 'status')
   end
-  local waits, rk = false, nil
-  if status and not ENDED[status] then
-    check_stream(base, stream)
-    if is_agent_stream(stream) then
-      rk = run_key(base, task, run)
-      waits = redis.call('HGET', rk, RUN.current) == 'retry'
-    else
-      local parent, step = parent_of(run)
-      waits = redis.call('HEXISTS', run_key(base, task, parent), RUN.missing .. step) == 1
-    end
-  end
+  local is_turn = is_agent_stream(stream)
+  local waits = is_wanted(base, 'retry', is_turn, task, run, status)
+  if waits then check_stream(base, stream) end
   redis.call('ZREM', base .. 'timers', member)
   redis.call('HDEL', base .. 'delayed', member)
   if status then redis.call('HDEL', base .. 'task:' .. task, TASK.timer .. member) end
   if not waits then return end
   local entry = redis.call('XADD', base .. stream, '*', unpack(fields))
-  if rk then redis.call('HSET', rk, RUN.current, entry) end
+  if is_turn then redis.call('HSET', run_key(base, task, run), RUN.current, entry) end
 end
 
 local function promote_answer(base, member, rest, now)
   local task, run, step = string.match(rest, '^(.-)|(.-)|(.*)$')
   local key = base .. 'task:' .. task
-  local v = redis.call('HMGET', key, 'status', TASK.timer .. member)
-  local status = v[1]
+  local status, asked_at_ms = unpack(redis.call('HMGET', key, 'status', TASK.timer .. member))
   -- A plain sleep stores only the time of its request.
-  local value = redis.call('HGET', base .. 'delayed', member) or (RESULT.ok .. (v[2] or text(now)) .. 'null')
+  local value = redis.call('HGET', base .. 'delayed', member) or (RESULT.ok .. (asked_at_ms or text(now)) .. 'null')
   local live = status and not ENDED[status]
   if live then
     check_waiting(base, task, run)
@@ -50,14 +41,15 @@ local function promote_answer(base, member, rest, now)
 end
 
 local function promote_deadline(base, member, task, now)
-  local v = redis.call('HMGET', base .. 'task:' .. task, 'status', RUN.header, 'steps', TASK.flags, RUN.current)
-  local live = v[1] and not ENDED[v[1]]
-  local ending = live and check_end(base, task, v[2], v[4] or '', 'failed')
+  local status, header, steps, flags, current =
+    unpack(redis.call('HMGET', base .. 'task:' .. task, 'status', RUN.header, 'steps', TASK.flags, RUN.current))
+  local live = status and not ENDED[status]
+  local ending = live and check_end(base, task, header, flags or '', 'failed')
   redis.call('ZREM', base .. 'timers', member)
   if not live then return end
-  if v[5] == 'queue' then QUEUE.leave(base, task, v[2]) end
-  end_task(base, task, ending, v[4] or '', 'failed', error_json('TimeLimit', 'the task was not done within its timeout_seconds'),
-    v[3] or '0', text(now), '[]', false, in_flight(v[5]))
+  if current == 'queue' then QUEUE.leave(base, task, header) end
+  end_task(base, task, ending, flags or '', 'failed', error_json('TimeLimit', 'the task was not done within its timeout_seconds'),
+    steps or '0', text(now), '[]', false, in_flight(current))
 end
 
 -- Continues with a mailbox that began with many ended tasks, or that has no holder any more.

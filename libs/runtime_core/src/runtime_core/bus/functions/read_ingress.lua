@@ -26,8 +26,7 @@ local function is_spent(key, ahead)
   local info = redis.call('XINFO', 'STREAM', key)
   for at = 1, #info, 2 do
     if info[at] == 'last-generated-id' then
-      local t = redis.call('TIME')
-      return tonumber(ms_of(info[at + 1])) > tonumber(t[1]) * 1000 + ahead
+      return tonumber(ms_of(info[at + 1])) > server_ms() + ahead
     end
   end
   return false

@@ -2,22 +2,22 @@
 -- others by now. It replays from its journal. The steps it waited for were dropped at the end: it requests them again,
 -- and child runs that were open continue from their journals. The state that calls back into the instance had left for
 -- it is gone too: others may have written the state since.
-local function reopen(base, task, v, context)
+local function reopen(base, task, first_run, context)
   local key = base .. 'task:' .. task
   forget_waits(base, task, FIRST_RUN, {TASK.final, 'ended', TASK.own_row, RUN.asks_in_turn, RUN.override, RUN.turn_owner,
     RUN.state_at_start})
-  redis.call('HSET', key, 'status', 'running', TASK.flags, flag(v.flags, FLAG.reopened))
+  redis.call('HSET', key, 'status', 'running', TASK.flags, flag(first_run.flags, FLAG.reopened))
   redis.call('PERSIST', key)
-  local now, tenant = text(now_ms(base)), header_of(v.h).tenant
+  local now, tenant = text(now_ms(base)), header_of(first_run.header).tenant
   redis.pcall('ZADD', base .. 'open', now, task)
   if tenant and tenant ~= '' then redis.pcall('ZADD', base .. 'open:' .. tenant, now, task) end
   redis.call('ZREM', base .. 'stopped', task)
-  local stream, agent, instance_key = target_of(v.h)
+  local stream, agent, instance_key = target_of(first_run.header)
   local cur
   if instance_key ~= '' then
-    cur = deliver(base, task, FIRST_RUN, stream, agent, instance_key, v.d, context)
+    cur = deliver(base, task, FIRST_RUN, stream, agent, instance_key, first_run.input, context)
   else
-    cur = append_start(base, task, FIRST_RUN, stream, agent, '', v.d, context, '-1')
+    cur = append_start(base, task, FIRST_RUN, stream, agent, '', first_run.input, context, '-1')
   end
   redis.call('HSET', key, RUN.current, cur)
 end
@@ -55,6 +55,32 @@ local function uncount_rows(key, again)
   if again > 0 and counted >= again then redis.call('HSET', key, 'steps', text(counted - again)) end
 end
 
+-- Finds the child runs through which a dead letter has failed its task, from `run` up. Returns {run, step, whether the
+-- step has its error} for each step that waited for one, or nil if one of the runs cannot go on from its journal: its
+-- caller has another result, or has ended otherwise.
+local function failed_above(base, task, run)
+  local key, found = base .. 'task:' .. task, {}
+  while run ~= FIRST_RUN do
+    local parent, step = parent_of(run)
+    if parent ~= FIRST_RUN and redis.call('HEXISTS', key, TASK.kept_child .. parent) == 0 then return nil end
+    local value = redis.call('HGET', run_key(base, task, parent), RUN.result .. step)
+    if value and status_of(value) ~= RESULT.error then return nil end
+    found[#found + 1] = {parent, step, value and 1 or 0}
+    run = parent
+  end
+  return found
+end
+
+-- The steps that waited for the failed runs lose their errors, so their runs are requested again. Returns how many.
+local function forget_failures(base, task, failed)
+  local count = 0
+  for _, each in ipairs(failed) do
+    redis.call('HDEL', run_key(base, task, each[1]), RUN.result .. each[2])
+    count = count + each[3]
+  end
+  return count
+end
+
 -- Sends a call again. A reopened run is on its way: its turn finds the step requested, or answered. The answer wakes a
 -- parked one.
 local function ask_again(base, rk, step, stream, digest, ended, fields)
@@ -64,11 +90,14 @@ local function ask_again(base, rk, step, stream, digest, ended, fields)
   redis.call('XADD', base .. stream, '*', unpack(fields))
 end
 
--- Removes a dead letter and returns its delivery to its stream, with its attempts counted from one.
+-- Removes a dead letter and returns its delivery to its stream, with its attempts counted from one. A child run that
+-- has failed its task is requested again by the run that called it.
 -- KEYS 1 base
 -- ARGV 1 letter id · 2 '1' to reopen an ended task · 3 new data (JSON) or '' for the old data
 -- RETURNS {'ok', task} · {'missing'} · {'ended', task, status} · {'gone', task} if nothing waits for it any more
 --         {'cut', task} if parts of it were too large to keep
+--         {'called', task} for new data of a child run, whose input comes from the run that calls it
+--         {'answered', task} if the task has answered a run in another partition
 local function redrive(keys, args)
   local base = keys[1]
   local found = redis.call('XRANGE', base .. 'dead', args[1], args[1])[1]
@@ -80,41 +109,49 @@ local function redrive(keys, args)
   local head = lines(named.h)
   local task, run, stream = head[3], head[4], named.stream
   local key = base .. 'task:' .. task
-  local v = redis.call('HMGET', key, 'status', TASK.flags, TASK.own_row, RUN.context)
+  local v = redis.call('HMGET', key, 'status', TASK.flags, TASK.own_row, RUN.context, RUN.current, RUN.header, RUN.input)
   if not v[1] then return {'gone', task} end
   local ended, flags = ENDED[v[1]], v[2] or ''
   if ended and args[2] ~= '1' then return {'ended', task, v[1]} end
+  -- Without `cur` the journal was dropped with the task's end: there is nothing to continue from.
+  if not v[5] or not v[6] then return {'gone', task} end
   local is_turn = is_agent_stream(stream)
   local waiting, step = run, nil
   if not is_turn then waiting, step = parent_of(run) end
   local rk = run_key(base, task, waiting)
-  local r = redis.call('HMGET', rk, RUN.current, RUN.header, RUN.input)
-  -- Without `cur` the journal was dropped with the task's end: there is nothing to continue from.
-  if not r[1] or not r[2] then return {'gone', task} end
-  local own_stream, agent, instance_key = target_of(r[2])
-  -- The completed run of an instance has written its state: running it again would write it twice.
-  if v[1] == 'completed' and instance_key ~= '' then return {'gone', task} end
   -- A running run has its error and may have acted on it: the error cannot be taken back.
-  if not ended and r[1] ~= 'park' then return {'gone', task} end
-  local fields = fields_again(named, head, is_turn, args[3])
+  if not ended and redis.call('HGET', rk, RUN.current) ~= 'park' then return {'gone', task} end
+  local own_stream, agent, instance_key = target_of(v[6])
+  -- The completed run of an instance has written its state: running it again would write it twice. A completed run has
+  -- acted on the error of its child run.
+  if v[1] == 'completed' and (instance_key ~= '' or waiting ~= FIRST_RUN) then return {'gone', task} end
+  local failed = {}
+  if ended then failed = failed_above(base, task, waiting) end
+  if not failed then return {'gone', task} end
   local digest = '00000000'
   if not is_turn then
     local journal = redis.call('HGET', rk, RUN.result .. step)
     if not journal then return {'gone', task} end
     if status_of(journal) ~= RESULT.error then return {'gone', task} end
     digest = digest_of(journal)
+  elseif ended and run ~= FIRST_RUN and args[3] ~= '' then
+    return {'called', task}
   end
+  if ended and string.sub(header_of(v[6]).to or '', 1, 1) == '@' then return {'answered', task} end
+  local fields = fields_again(named, head, is_turn, args[3])
   check_redrive(base, stream, ended, own_stream, agent, instance_key)
 
-  uncount_rows(key, (is_turn and 0 or tonumber(named.rows or '1')) + ((ended and v[3] ~= '0') and 1 or 0))
+  uncount_rows(key, (is_turn and 0 or tonumber(named.rows or '1')) + ((ended and v[3] ~= '0') and 1 or 0) +
+    forget_failures(base, task, failed))
   if not unpin(key, flags) then flags = redis.call('HGET', key, TASK.flags) or '' end
   dead.forget(base, args[1], found[2])
   redis.call('ZREM', base .. 'letters', task .. '|' .. args[1])
-  if is_turn and args[3] ~= '' and head[2] == 'start' then
-    redis.call('HSET', rk, RUN.input, args[3])
-    r[3] = args[3]
+  if is_turn and args[3] ~= '' and head[2] == 'start' then redis.call('HSET', rk, RUN.input, args[3]) end
+  if ended then
+    local own = is_turn and run == FIRST_RUN
+    local input = own and args[3] ~= '' and head[2] == 'start' and args[3] or v[7] or ''
+    reopen(base, task, {header = v[6], input = input, flags = flags}, own and named.x or v[4] or '')
   end
-  if ended then reopen(base, task, {h = r[2], d = r[3] or '', flags = flags}, is_turn and named.x or v[4] or '') end
   if not is_turn then
     ask_again(base, rk, step, stream, digest, ended, fields)
   elseif not ended then

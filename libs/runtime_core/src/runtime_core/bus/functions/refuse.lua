@@ -7,16 +7,15 @@ local function refuse(keys, args)
   local found = redis.call('HGET', base .. 'seen', line)
   local first = found and lines(found) or {}
   if args[1] == 'task_id' then
-    local h = redis.call('HGET', base .. 'task:' .. task, RUN.header)
-    if h then return {'started', lines(h)[9]} end
+    local header = redis.call('HGET', base .. 'task:' .. task, RUN.header)
+    if header then return {'started', lines(header)[9]} end
   elseif found and not string.match(first[3] or '', '^[@!]') then
     return {'started', first[2]}
   end
   local newest = tonumber(string.match(first[3] or '', '^!(%d+)$') or '0')
   if newest >= tonumber(args[5]) then return {'refused'} end
-  redis.call('LLEN', base .. 'seenq')
-  local t = redis.call('TIME')
-  local created = text(tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000))
+  redis.call('LLEN', base .. 'seen_order')
+  local created = text(server_ms())
   remember(base, line, task .. '\n\n!' .. args[5], created, redis.call('HGET', base .. 'meta', 'dedupe_max'))
   return {'refused'}
 end

@@ -1,43 +1,13 @@
 -- Puts a delivery back for later: it waits in the timers, and its instance stays busy.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 stream · 3 entry · 4 task · 5 run · 6 delay ms · 7 next attempt · 8 error (JSON) or ''
---      9 what the attempt has used (JSON) or '': a call's attempts are all counted
+--      9 usage of the attempt (JSON) or '': all attempts of a call count
 -- RETURNS 'OK' · 'DONE' · 'FENCED'
-local function retry(keys, args)
-  local base, stream, entry, task, run = keys[1], args[2], args[3], args[4], args[5]
-  if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
-  local found = redis.call('XRANGE', base .. stream, entry, entry)[1]
-  local is_turn = is_agent_stream(stream)
-  local key = base .. 'task:' .. task
-  local status = redis.call('HGET', key, 'status')
-  local live = found and status and not ENDED[status]
-  if live then
-    if is_turn then
-      live = redis.call('HGET', run_key(base, task, run), RUN.current) == entry
-    else
-      local parent, step = parent_of(run)
-      live = redis.call('HEXISTS', run_key(base, task, parent), RUN.missing .. step) == 1
-    end
-  end
-  if not live then
-    local inst = ''
-    if found and is_turn then
-      local head = lines(found[2][2])
-      if head[6] ~= '' then inst = head[5] .. '/' .. head[6] end
-    end
-    if inst ~= '' then check_instance(base, inst, stream) end
-    settle_late(base, stream, entry, inst, task, run)
-    -- The mark goes with the call, unless this is a late copy whose call goes on under another entry. pcall: a key of
-    -- another type must not stop the acknowledgement.
-    if found and not is_turn and redis.pcall('HDEL', base .. 'started', task .. '/' .. run) == 1 then
-      keep_late(base, task, run, RESULT.error, text(now_ms(base)), error_json('UnknownOutcome',
-        'the task ended while this call was running: find out whether it took effect'))
-    end
-    return 'DONE'
-  end
-  local fields, errors = found[2], nil
-  local head = lines(fields[2])
-  head[7] = args[7]
+
+-- The fields of the next attempt's entry: the same, with its number, and the new error (JSON) among the errors.
+local function fields_of_next(fields, attempt, error)
+  local head, errors = lines(fields[2]), nil
+  head[7] = attempt
   local kept = {ENTRY.header, table.concat(head, '\n')}
   for i = 3, #fields, 2 do
     if fields[i] == ENTRY.errors then errors = fields[i + 1] else
@@ -45,14 +15,35 @@ local function retry(keys, args)
       kept[#kept + 1] = fields[i + 1]
     end
   end
-  if args[8] ~= '' then
-    if errors then errors = string.sub(errors, 1, -2) .. ',' .. args[8] .. ']' else errors = '[' .. args[8] .. ']' end
+  if error ~= '' then
+    errors = errors and string.sub(errors, 1, -2) .. ',' .. error .. ']' or '[' .. error .. ']'
   end
   if errors then
     kept[#kept + 1] = ENTRY.errors
     kept[#kept + 1] = dead.errors(errors)
   end
-  local usage
+  return kept
+end
+
+local function retry(keys, args)
+  local base, stream, entry, task, run = keys[1], args[2], args[3], args[4], args[5]
+  if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
+  local found = redis.call('XRANGE', base .. stream, entry, entry)[1]
+  local is_turn, key = is_agent_stream(stream), base .. 'task:' .. task
+  if not found then
+    -- A late copy, whose call goes on under another entry: the mark of that call stays.
+    settle(base, stream, entry)
+    return 'DONE'
+  end
+  local fields = found[2]
+  if not is_wanted(base, entry, is_turn, task, run, redis.call('HGET', key, 'status')) then
+    local head = lines(fields[2])
+    local instance = is_turn and head[6] ~= '' and head[5] .. '/' .. head[6] or ''
+    settle_unwanted(base, stream, entry, is_turn, instance, task, run, text(now_ms(base)), error_json('UnknownOutcome',
+      'the task ended while this call was running: find out whether it took effect'))
+    return 'DONE'
+  end
+  local kept, usage = fields_of_next(fields, args[7], args[8]), nil
   if args[9] and args[9] ~= '' then usage = cjson.encode(usage_with(redis.call('HGET', key, TASK.usage), {args[9]})) end
   local member = 'e|' .. stream .. '|' .. entry
   check_timers(base)

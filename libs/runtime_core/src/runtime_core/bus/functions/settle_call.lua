@@ -7,24 +7,23 @@
 --         · {the value, why} if the task is over a limit now · 'FENCED' · 'DONE' if the turn is no longer this
 --         entry's · 'LIMIT' if the journal is full
 local function settle_call(keys, args)
-  local base, task, run, step = keys[1], args[3], args[4], args[5]
-  if not redis.call('ZSCORE', base .. 'alive', args[1]) then return redis.status_reply('FENCED') end
-  local key = base .. 'task:' .. task
-  local rk = run_key(base, task, run)
-  local t = redis.call('HMGET', key, 'status', TASK.usage, TASK.limits, TASK.reserved, TASK.flags)
-  local v = redis.call('HMGET', rk, RUN.current, RUN.unrecorded, RUN.result .. step)
-  if v[1] ~= args[2] or ENDED[t[1]] then return redis.status_reply('DONE') end
-  if v[3] then return v[3] end
-  if redis.call('HLEN', rk) >= tonumber(args[7]) then return redis.status_reply('LIMIT') end
+  local base, task, run, step, value = keys[1], args[3], args[4], args[5], args[6]
+  local key, run_hash = base .. 'task:' .. task, run_key(base, task, run)
+  local status, used, limits, reserved, flags =
+    unpack(redis.call('HMGET', key, 'status', TASK.usage, TASK.limits, TASK.reserved, TASK.flags))
+  local current, unrecorded, stored = unpack(redis.call('HMGET', run_hash, RUN.current, RUN.unrecorded, RUN.result .. step))
+  local lost = turn_lost(base, args[1], args[2], current, status)
+  if lost then return lost end
+  if stored then return stored end
   local usage, over
   if args[8] ~= '' then
-    local used = usage_with(t[2], {args[8]})
-    usage, over = cjson.encode(used), over_limit(used, t[3])
+    local sum = usage_with(used, {args[8]})
+    usage, over = cjson.encode(sum), over_limit(sum, limits)
   end
-  redis.call('HSET', rk, RUN.result .. step, args[6], RUN.unrecorded, (v[2] or '') .. step .. '\t' .. args[9] .. '\n')
-  redis.call('HDEL', rk, RUN.attempts .. step)
-  if usage then redis.call('HSET', key, TASK.usage, usage, TASK.flags, flag(t[5] or '', FLAG.usage)) end
-  if t[4] then give_back(key, t[4], run .. '|' .. step) end
-  if over then return {args[6], over} end
-  return args[6]
+  if not journal_step(run_hash, unrecorded, step, value, args[9], args[7]) then return redis.status_reply('LIMIT') end
+  redis.call('HDEL', run_hash, RUN.attempts .. step)
+  if usage then redis.call('HSET', key, TASK.usage, usage, TASK.flags, flag(flags or '', FLAG.usage)) end
+  if reserved then give_back(key, reserved, run .. '|' .. step) end
+  if over then return {value, over} end
+  return value
 end

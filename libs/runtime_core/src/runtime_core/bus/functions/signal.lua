@@ -64,7 +64,7 @@ local function signal(keys, args)
   check_record(base, task, redis.call('HGET', base .. 'task:' .. task, TASK.flags))
   check_timers(base)
   redis.call('HLEN', base .. 'seen')
-  redis.call('LLEN', base .. 'seenq')
+  redis.call('LLEN', base .. 'seen_order')
   redis.call('HLEN', base .. 'meta')
   local member = 's|' .. task .. '|' .. run .. '|' .. step
   if redis.call('ZREM', base .. 'timers', member) == 1 then

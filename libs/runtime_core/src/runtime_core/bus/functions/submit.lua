@@ -84,7 +84,7 @@ end
 
 -- Reads every other key that the submit is about to write.
 local function check_start(base, args)
-  redis.call('LLEN', base .. 'seenq')
+  redis.call('LLEN', base .. 'seen_order')
   redis.call('ZCARD', base .. 'index')
   if args[12] ~= '0' then redis.call('ZCARD', base .. 'timers') end
   if args[6] ~= '' then check_instance(base, args[5] .. '/' .. args[6]) end
@@ -92,13 +92,13 @@ end
 
 -- Stores the task. `entry` is that of its start event, or the word for where it waits; `tenant` nil without a name.
 local function store_submitted(base, args, key, stream, entry, created, tenant)
-  local h = stream .. '\n' .. args[5] .. '\n' .. args[6] .. '\n' .. args[8] .. '\n' .. created .. '\n' .. args[11] ..
+  local header = stream .. '\n' .. args[5] .. '\n' .. args[6] .. '\n' .. args[8] .. '\n' .. created .. '\n' .. args[11] ..
     '\n' .. args[3] .. '\n' .. args[2] .. '\n' .. args[4] .. '\n' .. args[10]
-  if tenant then h = h .. '\n' .. tenant end
+  if tenant then header = header .. '\n' .. tenant end
   if args[9] ~= '' then
-    redis.call('HSET', key, 'status', 'accepted', RUN.current, entry, RUN.header, h, RUN.input, args[7], RUN.context, args[9])
+    redis.call('HSET', key, 'status', 'accepted', RUN.current, entry, RUN.header, header, RUN.input, args[7], RUN.context, args[9])
   else
-    redis.call('HSET', key, 'status', 'accepted', RUN.current, entry, RUN.header, h, RUN.input, args[7])
+    redis.call('HSET', key, 'status', 'accepted', RUN.current, entry, RUN.header, header, RUN.input, args[7])
   end
   redis.call('ZADD', base .. 'index', created, args[1])
   count_start(base, args[1], created)

@@ -4,11 +4,18 @@
 -- ARGV 1 kind: `type` (this topic), `prefix` (all topics that begin with it), `agent` (the agent exists; no topic)
 --      2 topic, prefix or '' · 3 agent · 4 '1' to deliver here, '' if the caller does it (several partitions)
 -- RETURNS 1 · 0 if there is an equal subscription
+
+-- The id of the newest message that is kept now. Ids follow the server's clock, and several can share a millisecond.
+local function newest_undelivered(base)
+  local now = server_ms()
+  local found = redis.call('XRANGE', base .. 'undelivered', text(now), '+')
+  return #found > 0 and found[#found][1] or text(now - 1)
+end
+
 local function subscribe(keys, args)
   local base, kind, topic, agent = keys[1], args[1], args[2], args[3]
   local tk = base .. 'topics'
-  check_stream(base, 'unheard')
-  redis.call('HSETNX', tk, '@' .. agent, text(now_ms(base)))
+  redis.call('HSETNX', tk, '@' .. agent, newest_undelivered(base))
   if kind == 'agent' then return 1 end
   local field, line = '=' .. topic, agent
   if kind == 'prefix' then field, line = '^', topic .. ' ' .. agent end
@@ -21,9 +28,10 @@ local function subscribe(keys, args)
   end
   redis.call('HSET', tk, field, line)
   if args[4] == '' then return 1 end
-  local since = tonumber(redis.call('HGET', tk, '@' .. agent))
+  local newest = redis.call('HGET', tk, '@' .. agent)
   local retention = tonumber(redis.call('HGET', base .. 'meta', 'retention') or '3600') * 1000
-  for _, entry in ipairs(redis.call('XRANGE', base .. 'unheard', text(math.max(0, since - retention)), text(since - 1))) do
+  local oldest = text(math.max(0, tonumber(ms_of(newest)) - retention))
+  for _, entry in ipairs(redis.call('XRANGE', base .. 'undelivered', oldest, newest)) do
     local message = {}
     for i = 1, #entry[2], 2 do message[entry[2][i]] = entry[2][i + 1] end
     local match = message.topic == topic

@@ -7,8 +7,7 @@ local function trim_letters(keys, args)
   redis.call('XLEN', base .. 'dead')
   if redis.call('HGET', base .. 'meta', 'dead_max') ~= args[1] then redis.call('HSET', base .. 'meta', 'dead_max', args[1]) end
   -- By the server's own clock, as entry ids are.
-  local t = redis.call('TIME')
-  local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+  local now = server_ms()
   local old = dead.trim_old(base, now - tonumber(args[2]), now)
   local large = dead.make_room(base, '', 0)
   return {old, large, redis.call('XLEN', base .. 'dead'), dead.counted(base)}

@@ -6,11 +6,11 @@ local function unclaim(keys, args)
   local line = id_field(args[1], task, args[3], args[4])
   local place, _, held = holder_of(base, args[1], line, task)
   if not place or held ~= token then return 'DONE' end
-  redis.call('LLEN', base .. 'seenq')
+  redis.call('LLEN', base .. 'seen_order')
   redis.call('HLEN', base .. 'places')
   redis.call('HDEL', base .. 'seen', line)
   -- From the newest on: a claim that is given up is mostly one of the last.
-  redis.call('LREM', base .. 'seenq', -1, string.sub(token, 1, -4) .. '\n' .. line)
+  redis.call('LREM', base .. 'seen_order', -1, string.sub(token, 1, -4) .. '\n' .. line)
   if args[1] == 'task_id' then redis.call('HDEL', base .. 'places', task) end
   return 'OK'
 end

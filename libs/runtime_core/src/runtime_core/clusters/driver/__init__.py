@@ -1,4 +1,4 @@
 """Driver processes: each holds the connection to one cluster and runs the calls that it gets.
 
-`process` starts one and talks to it. `__main__` starts `host` there, which holds the connection.
+`process` starts a driver and talks to it. `host` is what runs in it.
 """

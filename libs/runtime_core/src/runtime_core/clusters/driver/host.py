@@ -1,4 +1,7 @@
-"""The far end of a driver: one process with one connection to its engine. Its log lines go to the gateway."""
+"""The far end of a driver: one process with one connection to its engine. Its log lines go to the gateway.
+
+`process.py` starts it: `python -m runtime_core.clusters.driver.host <engine> <socket> <lifeline>`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from typing import Any, NoReturn, TextIO
 import msgspec
 
 from runtime_core.engines.protocol import (
-    READ_AHEAD,
+    READ_BUFFER_BYTES,
     Away,
     Backend,
     Cancel,
@@ -33,50 +36,13 @@ from runtime_core.engines.protocol import (
     ToDriver,
     Work,
 )
+from runtime_core.telemetry.logs import LONGEST
+from runtime_core.telemetry.redaction import kept
 
-MARK = "\x1e"
+RECORD_PREFIX = "\x1e"
 """The prefix of a line that is a log record: JSON, (level, logger, text)."""
 CHATTY = ("ray", "pyspark", "py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """Loggers whose records are logged at DEBUG, like lines that a library prints."""
-
-
-class Teller(logging.Handler):
-    """Writes log records as marked lines."""
-
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__()
-        self._stream = stream
-
-    def emit(self, record: logging.LogRecord) -> None:
-        level = logging.DEBUG if record.name.partition(".")[0] in CHATTY else record.levelno
-        data = msgspec.json.encode((level, record.name, self.format(record)))
-        try:
-            self._stream.write(f"{MARK}{data.decode()}\n")
-            self._stream.flush()
-        except (OSError, ValueError):
-            return  # nobody reads the stream any more
-
-
-def tell_logs(level: int) -> None:
-    """Send this process's log to its parent process."""
-    root = logging.getLogger()
-    for old in list(root.handlers):
-        root.removeHandler(old)
-    root.addHandler(Teller(sys.stderr))
-    root.setLevel(level)
-
-
-def heard(line: str) -> tuple[int, str, str]:
-    """Return (level, logger, text) of a line that a driver printed."""
-    if line.startswith(MARK):
-        try:
-            level, name, text = msgspec.json.decode(line[1:], type=tuple[int, str, str])
-        except msgspec.DecodeError:
-            return logging.DEBUG, "", line[1:]
-        return level, name, text
-    return logging.DEBUG, "", line
-
-
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
 """The pause between attempts to reach an engine, in seconds: it doubles from the first to the longest."""
 CLOSING_SECONDS = 8.0
@@ -85,13 +51,50 @@ LOST_CLOSING_SECONDS = 2.0
 """The limit for disconnecting from a lost engine, in seconds."""
 BEAT_SECONDS = 2.0
 """The interval of heartbeats to the gateway, in seconds."""
-KNOWN = {
+BACKENDS = {
     "ray": ("runtime_core.clusters.ray.backend:RayBackend", "weft[ray]"),
     "spark": ("runtime_core.clusters.spark.backend:SparkBackend", "weft[spark]"),
 }
 """Each engine's backend and the extra that installs its dependencies."""
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("runtime_core.clusters.driver.host")
+
+
+class LineHandler(logging.Handler):
+    """Writes log records as lines with RECORD_PREFIX."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = logging.DEBUG if record.name.partition(".")[0] in CHATTY else record.levelno
+        data = msgspec.json.encode((level, record.name, kept(self.format(record), LONGEST)))
+        try:
+            self._stream.write(f"{RECORD_PREFIX}{data.decode()}\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            return  # the parent process has closed the stream
+
+
+def send_logs(level: int) -> None:
+    """Send this process's log to its parent process."""
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(LineHandler(sys.stderr))
+    root.setLevel(level)
+
+
+def parse_line(line: str) -> tuple[int, str, str]:
+    """Return (level, logger, text) of a line that a driver printed."""
+    if line.startswith(RECORD_PREFIX):
+        try:
+            level, name, text = msgspec.json.decode(line[1:], type=tuple[int, str, str])
+        except msgspec.DecodeError:
+            return logging.DEBUG, "", line[1:]
+        return level, name, text
+    return logging.DEBUG, "", line
 
 
 def main(engine: str, socket_number: int, lifeline: int) -> NoReturn:
@@ -99,7 +102,7 @@ def main(engine: str, socket_number: int, lifeline: int) -> NoReturn:
     # The engine's child processes must not keep these open: closing them signals the end of a process.
     os.set_inheritable(socket_number, False)
     os.set_inheritable(lifeline, False)
-    tell_logs(logging.INFO)
+    send_logs(logging.INFO)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_main(engine, socket_number, lifeline))
     # Not sys.exit: that waits for threads, and those of a lost engine may never end.
@@ -114,7 +117,7 @@ async def _main(engine: str, socket_number: int, lifeline: int) -> None:
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     threading.Thread(target=_end_with_gateway, args=(lifeline, loop, stop), name="lifeline", daemon=True).start()
     reader, writer = await asyncio.open_unix_connection(
-        sock=socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=socket_number), limit=READ_AHEAD
+        sock=socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=socket_number), limit=READ_BUFFER_BYTES
     )
     frames: Frames[FromDriver, ToDriver] = Frames(reader, writer, msgspec.msgpack.Decoder(ToDriver))
     await Host(engine, frames, stop).run()
@@ -132,7 +135,7 @@ def _end_with_gateway(lifeline: int, loop: asyncio.AbstractEventLoop, stop: asyn
 
 def backend_of(engine: str) -> Backend:
     """Return a backend by its engine's name or `package.module:Class`. Raise Away if it is not installed."""
-    reference, extra = KNOWN.get(engine, (engine, ""))
+    reference, extra = BACKENDS.get(engine, (engine, ""))
     module, _, name = reference.partition(":")
     importlib.invalidate_caches()
     try:
@@ -146,8 +149,8 @@ def backend_of(engine: str) -> Backend:
 
 
 def missing(engine: str, error: ImportError) -> Away:
-    """What an engine needs cannot be imported."""
-    extra = KNOWN.get(engine, ("", ""))[1]
+    """Return the error for an engine whose dependency cannot be imported."""
+    extra = BACKENDS.get(engine, ("", ""))[1]
     remedy = f": pip install '{extra}'" if extra else ""
     return Away(f"{error.name or engine} is not installed ({error}){remedy}")
 
@@ -160,10 +163,10 @@ class Host:
         self._frames = frames
         self._stop = stop
         self._backend: Backend | None = None
-        self._state = State(False, "it is being connected", trying=True)
+        self._state = State(False, "connecting", trying=True)
         self._lost = False
         self._running: dict[int, asyncio.Task[None]] = {}
-        self._asked_to_stop: set[int] = set()
+        self._cancelling: set[int] = set()
         self._others: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -181,7 +184,7 @@ class Host:
         living.cancel()
         for part in done:
             if not part.cancelled() and part.exception() is not None:
-                logger.error("the driver ends by a defect of its own", exc_info=part.exception())
+                logger.error("the driver ends with an unexpected error", exc_info=part.exception())
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(LOST_CLOSING_SECONDS):
                 await self._frames.sent()
@@ -190,7 +193,7 @@ class Host:
                 async with asyncio.timeout(LOST_CLOSING_SECONDS if self._lost else CLOSING_SECONDS):
                     await self._backend.close()
             except Exception as error:
-                logger.warning("%s was not closed as it should: %s", self._engine, _shown(error))
+                logger.warning("disconnecting from %s failed: %s", self._engine, _shown(error))
         # Returning would cancel running work and so stop it on the cluster.
         os._exit(0)
 
@@ -207,7 +210,7 @@ class Host:
         reason = await backend.lost()
         self._lost = True
         logger.warning("%s is lost: %s", self._engine, reason)
-        self._say(State(False, reason))
+        self._set_state(State(False, reason))
         for number in list(self._running):
             self._end(number, Error("lost", "EngineLost", f"{self._engine} was lost while it ran: {reason}"))
 
@@ -219,19 +222,19 @@ class Host:
                     self._backend = backend_of(self._engine)
                 info = await self._backend.connect()
             except Away as away:
-                self._say(State(False, str(away)))
+                self._set_state(State(False, str(away)))
             except ImportError as error:
-                self._say(State(False, str(missing(self._engine, error))))
+                self._set_state(State(False, str(missing(self._engine, error))))
             except Exception as error:
-                logger.exception("%s cannot be connected, by an error that nobody expected", self._engine)
-                self._say(State(False, _shown(error)))
+                logger.exception("connecting to %s failed with an unexpected error", self._engine)
+                self._set_state(State(False, _shown(error)))
             else:
-                self._say(State(True, info=dict(info)))
+                self._set_state(State(True, info=dict(info)))
                 return self._backend
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
 
-    def _say(self, state: State) -> None:
+    def _set_state(self, state: State) -> None:
         if state != self._state:
             self._state = state
             self._frames.send(state)
@@ -247,7 +250,7 @@ class Host:
                 case Cancel(id=number):
                     task = self._running.get(number)
                     if task is not None:
-                        self._asked_to_stop.add(number)
+                        self._cancelling.add(number)
                         task.cancel()
                 case Forget(key=key):
                     self._beside(self._forget(key))
@@ -265,19 +268,19 @@ class Host:
         try:
             outcome = await backend.run(work, report)
         except asyncio.CancelledError:
-            if number not in self._asked_to_stop:
-                logger.error("%s has cancelled the call of %s, which nobody asked for", self._engine, work.name)
-            outcome = Error("cancelled", "Cancelled", "it was stopped as asked")
+            if number not in self._cancelling:
+                logger.error("%s cancelled the call of %s without a request", self._engine, work.name)
+            outcome = Error("cancelled", "Cancelled", "it was cancelled")
         except Exception as error:
-            logger.exception("%s could not run %s, by an error that nobody expected", self._engine, work.name)
-            outcome = Error("worker", type(error).__name__, f"the {self._engine} driver failed on it: {error}")
+            logger.exception("%s failed to run %s with an unexpected error", self._engine, work.name)
+            outcome = Error("worker", type(error).__name__, f"the {self._engine} driver failed to run it: {error}")
         self._end(number, outcome)
 
     def _end(self, number: int, outcome: Outcome) -> None:
         """Answer a call, at most once."""
         if self._running.pop(number, None) is None:
             return
-        self._asked_to_stop.discard(number)
+        self._cancelling.discard(number)
         try:
             self._frames.send(Ended(number, outcome))
         except ValueError as error:
@@ -289,7 +292,7 @@ class Host:
         try:
             await self._backend.forget(key)
         except Exception as error:
-            logger.warning("%s does not forget %s: %s", self._engine, key, _shown(error))
+            logger.warning("%s failed to forget %s: %s", self._engine, key, _shown(error))
 
     def _beside(self, body: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's types
         task = asyncio.get_running_loop().create_task(body)
@@ -299,8 +302,12 @@ class Host:
 
 def away(engine: str, reason: str) -> Error:
     """Return the error of a call that did not start because there is no connection."""
-    return Error("away", "EngineUnavailable", f"{engine} cannot be used now: {reason}")
+    return Error("away", "EngineUnavailable", f"{engine} is unavailable: {reason}")
 
 
 def _shown(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,6 +1,6 @@
-"""The near end of a driver: starts the driver's process, and again when it has died or lost its engine.
+"""The near end of a driver: starts the driver's process, and restarts it if it dies or loses its engine.
 
-A call is run by `run`, which stops it when it is cancelled, or begun by `begin`, which lets it be left to itself.
+`run` runs a call and stops it if cancelled. `begin` starts a call that can be detached from.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import IO
 
 import msgspec
 
-from runtime_core.clusters.driver.host import BEAT_SECONDS, CLOSING_SECONDS, away, heard
+from runtime_core.clusters.driver.host import BEAT_SECONDS, CLOSING_SECONDS, away, parse_line
 from runtime_core.engines.protocol import (
-    READ_AHEAD,
+    READ_BUFFER_BYTES,
     Cancel,
     Ended,
     Error,
@@ -39,6 +39,9 @@ from runtime_core.engines.protocol import (
     Work,
 )
 from runtime_core.lifeline import tied
+from runtime_core.telemetry.logs import LONGEST_LINE
+from runtime_core.telemetry.redaction import kept
+from runtime_core.text import LONGEST_MESSAGE
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
 """The pause before the next process starts, in seconds: it doubles from the first to the longest."""
@@ -120,7 +123,7 @@ class Driver:
         self._on_start = on_start
         self._environ = dict(environ)
         self._name = engine.rpartition(":")[2]
-        self._state = State(False, "its driver process starts", trying=True)
+        self._state = State(False, "its driver process is starting", trying=True)
         self.connected_since = 0.0
         """The time when the current or last connection was made, in seconds since 1970."""
         self._changed = asyncio.Event()
@@ -233,7 +236,7 @@ class Driver:
             try:
                 process = await self._start()
             except OSError as error:
-                self._become(State(False, f"its driver process cannot be started: {error}"))
+                self._set_state(State(False, f"its driver process cannot be started: {error}"))
             else:
                 watching = asyncio.get_running_loop().create_task(self._watch(process), name="watch the driver")
                 try:
@@ -251,13 +254,13 @@ class Driver:
     async def _start(self) -> _Process:
         near, far = socket.socketpair()
         lifeline_read, lifeline = os.pipe()
-        command = [sys.executable, "-P", "-m", "runtime_core.clusters.driver"]
+        command = [sys.executable, "-P", "-m", "runtime_core.clusters.driver.host"]
         command += [self.engine, str(far.fileno()), str(lifeline_read)]
         if threading.current_thread() is threading.main_thread():
             # The lifeline does the same, but not if another process has inherited our end of it.
             command = tied(command, signal.SIGTERM)
         try:
-            # In this thread: the tie is to the thread that starts the process.
+            # In this thread: the process is tied to the thread that starts it.
             child = subprocess.Popen(  # noqa: ASYNC220, S603  # it takes a millisecond, and the command is our own
                 command,
                 env=self._environ,
@@ -277,7 +280,7 @@ class Driver:
         self.starts += 1
         if self._on_start is not None:
             self._on_start()
-        reader, writer = await asyncio.open_unix_connection(sock=near, limit=READ_AHEAD)
+        reader, writer = await asyncio.open_unix_connection(sock=near, limit=READ_BUFFER_BYTES)
         frames: Frames[ToDriver, FromDriver] = Frames(reader, writer, msgspec.msgpack.Decoder(FromDriver))
         said: deque[str] = deque(maxlen=LAST_LINES)
         assert child.stdout is not None
@@ -296,7 +299,7 @@ class Driver:
             await asyncio.sleep(BEAT_SECONDS)
             silent = 0 if self._heard else silent + 1
             self._heard = False
-        logger.error("the %s driver (process %d) hangs: it is killed", self._name, process.child.pid)
+        logger.error("the %s driver (process %d) hangs; killing it", self._name, process.child.pid)
         process.child.kill()
 
     async def _receive(self, process: _Process) -> None:
@@ -305,14 +308,14 @@ class Driver:
             match message:
                 case State():
                     self._was_connected = self._was_connected or message.connected
-                    self._become(message)
+                    self._set_state(message)
                 case Progress(id=number, value=value):
                     begun = process.begun.get(number)
                     if begun is not None and begun.on_progress is not None:
                         try:
                             begun.on_progress(value)
                         except Exception:
-                            logger.exception("progress was not taken")
+                            logger.exception("the progress callback failed")
                 case Ended(id=number, outcome=outcome):
                     begun = process.begun.pop(number, None)
                     if begun is not None:
@@ -324,7 +327,7 @@ class Driver:
         process.frames.close()
         os.close(process.lifeline)
         if not self._stopping and self._state.connected:
-            self._become(State(False, "its driver process has ended; another one is started"))
+            self._set_state(State(False, "its driver process has ended; starting another one"))
         for begun in list(process.begun.values()):
             begun.settle(
                 Error("lost", "EngineLost", f"the {self._name} driver ended while it ran: {self._state.reason}")
@@ -344,7 +347,7 @@ class Driver:
             how = f"ended by {_signal(-status)}" if status < 0 else f"ended with status {status}"
             logger.warning("the %s driver (process %d) %s%s", self._name, process.child.pid, how, last and f": {last}")
 
-    def _become(self, state: State) -> None:
+    def _set_state(self, state: State) -> None:
         if state != self._state:
             if state.connected and not self._state.connected:
                 self.connected_since = time.time()
@@ -364,13 +367,13 @@ def _await_death(child: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop
 
 
 def _listen(printed: IO[bytes], said: deque[str], name: str) -> None:
-    """Log a process's output until all processes that share it have ended."""
+    """Log a process's output until all processes that share it have ended; a long line in parts."""
     with printed:
-        for line in printed:
-            level, source, text = heard(line.decode(errors="replace").rstrip())
+        while line := printed.readline(LONGEST_LINE):
+            level, source, text = parse_line(line.decode(errors="replace").rstrip())
             if not text:
                 continue
-            said.append(text)
+            said.append(kept(text, LONGEST_MESSAGE))
             logging.getLogger(source or f"{__name__}.{name}").log(level, "%s", text)
 
 

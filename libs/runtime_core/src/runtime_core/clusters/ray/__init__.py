@@ -1,9 +1,11 @@
 """Ray: functions as tasks and actors of a cluster, and commands as its batch jobs.
 
-Reading order: `backend` (the driver process calls it), `settings`, `cluster` (the connection, how its loss is noticed,
-and a local Ray), `keeper` (an actor in the cluster that holds work with a key, so that it outlives the driver), `calls`
-(one call as a task or of an actor, and Ray's errors as ours), `mapping` (a function with many items), `worker` (the
-code in Ray's workers), `batch` (the Jobs API). RayEngine is in `clusters/engines.py`.
+1. `backend` is what the driver process calls.
+2. `cluster` has its settings, the connection, the check for a lost head, and a local Ray.
+3. `holder` is an actor in the cluster that holds work with a key, so that the work outlives the driver.
+4. `calls` runs one call as a task, on a long-lived actor, or as a batch job; `mapping` runs a function with many items.
+5. `worker` is the code in Ray's worker processes.
 
-Only `settings`, `cluster`, `mapping` and `worker` may be imported where Ray is not installed.
+Only `cluster`, `mapping` and `worker` can be imported where Ray is not installed.
+RayEngine is in `clusters/engines.py`.
 """

@@ -1,4 +1,4 @@
-"""Ray as a driver process uses it."""
+"""The Ray backend of a driver process."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from runtime_core.clusters.ray.cluster import Cluster
-from runtime_core.clusters.ray.settings import RaySettings
+from runtime_core.clusters.ray.cluster import Cluster, RaySettings
 from runtime_core.clusters.ray.worker import Job
 from runtime_core.engines.protocol import Error, Outcome, Report, Work
 
 if TYPE_CHECKING:
     from runtime_core.clusters.ray.calls import Execution
-    from runtime_core.clusters.ray.keeper import News
+    from runtime_core.clusters.ray.holder import News
 
 UNAVAILABLE_TRIES = 5
-"""The number of attempts to reach a keeper that is temporarily unavailable, with a pause between them."""
+"""The number of attempts to reach a holder that is temporarily unavailable, with a pause between them."""
 UNAVAILABLE_PAUSE_SECONDS = 1.0
 STOP_SECONDS = 12.0
 
@@ -28,14 +27,14 @@ logger = logging.getLogger(__name__)
 
 
 class RayBackend:
-    """Runs work with a key through the keeper, which attaches to running work; runs other work directly."""
+    """Runs work with a key through the holder, which attaches to running work; runs other work directly."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._cluster: Cluster | None = None
         self._settings: RaySettings | None = None
         self._execution: Execution | None = None
-        self._keeper: Any = None  # Any: Ray's
+        self._holder: Any = None  # Any: Ray's
         self._attaching = asyncio.Lock()
 
     async def connect(self) -> Mapping[str, str]:
@@ -51,12 +50,12 @@ class RayBackend:
         return info
 
     async def lost(self) -> str:
-        """As of Backend."""
+        """Implement Backend."""
         assert self._cluster is not None
         return await self._cluster.lost()
 
     async def run(self, work: Work, report: Report) -> Outcome:
-        """As of Backend."""
+        """Implement Backend."""
         outcome = await self._run(work, report)
         # If the head dies, its workers die first, which is not a failure of the work that they ran.
         if isinstance(outcome, Error) and outcome.cause == "worker" and self._cluster is not None:
@@ -70,9 +69,9 @@ class RayBackend:
         assert self._cluster is not None
         assert self._execution is not None
         if work.driver_side:
-            return Error("invalid", "WrongEngine", f"{work.name} is a Spark job: Ray cannot run it", retryable=False)
+            return Error("invalid", "WrongEngine", f"{work.name} is a Spark job, which Ray cannot run", retryable=False)
         if work.batch:
-            from runtime_core.clusters.ray.batch import run_batch
+            from runtime_core.clusters.ray.calls import run_batch
 
             return await run_batch(self._cluster.jobs_url, work, self._execution, self._settings.results, report)
         if not work.key:
@@ -81,79 +80,79 @@ class RayBackend:
         return await self._kept(work, report)
 
     async def forget(self, key: str) -> None:
-        """As of Backend."""
-        if self._keeper is not None:
-            await self._keeper.forget.remote(key)
+        """Implement Backend."""
+        if self._holder is not None:
+            await self._holder.forget.remote(key)
 
     async def close(self) -> None:
-        """As of Backend."""
+        """Implement Backend."""
         if self._cluster is not None:
             await self._cluster.close()
 
-    # -- the keeper ------------------------------------------------------------------------------------------------
+    # -- the holder ------------------------------------------------------------------------------------------------
 
     async def _kept(self, work: Work, report: Report) -> Outcome:
         from ray.exceptions import ActorDiedError, RayActorError
 
         assert self._settings is not None
         packed = Job(work, self._settings.results).packed()
-        keeper = await self._attached()
+        holder = await self._attached()
         try:
             try:
-                await _asked(lambda: keeper.begin.remote(packed))
+                await _retried(lambda: holder.begin.remote(packed))
             except ActorDiedError:
-                # It died before it received this work: nothing has started, and the next keeper does not know it.
-                keeper = await self._attached(instead_of=keeper)
-                await _asked(lambda: keeper.begin.remote(packed))
-            return await self._follow(keeper, work.key, report)
+                # It died before it received this work, so the work has not started.
+                holder = await self._attached(instead_of=holder)
+                await _retried(lambda: holder.begin.remote(packed))
+            return await self._follow(holder, work.key, report)
         except RayActorError as error:
-            await self._left(keeper)
-            return Error("lost", "KeeperLost", f"the keeper of this work died in the cluster: {type(error).__name__}")
+            await self._left(holder)
+            return Error("lost", "HolderLost", f"the holder of this work died in the cluster: {type(error).__name__}")
         except asyncio.CancelledError:
             with suppress(RayActorError, TimeoutError):
                 async with asyncio.timeout(STOP_SECONDS):
-                    await keeper.stop.remote(work.key)
+                    await holder.stop.remote(work.key)
             raise
 
-    async def _follow(self, keeper: Any, key: str, report: Report) -> Outcome:  # Any: Ray's
-        from runtime_core.clusters.ray.keeper import News
+    async def _follow(self, holder: Any, key: str, report: Report) -> Outcome:  # Any: Ray's
+        from runtime_core.clusters.ray.holder import News
 
         seen = 0
         while True:
-            news: News = msgspec.msgpack.decode(await _asked(lambda: keeper.follow.remote(key, seen)), type=News)  # noqa: B023  # asked at once
+            news: News = msgspec.msgpack.decode(await _retried(lambda: holder.follow.remote(key, seen)), type=News)  # noqa: B023  # asked at once
             if news.unknown:
-                return Error("lost", "WorkLost", "the keeper does not hold it any more")
+                return Error("lost", "WorkLost", "the holder no longer has it")
             for progress in news.progress:
                 report(progress)
             seen = news.seen
             if news.outcome is not None:
                 if isinstance(news.outcome, Error):
                     # The next request with this key wants another attempt.
-                    await keeper.forget.remote(key)
+                    await holder.forget.remote(key)
                 return news.outcome
 
     async def _attached(self, instead_of: Any = None) -> Any:  # Any: Ray's
-        from runtime_core.clusters.ray.keeper import attach
+        from runtime_core.clusters.ray.holder import attach
 
         assert self._settings is not None
         async with self._attaching:
-            if self._keeper is None or self._keeper is instead_of:
-                self._keeper = await asyncio.to_thread(attach, self._settings.namespace)
-            return self._keeper
+            if self._holder is None or self._holder is instead_of:
+                self._holder = await asyncio.to_thread(attach, self._settings.namespace)
+            return self._holder
 
-    async def _left(self, keeper: Any) -> None:  # Any: Ray's
+    async def _left(self, holder: Any) -> None:  # Any: Ray's
         async with self._attaching:
-            if self._keeper is keeper:
-                self._keeper = None
+            if self._holder is holder:
+                self._holder = None
 
 
-async def _asked(question: Callable[[], Awaitable[Any]]) -> Any:  # Any: the keeper's answer
-    """Ask the keeper; retry if it is unavailable, since all requests are idempotent."""
+async def _retried(call: Callable[[], Awaitable[Any]]) -> Any:  # Any: the holder's answer
+    """Ask the holder; retry if it is unavailable, since all requests are idempotent."""
     from ray.exceptions import ActorUnavailableError
 
     for _ in range(UNAVAILABLE_TRIES - 1):
         try:
-            return await question()
+            return await call()
         except ActorUnavailableError:
             await asyncio.sleep(UNAVAILABLE_PAUSE_SECONDS)
-    return await question()
+    return await call()

@@ -1,9 +1,11 @@
-"""One call on Ray, as a task or of a long-lived actor, within its limit; and Ray's errors as ours."""
+"""One call on Ray: as a task, on a long-lived actor, or as a batch job; and Ray's errors as ours."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import shlex
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -12,11 +14,32 @@ import msgspec
 import ray
 import ray.exceptions as errors
 
+from runtime_core.clusters.ray.cluster import DASHBOARD_VARIABLE, JOBS_URL_VARIABLE
 from runtime_core.clusters.ray.mapping import run_map
 from runtime_core.clusters.ray.worker import Answer, Begun, Items, Job, LongLived, run_job
-from runtime_core.engines.protocol import Error, Mapped, Outcome, Registered, Report, Resources, Work
+from runtime_core.engines.protocol import Error, Mapped, Outcome, Registered, Report, Resources, Value, Work
 from runtime_core.engines.results import Results
 from runtime_core.telemetry.redaction import kept
+
+INTERRUPT_SECONDS = 0.4
+"""The time between KeyboardInterrupt in a task and the kill of its worker, in seconds."""
+TASK_STOP_SECONDS = 10.0
+"""The longest wait for a task to stop, in seconds."""
+ACTOR_IDLE_SECONDS = 300.0
+"""The idle time after which actors are ended, in seconds."""
+NODES_CACHED_SECONDS = 5.0
+"""How long the list of nodes is cached, in seconds."""
+MAX_IN_FLIGHT = 1000
+"""The most tasks of one map that run at the same time."""
+JOB_POLL_SECONDS = 1.0
+JOB_STOP_SECONDS = 10.0
+JOB_LOG_BYTES = 4096
+"""The size of the log's tail that a job's result contains, in bytes."""
+JOB_VARIABLE_PREFIX = "WEFT_APP_"
+"""The prefix of the environment variables for the command; no setting of Weft itself has it."""
+SUCCEEDED, PENDING = "SUCCEEDED", "PENDING"
+
+logger = logging.getLogger(__name__)
 
 
 def failure_of(error: BaseException, begun: Begun | None) -> Error:
@@ -54,14 +77,6 @@ def _reason(error: BaseException) -> str:
     return kept(" ".join(said), 500) or type(error).__name__
 
 
-SOFT_SECONDS = 0.4
-"""The time between KeyboardInterrupt in a task and the kill of its worker, in seconds."""
-STOPPING_SECONDS = 10.0
-"""The longest wait for a task to stop, in seconds."""
-
-logger = logging.getLogger(__name__)
-
-
 class Tasks:
     """Runs jobs as tasks. Ray does not retry them: the gateway does, durably and with a count."""
 
@@ -96,7 +111,7 @@ class _Task:
         self.began = asyncio.Event()
         """Set when the task starts, or ends without having started."""
         self.ended = asyncio.Event()
-        self.answer: Answer = Error("worker", "NoAnswer", "its worker has said nothing")
+        self.answer: Answer = Error("worker", "NoAnswer", "its worker returned no answer")
         self._stream = stream
         self._following = asyncio.create_task(self._follow())
 
@@ -110,27 +125,27 @@ class _Task:
         return True
 
     async def stop(self) -> None:
-        """Interrupt the task, then kill its worker. Wait up to STOPPING_SECONDS for the end."""
-        patience, force = SOFT_SECONDS, False
-        until = asyncio.get_running_loop().time() + STOPPING_SECONDS
+        """Interrupt the task, then kill its worker. Wait up to TASK_STOP_SECONDS for the end."""
+        patience, force = INTERRUPT_SECONDS, False
+        until = asyncio.get_running_loop().time() + TASK_STOP_SECONDS
         while not self.ended.is_set() and asyncio.get_running_loop().time() < until:
             # Repeated: Ray drops a cancel that hits a task between two states.
             await asyncio.to_thread(_cancel, self._stream, force)
             await self.wait(self.ended, patience)
             force = True
         if not self.ended.is_set():
-            logger.error("a task did not stop within %g s", STOPPING_SECONDS)
+            logger.error("a task did not stop within %g s", TASK_STOP_SECONDS)
 
     async def _follow(self) -> None:
         begun = None
         try:
             async for reference in cast(AsyncIterator[Any], self._stream):
-                said = await reference
-                if isinstance(said, Begun):
-                    begun = said
+                message = await reference
+                if isinstance(message, Begun):
+                    begun = message
                     self.began.set()
                 else:
-                    self.answer = said
+                    self.answer = message
         except Exception as error:
             self.answer = failure_of(error, begun)
         finally:
@@ -157,11 +172,7 @@ def _cancel(stream: Any, force: bool) -> None:  # Any: Ray's
     try:
         ray.cancel(stream, force=force)
     except Exception as error:
-        logger.debug("a cancel was not taken: %s", error)
-
-
-IDLE_SECONDS = 300.0
-"""The idle time after which actors are ended, in seconds."""
+        logger.debug("a cancel failed: %s", error)
 
 
 @dataclass(eq=False)
@@ -189,10 +200,10 @@ class Actors:
         return await pool.run(job, limit_seconds)
 
     def sweep(self) -> None:
-        """End the actors of pools that have been idle for IDLE_SECONDS."""
+        """End the actors of pools that have been idle for ACTOR_IDLE_SECONDS."""
         now = asyncio.get_running_loop().time()
         for key, pool in list(self._pools.items()):
-            if pool.users == 0 and now - pool.used > IDLE_SECONDS:
+            if pool.users == 0 and now - pool.used > ACTOR_IDLE_SECONDS:
                 del self._pools[key]
                 pool.close()
 
@@ -207,7 +218,7 @@ class Pool:
         self._name = work.name
         self._options = resource_options(work.resources)
         self._slots = asyncio.Semaphore(work.actors)
-        self._resting: list[_Actor] = []
+        self._idle: list[_Actor] = []
         self._class = ray.remote(LongLived)
 
     async def run(self, job: bytes, limit_seconds: float) -> Answer:
@@ -222,8 +233,8 @@ class Pool:
 
     def close(self) -> None:
         """End the idle actors."""
-        while self._resting:
-            _end(self._resting.pop())
+        while self._idle:
+            _end(self._idle.pop())
 
     async def _run(self, job: bytes, limit_seconds: float) -> Answer:
         try:
@@ -244,19 +255,19 @@ class Pool:
             return failure_of(error, actor.where)
         finally:
             if kept:
-                self._resting.append(actor)
+                self._idle.append(actor)
             else:
                 # An actor cannot cancel a single call.
                 _end(actor)
 
     async def _actor(self, job: bytes) -> _Actor:
-        while self._resting:
-            actor = self._resting.pop()
+        while self._idle:
+            actor = self._idle.pop()
             try:
                 # Checked first: an actor that died while idle costs no call.
                 await actor.handle.ready.remote()
             except Exception as error:
-                logger.info("an actor of %s died in its rest: %s", self._name, type(error).__name__)
+                logger.info("an idle actor of %s died: %s", self._name, type(error).__name__)
                 continue
             return actor
         handle = await asyncio.to_thread(self._start)
@@ -279,12 +290,6 @@ def _end(actor: _Actor) -> None:
     ray.kill(actor.handle, no_restart=True)
 
 
-NODES_SECONDS = 5.0
-"""How long the list of nodes is cached, in seconds."""
-MOST_IN_FLIGHT = 1000
-"""The most tasks of one map that run at the same time."""
-
-
 class Execution:
     """Runs work on the cluster that this process has joined."""
 
@@ -292,7 +297,7 @@ class Execution:
         self.actors = Actors()
         self._tasks = Tasks()
         self._nodes: list[dict[str, float]] = []
-        self._nodes_at = -NODES_SECONDS
+        self._nodes_at = -NODES_CACHED_SECONDS
 
     async def run(self, work: Work, results: Results, report: Report) -> Outcome:
         """Run one call to its end. If cancelled, stop it on the cluster."""
@@ -308,14 +313,14 @@ class Execution:
         if isinstance(work.call, Mapped):
             cpus = sum(node.get("CPU", 0) for node in nodes)
             in_flight = work.call.in_flight or max(1, int(4 * cpus))
-            return await run_map(work, work.call, min(in_flight, MOST_IN_FLIGHT), run_one, report)
+            return await run_map(work, work.call, min(in_flight, MAX_IN_FLIGHT), run_one, report)
         answer = await run_one(work, work.timeout_seconds)
         assert not isinstance(answer, Items)  # only maps have items
         return answer
 
     async def _known_nodes(self) -> list[dict[str, float]]:
         now = asyncio.get_running_loop().time()
-        if now - self._nodes_at >= NODES_SECONDS:
+        if now - self._nodes_at >= NODES_CACHED_SECONDS:
             self._nodes_at = now
             self._nodes = await asyncio.to_thread(_nodes)
         return self._nodes
@@ -338,3 +343,144 @@ def lacking(resources: Resources, nodes: list[dict[str, float]]) -> str:
 def _nodes() -> list[dict[str, float]]:
     alive: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # Any: Ray's
     return [node["Resources"] for node in alive]
+
+
+async def run_batch(url: str, work: Work, execution: Execution, results: Results, report: Report) -> Outcome:
+    """Run the command that the function returns, or attach to its running job. If cancelled, stop the job."""
+    if not url:
+        message = (
+            f"batch jobs need the cluster's dashboard: set {JOBS_URL_VARIABLE}, or {DASHBOARD_VARIABLE}=1 for the "
+            "gateway's own Ray"
+        )
+        return Error("invalid", "NoDashboard", message, retryable=False)
+    try:
+        jobs = await asyncio.to_thread(_client, url)
+        return await _Batch(jobs, work, report).run(execution, results)
+    except (RuntimeError, OSError) as error:
+        # The job may still run; the next attempt finds it.
+        lines = str(error).strip().splitlines()
+        return Error("lost", "JobsUnavailable", f"Ray's Jobs API at {url} does not answer: {lines[0] if lines else ''}")
+
+
+class _Batch:
+    def __init__(self, jobs: Any, work: Work, report: Report) -> None:  # Any: Ray's
+        self._jobs = jobs
+        self._work = work
+        self._report = report
+
+    async def run(self, execution: Execution, results: Results) -> Outcome:
+        submission_id, found = await self._found()
+        if not found:
+            command = await self._command(execution, results)
+            if isinstance(command, Error):
+                return command
+            await asyncio.to_thread(self._submit, submission_id, command)
+        try:
+            return await self._followed(submission_id)
+        except asyncio.CancelledError:
+            await self._stop(submission_id)
+            raise
+
+    async def _found(self) -> tuple[str, bool]:
+        """Return the id of this attempt's job, and whether the job exists."""
+        base = "weft-" + hashlib.sha256(self._work.key.encode()).hexdigest()[:24]
+        for number in range(1, self._work.step.attempt + 1):
+            submission_id = base if number == 1 else f"{base}-{number}"
+            info = await asyncio.to_thread(self._info, submission_id)
+            if info is None:
+                return submission_id, False
+            if not info.status.is_terminal() or info.status == SUCCEEDED:
+                return submission_id, True
+        return submission_id, True
+
+    async def _command(self, execution: Execution, results: Results) -> str | Error:
+        """Call the function on the cluster like any other and return its command."""
+        call = msgspec.structs.replace(self._work, batch=False, actors=0, key="", resources=Resources(cpus=0))
+        outcome = await execution.run(call, results, lambda progress: None)
+        if isinstance(outcome, Error):
+            return outcome
+        command = msgspec.json.decode(outcome.data)
+        if isinstance(command, list) and command and all(isinstance(part, str) for part in command):
+            return shlex.join(command)
+        if isinstance(command, str) and command.strip():
+            return command
+        given = kept(str(command), 100)
+        message = f"a batch job's function must return a command, as text or a list of texts, not {given!r}"
+        return Error("invalid", "InvalidInput", message, retryable=False)
+
+    def _submit(self, submission_id: str, command: str) -> None:
+        step, need = self._work.step, self._work.resources
+        options: dict[str, Any] = {}  # Any: what Ray takes
+        if need != Resources():
+            options = {
+                "entrypoint_num_cpus": need.cpus,
+                "entrypoint_num_gpus": need.gpus or None,
+                "entrypoint_memory": need.memory_bytes or None,
+                "entrypoint_resources": dict(need.custom) or None,
+            }
+        try:
+            self._jobs.submit_job(
+                entrypoint=command,
+                submission_id=submission_id,
+                metadata={"name": self._work.name, "weft_task": step.task, "weft_run": step.run},
+                runtime_env={
+                    "env_vars": {
+                        f"{JOB_VARIABLE_PREFIX}TASK_ID": step.task,
+                        f"{JOB_VARIABLE_PREFIX}IDEMPOTENCY_KEY": self._work.key,
+                    }
+                },
+                **options,
+            )
+        except RuntimeError:
+            # Another gateway may have submitted it first.
+            if self._info(submission_id) is None:
+                raise
+
+    async def _followed(self, submission_id: str) -> Outcome:
+        loop = asyncio.get_running_loop()
+        reported, began = "", None
+        while True:
+            info = await asyncio.to_thread(self._info, submission_id)
+            if info is None:
+                return Error("lost", "WorkLost", f"the cluster no longer knows the job {submission_id}")
+            status = info.status.value
+            if status != reported:
+                reported = status
+                self._report(msgspec.json.encode({"status": status, "submission_id": submission_id}))
+            if info.status.is_terminal():
+                return await self._ended(submission_id, status, info.message or "")
+            if status != PENDING and began is None:
+                began = loop.time()
+            limit = self._work.timeout_seconds
+            if limit and began is not None and loop.time() - began > limit:
+                await self._stop(submission_id)
+                return Error("limit", "TimeoutError", late(limit))
+            await asyncio.sleep(JOB_POLL_SECONDS)
+
+    async def _ended(self, submission_id: str, status: str, message: str) -> Outcome:
+        logs = await asyncio.to_thread(self._jobs.get_job_logs, submission_id)
+        tail = logs.encode(errors="replace")[-JOB_LOG_BYTES:].decode(errors="ignore")
+        if status == SUCCEEDED:
+            return Value(msgspec.json.encode({"status": status, "submission_id": submission_id, "logs": tail}))
+        kind = "BatchJobFailed" if status == "FAILED" else "BatchJobStopped"
+        return Error("function", kind, f"the job {submission_id} ended with {status}: {message}\n{tail}".strip())
+
+    async def _stop(self, submission_id: str) -> None:
+        await asyncio.to_thread(self._jobs.stop_job, submission_id)
+        async with asyncio.timeout(JOB_STOP_SECONDS):
+            while (info := await asyncio.to_thread(self._info, submission_id)) and not info.status.is_terminal():  # noqa: ASYNC110  # it polls another machine
+                await asyncio.sleep(JOB_POLL_SECONDS / 4)
+
+    def _info(self, submission_id: str) -> Any:  # Any: Ray's; None if there is no such job
+        try:
+            return self._jobs.get_job_info(submission_id)
+        except RuntimeError as error:
+            if "404" in str(error) or "does not exist" in str(error):
+                return None
+            raise
+
+
+def _client(url: str) -> Any:  # Any: Ray's
+    from ray.job_submission import JobSubmissionClient  # here: it imports modules that only batch jobs need
+
+    return JobSubmissionClient(url)

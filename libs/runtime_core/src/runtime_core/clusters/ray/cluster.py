@@ -1,4 +1,4 @@
-"""A driver's connection to its Ray cluster, watched for a lost head, and a local Ray that ends with its process."""
+"""A driver's connection to its Ray cluster: its settings, a check for a lost head, and a local Ray."""
 
 from __future__ import annotations
 
@@ -17,37 +17,107 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from runtime_core.clusters.ray.settings import ADDRESS, RaySettings
+from runtime_core.config.settings import Settings
 from runtime_core.engines.protocol import Away
+from runtime_core.engines.results import Results
+from runtime_core.errors import ConfigurationError
 from runtime_core.lifeline import tied
 
+ADDRESS_VARIABLE = "WEFT_RAY_ADDRESS"
+DASHBOARD_VARIABLE = "WEFT_RAY_DASHBOARD"
+JOBS_URL_VARIABLE = "WEFT_RAY_JOBS_URL"
+RAY_NAMESPACE = "weft"
+"""The Ray namespace; names of actors are unique in it."""
+REACH_SECONDS = 3.0
+"""The limit for a TCP connection, in seconds."""
+CONNECT_SECONDS = 180.0
+"""The limit for joining a cluster or starting one, in seconds."""
+CHECK_SECONDS = 1.0
+MAX_FAILED_CHECKS = 2
+"""The number of consecutive failed connections after which a server counts as gone."""
+SILENT_SECONDS = 30.0
+"""The limit for an answer of the GCS to the regular check, in seconds."""
 LOOPBACK = "127.0.0.2"
 """Not 127.0.0.1: Ray replaces that with the host's address and listens there."""
-START_SECONDS = 150.0
-STOP_SECONDS = 6.0
+LOCAL_START_SECONDS = 150.0
+LOCAL_STOP_SECONDS = 6.0
 FOLDER_PREFIX = "weft-ray-"
-LONGEST_TEMPORARY = 30
+MAX_FOLDER_LENGTH = 30
 """The most characters of the temporary folder's path: Ray's sockets are inside, and their paths may have 107."""
-STARTED = b"--block"
+STARTED_OUTPUT = b"--block"
 """The text that Ray prints once it accepts drivers."""
-ENVIRONMENT = {
+LOCAL_ENVIRONMENT = {
     # Nobody else uses it, and its token would have to be kept in the home folder.
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_raylet_start_wait_time_s": str(int(START_SECONDS)),
-    "RAY_agent_register_timeout_ms": str(int(START_SECONDS * 1000)),
+    "RAY_raylet_start_wait_time_s": str(int(LOCAL_START_SECONDS)),
+    "RAY_agent_register_timeout_ms": str(int(LOCAL_START_SECONDS * 1000)),
 }
 """Environment variables of a local Ray and of the process that uses it."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RaySettings:
+    """The location of Ray and of results."""
+
+    address: str
+    """`host:port` of the head's GCS, or `auto`; empty for the driver's own local Ray."""
+    namespace: str
+    """Weft's namespace; each has its own holder."""
+    local_cpus: int
+    local_store_bytes: int
+    dashboard: bool
+    """Whether the driver's own local Ray has a dashboard, which batch jobs need."""
+    jobs_url: str
+    """The URL of the Jobs API; empty for the cluster's dashboard."""
+    results: Results
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> RaySettings:
+        """Read the environment. Raise Away for an invalid variable."""
+        # First: the general checks include this one, with a less specific message.
+        address = _address(environ.get(ADDRESS_VARIABLE, "").strip())
+        try:
+            settings = Settings.from_environment(environ)
+        except ConfigurationError as error:
+            raise Away(str(error)) from error
+        return cls(
+            address=address,
+            namespace=settings.namespace,
+            local_cpus=settings.ray_local_cpus or os.cpu_count() or 1,
+            local_store_bytes=settings.ray_local_store_bytes,
+            dashboard=settings.ray_dashboard,
+            jobs_url=settings.ray_jobs_url or "",
+            results=Results.of_settings(settings),
+        )
+
+
+def _address(text: str) -> str:
+    if not text or text == "auto":
+        return text
+    if "://" in text:
+        why = "Ray Client is not supported, since its work ends with the client" if "ray:" in text else ""
+        raise Away(
+            f"{ADDRESS_VARIABLE}={text!r}: {why or 'not an address'}: give host:port of the head (its GCS), or 'auto'"
+        )
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise Away(
+            f"{ADDRESS_VARIABLE}={text!r}: not host:port; give that of the head's GCS, as in 'ray-head:6379', or 'auto'"
+        )
+    return text
 
 
 class LocalRay:
     """A Ray of one node on this machine, which ends with its process. Its folder is removed with it.
 
     `ray start` starts it and not `ray.init`, because only the command accepts all ports. A raylet waits 15 seconds for
-    its agents to write down their ports and then gives up. That is too short on a busy machine, so ENVIRONMENT raises
-    it.
+    its agents to write down their ports and then gives up. LOCAL_ENVIRONMENT raises this limit for busy machines.
     """
 
     def __init__(self, cpus: int, store_bytes: int, *, dashboard: bool = False) -> None:
@@ -88,16 +158,16 @@ class LocalRay:
         with log.open("wb") as output:
             self._process = subprocess.Popen(  # noqa: S603  # Ray's own command
                 tied([sys.executable, *command], signal.SIGTERM),
-                env={**environ, **ENVIRONMENT},
+                env={**environ, **LOCAL_ENVIRONMENT},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-        until = time.monotonic() + START_SECONDS
-        while STARTED not in log.read_bytes():
+        until = time.monotonic() + LOCAL_START_SECONDS
+        while STARTED_OUTPUT not in log.read_bytes():
             if self._process.poll() is not None or time.monotonic() > until:
-                said = log.read_text(errors="replace").strip().splitlines()
-                raise Away(f"Ray cannot be started on this machine: {said[-1] if said else 'it says nothing'}")
+                lines = log.read_text(errors="replace").strip().splitlines()
+                raise Away(f"Ray cannot be started on this machine: {lines[-1] if lines else 'it printed nothing'}")
             self._write_port(agent)
             time.sleep(0.1)
 
@@ -115,7 +185,7 @@ class LocalRay:
         if self._process is not None:
             self._process.terminate()
             try:
-                self._process.wait(STOP_SECONDS)
+                self._process.wait(LOCAL_STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 # The kernel ends the processes that it started.
                 self._process.kill()
@@ -127,7 +197,7 @@ class LocalRay:
 def _own_folder() -> tuple[Path, int]:
     """Return a new folder and the lock that marks it as used. Remove the folders that are no longer used."""
     parent = Path(tempfile.gettempdir())
-    if len(str(parent)) > LONGEST_TEMPORARY:
+    if len(str(parent)) > MAX_FOLDER_LENGTH:
         parent = Path("/tmp")  # noqa: S108  # chosen for its short path; mkdtemp makes a private folder in it
     for old in parent.glob(f"{FOLDER_PREFIX}*"):
         _remove_unused(old)
@@ -155,20 +225,6 @@ def _free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
         servers = [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(count)]
         return [server.getsockname()[1] for server in servers]
-
-
-RAY_NAMESPACE = "weft"
-"""The Ray namespace; names of actors are unique in it."""
-REACH_SECONDS = 3.0
-"""The limit for a TCP connection, in seconds."""
-CONNECT_SECONDS = 180.0
-"""The limit for joining a cluster or starting one, in seconds."""
-WATCH_SECONDS = 1.0
-FAILURES = 2
-"""The number of consecutive failed connections after which a server counts as gone."""
-SILENT_SECONDS = 30.0
-"""The limit for an answer of the GCS to the regular check, in seconds."""
-logger = logging.getLogger(__name__)
 
 
 class Cluster:
@@ -202,7 +258,7 @@ class Cluster:
                 # Shielded: a caller that gives up does not stop the connecting and can wait for it again.
                 return await asyncio.shield(asyncio.wrap_future(self._opening))
         except TimeoutError:
-            raise Away(f"Ray at {address or 'this machine'} does not answer within {CONNECT_SECONDS:g} s") from None
+            raise Away(f"Ray at {address or 'this machine'} did not answer within {CONNECT_SECONDS:g} s") from None
 
     async def lost(self) -> str:
         """Wait until one of the cluster's servers is gone. Return which one and why, in one line."""
@@ -238,7 +294,9 @@ class Cluster:
             await _connects(host.strip("[]"), int(port))
         except (OSError, TimeoutError) as error:
             why = str(error) or f"no answer within {REACH_SECONDS:g} s"
-            raise Away(f"no Ray at {ADDRESS}={address}: {why}; is its head up, and is this its GCS port?") from None
+            raise Away(
+                f"no Ray at {ADDRESS_VARIABLE}={address}: {why}; is its head up, and is this its GCS port?"
+            ) from None
 
     # -- the thread ------------------------------------------------------------------------------------------------
 
@@ -247,7 +305,7 @@ class Cluster:
         try:
             os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
             if not self._settings.address:
-                os.environ.update(ENVIRONMENT)
+                os.environ.update(LOCAL_ENVIRONMENT)
                 import ray  # noqa: F401  # first, since Ray may not be installed
 
                 local = LocalRay(
@@ -290,7 +348,7 @@ class Cluster:
             self.jobs_url = f"http://{dashboard}"
         return {
             "version": f"Ray {ray.__version__}",
-            "address": f"{host}:{port}" if local is None else f"{host}:{port} (its own)",
+            "address": f"{host}:{port}" if local is None else f"{host}:{port} (local)",
             "cpus": f"{ray.cluster_resources().get('CPU', 0):g}",
         }
 
@@ -304,9 +362,9 @@ class Cluster:
                 failed = 0
             except (OSError, TimeoutError) as error:
                 failed += 1
-                if failed == FAILURES:
+                if failed == MAX_FAILED_CHECKS:
                     return f"{name} is gone: {str(error) or 'no answer'}"
-            await asyncio.sleep(WATCH_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
 
     async def _silent(self) -> str:
         """Wait until the GCS no longer answers, fails or has no live node. Return which, in one line."""
@@ -320,8 +378,8 @@ class Cluster:
             if (error := asking.exception()) is not None:
                 return f"the GCS of its head fails: {_first_line(error)}"
             if not any(node["Alive"] for node in asking.result()):
-                return "none of its nodes lives"
-            await asyncio.sleep(5 * WATCH_SECONDS)
+                return "none of its nodes is alive"
+            await asyncio.sleep(5 * CHECK_SECONDS)
 
 
 async def _connects(host: str, port: int) -> None:
@@ -339,7 +397,7 @@ def _shut_down(local: LocalRay | None, *, leave: bool = True) -> None:
 
             ray.shutdown()
     except Exception as error:
-        logger.warning("Ray was not left as it should: %s", _first_line(error))
+        logger.warning("leaving Ray failed: %s", _first_line(error))
     if local is not None:
         local.stop()
 

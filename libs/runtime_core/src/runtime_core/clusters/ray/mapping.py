@@ -1,4 +1,4 @@
-"""A map: a function with each of many items, so many at once, small ones several to a task."""
+"""Maps: runs a function on many items in parallel, with several fast items per task."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from runtime_core.engines.protocol import Error, Mapped, Outcome, Report, Value,
 
 TASK_SECONDS = 0.25
 """The target duration of one task's items together, if one alone takes less, in seconds."""
-LARGEST_CHUNK = 1000
+MAX_CHUNK_ITEMS = 1000
 REPORT_SECONDS = 0.5
 """The shortest interval between two progress events, in seconds."""
-LARGEST_RESULT = 128 * 1024**2
+MAX_RESULT_BYTES = 128 * 1024**2
 """The limit of all results together, in bytes: the process that runs the map holds them in memory."""
 
 RunItems = Callable[[Work, float], Awaitable[Answer]]
@@ -46,26 +46,26 @@ class _Map:
         self._running: dict[asyncio.Task[Answer], list[int]] = {}
         self._done = self._failed = self._size = 0
         self._seconds, self._timed = 0.0, 0
-        self._told: tuple[int, int] | None = None
-        self._told_at = -math.inf
+        self._reported: tuple[int, int] | None = None
+        self._reported_at = -math.inf
 
     async def run(self) -> Outcome:
         """Run the map."""
         try:
             while self._begin_more():
-                left = REPORT_SECONDS if self._told != (self._done, self._failed) else None
+                left = REPORT_SECONDS if self._reported != (self._done, self._failed) else None
                 done, _ = await asyncio.wait(self._running, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     self._end(self._running.pop(task), task.result())
-                if self._size > LARGEST_RESULT:
+                if self._size > MAX_RESULT_BYTES:
                     return self._too_large()
-                self._tell(REPORT_SECONDS)
+                self._send_progress(REPORT_SECONDS)
         finally:
             for task in self._running:
                 task.cancel()
             if self._running:
                 await asyncio.wait(self._running)
-        self._tell(0)
+        self._send_progress(0)
         return Value(b"[" + b",".join(self._ended) + b"]")
 
     def _begin_more(self) -> bool:
@@ -88,7 +88,7 @@ class _Map:
         size = 1
         if self._timed:
             small = TASK_SECONDS * self._timed / max(self._seconds, 1e-6)
-            size = max(1, min(int(small), LARGEST_CHUNK, math.ceil(len(self._fresh) / self._in_flight)))
+            size = max(1, min(int(small), MAX_CHUNK_ITEMS, math.ceil(len(self._fresh) / self._in_flight)))
         return [self._fresh.popleft() for _ in range(min(size, len(self._fresh)))]
 
     def _end(self, chunk: list[int], answer: Answer) -> None:
@@ -114,13 +114,13 @@ class _Map:
         self._size += len(entry)
         self._ended[index] = entry
 
-    def _tell(self, pause: float) -> None:
+    def _send_progress(self, pause: float) -> None:
         now = asyncio.get_running_loop().time()
-        if now - self._told_at < pause or self._told == (self._done, self._failed):
+        if now - self._reported_at < pause or self._reported == (self._done, self._failed):
             return
-        self._told, self._told_at = (self._done, self._failed), now
+        self._reported, self._reported_at = (self._done, self._failed), now
         self._report(msgspec.json.encode({"done": self._done, "failed": self._failed, "total": len(self._items)}))
 
     def _too_large(self) -> Error:
-        message = f"the results of the map are over {LARGEST_RESULT:,} bytes together: return less for each item"
+        message = f"the results of the map are over {MAX_RESULT_BYTES:,} bytes together: return less per item"
         return Error("invalid", "ResultTooLarge", message, retryable=False)

@@ -1,4 +1,4 @@
-"""What runs in the worker processes of Ray. It does not use Ray."""
+"""The code in Ray's worker processes. It does not use Ray itself."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _load(job: Job) -> None:
     call = job.work.call
     function = call.function if isinstance(call, Mapped) else call
     if isinstance(function, Registered):
-        with suppress(BaseException):  # whatever an app does when it is imported
+        with suppress(BaseException):  # importing an app may raise anything
             declared(function.app, function.folder, function.name)
 
 
@@ -106,12 +106,12 @@ def answer(job: Job) -> Answer:
 
 
 def _run_pickled(payload: bytes) -> Outcome:
-    from ray import cloudpickle  # a module of its own that Ray brings along; here, since only such calls need it
+    from ray import cloudpickle  # Ray's own copy; here, since only pickled calls need it
 
     try:
         function, args, kwargs = pickle.loads(payload)  # noqa: S301  # from the program that uses this engine
     except ImportError as error:
-        return Error("invalid", type(error).__name__, f"a worker cannot import what the call needs: {error}")
+        return Error("invalid", type(error).__name__, f"a worker cannot import a module of the call: {error}")
     except BaseException as error:
         return _failed(cloudpickle, error)
     try:

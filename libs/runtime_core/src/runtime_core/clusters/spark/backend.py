@@ -1,4 +1,4 @@
-"""Spark for a driver process: one Connect server, named by WEFT_SPARK_REMOTE or started here."""
+"""The Spark backend of a driver process: one Connect server, at WEFT_SPARK_REMOTE or started here."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from runtime_core.clusters.spark.calls import Calls, in_thread, lost, run_map
-from runtime_core.clusters.spark.connect_server import ConnectServer, answers
+from runtime_core.clusters.spark.connect import ConnectServer, Sessions, address_of, answers, is_lost
 from runtime_core.clusters.spark.jobs import Jobs
-from runtime_core.clusters.spark.sessions import Sessions, address_of, is_lost
 from runtime_core.engines.protocol import Away, Error, Mapped, Outcome, Report, Work
 from runtime_core.engines.results import Results
 from runtime_core.telemetry.redaction import kept
 
 CONNECT_SECONDS = 60.0
 """The limit for the first answer of a server that listens, in seconds; generous for busy machines."""
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 """The interval between checks that the server listens, in seconds."""
-UNHEARD = 3
+MAX_FAILED_CHECKS = 3
 """The number of consecutive failed checks after which the server counts as gone."""
 LOSS_SECONDS = 10.0
 """The time that `lost` may take to notice a loss that a call has noticed, in seconds."""
@@ -58,15 +57,15 @@ class SparkBackend:
         host, port = address_of(remote)
         if not await answers(host, port):
             raise Away(
-                f"no Spark Connect server listens at {host}:{port} (WEFT_SPARK_REMOTE={remote!r}): start it, or leave "
-                "the variable out for a local one"
+                f"no Spark Connect server listens at {host}:{port} (WEFT_SPARK_REMOTE={remote!r}): start it, or unset "
+                "the variable for a local one"
             )
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 sessions = await in_thread(lambda: Sessions(remote))
                 details = await in_thread(sessions.details)
         except TimeoutError:
-            raise Away(f"what listens at {host}:{port} does not answer as a Spark Connect server") from None
+            raise Away(f"the server at {host}:{port} does not answer as a Spark Connect server") from None
         except ImportError:
             raise
         except Exception as error:
@@ -80,7 +79,7 @@ class SparkBackend:
 
     async def lost(self) -> str:
         """Wait until the server does not listen, does not answer, or has forgotten the session."""
-        watchers = [asyncio.ensure_future(self._look()), asyncio.ensure_future(self._ask())]
+        watchers = [asyncio.ensure_future(self._watch_port()), asyncio.ensure_future(self._watch_session())]
         if self._server is not None:
             watchers.append(asyncio.ensure_future(self._server.ended()))
         try:
@@ -95,7 +94,7 @@ class SparkBackend:
         assert self._calls is not None
         assert self._jobs is not None
         if work.batch:
-            return Error("invalid", "InvalidInput", f"{work.name} is a batch job, and those are Ray's", retryable=False)
+            return Error("invalid", "InvalidInput", f"{work.name} is a batch job, which only Ray runs", retryable=False)
         if work.driver_side:
             outcome = await self._jobs.run(work, report)
         elif isinstance(work.call, Mapped):
@@ -104,7 +103,7 @@ class SparkBackend:
             answer = await self._calls.run(work.call, work.step, work.name, work.key, work.timeout_seconds)
             [outcome] = answer.ends
         if isinstance(outcome, Error):
-            outcome = await self._looked_at(outcome)
+            outcome = await self._checked_loss(outcome)
         return outcome
 
     async def forget(self, key: str) -> None:
@@ -127,21 +126,23 @@ class SparkBackend:
             self._server = server
         return self._server.url
 
-    async def _looked_at(self, error: Error) -> Error:
+    async def _checked_loss(self, error: Error) -> Error:
         """Return the error, or that the server is lost if a call failed while the server does not listen."""
         if error.cause == "lost":
-            await self._asked()
+            await self._wait_for_loss()
             return error
         host, port = self._address
         if error.cause in ("function", "worker") and not await answers(host, port):
-            await self._asked()
-            return lost(ConnectionError(f"nobody listens at {host}:{port} any more; it ended with {error.type}"))
+            await self._wait_for_loss()
+            return lost(
+                ConnectionError(f"no server listens at {host}:{port} any more; the call ended with {error.type}")
+            )
         return error
 
-    async def _asked(self) -> None:
+    async def _wait_for_loss(self) -> None:
         """Return at once if the server still answers, so that only one session was lost; else leave time for `lost`.
 
-        A retry of the call is to reach another driver, not this one.
+        So a retry of the call reaches another driver, not this one.
         """
         assert self._sessions is not None
         with suppress(Exception):
@@ -154,18 +155,18 @@ class SparkBackend:
     def _address(self) -> tuple[str, int]:
         return address_of(self._remote or (self._server.url if self._server is not None else "sc://127.0.0.1"))
 
-    async def _look(self) -> str:
+    async def _watch_port(self) -> str:
         host, port = self._address
-        unheard = 0
-        while unheard < UNHEARD:
-            await asyncio.sleep(LOOK_SECONDS)
-            unheard = 0 if await answers(host, port) else unheard + 1
-        return f"nobody listens at {host}:{port} any more"
+        failed = 0
+        while failed < MAX_FAILED_CHECKS:
+            await asyncio.sleep(CHECK_SECONDS)
+            failed = 0 if await answers(host, port) else failed + 1
+        return f"no server listens at {host}:{port} any more"
 
-    async def _ask(self) -> str:
+    async def _watch_session(self) -> str:
         assert self._sessions is not None
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
             try:
                 async with asyncio.timeout(SILENT_SECONDS):
                     await in_thread(self._sessions.ask)

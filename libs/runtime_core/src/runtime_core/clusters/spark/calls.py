@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from runtime_core.clusters.spark import worker
-from runtime_core.clusters.spark.sessions import Paced, Sessions, Told, Watched, condition_of, is_lost
+from runtime_core.clusters.spark.connect import Paced, Sessions, Told, Watched, condition_of, is_lost
 from runtime_core.clusters.spark.worker import Answer, Assignment, Items
 from runtime_core.engines.protocol import Error, Mapped, Outcome, Pickled, Registered, Report, Step, Value, Work
 from runtime_core.engines.results import Results
@@ -30,6 +30,23 @@ REPEAT_SECONDS = 0.1
 """The pause between two interrupts, in seconds. One that precedes the operation on the server has no effect."""
 CODE_SECONDS = 0.5
 """The time after which a body is stopped in its own code if interrupts have not ended it, in seconds."""
+UNREPORTED_SECONDS = 15.0
+"""The time after which an unreported call counts as started, in seconds: progress reports may be disabled."""
+_SCHEMA = "index long, piece binary"
+_DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|Python worker failed to connect back")
+_NO_WEFT = re.compile(r"ModuleNotFoundError: No module named '(runtime_core|weft|msgspec|pyarrow)")
+CALL_SECONDS = 1.0
+"""The target duration of all functions of one call, in seconds. Longer functions get a call per item."""
+MAX_GROWTH = 10
+"""The highest growth factor of items from one call to the next: a few fast items say little about the rest."""
+PAUSE_SECONDS = 0.05
+"""The pause between two checks for work while running items may still be queued to run alone, in seconds."""
+MAX_CALL_ITEMS = 1_000
+MAX_CALL_BYTES = 8 * 1024 * 1024
+"""The limits of one call: items, and their JSON in bytes."""
+SHARED_CAUSES = frozenset({"worker", "limit"})
+"""Error causes that end all items of a call together: run each alone to find the one at fault."""
+
 Result = TypeVar("Result")
 
 
@@ -104,13 +121,6 @@ async def stop(thread: InThread[Result], interrupt: Callable[[], object], *, cod
     return thread.done.done()
 
 
-UNTOLD_SECONDS = 15.0
-"""The time after which an unreported call counts as started, in seconds: progress reports may be disabled."""
-_SCHEMA = "index long, piece binary"
-_DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|Python worker failed to connect back")
-_NO_WEFT = re.compile(r"ModuleNotFoundError: No module named '(runtime_core|weft|msgspec|pyarrow)")
-
-
 class Calls:
     """Runs calls in one session, each with its own tag, so that a cancel ends only that call."""
 
@@ -143,7 +153,7 @@ class Calls:
         thread = InThread(functools.partial(self._in_thread, sent, tags, told), f"spark call {name}")
         try:
             if timeout_seconds:
-                await _either(begun, thread, UNTOLD_SECONDS)
+                await _either(begun, thread, UNREPORTED_SECONDS)
                 if not await thread.wait(timeout_seconds):
                     await self._stop(thread, tag)
                     return Answer([over_limit(timeout_seconds)])
@@ -204,11 +214,11 @@ def error_from(error: Exception) -> Error:
     if is_lost(error):
         return lost(error)
     if condition_of(error) == "OPERATION_CANCELED":
-        return Error("worker", "OperationCanceled", "its Spark operation was ended by somebody else")
+        return Error("worker", "OperationCanceled", "another client ended its Spark operation")
     if _DIED.search(text):
         return Error("worker", "WorkerDied", "the Python worker of the executor died, or the executor with it")
     if missing := _NO_WEFT.search(text):
-        message = f"the Python of the executors has no {missing[1]}: install weft[spark] there as it is here"
+        message = f"the executors' Python has no {missing[1]}: install weft[spark] there"
         return Error("invalid", "ModuleNotFoundError", message, retryable=False)
     if "PYTHON_VERSION_MISMATCH" in text:
         return Error("invalid", "PythonVersionMismatch", text, retryable=False)
@@ -227,19 +237,6 @@ def tag_of(key: str) -> str:
     """Return the tag of a step's operations on the server."""
     # A comma ends a tag.
     return key.replace(",", "_")
-
-
-CALL_SECONDS = 1.0
-"""The target duration of all functions of one call, in seconds. Longer functions get a call per item."""
-GROWTH = 10
-"""The highest growth factor of items from one call to the next: a few fast items say little about the rest."""
-PAUSE_SECONDS = 0.05
-"""The pause between two checks for work while running items may still be queued to run alone, in seconds."""
-MAX_ITEMS = 1_000
-MAX_ITEM_BYTES = 8 * 1024 * 1024
-"""The limits of one call: items, and their JSON in bytes."""
-TOGETHER = frozenset({"worker", "limit"})
-"""Error causes that end all items of a call together: run each alone to find the one at fault."""
 
 
 async def run_map(calls: Calls, work: Work, report: Report, in_flight: int) -> Outcome:
@@ -271,7 +268,7 @@ class _Lost(Exception):
 
 
 class _Map:
-    """The waiting items of a map and the outcomes of the others."""
+    """A running map: its waiting items, and the outcomes of the others."""
 
     def __init__(self, calls: Calls, work: Work, call: Mapped, items: Sequence[msgspec.Raw], report: Paced) -> None:
         self._calls = calls
@@ -312,10 +309,10 @@ class _Map:
         if self._alone:
             return [self._alone.popleft()]
         # Keeps all places busy until the end.
-        most = min(self._at_once, MAX_ITEMS, 1 + len(self._waiting) // places)
+        most = min(self._at_once, MAX_CALL_ITEMS, 1 + len(self._waiting) // places)
         taken: list[int] = []
         size = 0
-        while self._waiting and len(taken) < most and (not taken or size < MAX_ITEM_BYTES):
+        while self._waiting and len(taken) < most and (not taken or size < MAX_CALL_BYTES):
             taken.append(self._waiting.popleft())
             size += len(bytes(self._items[taken[-1]]))
         return taken
@@ -330,7 +327,7 @@ class _Map:
             if isinstance(first, Error) and first.cause == "lost":
                 raise _Lost(first)
             if isinstance(first, Error) and len(taken) > 1:
-                if first.cause in TOGETHER:
+                if first.cause in SHARED_CAUSES:
                     self._alone.extend(taken)
                     self._at_once = 1
                     return
@@ -345,7 +342,7 @@ class _Map:
 
     def _measure(self, seconds: float, count: int) -> None:
         fitting = int(CALL_SECONDS * count / max(seconds, 1e-6))
-        self._at_once = max(1, min(fitting, GROWTH * count))
+        self._at_once = max(1, min(fitting, MAX_GROWTH * count))
 
 
 def _end(end: Outcome | None) -> dict[str, object]:

@@ -1,6 +1,9 @@
-"""What runs on a Python worker of an executor: the calls that it was sent, and how they ended, as bytes.
+"""The code on the Python workers of executors: runs the calls that it was sent and returns their outcomes as bytes.
 
-Spark's own answer to an error is a text; here all errors of the user's code are values.
+Spark reports an error as text; here all errors of the user's code are values.
+
+`python -m runtime_core.clusters.spark.worker` is the process from which a local server forks its workers. It imports
+once what every worker imports, which takes two seconds of CPU time.
 """
 
 from __future__ import annotations
@@ -148,3 +151,18 @@ def joined(rows: pyarrow.Table) -> Answer:
         return msgspec.msgpack.decode(data, type=Answer)
     data = b"".join(piece for _, piece in sorted(zip(indexes, pieces, strict=True)))
     return msgspec.msgpack.decode(data, type=Answer)
+
+
+if __name__ == "__main__":
+    # A worker imports all of these when it reads its first call.
+    import pandas  # noqa: F401
+    import pyarrow
+    import pyspark.cloudpickle
+    import pyspark.sql.pandas.serializers
+    import pyspark.worker  # noqa: F401
+    from pyspark import daemon
+
+    import runtime_core.app.loading
+    import runtime_core.clusters.remote  # noqa: F401
+
+    daemon.manager()

@@ -1,8 +1,7 @@
-"""AutoGen programs on Weft: `WeftAgentRuntime` in the place of autogen_core's `SingleThreadedAgentRuntime`.
+"""AutoGen programs on Weft: `WeftAgentRuntime` replaces autogen_core's `SingleThreadedAgentRuntime`.
 
-1. `runtime` is the runtime of `runtime_core.actors`, with AutoGen's types.
-2. `serialization` writes messages so that each part comes back as the class it was.
-3. `telemetry` logs and traces messages by AutoGen's own loggers and tracer.
+1. `runtime` is the runtime of `runtime_core.actors`, with AutoGen's types, loggers and tracer.
+2. `serialization` writes messages so that each part keeps its class.
 """
 
 from __future__ import annotations

@@ -1,12 +1,16 @@
-"""The runtime of agents in AutoGen's own types, for AutoGen programs."""
+"""Weft's runtime of agents with AutoGen's types, event logs and spans, for AutoGen programs."""
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from autogen_core import (
+    EVENT_LOGGER_NAME,
+    ROOT_LOGGER_NAME,
     Agent,
     AgentId,
     AgentInstantiationContext,
@@ -18,26 +22,41 @@ from autogen_core import (
     DropMessage,
     InterventionHandler,
     MessageContext,
+    MessageHandlerContext,
     TopicId,
     TypePrefixSubscription,
     TypeSubscription,
 )
+from autogen_core._telemetry import MessageRuntimeTracingConfig, TraceHelper  # AutoGen's other runtimes use these too
 from autogen_core.exceptions import (
     CantHandleException,
     MessageDroppedException,
     NotAccessibleError,
     UndeliverableException,
 )
-from opentelemetry.trace import TracerProvider
+from autogen_core.logging import (
+    AgentConstructionExceptionEvent,
+    DeliveryStage,
+    MessageEvent,
+    MessageHandlerExceptionEvent,
+    MessageKind,
+)
+from opentelemetry.trace import Span, TracerProvider
 
+from runtime_core.actors.errors import SerializationError
 from runtime_core.actors.runtime import Runtime
+from runtime_core.actors.serialization import SerializationRegistry
 from runtime_core.actors.vocabulary import Vocabulary, topic_reader
 from runtime_core.integrations.autogen.serialization import FaithfulRegistry
-from runtime_core.integrations.autogen.telemetry import Telemetry
+
+AgentT = TypeVar("AgentT", bound=Agent)
+
+logger = logging.getLogger(f"{ROOT_LOGGER_NAME}.weft")
+events = logging.getLogger(EVENT_LOGGER_NAME)
 
 
 def autogen(telemetry: Telemetry) -> Vocabulary:
-    """The vocabulary of autogen_core."""
+    """Return the types of autogen_core as a Vocabulary."""
     return Vocabulary(
         agent_id=AgentId,
         agent_type=AgentType,
@@ -54,48 +73,45 @@ def autogen(telemetry: Telemetry) -> Vocabulary:
         cant_handle=CantHandleException,
         dropped=MessageDroppedException,
         not_accessible=NotAccessibleError,
-        # A team's members have seen the task then, as AutoGen's users expect when they go on with it.
+        # So the members of a cancelled team have seen the task, as AutoGen's users expect when they resume the team.
         cancelled_is_handled=True,
     )
 
 
 def saves_state(agent: Any) -> bool:  # Any: any class with the methods of an agent
-    """Whether its class saves something: AutoGen's bases save nothing, and one of them warns of it at each call."""
+    """Return whether its class overrides `save_state`: AutoGen's base classes save nothing, and one warns each time."""
     return type(agent).save_state not in (BaseAgent.save_state, ClosureAgent.save_state)
 
 
 def locks_itself(cls: type) -> bool:
-    """Whether this is an agent of AgentChat, which queues what must wait by itself, and answers the rest meanwhile."""
+    """Return whether this is a class of AgentChat agents, which have queues of their own."""
     # Not imported here: a program without AgentChat need not have it.
     module = sys.modules.get("autogen_agentchat.teams._group_chat._sequential_routed_agent")
     return module is not None and issubclass(cls, module.SequentialRoutedAgent)
 
 
 def _keeps_state(agent: Any) -> bool:  # Any: as above
-    """Whether its state is saved after each message.
+    """Return whether to save the agent's state after each message.
 
-    Not AgentChat's: a member of a team is an object of its program, whose state the team saves as a whole. To ask a
-    nested team for its state starts it, which must not happen beside its own start.
+    Not that of AgentChat's agents: a member of a team is an object of its program, and the team saves its state as a
+    whole. Reading the state of a nested team starts it, which must not happen while it starts itself.
     """
     return saves_state(agent) and not locks_itself(type(agent))
-
-
-AgentT = TypeVar("AgentT", bound=Agent)
 
 
 class WeftAgentRuntime(Runtime):
     """An `autogen_core.AgentRuntime` whose messages and states are on a broker.
 
-    It takes what `SingleThreadedAgentRuntime` takes, and means the same by it. Beyond that: `url` and `namespace` say
-    which broker (as of `weft.runtime.Runtime`: WEFT_REDIS_URL, else one in this process), `services` whether services
-    run beside it, and `interleaved` names types of agents whose messages are handled beside each other, as AutoGen
-    handles all; those of other types wait for each other, but for AgentChat's, which do so by themselves.
+    It takes the arguments of `SingleThreadedAgentRuntime`, with the same meaning. In addition, `url` and `namespace`
+    name the broker (as in `weft.runtime.Runtime`: WEFT_REDIS_URL, or else one in this process), and `services` says
+    whether services run on it. An agent of an `interleaved` type handles several messages concurrently, as all agents
+    do in AutoGen. Other agents handle one message at a time, except for AgentChat's, which have their own queues.
 
     Any: messages, agents and states are the user's own types.
     """
 
     if TYPE_CHECKING:
-        # The vocabulary makes the base speak AutoGen's types, which its own signatures cannot say.
+        # With this vocabulary the base class uses AutoGen's types, which its signatures cannot express.
         async def try_get_underlying_agent_instance(  # type: ignore[override]
             self, id: AgentId, type: type[AgentT] = ...
         ) -> AgentT: ...
@@ -189,7 +205,7 @@ class WeftAgentRuntime(Runtime):
         cls = self._instance_classes.get(agent_id.type, type(agent_instance))
         if cls is not type(agent_instance):
             raise ValueError(
-                f"agents of type {agent_id.type!r} are objects of {cls.__name__} here: {agent_id} cannot be one of "
+                f"agents of type {agent_id.type!r} are objects of class {cls.__name__} here: {agent_id} cannot be a "
                 f"{type(agent_instance).__name__}"
             )
         options.setdefault("interleave", self._interleaves(agent_id.type, cls))
@@ -198,7 +214,7 @@ class WeftAgentRuntime(Runtime):
         return agent_id
 
     async def save_state(self) -> Mapping[str, Any]:
-        """States of all agents of the namespace, those of AgentChat's that are objects of this process among them."""
+        """Return the states of all agents of the namespace, including AgentChat's agents in this process."""
         state = dict(await super().save_state())
         for instance in self._instances.all():
             if saves_state(instance.agent) and not instance.keeps_state:
@@ -209,8 +225,8 @@ class WeftAgentRuntime(Runtime):
         try:
             if type in self._instance_classes:
                 raise RuntimeError(
-                    f"there is no agent {type}/{key}: agents of this type were registered as objects; does a "
-                    "subscription lead here that was meant for another type?"
+                    f"there is no agent {type}/{key}: agents of this type were registered as objects; is a "
+                    "subscription for another type registered for this one?"
                 )
             return await super()._build(type, key)
         except Exception as error:
@@ -220,3 +236,85 @@ class WeftAgentRuntime(Runtime):
     def _interleaves(self, agent_type: str | AgentType, cls: type | None) -> bool:
         name = agent_type if isinstance(agent_type, str) else agent_type.type
         return name in self._interleaved or (cls is not None and locks_itself(cls))
+
+
+class Telemetry:
+    """The event logs and spans of one runtime, under the names that AutoGen's own runtime uses.
+
+    Any: the user's message types.
+    """
+
+    def __init__(self, registry: SerializationRegistry, tracer_provider: TracerProvider | None) -> None:
+        self._registry = registry
+        self._tracer = TraceHelper(tracer_provider, MessageRuntimeTracingConfig("SingleThreadedAgentRuntime"))
+
+    @contextmanager
+    def sending(self, message: Any, to: AgentId | TopicId, sender: AgentId | None) -> Iterator[Span]:
+        """Log and trace a message that is sent or published."""
+        self._log(message, sender, to, _kind(to), DeliveryStage.SEND)
+        with self._tracer.trace_block(
+            "create", to, parent=None, extraAttributes={"message_type": type(message).__name__}
+        ) as span:
+            yield span
+
+    @contextmanager
+    def handling(self, agent: AgentId, message: Any, context: MessageContext) -> Iterator[None]:
+        """Log and trace a handler."""
+        self._log(
+            message,
+            context.sender,
+            agent if context.is_rpc else None,
+            MessageKind.DIRECT if context.is_rpc else MessageKind.PUBLISH,
+            DeliveryStage.DELIVER,
+        )
+        with ExitStack() as stack:
+            if context.topic_id is not None:
+                stack.enter_context(self._tracer.trace_block("publish", context.topic_id, parent=None))
+            else:
+                stack.enter_context(self._tracer.trace_block("send", agent, parent=None))
+            stack.enter_context(self._tracer.trace_block("process", agent, parent=None))
+            stack.enter_context(MessageHandlerContext.populate_context(agent))
+            try:
+                yield
+            except BaseException as error:
+                if not context.is_rpc:
+                    logger.error("Error processing publish message for %s", agent, exc_info=True)
+                events.info(
+                    MessageHandlerExceptionEvent(payload=self._text(message), handling_agent=agent, exception=error)
+                )
+                raise
+
+    def answered(self, response: Any, by: AgentId, to: AgentId | None) -> None:
+        """Log a response that reached the sender of the request."""
+        self._log(response, by, to, MessageKind.RESPOND, DeliveryStage.DELIVER)
+
+    def not_constructed(self, agent: AgentId, error: Exception) -> None:
+        """Log the error of a factory."""
+        logger.error("Error constructing agent %s", agent, exc_info=error)
+        events.info(AgentConstructionExceptionEvent(agent_id=agent, exception=error))
+
+    def _log(
+        self,
+        message: Any,
+        sender: AgentId | None,
+        receiver: AgentId | TopicId | None,
+        kind: MessageKind,
+        stage: DeliveryStage,
+    ) -> None:
+        # Serialize the message only if a handler listens.
+        if events.isEnabledFor(logging.INFO):
+            events.info(
+                MessageEvent(
+                    payload=self._text(message), sender=sender, receiver=receiver, kind=kind, delivery_stage=stage
+                )
+            )
+
+    def _text(self, message: Any) -> str:
+        try:
+            return self._registry.write(message)[2].decode(errors="replace")
+        except SerializationError:
+            return "Message could not be serialized"
+
+
+def _kind(to: AgentId | TopicId) -> MessageKind:
+    return MessageKind.DIRECT if isinstance(to, AgentId) else MessageKind.PUBLISH

@@ -1,4 +1,4 @@
-"""Serializers of AutoGen's messages: plain JSON where it is enough, tagged JSON where classes matter."""
+"""Serializers for AutoGen's messages: plain JSON, or tagged JSON if plain JSON would lose classes."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ from runtime_core.actors.serialization import UnknownPayload as Unknown
 
 TYPE = "$type"
 PREFIX = b'{"$type":'
-"""How everything that is written here begins."""
+"""The beginning of all tagged JSON."""
 
 # Any below: the values of a message may be of any kind, and those of a JSON tree too.
 _COLLECTIONS: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
 
 class TaggedJson:
-    """Writes values and reads them. One for each runtime: it remembers classes that no module has by name."""
+    """Writes and reads tagged JSON. Each runtime has its own, which remembers classes that are in no module."""
 
     def __init__(self) -> None:
         self._seen: WeakValueDictionary[str, type] = WeakValueDictionary()
         self._adapters: dict[type, TypeAdapter[Any]] = {}
 
     def know(self, cls: type) -> str:
-        """Remember the class; the name under which it travels."""
+        """Remember the class, and return its name in messages."""
         name = name_of(cls)
         self._seen[name] = cls
         return name
 
     def write(self, value: Any) -> bytes:
-        """Begins with `PREFIX`. Raises SerializationError for a value that cannot be made again from its parts."""
+        """Return JSON that begins with `PREFIX`. Raises SerializationError for a value that cannot be rebuilt."""
         tree = self._tree(value, "message")
         if not (isinstance(tree, dict) and TYPE in tree):
             tree = {TYPE: "value", "value": tree}
         return json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
 
     def read(self, data: bytes) -> Any:
-        """Raises SerializationError for data that names an unknown class, or not the parts that its class needs."""
+        """Rebuild a value. Raises SerializationError for an unknown class, and for parts that do not fit it."""
         try:
             return self._value(json.loads(data))
         except SerializationError:
@@ -111,8 +111,8 @@ class TaggedJson:
         except (PydanticUserError, PydanticSerializationError) as error:
             raise SerializationError(
                 "message",
-                f"{place} is a {name_of(cls)}, which cannot be sent: make it a dataclass or a pydantic model, or add "
-                "a serializer for the message with runtime.add_message_serializer(…)",
+                f"{place} is a {name_of(cls)}, which cannot be sent: use a dataclass or a pydantic model, or add a "
+                "serializer for the message with runtime.add_message_serializer(…)",
             ) from error
 
     def _parts_of_model(self, value: BaseModel, place: str) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class TaggedJson:
         return parts
 
     def _reference(self, cls: type) -> Any:
-        """The name of a class; of a generic model's, a list of the model's and its arguments' names."""
+        """Return the name of a class; for a generic model, the names of the model and its arguments as a list."""
         generic = getattr(cls, "__pydantic_generic_metadata__", None) or {}
         if generic.get("origin") and all(isinstance(argument, type) for argument in generic["args"]):
             return [self._reference(part) for part in (generic["origin"], *generic["args"])]
@@ -193,7 +193,7 @@ class TaggedJson:
         try:
             made = cls.model_validate({**given, **self._value(tree.get("extra", {}))}, by_alias=True, by_name=True)
         except ValidationError as error:
-            raise SerializationError("message", f"is no {name_of(cls)}: {error}") from error
+            raise SerializationError("message", f"is not a {name_of(cls)}: {error}") from error
         for name in tree.get("unset", ()):
             made.__pydantic_fields_set__.discard(name)
         return made
@@ -205,7 +205,7 @@ class TaggedJson:
 
 
 def _made_dataclass(cls: Any, fields: dict[str, Any]) -> Any:
-    # Its constructor may take other arguments, and has done its work already: the fields are restored as they were.
+    # Restore the fields without the constructor: it may take other arguments, and it has run already.
     made = cls.__new__(cls)
     for field in dataclasses.fields(cls):
         if field.name in fields:
@@ -221,9 +221,9 @@ _OWN = (DataclassJsonMessageSerializer, ProtobufMessageSerializer, PydanticJsonM
 
 
 class FaithfulSerializer(JsonSerializer[Any]):  # Any: the user's message types
-    """Messages of one class, as plain JSON that every program reads, or tagged where that would come back different.
+    """Messages of one class, as plain JSON that any program can read, or as tagged JSON if that would lose classes.
 
-    AgentChat's team messages need the tags: their fields name base classes, and hold objects of many subclasses.
+    AgentChat's team messages need tags: their fields are declared with base classes and hold objects of subclasses.
     """
 
     def __init__(self, cls: type, tagged: TaggedJson) -> None:
@@ -233,7 +233,7 @@ class FaithfulSerializer(JsonSerializer[Any]):  # Any: the user's message types
         try:
             super().__init__(cls)
         except SerializationError:
-            # Pydantic has no schema for one of its fields, yet each value may be one that can be written.
+            # pydantic has no schema for one of the fields, but tagged JSON may still write its values.
             self.type_name = name_of(cls)
             self._plain = False
 
@@ -244,8 +244,8 @@ class FaithfulSerializer(JsonSerializer[Any]):  # Any: the user's message types
                 data = super().serialize(message)
                 if not data.startswith(PREFIX):
                     return data
-            except Exception:  # among others, a field of an abstract class fails in any way that Python has
-                # Not tried again: its reader takes both.
+            except Exception:  # a field of an abstract class, for example, may raise anything
+                # Use tagged JSON from now on; the reader accepts both.
                 self._plain = False
         return self._tagged.write(message)
 
@@ -255,14 +255,14 @@ class FaithfulSerializer(JsonSerializer[Any]):  # Any: the user's message types
 
 
 class FaithfulRegistry(SerializationRegistry):
-    """Serializers of one runtime. Any: as above."""
+    """The serializers of one runtime. Any: as above."""
 
     def __init__(self) -> None:
         self._tagged = TaggedJson()
         super().__init__(self._serializers)
 
     def add_serializer(self, serializer: Any) -> None:
-        """Use these from now on. AutoGen's own are not used: they name a class without its module, and lose classes."""
+        """Use these serializers, except AutoGen's own: they name classes without their modules, and lose classes."""
         for each in serializer if isinstance(serializer, Sequence) else [serializer]:
             if isinstance(each, _OWN):
                 self.add_class(each.cls)
@@ -270,16 +270,16 @@ class FaithfulRegistry(SerializationRegistry):
                 super().add_serializer(each)
 
     def deserialize(self, payload: bytes, *, type_name: str, data_content_type: str) -> Any:
-        """The message; UnknownPayload where this process does not know its type. Raises SerializationError."""
+        """Return the message, or UnknownPayload if this process does not know its type. Raises SerializationError."""
         message = super().deserialize(payload, type_name=type_name, data_content_type=data_content_type)
         if not isinstance(message, Unknown):
             return message
         if payload.startswith(PREFIX):
-            return self._tagged.read(payload)  # a generic model's name is not that of a class of a module
+            return self._tagged.read(payload)  # the name of a generic model is not that of a class in a module
         return UnknownPayload(type_name, data_content_type, payload)
 
     def _serializers(self, cls: type) -> list[MessageSerializer[Any]]:
         usual = try_get_known_serializers_for_type(cls)
         if usual and not isinstance(usual[0], JsonSerializer):
-            return usual  # protobuf has its own
+            return usual  # protobuf has its own serializer
         return [FaithfulSerializer(cls, self._tagged)]

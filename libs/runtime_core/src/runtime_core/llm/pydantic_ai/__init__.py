@@ -1,6 +1,6 @@
-"""pydantic-ai's agents on durable runs: those of users, and LLMAgent's. Needs the extra `llm`.
+"""Agents of pydantic-ai on durable runs: those of users, and LLMAgents. Needs the extra `llm`.
 
-1. definition.py    an agent of theirs as an agent of the app: input, conversation, output
-2. durability.py    the capability by which their code hands over what it wants done
-3. tool_calls.py    what a tool event carries, and how it is done by a tool-handler
+1. definition.py    a pydantic-ai agent as an agent of the app, with its tools
+2. durability.py    the capability that performs an agent's requests as steps
+3. tool_events.py   the contents of a tool event
 """

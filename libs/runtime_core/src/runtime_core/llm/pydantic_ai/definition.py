@@ -1,46 +1,61 @@
-"""A pydantic-ai agent as an agent of an app: its input, its dependencies, its conversation, its tools."""
+"""A pydantic-ai agent as an agent of an app, and its tools as tools of that app."""
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_ai import ModelMessagesTypeAdapter
+from pydantic_ai import FunctionToolset, ModelMessagesTypeAdapter, RunContext
 from pydantic_ai.agent import AbstractAgent
-from pydantic_ai.durable_exec import DurableOperation, ToolsetCallToolId
+from pydantic_ai.durable_exec import (
+    DurableOperation,
+    DurableRunContext,
+    DynamicToolsetCallToolParams,
+    ToolsetCallToolId,
+    ToolsetCallToolParams,
+)
 from pydantic_ai.exceptions import AgentRunError, UsageLimitExceeded, UserError
 from pydantic_ai.messages import UserContent
 from pydantic_ai.toolsets import AbstractToolset
 from pydantic_core import to_jsonable_python
 
 from runtime_core import codec
-from runtime_core.declare.declaration import Place
+from runtime_core.declare.declaration import NAME, Place
+from runtime_core.declare.manifest import ToolEntry
 from runtime_core.declare.schema import Schema, encode
 from runtime_core.errors import AgentError, ConfigurationError, InvalidInput
 from runtime_core.llm.agent import ModelSettings
-from runtime_core.llm.pydantic_ai.durability import Calls, Guarding, StepBackend, WeftDurability, run_agent
-from runtime_core.llm.pydantic_ai.tool_calls import PydanticTool, tools_of
+from runtime_core.llm.pydantic_ai.durability import (
+    RepetitionGuard,
+    RequestHooks,
+    StepBackend,
+    WeftDurability,
+    run_agent,
+)
+from runtime_core.llm.pydantic_ai.tool_events import CARRIED, ENGINE, SETTINGS, definitions, tool_name
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.definition import AgentDefinition, AgentSettings, Coro
+from runtime_core.tools.tool import AbandonedThreads, Tool, ToolContext, ToolSettings, run_limited
 
 
 class Dependencies:
-    """Makes the deps of an agent: in agent-handler for its code, and in tool-handler for each call of a tool.
+    """Creates the deps of an agent, in an agent-handler for its code and in a tool-handler for each tool call.
 
-    `make` is a function `()` or `(data)`, sync or async, of the input's `deps`; None: these are read as the agent's
-    `deps_type`. What one process changes in them no other sees.
+    `make` is a function `()` or `(data)`, sync or async, which takes the input's `deps`. None: the input's `deps` are
+    read as the agent's `deps_type`. Processes do not share changes to deps.
     """
 
     def __init__(
         self, what: str, agent: AbstractAgent[Any, Any], make: Callable[..., object] | None, place: Place
     ) -> None:
-        """Raises ConfigurationError for what is no such function."""
+        """Raises ConfigurationError for an unsuitable `make`."""
         self._what = what
         self._type = agent.deps_type
         self._make = make
@@ -49,15 +64,17 @@ class Dependencies:
             return
         if not callable(make):
             raise ConfigurationError(
-                f"{what} ({place}) has deps={make!r}: give a function that makes them, since several processes need "
-                "them; data goes into the input, as deps"
+                f"{what} ({place}) has deps={make!r}: pass a function that creates them, because several processes "
+                "need them; pass data in the input, as deps"
             )
         try:
             needed = len(inspect.signature(make).parameters)
-        except ValueError:  # some classes of C have no signature
+        except ValueError:  # some C classes have no signature
             needed = 0
         if needed > 1:
-            raise ConfigurationError(f"{what} ({place}): deps takes {needed} arguments: take none, or the input's deps")
+            raise ConfigurationError(
+                f"{what} ({place}): deps takes {needed} arguments: let it take none, or the input's deps"
+            )
         self._takes_data = needed == 1
 
     @functools.cached_property
@@ -65,7 +82,7 @@ class Dependencies:
         return TypeAdapter(self._type)
 
     async def make(self, data: object) -> Any:  # Any: the user's own type
-        """The deps for the input's `deps`, JSON. Raises InvalidInput(`input.deps`)."""
+        """Return the deps for the input's `deps` (JSON). Raises InvalidInput (`input.deps`)."""
         if self._make is not None:
             made = self._make(data) if self._takes_data else self._make()
             return await made if inspect.isawaitable(made) else made
@@ -76,7 +93,7 @@ class Dependencies:
             raise InvalidInput(
                 "input.deps",
                 f'{self._what} needs deps of type {name}: send them as JSON, {{"prompt": …, "deps": {{…}}}}, or '
-                "declare the agent with deps=, a function that makes them in each process",
+                "declare the agent with deps=, a function that creates them in each process",
             )
         try:
             return self._adapter.validate_python(data)
@@ -87,14 +104,16 @@ class Dependencies:
         except Exception as error:
             raise InvalidInput(
                 "input.deps",
-                f"{name} cannot be read from JSON ({error}): declare {self._what} with deps=, a function that makes it",
+                f"{name} cannot be read from JSON ({error}): declare {self._what} with deps=, a function that "
+                "creates it",
             ) from None
 
 
 THREADS = 4
-"""Of an agent in one process; made when they are needed."""
+"""The most threads of an agent in one process; started when needed."""
 HISTORY = "messages"
-"""Where an instance with a key keeps its conversation, in `ctx.state`."""
+"""The key in `ctx.state` under which an instance with a key keeps its conversation."""
+_CALL: contextvars.ContextVar[ToolContext] = contextvars.ContextVar("weft_pydantic_ai_tool_call")
 _content: TypeAdapter[list[UserContent]] = TypeAdapter(list[UserContent])
 
 
@@ -108,7 +127,7 @@ class Question:
 
 
 class PydanticAgent(AgentDefinition):
-    """An agent of pydantic-ai under a name of the app's."""
+    """An agent of pydantic-ai, declared in an app."""
 
     def __init__(
         self,
@@ -121,29 +140,29 @@ class PydanticAgent(AgentDefinition):
         prices: Mapping[str, Any] = MappingProxyType({}),  # Any: names to Price
         **settings: Unpack[AgentSettings],
     ) -> None:
-        """Raises ConfigurationError for an agent that cannot run durably."""
+        """Raise ConfigurationError for an agent that cannot run durably."""
         super().__init__(name, agent, place, **settings)
         if not isinstance(agent, AbstractAgent):
             raise ConfigurationError(f"{self.what} ({place}): {agent!r} is not an agent of pydantic-ai")
         self.agent: AbstractAgent[Any, Any] = agent
         self.dependencies = Dependencies(self.what, agent, deps, place)
-        self._calls = Calls(ModelSettings(None, stream=stream, prices=prices))
+        self._calls = RequestHooks(ModelSettings(None, stream=stream, prices=prices))
         bound = self._durability(None)
         try:
             self._backend = _backend(bound.for_agent(agent))
         except UserError as error:
             raise ConfigurationError(f"{self.what} ({place}): {error}") from error
         self.app_tools = tools_of(self, self.operations, place)
-        """What the app declares with it."""
+        """The tools that the app declares with the agent."""
 
     @property
     def operations(self) -> Mapping[ToolsetCallToolId, DurableOperation[Any, Any, Any]]:
-        """How tools are called, by toolset."""
+        """The operations that call tools, by toolset."""
         return self._backend.tools
 
     @functools.cached_property
     def toolsets(self) -> Mapping[str, AbstractToolset[Any]]:
-        """Those that list and call tools themselves, by id."""
+        """The toolsets that list and call tools themselves, by id."""
         found: dict[str, AbstractToolset[Any]] = {}
 
         def note(toolset: AbstractToolset[Any]) -> None:
@@ -156,7 +175,7 @@ class PydanticAgent(AgentDefinition):
 
     @functools.cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        """For plain functions between the steps: the host knows when these threads end, of others it does not."""
+        """Threads for sync functions between the steps. The host must know when they end, so they are our own."""
         return ThreadPoolExecutor(THREADS, thread_name_prefix=f"code of {self.name}")
 
     def _durability(self, deps: object) -> WeftDurability:
@@ -194,7 +213,7 @@ class PydanticAgent(AgentDefinition):
             return {"type": "string"} if output is str else None
         try:
             return dict(TypeAdapter(output).json_schema(mode="serialization"))
-        except Exception:  # a type without a schema, of many libraries' kinds: the output then says what it is
+        except Exception:  # types of other libraries without a schema raise many kinds of errors
             return None
 
     def decode_input(self, data: bytes) -> Question:
@@ -233,11 +252,11 @@ class PydanticAgent(AgentDefinition):
                 deps=deps,
                 history=history,
                 threads=self._threads,
-                capabilities=[self._durability(question.deps), Guarding(self.what)],
+                capabilities=[self._durability(question.deps), RepetitionGuard(self.what)],
                 metadata=dict(ctx.metadata) or None,
             )
         except (AgentRunError, UsageLimitExceeded, UserError) as error:
-            # The same code would do the same again.
+            # A retry would fail in the same way.
             raise AgentError(type(error).__name__, str(error)) from error
         if ctx.key:
             ctx.state[HISTORY] = ModelMessagesTypeAdapter.dump_python(result.all_messages(), mode="json")
@@ -245,11 +264,131 @@ class PydanticAgent(AgentDefinition):
 
 
 def _backend(bound: object) -> StepBackend:
-    """Of the capability that is bound to an agent, alone or with companions."""
+    """Return the backend of a capability that is bound to an agent, alone or combined with others."""
     for capability in (bound, *getattr(bound, "capabilities", ())):
         if isinstance(capability, WeftDurability):
             return capability.get_durable_operation_backend()
     raise AssertionError(f"{bound!r} holds no WeftDurability")
 
 
-__all__ = ["PydanticAgent", "PydanticTool", "Question"]
+# ---- tools ------------------------------------------------------------------------------------------------------
+
+
+def tool_call() -> ToolContext:
+    """Return the context of the current tool call: idempotency key, attempt, progress. Raises LookupError elsewhere."""
+    return _CALL.get()
+
+
+class PydanticTool(Tool):
+    """A function tool of an agent, or a whole toolset whose tools are known only at run time (MCP, dynamic)."""
+
+    def __init__(
+        self, owner: PydanticAgent, operation: ToolsetCallToolId, tool: str, place: Place, settings: ToolSettings
+    ) -> None:
+        """`tool` is the function tool's name; empty for a whole toolset."""
+        name = tool_name(owner.name, operation, tool)
+        if not NAME.fullmatch(name):
+            raise ConfigurationError(
+                f"{owner.what} ({place}): its tool would be named {name!r}, which is invalid: use letters, digits, "
+                "_ . or -, at most 128; change the id of the toolset or the name of the tool"
+            )
+        settings = settings.copy()
+        settings["name"] = name
+        super().__init__(_unused, place, **settings)
+        self.source = self
+        self._owner = owner
+        self._operation = operation
+        self._tool = tool
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PydanticTool) and (self.name, self._owner) == (other.name, other._owner)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def check(self) -> None:
+        """Do nothing: pydantic-ai checked the schema with the agent."""
+
+    def entry(self) -> ToolEntry:
+        declared = self._declared()
+        return ToolEntry(
+            arguments=dict(declared.function_schema.json_schema) if declared is not None else {"type": "object"},
+            result=None,
+            pool=self.pool,
+            description=(declared.description or "") if declared is not None else "",
+            repeatable=self.repeatable,
+        )
+
+    async def call(
+        self, arguments: bytes, context: ToolContext, threads: Executor, abandoned: AbandonedThreads
+    ) -> bytes:
+        """Execute a tool event. The tool's message to the model, including ModelRetry, is the result."""
+        try:
+            return encode(
+                await run_limited(self.what, self.timeout_seconds, lambda: self._run(arguments, context, threads)),
+                "result",
+            )
+        except BaseException:
+            context.cancel()
+            raise
+
+    async def _run(self, data: bytes, context: ToolContext, threads: Executor) -> object:
+        given = codec.decode(data)
+        carried = given.pop(CARRIED, None) if isinstance(given, dict) else None
+        if not isinstance(given, dict) or not isinstance(carried, Mapping):
+            raise InvalidInput("arguments", f"only its agent can call {self.what}: member {CARRIED} is missing")
+        agent = self._owner.agent
+        run_context = DurableRunContext.restore(
+            cast("Mapping[str, Any]", carried.get("context", {})),
+            deps=await self._owner.dependencies.make(carried.get("deps")),
+            agent=agent,
+            engine_spec=ENGINE,
+        )
+        operation = self._owner.operations[self._operation]
+        token = _CALL.set(context)
+        try:
+            with agent.using_thread_executor(threads):
+                params = self._params(given, carried, run_context)
+                return operation.result_codec.dump(await operation.handler(params))
+        finally:
+            _CALL.reset(token)
+
+    def _params(
+        self, given: dict[str, Any], carried: Mapping[str, Any], run_context: RunContext[Any]
+    ) -> ToolsetCallToolParams | DynamicToolsetCallToolParams:
+        kind = self._operation.toolset_kind
+        if kind == "function":
+            return ToolsetCallToolParams(self._tool, tool_args=given, ctx=run_context, tool=None)
+        definition = definitions.validate_python(carried["definition"]) if "definition" in carried else None
+        name = str(carried.get("tool", ""))
+        if kind == "dynamic":
+            return DynamicToolsetCallToolParams(name, tool_args=given, ctx=run_context, tool_def=definition)
+        toolset = self._owner.toolsets[self._operation.toolset_id]
+        assert definition is not None  # set by `event_data`
+        tool = cast("Any", toolset).tool_for_tool_def(
+            definition, ctx=run_context
+        )  # an MCPToolset, which needs another extra
+        return ToolsetCallToolParams(name, tool_args=given, ctx=run_context, tool=tool)
+
+    def _declared(self) -> Any:  # Any: pydantic-ai's Tool
+        toolset = self._owner.toolsets.get(self._operation.toolset_id)
+        return toolset.tools.get(self._tool) if isinstance(toolset, FunctionToolset) else None
+
+
+def tools_of(owner: PydanticAgent, operations: Iterable[ToolsetCallToolId], place: Place) -> list[PydanticTool]:
+    """Return the tools that an app must declare for an agent."""
+    found = []
+    for operation in operations:
+        toolset = owner.toolsets.get(operation.toolset_id)
+        if operation.toolset_kind != "function" or not isinstance(toolset, FunctionToolset):
+            found.append(PydanticTool(owner, operation, "", place, {}))
+            continue
+        for name, tool in toolset.tools.items():
+            settings = (tool.metadata or {}).get(SETTINGS, {})
+            if settings is not False:
+                found.append(PydanticTool(owner, operation, name, place, settings))
+    return found
+
+
+async def _unused() -> None:
+    """A placeholder for the function: PydanticTool overrides `call`."""

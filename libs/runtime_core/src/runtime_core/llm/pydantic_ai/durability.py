@@ -1,6 +1,6 @@
-"""The capability by which a pydantic-ai agent hands over what it wants done: model requests, tool calls, approvals.
+"""The capability that performs a pydantic-ai agent's model requests, tool calls and approvals as durable steps.
 
-Outside a durable run it does nothing, so an agent that has it can be run and tested as any other.
+It does nothing outside a durable run, so you can run and test an agent that has it like any other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pydantic_ai import RunContext
 from pydantic_ai.agent import AbstractAgent, EventStreamHandler
 from pydantic_ai.capabilities import AbstractCapability, WrapToolExecuteHandler
 from pydantic_ai.durable_exec import (
-    JSON_CODEC,
     BaseDurabilityCapability,
     BoundDurableOperation,
     DurabilityEngineSpec,
@@ -45,40 +44,30 @@ from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApp
 from runtime_core import codec
 from runtime_core.errors import Denied, InvalidInput, ToolError
 from runtime_core.llm.agent import ModelSettings
-from runtime_core.llm.budget import Guards
-from runtime_core.llm.client import LazyModel, shown_url
-from runtime_core.llm.failures import Place
+from runtime_core.llm.client import CURRENT_CALL, CallState, LazyModel, show, shown_url, with_key
+from runtime_core.llm.failures import ConversationFailed, Endpoint
 from runtime_core.llm.model_call import (
-    LIVE,
     Decide,
-    Live,
     ModelRequest,
     label_of,
     messages_of,
     request_json,
-    show,
-    with_key,
     with_tools,
 )
-from runtime_core.llm.pydantic_ai.tool_calls import SETTINGS, Revalidating, event_data, tool_name
+from runtime_core.llm.pydantic_ai.tool_events import ENGINE, SETTINGS, Revalidating, event_data, tool_name
 from runtime_core.runs.calls import Approval
 from runtime_core.runs.context import AgentContext
-from runtime_core.runs.foreign import Foreign, foreign_here, host
+from runtime_core.runs.guest import Guest, current_guest, host
 from runtime_core.telemetry.spans import within
 
-ENGINE = DurabilityEngineSpec(
-    engine_name="Weft",
-    durable_unit_noun="step",
-    durable_container_noun="run",
-    codec=JSON_CODEC,
-    # What connects does so in the step that needs it: between steps nothing may.
-    toolset_lifecycles={"function": "enter-never", "mcp": "enter-never", "dynamic": "enter-never"},
-    tool_config_key=SETTINGS,
-)
+WARN_AT = 3
+"""From this number of equal calls in a row, the model gets a warning."""
+FAIL_AT = 6
+"""The number of equal calls in a row that ends the conversation."""
 
 
 class StepConfig:
-    """What may be said of an operation: only that a tool is none. Settings of tools are the app's (tool_calls.py)."""
+    """The configuration of operations: only whether a tool is one. The app has the tools' settings."""
 
     def base(self, role: OperationConfigRole, *, operation_id: DurableOperationId) -> dict[str, Any]:
         return {}
@@ -100,7 +89,7 @@ class StepBackend(JournalCallableOperationBackend[dict[str, Any]]):
         self.owner = owner
         self._names = JournalOperationNamer(owner.name, default_model_id=owner.default_model_id or "default")
         self.tools: dict[ToolsetCallToolId, DurableOperation[Any, Any, Any]] = {}
-        """The operations that call tools: what a tool-handler does."""
+        """The operations that call tools, for the tool-handler."""
 
     def bind(self, operation: DurableOperation[Any, Any, Any]) -> BoundDurableOperation[Any, Any, Any]:
         match operation.operation_id:
@@ -121,9 +110,9 @@ class StepBackend(JournalCallableOperationBackend[dict[str, Any]]):
         cache_key: tuple[object, ...],
         config: dict[str, Any],
     ) -> object:
-        """Any other operation: a step that this process does."""
-        foreign = self._foreign()
-        if foreign is None:
+        """Perform any other operation, as a step in this process."""
+        guest = self._guest()
+        if guest is None:
             return await body()
         inside = contextvars.copy_context()
         context = next((part for part in cache_key if isinstance(part, RunContext)), None)
@@ -137,9 +126,9 @@ class StepBackend(JournalCallableOperationBackend[dict[str, Any]]):
             return await asyncio.get_running_loop().create_task(run(), context=inside.copy())
 
         async def work() -> object:
-            return await foreign.ctx.step(once, name=name)
+            return await guest.ctx.step(once, name=name)
 
-        return await foreign.perform(name, lambda branch: work(), key=key, order=order)
+        return await guest.perform(name, lambda branch: work(), key=key, order=order)
 
     async def _call_tool(
         self,
@@ -147,20 +136,20 @@ class StepBackend(JournalCallableOperationBackend[dict[str, Any]]):
         operation_id: ToolsetCallToolId,
         params: ToolsetCallToolParams | DynamicToolsetCallToolParams,
     ) -> Any:
-        foreign = self._foreign()
-        if foreign is None:
+        guest = self._guest()
+        if guest is None:
             return operation.result_codec.load(operation.result_codec.dump(await operation.handler(params)))
         name = self._names.invocation_name(operation_id, label=params.name).operation_name
         declared = tool_name(self.owner.name, operation_id, params.name)
-        known = foreign.ctx.functions.tool(declared)
+        known = guest.ctx.functions.tool(declared)
         try:
-            payload = await foreign.tool(
+            payload = await guest.tool(
                 name,
                 declared,
                 event_data(operation_id, params, self.owner.carried_deps),
                 pool=known.pool if known is not None else "",
                 key=str(params.ctx.tool_call_id or ""),
-                # pydantic-ai waits for all calls of a response before it goes on.
+                # pydantic-ai waits for all calls of a response before it continues.
                 group=f"{params.ctx.run_id}/{params.ctx.run_step}",
                 order=2 * params.ctx.run_step + 1,
             )
@@ -169,17 +158,17 @@ class StepBackend(JournalCallableOperationBackend[dict[str, Any]]):
         except ToolError as error:
             if error.type != "UnknownOutcome":
                 raise
-            # Nobody knows whether it took effect: the model is told so, and decides.
+            # The call may have taken effect: let the model decide what follows.
             raise ToolFailed(error.message) from error
         return operation.result_codec.load(payload)
 
     async def _ask_model(
         self, operation: DurableOperation[Any, Any, Any], name: str, params: ModelRequestParams
     ) -> Any:
-        foreign = self._foreign()
-        if foreign is None:
+        guest = self._guest()
+        if guest is None:
             return operation.result_codec.load(operation.result_codec.dump(await operation.handler(params)))
-        ctx, calls, inside = foreign.ctx, self.owner.calls, contextvars.copy_context()
+        ctx, calls, inside = guest.ctx, self.owner.calls, contextvars.copy_context()
 
         async def work() -> Mapping[str, Any]:
             prepared = await calls.prepared(params)
@@ -187,23 +176,23 @@ class StepBackend(JournalCallableOperationBackend[dict[str, Any]]):
             asking = ModelRequest(ctx, calls.settings, sender.request, sender, name=name, decide=calls.decide)
             return await asking.answer()
 
-        result = await foreign.perform(
+        result = await guest.perform(
             name,
             lambda branch: work(),
-            # Without the task's id: a fork finds the answers again.
-            key=str(params.run_context.run_id).removeprefix(_run_prefix(foreign)),
+            # Without the task's id, so that a fork finds the answers.
+            key=str(params.run_context.run_id).removeprefix(_run_prefix(guest)),
             order=2 * params.run_context.run_step,
         )
         calls.answered(result)
         return operation.result_codec.load(result["message"])
 
     @staticmethod
-    def _foreign() -> Foreign | None:
-        return foreign_here()
+    def _guest() -> Guest | None:
+        return current_guest()
 
 
 class _Bound:
-    """An operation with what performs it."""
+    """An operation and the function that performs it."""
 
     def __init__(self, operation: DurableOperation[Any, Any, Any], perform: Callable[[Any], Awaitable[Any]]) -> None:
         self._operation = operation
@@ -218,7 +207,7 @@ class _Bound:
 
 
 class _OperationSender:
-    """Sends a request of an agent by the operation that pydantic-ai has for it, in the context of the asking code."""
+    """Sends an agent's request through pydantic-ai's operation for it, in the context of the calling code."""
 
     def __init__(
         self,
@@ -233,23 +222,23 @@ class _OperationSender:
         self._operation = operation
         self._params = params
         self._context = context
-        self._model = cast("Any", params.run_context.model)  # a Model: a realtime session has no runs
+        self._model = cast("Any", params.run_context.model)  # always a Model: realtime sessions have no runs
         label = str(self._model.model_name) if settings.model is None else label_of(settings.model)
         self.request = request_json(params.messages, label, params.model_settings, params.model_request_parameters)
         self.traced = not isinstance(params.run_context.tracer, NoOpTracer)
 
-    async def place(self, named: str | None) -> Place:
+    async def endpoint(self, named: str | None) -> Endpoint:
         if self._settings.model is None:
-            return Place(self._model.system, named or self._model.model_name, shown_url(self._model.base_url))
+            return Endpoint(self._model.system, named or self._model.model_name, shown_url(self._model.base_url))
         opened = await self._models.open_or_fail(self._settings, named)
         self._model = opened.model
-        return cast(Place, opened.place)
+        return cast(Endpoint, opened.endpoint)
 
     async def send(
-        self, request: Mapping[str, Any], settings: Mapping[str, Any], live: Live
+        self, request: Mapping[str, Any], settings: Mapping[str, Any], live: CallState
     ) -> tuple[ModelResponse, object]:
         params = replace(self._params, model_settings=with_key(settings, self._model, live))
-        # By a window, or by a hook.
+        # A window or a hook changed the messages.
         if request["messages"] != self.request["messages"]:
             params = replace(params, messages=messages_of(request["messages"]))
         if request.get("tools") != self.request.get("tools"):
@@ -258,7 +247,7 @@ class _OperationSender:
         if live.named is not None:
             params = replace(params, model_id=live.named)
         inside = self._context.copy()
-        inside.run(LIVE.set, live)
+        inside.run(CURRENT_CALL.set, live)
 
         async def body() -> tuple[ModelResponse, object]:
             with within(live.traceparent):
@@ -268,28 +257,55 @@ class _OperationSender:
         return await asyncio.get_running_loop().create_task(body(), context=inside)
 
 
-class Calls:
-    """How an agent's requests to its model are made. An LLMAgent's conversation says more of each."""
+class RequestHooks:
+    """Settings of an agent's model requests, with hooks that an LLMAgent's conversation overrides."""
 
     def __init__(self, settings: ModelSettings) -> None:
         self.settings = settings
         self.decide: Decide | None = None
 
     async def prepared(self, params: ModelRequestParams) -> ModelRequestParams:
-        """The request that is made. On the run's own loop; takes no steps."""
+        """Return the request to make. Runs on the run's own loop and takes no steps."""
         return params
 
     def answered(self, result: Mapping[str, Any]) -> None:
-        """Take note of what was journaled."""
+        """Take note of the journaled result."""
 
 
-class Guarding(AbstractCapability[Any]):
-    """Ends a conversation that makes the same call again and again, and tells the model of it before. Of one run."""
+class RepeatedCalls:
+    """Counts repeated calls in one run. It counts journaled calls, so a replay counts the same."""
 
     def __init__(self, what: str) -> None:
-        self._guards = Guards(what)
+        self._what = what
+        self._last: tuple[str, bytes] = ("", b"")
+        self._in_a_row = 0
+
+    def called(self, name: str, arguments: object) -> str:
+        """Count a call and return a warning for the model, usually empty. Raises ConversationFailed."""
+        this = (name, codec.canonical(arguments))
+        self._in_a_row = self._in_a_row + 1 if this == self._last else 1
+        self._last = this
+        if self._in_a_row >= FAIL_AT:
+            raise ConversationFailed(
+                "RepeatedCall",
+                f"{self._what} called {name} {FAIL_AT} times in a row with the same arguments: say in its instructions "
+                "when to stop, or let the tool say why nothing changes",
+            )
+        if self._in_a_row < WARN_AT:
+            return ""
+        return (
+            f"You have made this call {self._in_a_row} times in a row with the same arguments. Use the results that "
+            f"you have, or try something else: the conversation ends after {FAIL_AT} times."
+        )
+
+
+class RepetitionGuard(AbstractCapability[Any]):
+    """Warns a model that repeats the same call, and then ends the conversation. One instance per run."""
+
+    def __init__(self, what: str) -> None:
+        self._guards = RepeatedCalls(what)
         self._notes: dict[str, list[str]] = {}
-        """What the model is told beside a result, by the call's id."""
+        """Notes for the model beside a result, by the call's id."""
 
     def note(self, call: str, text: str) -> None:
         self._notes.setdefault(call, []).append(text)
@@ -303,9 +319,9 @@ class Guarding(AbstractCapability[Any]):
         args: dict[str, Any],
         handler: WrapToolExecuteHandler,
     ) -> Any:
-        if call.tool_call_id not in self._notes:  # an approved call comes a second time
-            told = self._guards.called(call.tool_name, arguments_of(call))
-            self._notes[call.tool_call_id] = [told] if told else []
+        if call.tool_call_id not in self._notes:  # pydantic-ai executes an approved call a second time
+            warning = self._guards.called(call.tool_name, arguments_of(call))
+            self._notes[call.tool_call_id] = [warning] if warning else []
         try:
             result = await handler(args)
         except ToolFailed as error:
@@ -319,7 +335,7 @@ class Guarding(AbstractCapability[Any]):
 
 
 def arguments_of(part: ToolCallPart) -> dict[str, Any] | str:
-    """The arguments of a call; text where what the model wrote is no JSON object."""
+    """Return the arguments of a call, or its text if it is not a JSON object."""
     given = part.args
     if isinstance(given, dict):
         return given
@@ -341,13 +357,13 @@ async def run_agent(
     threads: Executor | None = None,
     **more: Any,  # Any: arguments of pydantic-ai's `run`
 ) -> AgentRunResult[Any]:
-    """Run an agent of pydantic-ai in the run. `threads` are for plain functions between the steps."""
+    """Run an agent of pydantic-ai in the run. `threads` execute sync functions between the steps."""
 
-    async def converse(foreign: Foreign) -> AgentRunResult[Any]:
-        # Where the agent is instrumented: its spans of what was done by an earlier process are not made again.
+    async def converse(guest: Guest) -> AgentRunResult[Any]:
+        # An instrumented agent must not create spans again for work that an earlier process did.
         with (
             agent.using_thread_executor(threads) if threads is not None else nullcontext(),
-            replay_scope(is_replaying=lambda: foreign.replaying),
+            replay_scope(is_replaying=lambda: guest.replaying),
         ):
             return await agent.run(prompt, message_history=history or None, **more)
 
@@ -355,14 +371,14 @@ async def run_agent(
 
 
 class WeftDurability(BaseDurabilityCapability[Any]):
-    """Performs an agent's requests as steps of the durable run that it runs in.
+    """Performs an agent's requests as steps of its durable run.
 
-    `carried_deps` is JSON from which other processes make the agent's deps.
+    `carried_deps` is JSON from which other processes create the agent's deps.
     """
 
     engine_spec: ClassVar[DurabilityEngineSpec] = ENGINE
 
-    def __init__(self, *, name: str, calls: Calls, carried_deps: object = None) -> None:
+    def __init__(self, *, name: str, calls: RequestHooks, carried_deps: object = None) -> None:
         super().__init__(name=name)
         self.calls = calls
         self.carried_deps = carried_deps
@@ -372,20 +388,20 @@ class WeftDurability(BaseDurabilityCapability[Any]):
 
     @property
     def in_durable_context(self) -> bool:
-        return foreign_here() is not None
+        return current_guest() is not None
 
     def get_durable_operation_backend(self) -> StepBackend:
-        # Each agent that it is bound to has a copy of its own.
+        # pydantic-ai binds a copy of this capability to each agent.
         if self._backend is None or self._backend.owner is not self:
             self._backend = StepBackend(self)
         return self._backend
 
     def get_default_run_id(self) -> str | None:
-        foreign = foreign_here()
-        if foreign is None:
+        guest = current_guest()
+        if guest is None:
             return None
         self._runs += 1
-        return f"{_run_prefix(foreign)}{foreign.id}" + (f"/{self._runs}" if self._runs > 1 else "")
+        return f"{_run_prefix(guest)}{guest.id}" + (f"/{self._runs}" if self._runs > 1 else "")
 
     def get_default_conversation_id(self, run_id: str) -> str | None:
         return conversation_id_from_run_id(run_id) if self.in_durable_context else None
@@ -417,12 +433,12 @@ class WeftDurability(BaseDurabilityCapability[Any]):
     async def handle_deferred_tool_calls(
         self, ctx: RunContext[Any], *, requests: DeferredToolRequests
     ) -> DeferredToolResults | None:
-        """Ask a human for each approval, and whoever answers for each call that is done elsewhere."""
-        foreign = foreign_here()
-        if foreign is None:
+        """Ask a human for each approval, and for the result of each external call."""
+        guest = current_guest()
+        if guest is None:
             return None
         asked = [*(("approve", part) for part in requests.approvals), *(("answer", part) for part in requests.calls)]
-        answers = await asyncio.gather(*(_question(foreign, self.name, ctx.run_step, *each) for each in asked))
+        answers = await asyncio.gather(*(_question(guest, self.name, ctx.run_step, *each) for each in asked))
         results = DeferredToolResults()
         for (kind, part), answer in zip(asked, answers, strict=True):
             if kind == "answer":
@@ -432,22 +448,22 @@ class WeftDurability(BaseDurabilityCapability[Any]):
         return results
 
 
-def _run_prefix(foreign: Foreign) -> str:
-    return f"{foreign.ctx.task_id}/{foreign.ctx.run_id}/"
+def _run_prefix(guest: Guest) -> str:
+    return f"{guest.ctx.task_id}/{guest.ctx.run_id}/"
 
 
-async def _question(foreign: Foreign, agent: str, run_step: int, kind: str, part: ToolCallPart) -> object:
+async def _question(guest: Guest, agent: str, run_step: int, kind: str, part: ToolCallPart) -> object:
     arguments = part.args_as_dict()
     shown = {"tool": part.tool_name, "arguments": arguments}
 
     async def work(ctx: AgentContext) -> object:
         if kind == "approve":
             return await ctx.approve(f"May {agent} call {part.tool_name}?", data=shown)
-        return await ctx.human(f"{agent} waits for the result of {part.tool_name}", data=shown)
+        return await ctx.human(f"{agent} is waiting for the result of {part.tool_name}", data=shown)
 
     name = f"{agent}__{kind}:{part.tool_name}"
-    answer: object = await foreign.perform(
-        name, lambda branch: work(foreign.ctx), key=part.tool_call_id, order=2 * run_step + 1
+    answer: object = await guest.perform(
+        name, lambda branch: work(guest.ctx), key=part.tool_call_id, order=2 * run_step + 1
     )
     return answer
 

@@ -1,48 +1,107 @@
-"""A server that stays connected while the process lives: one session at a time, listed again when it is new."""
+"""Keeps an MCP server connected: one session at a time, with reconnects, and a fresh list of its tools."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from mcp import Client
 from mcp.client.session import IncomingMessage
 from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
-from mcp_types import CallToolResult, Tool, ToolListChangedNotification
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INTERNAL_ERROR,
+    REQUEST_TIMEOUT,
+    CallToolResult,
+    Tool,
+    ToolListChangedNotification,
+)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
 
-from runtime_core.declare.declaration import one_line
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.declaration import RetryPolicy, one_line
+from runtime_core.periodic import cancel_and_wait
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.tools.mcp.failures import Refused, told
+from runtime_core.telemetry.redaction import kept
+from runtime_core.tools.mcp.listing import Listing, listing_of
 from runtime_core.tools.mcp.server import MCPServer
-from runtime_core.tools.mcp.transport import streams_to
-
-if TYPE_CHECKING:
-    from runtime_core.tools.mcp.listing import Listing
-
-
-MAX_PAGES = 1_000
-LISTEN_AGAIN_SECONDS = 1.0
-
-Progress = Callable[[float, float | None, str | None], Awaitable[None]]
+from runtime_core.tools.mcp.transport import NOT_SENT, streams_to
 
 logger = logging.getLogger(__name__)
 
+MAX_PAGES = 1_000
+LISTEN_AGAIN_SECONDS = 1.0
+Progress = Callable[[float, float | None, str | None], Awaitable[None]]
+BACKOFF = RetryPolicy(base_seconds=0.5, factor=2.0, max_seconds=30.0, jitter=0.3)
+"""Between the loss of a connection and the next attempt. A session that has served a call resets it."""
+CLOSING_SECONDS = 8.0
+"""How long a server may take to end. The SDK closes its stdin, then terminates it, then kills it."""
+SILENT_CALLS = 3
+"""Consecutive calls over their limit after which the server counts as hung."""
 
-class Session:
-    """Opened and closed by one task, used by many.
 
-    async with Session(declared) as session:
+class NotSent(Exception):
+    """The server has not received the call; the session is unusable."""
+
+
+class Lost(Exception):
+    """The connection was lost or the server failed: the outcome of the call is unknown."""
+
+    def __init__(self, message: str, *, broken: bool) -> None:
+        super().__init__(message)
+        self.broken = broken
+        """Whether the session is unusable."""
+
+
+class Refused(Exception):
+    """The server has answered with an error, and would do so again."""
+
+    def __init__(self, type: str, message: str) -> None:
+        super().__init__(message)
+        self.type = type
+
+
+def failure_of(error: Exception) -> NotSent | Lost | Refused:
+    """Classify an error of the SDK."""
+    if isinstance(error, MCPError):
+        return _failure_of_mcp(error)
+    if isinstance(error, ValidationError | RuntimeError):
+        # The answer violates the protocol or the tool's output schema.
+        return Refused("InvalidResult", kept(" ".join(str(error).split()), 1000))
+    return Lost(one_line(error), broken=True)
+
+
+def _failure_of_mcp(error: MCPError) -> NotSent | Lost | Refused:
+    code, message, data = error.error.code, error.error.message, error.error.data
+    if isinstance(data, dict) and NOT_SENT in data:
+        # Each HTTP request has its own connection, so the session stays usable.
+        return NotSent(message) if data[NOT_SENT] else Lost(message, broken=False)
+    if code == CONNECTION_CLOSED:
+        return Lost(message, broken=True)
+    if code in (INTERNAL_ERROR, REQUEST_TIMEOUT):
+        return Lost(message, broken=False)
+    return Refused("MCPError", f"{message} (code {code})")
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return the first plain error inside a group: why a connection ended."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+class MCPSession:
+    """One session with a server. One task opens and closes it; many use it.
+
+    async with MCPSession(declared) as session:
         tools = await session.tools()
         …                                       # calls of other tasks
         await session.news.wait()               # `changed`: list again; `lost`: leave
@@ -50,11 +109,11 @@ class Session:
 
     def __init__(self, declared: MCPServer) -> None:
         self.news = asyncio.Event()
-        """Set where one of the next two is."""
+        """Set when `lost` or `changed` becomes True."""
         self.lost = False
-        """Whether the other side is gone."""
+        """Whether the connection is lost."""
         self.changed = False
-        """Whether the server has other tools than were listed last."""
+        """Whether the server's tools have changed since the last list."""
         self.released = asyncio.Event()
         """Set once the next session may be opened."""
         self._declared = declared
@@ -65,14 +124,14 @@ class Session:
         self._client = Client(
             streams_to(declared, self.lose),
             mode=declared.mode,
-            # A list is asked for when it has changed: a kept one would be the wrong one.
+            # The list is requested when it has changed, so a cached one would be wrong.
             cache=None,
             message_handler=self._on_message,
         )
         self._listening: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Connect and agree on a protocol. Raises whatever stands in the way."""
+        """Connect and negotiate the protocol. Raises the errors of SDK and transport."""
         await self._stack.enter_async_context(self._client)
         tools = self._client.server_capabilities.tools
         if tools is not None and tools.list_changed and self._client.protocol_version in MODERN_PROTOCOL_VERSIONS:
@@ -83,12 +142,11 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.wait((self._listening,))
+            await cancel_and_wait(self._listening)
         await self._stack.__aexit__(kind, error, trace)
 
     async def tools(self) -> list[Tool]:
-        """All pages of the server's list. Raises MCPError."""
+        """Return all pages of the server's list. Raises MCPError."""
         found: list[Tool] = []
         cursor: str | None = None
         for _ in range(MAX_PAGES):
@@ -102,17 +160,17 @@ class Session:
     async def call(
         self, tool: str, arguments: dict[str, object], meta: dict[str, Any], on_progress: Progress
     ) -> CallToolResult:
-        """Call a tool by the server's own name. Cancelling it cancels the request there.
+        """Call a tool by the server's name. Cancellation cancels the request on the server.
 
-        Raises NotSent, Lost or Refused where there is no result.
+        Raises NotSent, Lost or Refused if there is no result.
         """
         self._in_flight += 1
         self._idle.clear()
         try:
-            # `meta` is the protocol's `_meta`: it may hold what the SDK's type does not name.
+            # `meta` is the protocol's `_meta`, which may have members that the SDK's type lacks.
             return await self._client.call_tool(tool, arguments, progress_callback=on_progress, meta=meta)  # type: ignore[arg-type]
         except Exception as error:
-            raise told(error) from error
+            raise failure_of(error) from error
         finally:
             self._in_flight -= 1
             if not self._in_flight:
@@ -123,12 +181,12 @@ class Session:
         await self._idle.wait()
 
     def lose(self) -> None:
-        """Say that this session is of no more use."""
+        """Mark this session as unusable."""
         self.lost = True
         self.news.set()
 
     def change(self) -> None:
-        """Say that the list of tools is not what it was."""
+        """Mark the list of tools as changed."""
         self.changed = True
         self.news.set()
 
@@ -137,7 +195,7 @@ class Session:
             self.change()
 
     async def _listen(self) -> None:
-        """Hear of changes, which the protocol of 2026-07-28 tells only to who has asked."""
+        """Subscribe to changes, as the protocol of 2026-07-28 requires."""
         while not self.lost:
             try:
                 async with self._client.listen(tools_list_changed=True) as changes:
@@ -146,41 +204,35 @@ class Session:
             except SubscriptionLost:
                 pass
             except MCPError as error:
-                if isinstance(told(error), Refused):
-                    logger.info("%s tells of no changes of its tools: %s", self._declared.what, error)
+                if isinstance(failure_of(error), Refused):
+                    logger.info(
+                        "%s does not support subscriptions to changes of its tools: %s", self._declared.what, error
+                    )
                     return
             except Exception as error:
-                logger.warning("%s: its changes cannot be heard: %s", self._declared.what, one_line(error))
+                logger.warning("%s: cannot subscribe to changes of its tools: %s", self._declared.what, one_line(error))
                 self.lose()
                 return
-            # What happened in between is not told again.
+            # Changes between two subscriptions are not reported: assume one.
             await asyncio.sleep(LISTEN_AGAIN_SECONDS)
             self.change()
 
 
-BACKOFF = RetryPolicy(base_seconds=0.5, factor=2.0, max_seconds=30.0, jitter=0.3)
-"""Between the loss of a connection and the next try. A session that has served a call begins it again."""
-CLOSING_SECONDS = 8.0
-"""How long a server may take to end; the SDK closes its stdin, then asks it to end, then kills it."""
-SILENT_CALLS = 3
-"""So many calls that passed their limit, one after the other, without any answer between: the server hangs."""
-
-
 class Connection:
-    """Keeps one session after the other with a server. `on_tools` is called when its tools are others than before."""
+    """Keeps a server connected, with one session after the other. Calls `on_tools` when its tools change."""
 
     def __init__(
         self, declared: MCPServer, metrics: Metrics, on_tools: Callable[[], None], taken: Collection[str] = ()
     ) -> None:
         self.declared = declared
-        self.session: Session | None = None
-        """What calls go to; None while the server is away."""
+        self.session: MCPSession | None = None
+        """The current session; None while the server is unavailable."""
         self.listing: Listing | None = None
-        """Its tools, as they were listed last; None before the first time."""
+        """The last list of its tools; None before the first one."""
         self.trouble = "it has not been started yet"
         """Why there is no session."""
         self.tried = asyncio.Event()
-        """Set once the first try has ended, well or not."""
+        """Set after the first attempt to connect, successful or not."""
         self._metrics = metrics
         self._on_tools = on_tools
         self._taken = taken
@@ -191,58 +243,52 @@ class Connection:
         self._silent = 0
         self._served = False
         metrics.mcp_server_up[declared.name].set(0)
-        metrics.mcp_restarts[declared.name].inc(0)  # shown from the start, so that a first loss is an increase
+        metrics.mcp_restarts[declared.name].inc(0)  # exports 0 from the start, so that a first loss is an increase
 
     def start(self) -> None:
         self._keeping = asyncio.get_running_loop().create_task(self._keep(), name=f"keep {self.declared.what}")
 
     async def stop(self) -> None:
-        """End the session; a server that is a process of ours has ended when this returns."""
+        """End the session. A server that this process has started has ended when this returns."""
         self._stopping.set()
         if self.session is not None:
             self.session.lose()
             await asyncio.wait(self._lives, timeout=CLOSING_SECONDS)
         tasks = {*self._lives, *(() if self._keeping is None else (self._keeping,))}
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await cancel_and_wait(*tasks)
 
     def seconds_until_next_try(self) -> float:
-        """At least this long there will be no session; 0 while it is being connected."""
+        """Return the time until the next attempt to connect; 0 while connecting."""
         return max(0.0, self._next_try - time.monotonic())
 
-    # -- what calls tell -----------------------------------------------------------------------------------------
+    # -- reports of calls ----------------------------------------------------------------------------------------
 
     def answered(self) -> None:
-        """A call was answered: the server works."""
+        """Report that the server has answered a call."""
         self._silent = 0
         self._served = True
 
-    def silent(self, session: Session) -> None:
-        """A call passed its limit."""
+    def silent(self, session: MCPSession) -> None:
+        """Report that a call exceeded its limit."""
         self._silent += 1
         if self._silent >= SILENT_CALLS:
             logger.warning("%s has not answered %d calls in a row: restarting it", self.declared.what, self._silent)
             self.lose(session)
 
-    def lose(self, session: Session) -> None:
-        """A call has found that the session is of no more use."""
+    def lose(self, session: MCPSession) -> None:
+        """Report that a session is unusable."""
         if self.session is session:
             self.session = None
         session.lose()
 
-    # -- keeping -------------------------------------------------------------------------------------------------
+    # -- connecting ----------------------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
-        # In a thread, since it takes a second: the loop that sends the heartbeat goes on.
-        await asyncio.to_thread(importlib.import_module, "runtime_core.tools.mcp.listing")
-
         failures = 0
         while not self._stopping.is_set():
             self._served = False
             self._silent = 0
-            session = Session(self.declared)
+            session = MCPSession(self.declared)
             life = asyncio.get_running_loop().create_task(
                 self._live(session), name=f"a session of {self.declared.what}"
             )
@@ -255,13 +301,13 @@ class Connection:
             delay = BACKOFF.delay_seconds(failures, random.random)
             self._next_try = time.monotonic() + delay
             self._metrics.mcp_restarts[self.declared.name].inc()
-            logger.warning("%s is away, next try in %.2g s: %s", self.declared.what, delay, self.trouble)
+            logger.warning("%s is unavailable, next try in %.2g s: %s", self.declared.what, delay, self.trouble)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await self._stopping.wait()
 
-    async def _live(self, session: Session) -> None:
-        """One session, from its start to its end."""
+    async def _live(self, session: MCPSession) -> None:
+        """Run one session from start to end."""
         self.trouble = "it is being connected"
         why = "the connection was closed"
         try:
@@ -270,10 +316,8 @@ class Connection:
             if not session.released.is_set():
                 self._down(session, why)
 
-    async def _opened(self, session: Session) -> str:
-        """Returns why it ended."""
-        from runtime_core.tools.mcp.failures import cause_of
-
+    async def _opened(self, session: MCPSession) -> str:
+        """Open a session and keep it until it ends. Return why it ended."""
         connected = False
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -287,17 +331,17 @@ class Connection:
                 self._up(session)
                 await self._attend(session)
                 if self.declared.url is not None and not self._stopping.is_set():
-                    # What is in flight to a URL may end well, each on a connection of its own; the next session need
-                    # not wait for it. Of a process there is one at a time.
-                    self._down(session, "it cannot be reached, or has forgotten the session")
+                    # Calls to a URL have their own connections and may still succeed, so the next session need not
+                    # wait for them. A process serves one session at a time.
+                    self._down(session, "the server is unreachable or has dropped the session")
                     await session.idle()
         except Exception as error:
             why = one_line(cause_of(error))
             return f"the connection broke, {why}" if connected else why
         return "its process has ended" if self.declared.url is None else "the connection was closed"
 
-    async def _attend(self, session: Session) -> None:
-        """Wait until the session is lost; list its tools again whenever they change."""
+    async def _attend(self, session: MCPSession) -> None:
+        """Wait until the session is lost, and list its tools again whenever they change."""
         while not self._stopping.is_set():
             await session.news.wait()
             session.news.clear()
@@ -307,10 +351,8 @@ class Connection:
                 async with asyncio.timeout(self.declared.connect_seconds):
                     await self._list(session)
 
-    async def _list(self, session: Session) -> None:
-        from runtime_core.tools.mcp.listing import listing_of
-
-        # First: a change in the middle of the list is one more change.
+    async def _list(self, session: MCPSession) -> None:
+        # Reset before listing: a change during the list needs another one.
         session.changed = False
         listing = listing_of(self.declared, await session.tools(), self._taken)
         before = self.listing
@@ -321,7 +363,7 @@ class Connection:
         if before is None or before.tools != listing.tools:
             self._on_tools()
 
-    def _up(self, session: Session) -> None:
+    def _up(self, session: MCPSession) -> None:
         self.session = session
         self._next_try = 0.0
         self._metrics.mcp_server_up[self.declared.name].set(1)
@@ -329,7 +371,7 @@ class Connection:
         logger.info("%s is connected: %d tools", self.declared.what, count)
         self.tried.set()
 
-    def _down(self, session: Session, why: str) -> None:
+    def _down(self, session: MCPSession, why: str) -> None:
         self.trouble = why
         self.session = None
         session.released.set()

@@ -1,4 +1,4 @@
-"""What a server offers: its tools, each checked with its schemas, and how their arguments are read."""
+"""The tools that a server offers: checks their schemas, and decodes the arguments of their calls."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from runtime_core.tools.mcp.server import MCPServer
 
 
 class BadSchema(Exception):
-    """A schema by which nothing can be checked; the text says why."""
+    """A schema that cannot be used for checks; the message says why."""
 
 
 class ArgumentsCheck:
-    """Reads the arguments of one tool: JSON Schema Draft 2020-12, or the draft that the schema names."""
+    """Decodes the arguments of one tool by JSON Schema Draft 2020-12, or the draft that the schema names."""
 
     __slots__ = ("_validator",)
 
     def __init__(self, schema: Schema) -> None:
         """Raises BadSchema."""
         if schema.get("type") != "object":
-            raise BadSchema(f"its type is {schema.get('type')!r} and not 'object'")
+            raise BadSchema(f"its type is {schema.get('type')!r}, not 'object'")
         kind = validator_for(schema, default=Draft202012Validator)
         try:
             kind.check_schema(schema)
@@ -42,10 +42,10 @@ class ArgumentsCheck:
             raise BadSchema(f"{where + ': ' if where else ''}{_line(error.message)}") from None
         except RecursionError:
             raise BadSchema("it is nested too deeply") from None
-        # An empty registry: a reference to elsewhere is refused and never fetched.
+        # An empty registry: external references are refused, never fetched.
         registry: Registry[Schema] = Registry()
         resolver = registry.resolver_with_root(DRAFT202012.create_resource(schema))
-        # An `$id` sets what references are relative to: such schemas are looked at when they are used.
+        # An `$id` changes the base of references: such schemas are checked when they are used.
         if "$id" not in set(_keys(schema)):
             for reference in _references(schema):
                 try:
@@ -55,7 +55,7 @@ class ArgumentsCheck:
         self._validator = kind(schema, registry=registry)
 
     def decode(self, data: bytes) -> dict[str, object]:
-        """The arguments in `data` (a JSON object). Raises InvalidInput that names the part, as in `arguments.path`."""
+        """Decode and check arguments (a JSON object). Raises InvalidInput with the member, as in `arguments.path`."""
         try:
             value = msgspec.json.decode(data) if data else {}
         except msgspec.DecodeError as error:
@@ -79,7 +79,7 @@ def _references(schema: object) -> Iterator[str]:
         for name, part in schema.items():
             if name == "$ref" and isinstance(part, str):
                 yield part
-            # Values that only look like schemas.
+            # Members whose values look like schemas but are not.
             elif name not in ("const", "enum", "default", "examples"):
                 yield from _references(part)
     elif isinstance(schema, list):
@@ -103,12 +103,12 @@ def _line(text: str, limit: int = 200) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ListedTool:
-    """A tool as its server lists it, checked."""
+    """A checked tool of a server's list."""
 
     name: str
-    """In the app: `<prefix>.<tool>`."""
+    """The name in the app: `<prefix>.<tool>`."""
     own_name: str
-    """The server's."""
+    """The server's name for it."""
     description: str
     arguments: Schema
     result: Schema | None
@@ -118,16 +118,16 @@ class ListedTool:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a server offers now."""
+    """The tools that a server offers now."""
 
     tools: dict[str, ListedTool]
-    """By the name in the app."""
+    """Tools by their name in the app."""
     left_out: tuple[str, ...]
-    """One line for each tool that cannot be used."""
+    """One line per unusable tool."""
 
 
 def listing_of(declared: MCPServer, tools: Iterable[Tool], taken: Collection[str] = ()) -> Listing:
-    """Check a server's list. `taken` are names that the app has declared for itself: those win."""
+    """Check a server's list. `taken` are names of the app's own tools, which take precedence."""
     usable: dict[str, ListedTool] = {}
     left_out: list[str] = []
     for tool in tools:
@@ -136,9 +136,9 @@ def listing_of(declared: MCPServer, tools: Iterable[Tool], taken: Collection[str
         name = f"{declared.prefix}.{tool.name}"
         try:
             if not NAME.fullmatch(name):
-                raise BadSchema("its name may hold letters, digits, _ . and - only, at most 128 with the prefix")
+                raise BadSchema("its name may only have letters, digits, _ . and -, at most 128 with the prefix")
             if name in taken:
-                raise BadSchema(f"the app declares a tool {name!r} itself")
+                raise BadSchema(f"the app itself declares a tool {name!r}")
             if name in usable:
                 raise BadSchema("the server lists it twice")
             try:
@@ -161,12 +161,12 @@ def listing_of(declared: MCPServer, tools: Iterable[Tool], taken: Collection[str
 
 
 def may_repeat(declared: MCPServer, tool: str, annotations: ToolAnnotations | None) -> bool:
-    """Whether an attempt whose end is unknown may be made again.
+    """Return whether an attempt with an unknown outcome may be repeated.
 
-    The app's word counts first. Else a tool that only reads, or that its server calls idempotent, may be repeated; what
-    says nothing is neither, as the protocol's defaults are.
+    The app's declaration counts first. Otherwise a tool is repeatable if its server calls it read-only or idempotent.
+    Without annotations it is neither, as the protocol defines.
     """
-    said = declared.may_repeat(tool)
-    if said is not None:
-        return said
+    allowed = declared.may_repeat(tool)
+    if allowed is not None:
+        return allowed
     return annotations is not None and bool(annotations.read_only_hint or annotations.idempotent_hint)

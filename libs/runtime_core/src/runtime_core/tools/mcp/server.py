@@ -1,4 +1,4 @@
-"""A declared MCP server: how it is reached, which of its tools the app takes, and how these are called."""
+"""The declaration of an MCP server: how to reach it, which of its tools the app uses, and how to call them."""
 
 from __future__ import annotations
 
@@ -9,53 +9,52 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias, TypedDict, get_args
 from urllib.parse import urlsplit
 
-from runtime_core.declare.declaration import NAME, Place, checked_pool, checked_retry, checked_timeout
-from runtime_core.declare.retry_policy import RetryPolicy
+from runtime_core.declare.declaration import NAME, Place, RetryPolicy, checked_pool, checked_retry, checked_timeout
 from runtime_core.errors import ConfigurationError
 
 Mode = Literal["auto", "legacy"]
 WhenDown = Literal["wait", "fail"]
 Named: TypeAlias = Mapping[str, str] | Callable[[], Mapping[str, str]]
-"""Texts by name, or a function that is asked for them at each connect."""
+"""A mapping of names to strings, or a function that returns one at each connect."""
 
 _SERVER = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
 class MCPSettings(TypedDict, total=False):
-    """What may be said of an MCP server where it is declared. One of `command` and `url` is needed."""
+    """Options of an MCP server's declaration. One of `command` and `url` is required."""
 
     command: Sequence[str] | None
-    """A program and its arguments. Each tool-handler starts one, which speaks MCP on stdin and stdout."""
+    """A program and its arguments. Each tool-handler starts one; it speaks MCP on stdin and stdout."""
     env: Named
-    """Its environment, besides HOME, PATH and the like: nothing else of the handler's own is passed on."""
+    """Variables of the program. Of the handler's own, it only inherits HOME, PATH and the like."""
     cwd: str | None
-    """Its working directory; None: the handler's."""
+    """The program's working directory; None: the handler's."""
     url: str | None
-    """Where a server listens that runs elsewhere (streamable HTTP)."""
+    """The URL of a remote server (streamable HTTP)."""
     headers: Named
-    """Of each request to it, such as Authorization."""
+    """Headers of each request, such as Authorization."""
     tools: Sequence[str]
-    """Patterns of the server's own names, as in `("read_*", "list_files")`; `("*",)` takes all."""
+    """Patterns of the server's tool names, as in `("read_*", "list_files")`; `("*",)` takes all tools."""
     prefix: str | None
-    """What its tools are called, as in `<prefix>.<tool>`; None: the server's name."""
+    """The prefix of its tools in the app, as in `<prefix>.<tool>`; None: the server's name."""
     pool: str
-    """Of the tool-handlers that run it; `` is the default one."""
+    """The pool of the tool-handlers that run it; "" is the default pool."""
     timeout_seconds: float
-    """Limits one attempt of a call; 60 where nothing is said."""
+    """Limit of one attempt of a call; 60 by default."""
     retry: RetryPolicy | None
-    """Of calls that may be repeated."""
+    """The policy of repeatable calls."""
     repeatable: bool | Mapping[str, bool]
-    """Whether a call may be made again, for all tools or by the server's own name; else its annotations say."""
+    """Whether calls may be repeated: for all tools, or by the server's tool name. By default its annotations decide."""
     when_down: WhenDown
-    """Calls while the server is away: `wait` until it is back, or `fail`."""
+    """Calls while the server is unavailable: `wait` for it, or `fail`."""
     mode: Mode
-    """`auto` takes the newest protocol that both sides know; `legacy` begins with the handshake of 2025-11-25."""
+    """`auto` uses the newest protocol that both sides know; `legacy` starts with the handshake of 2025-11-25."""
     connect_seconds: float
-    """How long a start may take, with the first list of tools; 60 where nothing is said."""
+    """Limit of a start, including the first list of tools; 60 by default."""
 
 
 class MCPServer:
-    """One MCP server of an app; see `MCPSettings`. What it shows of itself holds no header and no variable."""
+    """An MCP server of an app; see `MCPSettings`. Its repr shows no header and no variable."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class MCPServer:
         mode: Mode = "auto",
         connect_seconds: float = 60.0,
     ) -> None:
-        """Raises ConfigurationError for what can be seen without asking the server."""
+        """Raises ConfigurationError for mistakes that show without the server."""
         if not isinstance(name, str) or not _SERVER.fullmatch(name):
             raise ConfigurationError(
                 f"MCP server name {name!r} ({place}) cannot be used: start with a letter or _, go on with letters, "
@@ -92,11 +91,11 @@ class MCPServer:
         self.headers = self._checked_named("headers", headers, self.url is not None, "url")
         self.cwd = cwd
         if cwd is not None and (not isinstance(cwd, str) or self.command is None):
-            raise ConfigurationError(f"{self.what} ({place}) has cwd={cwd!r}: give a path, beside a command")
+            raise ConfigurationError(f"{self.what} ({place}) has cwd={cwd!r}: give a path, together with a command")
         self.patterns = self._checked_patterns(tools)
         self.prefix = name if prefix is None else prefix
         if not isinstance(self.prefix, str) or not NAME.fullmatch(self.prefix):
-            raise ConfigurationError(f"{self.what} ({place}) has prefix={prefix!r}: use what a tool may be called")
+            raise ConfigurationError(f"{self.what} ({place}) has prefix={prefix!r}: use a valid tool name")
         self.pool = checked_pool(self.what, pool, place)
         self.timeout_seconds = checked_timeout(self.what, timeout_seconds, place)
         self.retry = checked_retry(self.what, retry, place)
@@ -118,15 +117,15 @@ class MCPServer:
         return f"MCPServer({self.name!r})"
 
     def owns(self, tool: str) -> bool:
-        """Whether a tool of this name is one of this server's, if it is anybody's."""
+        """Return whether a tool of this name would belong to this server."""
         return tool.startswith(f"{self.prefix}.")
 
     def takes(self, tool: str) -> bool:
-        """Whether the app wants this tool of the server, by the server's own name for it."""
+        """Return whether the app uses this tool, given by the server's name for it."""
         return any(fnmatch.fnmatchcase(tool, pattern) for pattern in self.patterns)
 
     def may_repeat(self, tool: str) -> bool | None:
-        """What the app says of repeating this tool; None: nothing."""
+        """Return whether the app lets this tool be repeated; None: it does not say."""
         if self.repeatable is None or isinstance(self.repeatable, bool):
             return self.repeatable
         return self.repeatable.get(tool)
@@ -136,7 +135,7 @@ class MCPServer:
     def _checked_command(self, command: object, url: object) -> tuple[str, ...] | None:
         if (command is None) == (url is None):
             raise ConfigurationError(
-                f"{self.what} ({self.place}) needs a command or a url, and not both: write "
+                f"{self.what} ({self.place}) needs a command or a url, but not both: write "
                 "command=['program', 'argument'] or url='https://…/mcp'"
             )
         if command is None:
@@ -144,7 +143,7 @@ class MCPServer:
         texts = tuple(command) if isinstance(command, Sequence) and not isinstance(command, str) else ()
         if not texts or not all(isinstance(text, str) and text and "\0" not in text for text in texts):
             raise ConfigurationError(
-                f"{self.what} ({self.place}) has command={command!r}: give a list of texts, the program first"
+                f"{self.what} ({self.place}) has command={command!r}: give a list of strings, the program first"
             )
         return texts
 
@@ -156,13 +155,11 @@ class MCPServer:
         except ValueError:
             parts = None
         if not isinstance(url, str) or parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError(
-                f"{self.what} ({self.place}) has a url that cannot be used: write http://… or https://…"
-            )
+            raise ConfigurationError(f"{self.what} ({self.place}) has an invalid url: write http://… or https://…")
         return url
 
     def _checked_named(self, field: str, named: object, fits: bool, beside: str) -> Callable[[], dict[str, str]]:
-        """A function that gives the texts by name, and checks them where they come from a function themselves."""
+        """Return a function that returns the mapping, and checks the result of a function."""
         if named is not None and not fits:
             raise ConfigurationError(
                 f"{self.what} ({self.place}) has {field} but no {beside}: {field} is for a {beside}"
@@ -177,7 +174,7 @@ class MCPServer:
         if not isinstance(named, Mapping) or not all(
             isinstance(key, str) and isinstance(value, str) for key, value in named.items()
         ):
-            raise ConfigurationError(f"{self.what} ({self.place}): {field} must be texts by name")
+            raise ConfigurationError(f"{self.what} ({self.place}): {field} must map names to strings")
         return dict(named)
 
     def _checked_patterns(self, patterns: object) -> tuple[str, ...]:
@@ -201,7 +198,7 @@ class MCPServer:
 
 
 def need_sdk(servers: Sequence[MCPServer]) -> None:
-    """Raises ConfigurationError where servers are declared and the MCP SDK is not installed."""
+    """Raise ConfigurationError if servers are declared and the MCP SDK is not installed."""
     if servers and importlib.util.find_spec("mcp") is None:
         raise ConfigurationError(
             f"{servers[0].what} ({servers[0].place}) needs the MCP SDK, which is not installed: pip install 'weft[mcp]'"

@@ -1,4 +1,4 @@
-"""How a server is reached: a process of ours over its stdin and stdout, or a URL over streamable HTTP."""
+"""Connects to a server: a child process over stdin and stdout, or a URL over streamable HTTP."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from mcp_types import CONNECTION_CLOSED
 from runtime_core.declare.declaration import one_line
 from runtime_core.lifeline import tied
 from runtime_core.telemetry.redaction import READ_CHARACTERS, kept
-from runtime_core.tools.mcp.failures import NOT_SENT
 from runtime_core.tools.mcp.server import MCPServer
 
+NOT_SENT = "dev.weft/not-sent"
+"""Member of the data of errors that our client creates: whether the server has not received the request."""
 CONNECT_SECONDS = 10.0
 MAX_EVENT_BYTES = 16 * 1024 * 1024
-"""Of one message over HTTP. Larger than any result that may be kept, which is refused by name."""
+"""Limit of one message over HTTP. Larger than any result that can be stored, which is refused with its name."""
 LONGEST_LINE = 2_000
 _LINE_BYTES = 4 * READ_CHARACTERS + 4
-"""Of a line that is read: more than what is looked at for secrets, which may be at the end of what is logged."""
+"""Bytes kept of a line: more than redaction reads, since a secret may begin at the end of the logged part."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,20 +43,20 @@ Streams = tuple[Any, Any]  # Any: the SDK names these types in a private module
 
 @asynccontextmanager
 async def streams_to(declared: MCPServer, on_end: Callable[[], None]) -> AsyncGenerator[Streams]:
-    """The two streams of a connection. `on_end` is called when it is seen that the other side is gone.
+    """Open the two streams of a connection. Calls `on_end` when the connection is lost.
 
-    Raises OSError where the program cannot be started.
+    Raises OSError if the program cannot be started.
     """
     if declared.command is not None:
         async with _streams_to_process(declared, on_end) as streams:
             yield streams
     else:
-        assert declared.url is not None  # a declaration has one of the two
+        assert declared.url is not None  # a declaration has either
         async with (
             _Client(
                 on_end,
                 headers=declared.headers(),
-                # A call has a limit of its own, and a stream of changes is silent for days: no limit on reading.
+                # No limit on reads: calls have their own limit, and a subscription may be silent for days.
                 timeout=httpx2.Timeout(CONNECT_SECONDS, read=None, write=30.0, pool=None),
                 limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
             ) as client,
@@ -73,8 +74,8 @@ async def _streams_to_process(declared: MCPServer, on_end: Callable[[], None]) -
     environment = declared.env()
     program = declared.command[0]
     if os.sep not in program and shutil.which(program, path=environment.get("PATH")) is None:
-        raise FileNotFoundError(f"there is no program {program!r} on the PATH")
-    # However this process ends, the server's is killed: it would work for nobody.
+        raise FileNotFoundError(f"program {program!r} is not on the PATH")
+    # Kill the server's process when this process ends, however it ends.
     command = tied(declared.command, signal.SIGKILL)
     parameters = StdioServerParameters(
         command=command[0], args=command[1:], env=environment, cwd=declared.cwd, encoding_error_handler="replace"
@@ -86,7 +87,7 @@ async def _streams_to_process(declared: MCPServer, on_end: Callable[[], None]) -
 
 
 async def _errors_to_log(declared: MCPServer, stack: contextlib.AsyncExitStack) -> TextIO:
-    """A file for the process's stderr: its lines go to the log under the server's name until the stack is left."""
+    """Return a file for the process's stderr: its lines go to the log with the server's name, until `stack` closes."""
     read, write = os.pipe()
     file = os.fdopen(write, "w")
     try:
@@ -96,13 +97,13 @@ async def _errors_to_log(declared: MCPServer, stack: contextlib.AsyncExitStack) 
     except BaseException:
         file.close()
         raise
-    # The process has ended by then; what it has started may hold the pipe for longer.
+    # Close it: processes that the server has started may hold the pipe for longer.
     stack.callback(lines[0].close)
     return file
 
 
 class _Lines(asyncio.Protocol):
-    """Writes each line that arrives to the log, of a long one the start."""
+    """Logs each arriving line, and the start of a long one."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -129,7 +130,7 @@ class _Lines(asyncio.Protocol):
 
 
 class _Watched:
-    """A read stream that tells when it has ended: the SDK tells nobody but who waits for an answer."""
+    """A read stream that reports its end: the SDK reports it only to pending requests."""
 
     def __init__(self, stream: ReadStream[Received], on_end: Callable[[], None]) -> None:
         self._stream = stream
@@ -169,13 +170,13 @@ class _Watched:
 
 
 class _Client(httpx2.AsyncClient):
-    """An HTTP client in which a request that cannot be sent fails alone.
+    """An HTTP client in which a failed request affects no other.
 
-    In the SDK an error of one request ends the session and with it all calls on it. Here it becomes an answer of the
-    protocol's own kind, which says whether the request has left.
+    In the SDK, an error of one request ends the session with all its calls. This client turns it into an error response
+    of the protocol, which says whether the request was sent.
     """
 
-    def __init__(self, on_end: Callable[[], None], **settings: Any) -> None:  # Any: httpx2's own settings
+    def __init__(self, on_end: Callable[[], None], **settings: Any) -> None:  # Any: httpx2's settings
         super().__init__(**settings)
         self._on_end = on_end
 
@@ -187,18 +188,18 @@ class _Client(httpx2.AsyncClient):
             not_sent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
             if not_sent:
                 self._on_end()
-            # A session need not be ended at a server that is gone.
+            # The end of a session needs no reply from a lost server.
             return httpx2.Response(204, request=request) if ending else _failure(request, one_line(error), not_sent)
         if response.status_code == 404 and "mcp-session-id" in request.headers:
-            # The server was started again, or has dropped the session: it has not looked at the request.
+            # The server has restarted or dropped the session, and has not handled the request.
             await response.aclose()
             self._on_end()
             if ending:
                 return httpx2.Response(204, request=request)
-            return _failure(request, "the server has forgotten the session", not_sent=True)
+            return _failure(request, "the server has dropped the session", not_sent=True)
         return response
 
 
 def _failure(request: httpx2.Request, message: str, not_sent: bool) -> httpx2.Response:
-    told = {"code": CONNECTION_CLOSED, "message": message, "data": {NOT_SENT: not_sent}}
-    return httpx2.Response(503, json={"jsonrpc": "2.0", "id": None, "error": told}, request=request)
+    error = {"code": CONNECTION_CLOSED, "message": message, "data": {NOT_SENT: not_sent}}
+    return httpx2.Response(503, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request)

@@ -36,8 +36,8 @@ end
 
 -- A run whose step gets its result.
 local function check_waiting(base, task, run)
-  local h = redis.call('HGET', run_key(base, task, run), RUN.header)
-  if h then check_target(base, target_of(h)) end
+  local header = redis.call('HGET', run_key(base, task, run), RUN.header)
+  if header then check_target(base, target_of(header)) end
 end
 
 local function check_timers(base)
@@ -58,15 +58,15 @@ local function check_send(base, agent, key)
     check_instance(base, agent .. '/' .. key)
     redis.call('HLEN', base .. 'seen')
     redis.call('ZCARD', base .. 'stopped')
-    redis.call('HLEN', base .. 'enders')
+    redis.call('HLEN', base .. 'end_hooks')
   end
 end
 
--- The end of a task: `h` is its header, `flags` are its own. Returns what was read on the way, for `end_task`. `first`:
+-- The end of a task with this header and these flags. Returns the values that it has read, for `end_task`. `first`:
 -- nothing is written before `end_task`, whose first write is to the record.
-local function check_end(base, task, h, flags, status, first)
-  local head = header_of(h)
-  local ending = {h = h, head = head}
+local function check_end(base, task, header, flags, status, first)
+  local head = header_of(header)
+  local ending = {head = head}
   ending.retention = redis.call('HGET', base .. 'meta', 'retention') or '3600'
   ending.seen = redis.call('HGET', base .. 'seen', head.source .. '\n' .. head.id)
   if not first then check_stream(base, 'record') end
@@ -91,8 +91,8 @@ local function check_end(base, task, h, flags, status, first)
       check_stream(base, 'asks')
       redis.call('ZCARD', base .. 'requests')
     elseif child then
-      local child_h = redis.call('HGET', run_key(base, task, child), RUN.header)
-      if inst ~= '' then check_instance(base, inst, child_h and target_of(child_h)) end
+      local child_header = redis.call('HGET', run_key(base, task, child), RUN.header)
+      if inst ~= '' then check_instance(base, inst, child_header and target_of(child_header)) end
     end
   end
   return ending
@@ -102,6 +102,6 @@ end
 local function check_publish(base, topic, key, sender)
   if string.sub(topic, 1, 1) == '@' then return check_stream(base, 'asks') end
   for _, agent in ipairs((subscribers(base, topic, key, sender))) do check_send(base, agent, key) end
-  check_stream(base, 'unheard')
+  check_stream(base, 'undelivered')
   redis.call('HLEN', base .. 'meta')
 end

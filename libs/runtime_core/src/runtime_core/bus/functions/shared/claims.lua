@@ -12,8 +12,8 @@ end
 -- Remembers a line of the dedupe window: the newest `most` of the last 24 hours (the housekeeper forgets older ones).
 local function remember(base, field, value, created, most)
   redis.call('HSET', base .. 'seen', field, value)
-  if redis.call('RPUSH', base .. 'seenq', created .. '\n' .. field) > tonumber(most or '1000000') then
-    for _, old in ipairs(redis.call('LPOP', base .. 'seenq', 2)) do
+  if redis.call('RPUSH', base .. 'seen_order', created .. '\n' .. field) > tonumber(most or '1000000') then
+    for _, old in ipairs(redis.call('LPOP', base .. 'seen_order', 2)) do
       redis.call('HDEL', base .. 'seen', string.match(old, '^%d+\n(.*)$'))
     end
   end
@@ -31,8 +31,8 @@ local function holder_of(base, field, line, task)
     if string.sub(first[3] or '', 1, 1) ~= '!' then return here, first[2], '' end
   end
   if field == 'task_id' then
-    local h = redis.call('HGET', base .. 'task:' .. task, RUN.header)
-    if h then return here, lines(h)[9], '' end
+    local header = redis.call('HGET', base .. 'task:' .. task, RUN.header)
+    if header then return here, lines(header)[9], '' end
     local place = redis.call('HGET', base .. 'places', task)
     if place and place ~= here then return place, nil, '0' end
   end

@@ -1,11 +1,14 @@
--- Time: the partition's clock and the time in an entry id.
+-- Time: the server's clock, the partition's clock, and the time in an entry id.
 
+-- The server's own time in ms, as in entry ids and heartbeats.
+local function server_ms()
+  local seconds, micros = unpack(redis.call('TIME'))
+  return tonumber(seconds) * 1000 + math.floor(tonumber(micros) / 1000)
+end
+
+-- The partition's time in ms: the server's time with the stored offset, which corrects steps of the server's clock.
 local function now_ms(base)
-  local t = redis.call('TIME')
-  local ms = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
-  local offset = redis.call('HGET', base .. 'meta', 'offset')
-  if offset then ms = ms + tonumber(offset) end
-  return ms
+  return server_ms() + tonumber(redis.call('HGET', base .. 'meta', 'offset') or '0')
 end
 
 local function ms_of(entry) return string.match(entry, '^(%d+)') end

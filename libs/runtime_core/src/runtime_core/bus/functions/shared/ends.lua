@@ -4,8 +4,7 @@
 -- the clock of the process that ended it may be behind.
 local function stop_running(base, task)
   local key = base .. 'stopped'
-  local t = redis.call('TIME')
-  local ms = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+  local ms = server_ms()
   redis.call('ZADD', key, text(ms), task)
   redis.call('ZREMRANGEBYSCORE', key, '-inf', '(' .. text(ms - 600000))
 end
@@ -53,7 +52,7 @@ local function free_children(base, task, fields, reopens)
       end
       free_child(base, task, child, inst, digests[child])
     end
-    if not reopens then drop_kept_child(base, task, fields[i]) end
+    if reopens then end_kept_child(base, task, fields[i]) else drop_kept_child(base, task, fields[i]) end
     if string.sub(fields[i], 1, 2) == TASK.timer then
       redis.call('ZREM', base .. 'timers', string.sub(fields[i], 3))
       redis.call('HDEL', base .. 'delayed', string.sub(fields[i], 3))
@@ -73,9 +72,9 @@ local function store_end(key, ending, pinned, status, final, ms, steps)
   end
   redis.call('DEL', key)
   -- An ended task costs memory until it expires, and no longer needs the address of its reply.
-  local h = head.stream .. '\n' .. head.agent .. '\n' .. head.key .. '\n\n' .. head.created .. '\n' .. head.max_steps ..
+  local header = head.stream .. '\n' .. head.agent .. '\n' .. head.key .. '\n\n' .. head.created .. '\n' .. head.max_steps ..
     '\n' .. head.id .. '\n' .. head.source .. '\n' .. head.digest .. '\n' .. head.session
-  redis.call('HSET', key, 'status', status, RUN.header, h, TASK.final, final, 'ended', ms)
+  redis.call('HSET', key, 'status', status, RUN.header, header, TASK.final, final, 'ended', ms)
   redis.call('EXPIRE', key, ending.retention)
 end
 
@@ -125,7 +124,7 @@ local function end_task(base, task, ending, flags, status, result, steps, ms, re
   local final = '{"task_id":"' .. task .. '","status":"' .. status .. '"' .. body .. result ..
     ',"usage":' .. usage .. ',"steps":' .. steps .. ',"trajectory":"' .. task .. '"}'
   -- The completed run of an instance is not reopened: it has written its state.
-  local reopens = (keep or string.find(flags, FLAG.reopenable, 1, true)) and (status ~= 'completed' or head.key == '')
+  local reopens = (keep or string.find(flags, FLAG.letters, 1, true)) and (status ~= 'completed' or head.key == '')
   -- First, since `check_end` may not have looked at the record.
   record_end(base, task, ending, flags, status, result, steps, ms, record)
   if fields then free_children(base, task, fields, reopens) end
@@ -149,11 +148,16 @@ end
 -- Ends a run that is not the task's first: its parent's step gets the result.
 local function end_child(base, task, run, inst, status, ms, payload)
   local parent, step = parent_of(run)
-  redis.call('DEL', run_key(base, task, run))
-  redis.call('HDEL', base .. 'task:' .. task, TASK.child .. run)
-  answer(base, task, parent, step, status, ms, payload)
   local key = base .. 'task:' .. task
-  local flags = redis.call('HGET', key, TASK.flags) or ''
+  local flags, kept = redis.call('HGET', key, TASK.flags) or '', false
+  -- A dead letter below the run may have failed it. If that letter reopens the task, the run goes on from its journal.
+  if status == RESULT.error and string.find(flags, FLAG.letters, 1, true) then
+    local digest = digest_of(redis.call('HGET', run_key(base, task, parent), RUN.missing .. step) or '')
+    kept = digest ~= '' and keep_child(base, task, run, digest, true)
+  end
+  if not kept then redis.call('DEL', run_key(base, task, run)) end
+  redis.call('HDEL', key, TASK.child .. run)
+  answer(base, task, parent, step, status, ms, payload)
   if string.find(flags, FLAG.reserved, 1, true) then
     local held = redis.call('HGET', key, TASK.reserved)
     if held then give_back(key, held, run .. '|') end

@@ -22,7 +22,7 @@ local RUN = {
   request = 'r:',           -- + step: an open request to another partition, packed (requests.lua)
   answered_by = 'l:',       -- + step: traceparent of the span that gave the step its result
   override = 'ov',          -- the instance's state after a nested run, not yet tied to a step
-  override_from = 'o:',     -- + step: the same, valid from this step on
+  override_from = 'o:',     -- + step: the same, valid from this step on: the number of the change, a space, the state
   state_at_start = 's0',    -- of a nested run: the instance's state when it began
   unrecorded = 'w',         -- steps journaled in mid-turn whose rows no commit has recorded, one a line: step, kind and name,
                             -- with tabs between
@@ -35,8 +35,8 @@ local RUN = {
 local TASK = {
   flags = 'fl',             -- FLAG letters
   child = 'k:',             -- + run: a child run; the value is its instance, or `@<partition>:<task>`, or empty
-  kept_child = 'c:',        -- + run: a child run that was open when the task ended; the value is the digest of the step that
-                            -- asked for it. Its journal waits for a reopened run to ask again
+  kept_child = 'c:',        -- + run: a child run that failed, or was open when the task ended; the value is the digest of the
+                            -- step that asked for it. Its journal waits for a reopened run to ask again
   timer = 'z:',             -- + member of `timers`; the value is when it was asked for
   usage = 'us',             -- what the task has used: JSON, names to numbers
   limits = 'lim',           -- the most it may use: JSON
@@ -55,7 +55,6 @@ local FLAG = {
   children = 'c',           -- it has had child runs
   timers = 'z',
   letters = 'l',            -- a dead letter pins it
-  reopenable = 'k',         -- a dead letter of one of its first run's calls may reopen it
   usage = 'u',              -- it has usage or limits
   reserved = 'v',           -- model calls have reserved
   watched = 'n',            -- somebody waits for its runs
@@ -80,14 +79,14 @@ local KIND = {agent = 'a', tool = 't', ray = 'r', spark = 's', timer = 'i', huma
 -- goes on. `g<n>` wakes it with the last result of that group.
 local WAKES = {alone = '!', never = '0', by_reply = '>'}
 
--- An entry on a work stream, and on the streams `asks` and `unheard`.
+-- An entry on a work stream, and on the streams `asks` and `undelivered`.
 local ENTRY = {
   header = 'h',             -- one value a line: version, event, task, run, name, key, attempt, turn
   data = 'd',
   context = 'x',
   step = 's',               -- the step whose result resumes the run
   errors = 'e',             -- of the attempts so far: a JSON array
-  bytes_before = 'n',       -- on `unheard`: how many bytes the stream had taken before this entry, since it began
+  bytes_before = 'n',       -- on `undelivered`: how many bytes the stream had taken before this entry, since it began
 }
 
 -- An entry on a client's reply stream or on `replies`; of a result to a turn that goes on, `task` is `task|run|step`.
@@ -103,4 +102,5 @@ local STATE = {name = 'i', status = 's'}
 -- A part of a commit, as `commit_turn.lua` describes it.
 local PART = {
   call = 'c', timer = 't', question = 'q', message = 's', publish = 'p', again = 'a', usage = 'u', answered_by = 'l',
+  journaled = 'j',
 }

@@ -8,7 +8,7 @@ local END_POINTS = {'post_task_call', 'task_failed', 'session_failed'}
 -- that always run. A task that answers a step of another one leaves them to that one.
 local function agent_of_end(base, head, context, selection)
   if string.sub(head.to, 1, 1) == '@' then return nil end
-  local found = redis.call('HGET', base .. 'enders', head.agent)
+  local found = redis.call('HGET', base .. 'end_hooks', head.agent)
   if not found then return nil end
   local agent, known, chosen = string.sub(found, 2), false, nil
   if selection and status_of(selection) == RESULT.ok then

@@ -16,15 +16,15 @@ local function child_of(field) return string.match(field, CHILD) end
 local function parent_of(run) return string.match(run, '^(.*)/([^/]*)$') end
 
 -- Stream, agent and key: the first three lines of a run's header, without splitting the rest.
-local function target_of(h) return string.match(h, '^([^\n]*)\n([^\n]*)\n([^\n]*)') end
+local function target_of(header) return string.match(header, '^([^\n]*)\n([^\n]*)\n([^\n]*)') end
 
 local HEADER = '^([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n?([^\n]*)'
 
 -- A task's header in parts, by name.
-local function header_of(h)
+local function header_of(header)
   local head = {}
   head.stream, head.agent, head.key, head.to, head.created, head.max_steps, head.id, head.source, head.digest, head.session,
-    head.tenant = string.match(h, HEADER)
+    head.tenant = string.match(header, HEADER)
   return head
 end
 
@@ -32,8 +32,8 @@ end
 local function is_client(base, to) return string.sub(to, 1, #base + 6) == base .. 'reply:' end
 
 -- The limit on the task's steps, or 0: the sixth line.
-local function max_steps_of(h)
-  return tonumber(string.match(h, '^[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n(%d*)') or '0') or 0
+local function max_steps_of(header)
+  return tonumber(string.match(header, '^[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n(%d*)') or '0') or 0
 end
 
 -- Task and run of a holder, `task|run`.

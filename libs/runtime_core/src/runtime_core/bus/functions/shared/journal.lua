@@ -11,14 +11,16 @@ end
 
 -- A nested run has changed the instance's state: the run below sees the change from the step on whose result came
 -- after it, live and replayed. Its turn number increases, whether it is resumed now or later, so that no run kept in
--- memory matches it: it is replayed. Returns the turn, and whether the state has changed.
+-- memory matches it: it is replayed. The state is stored with that number, because a replay takes the steps in the
+-- order of the program. Returns the turn, and whether the state has changed.
 local function keep_override(rk, key, turn, step)
   if key == '' then return turn, false end
   local override = redis.call('HGET', rk, RUN.override)
   if not override then return turn, false end
-  redis.call('HSET', rk, RUN.override_from .. step, override)
+  local number = text(redis.call('HINCRBY', rk, RUN.turn, 1))
+  redis.call('HSET', rk, RUN.override_from .. step, number .. ' ' .. override)
   redis.call('HDEL', rk, RUN.override)
-  return text(redis.call('HINCRBY', rk, RUN.turn, 1)), true
+  return number, true
 end
 
 -- A run that called in mid-turn is still in a process: its result goes to that process's reply stream. After a nested
@@ -77,4 +79,21 @@ local function keep_late(base, task, run, status, ms, value)
   if not missing or not ENDED[redis.call('HGET', base .. 'task:' .. task, 'status') or ''] then return end
   redis.call('HDEL', rk, RUN.missing .. step)
   redis.call('HSET', rk, RUN.result .. step, digest_of(missing) .. status .. ms .. value)
+end
+
+-- Returns why a write in the middle of a turn does not count, or nil: 'FENCED' if its owner was declared dead, 'DONE' if
+-- the turn is no longer this entry's or its task has ended.
+local function turn_lost(base, owner, entry, current, status)
+  if not redis.call('ZSCORE', base .. 'alive', owner) then return redis.status_reply('FENCED') end
+  if current ~= entry then return redis.status_reply('DONE') end
+  if not status or ENDED[status] then return redis.status_reply('DONE') end
+  return nil
+end
+
+-- Journals a step in the middle of a turn. `unrecorded` is the run's field, `label` the step's kind and name. Returns
+-- false if the journal is full: nothing was written.
+local function journal_step(run_hash, unrecorded, step, value, label, most)
+  if redis.call('HLEN', run_hash) >= tonumber(most) then return false end
+  redis.call('HSET', run_hash, RUN.result .. step, value, RUN.unrecorded, (unrecorded or '') .. step .. '\t' .. label .. '\n')
+  return true
 end

@@ -6,20 +6,18 @@
 --   letters:trimmed      number of letters trimmed so far by `<cause> <share>`, for metrics: a hash
 -- A letter's share is the stream that its delivery came from. When letters exceed the bound, the largest share loses
 -- its oldest ones, so a flood trims its own letters and not those of others. pcall: if another program has put
--- something
--- else in the place of these keys, only the counts are lost.
+-- something else in the place of these keys, only the counts are lost.
 
 -- Only its letter lets a parked run continue. The number of open tasks bounds these letters.
 local PARKED = 'parked'
-
--- The flags that are removed with a task's last dead letter.
-local OF_LETTERS = '[' .. FLAG.letters .. FLAG.reopenable .. ']'
 
 -- A dead letter of a task is gone. Returns whether another one still pins the task.
 local function unpin(key, flags)
   if redis.call('HINCRBY', key, TASK.letters, -1) > 0 then return true end
   redis.call('HDEL', key, TASK.letters)
-  if string.find(flags, OF_LETTERS) then redis.call('HSET', key, TASK.flags, (string.gsub(flags, OF_LETTERS, ''))) end
+  if string.find(flags, FLAG.letters, 1, true) then
+    redis.call('HSET', key, TASK.flags, (string.gsub(flags, FLAG.letters, '')))
+  end
   return false
 end
 

@@ -130,8 +130,7 @@ local function interleaves(base, agent) return redis.call('HEXISTS', base .. 'in
 -- Delivers a run to its agent: immediately, as a nested call, or through the instance's mailbox. The caller stores
 -- `cur` (the returned value) with the run's other fields. `bounded`: returns nil and an error (JSON), without writing,
 -- if the mailbox is full, or if the request would wait for its own caller. `turn` is that of `append_start`; events
--- with
--- a key need none, since their reader always loads the run.
+-- with a key need none, since their reader always loads the run.
 local function deliver(base, task, run, stream, agent, key, data, context, bounded, turn)
   if key == '' then return append_start(base, task, run, stream, agent, key, data, context, turn) end
   local inst = agent .. '/' .. key

@@ -1,8 +1,8 @@
 -- Messages that nobody waits for: each becomes a separate task. Topics and their subscribers.
 
-local UNHEARD_MAX = 1000
+local UNDELIVERED_MAX = 1000
 -- Limit on the bytes of messages without a subscriber in a partition. It keeps the newest message whatever its size.
-local UNHEARD_MAX_BYTES = 16 * 1024 * 1024
+local UNDELIVERED_MAX_BYTES = 16 * 1024 * 1024
 
 -- Agents that a topic's subscriptions name, each once, without the sender's own instance.
 local function subscribers(base, topic, key, sender)
@@ -47,10 +47,9 @@ local function send_detached(base, task, agent, key, data, context, from_task, f
     store_task(base, task, stream, agent, key, data, context, from, entry)
   else
     local now = text(now_ms(base))
-    local h = stream .. '\n' .. agent .. '\n' .. key .. '\n\n' .. now .. '\n0\n' .. task .. '\n' .. from .. '\n\n'
-    local head = header_of(h)
+    local head = header_of(stream .. '\n' .. agent .. '\n' .. key .. '\n\n' .. now .. '\n0\n' .. task .. '\n' .. from .. '\n\n')
     redis.call('ZADD', base .. 'index', now, task)
-    local ending = {h = h, head = head, retention = redis.call('HGET', base .. 'meta', 'retention') or '3600',
+    local ending = {head = head, retention = redis.call('HGET', base .. 'meta', 'retention') or '3600',
       hooks = hooks_of_end(base, head, context ~= '' and context or nil, nil)}
     end_task(base, task, ending, '', 'failed', mailbox_full(agent, key), '0', now, '[]', false, true)
   end
@@ -59,7 +58,7 @@ end
 -- The id of the task by which an agent gets a published message: the same for a repeat of the message.
 local function task_of_message(id, agent, key) return string.sub(redis.sha1hex(id .. '\n' .. agent .. '/' .. key), 1, 32) end
 
--- The number of bytes in `unheard` before an entry with these fields.
+-- The number of bytes in `undelivered` before an entry with these fields.
 local function bytes_before(fields)
   for i = 1, #fields, 2 do
     if fields[i] == ENTRY.bytes_before then return tonumber(fields[i + 1]) or 0 end
@@ -69,20 +68,20 @@ end
 
 -- Keeps a message without a subscriber. Each entry has the total of bytes before it since the stream began, so the
 -- oldest entry gives the number of bytes in the stream.
-local function keep_unheard(base, ...)
-  local stream, before, size = base .. 'unheard', tonumber(redis.call('HGET', base .. 'meta', 'unheard') or '0') or 0, 0
+local function keep_undelivered(base, ...)
+  local stream, before, size = base .. 'undelivered', tonumber(redis.call('HGET', base .. 'meta', 'undelivered') or '0') or 0, 0
   for _, field in ipairs({...}) do size = size + #field end
   local all, dropped, start = redis.call('XLEN', stream), 0, '-'
   while true do
     local oldest = redis.call('XRANGE', stream, start, '+', 'COUNT', 1)[1]
     if not oldest then break end
     local n = bytes_before(oldest[2])
-    if before >= n and before + size - n <= UNHEARD_MAX_BYTES then break end
+    if before >= n and before + size - n <= UNDELIVERED_MAX_BYTES then break end
     dropped, start = dropped + 1, '(' .. oldest[1]
   end
-  redis.call('HSET', base .. 'meta', 'unheard', text(before + size))
-  local how, most = '~', UNHEARD_MAX
-  if dropped > 0 then how, most = '=', math.min(all - dropped + 1, UNHEARD_MAX) end
+  redis.call('HSET', base .. 'meta', 'undelivered', text(before + size))
+  local how, most = '~', UNDELIVERED_MAX
+  if dropped > 0 then how, most = '=', math.min(all - dropped + 1, UNDELIVERED_MAX) end
   redis.call('XADD', stream, 'MAXLEN', how, text(most), '*', ENTRY.bytes_before, text(before), ...)
 end
 
@@ -99,7 +98,7 @@ local function publish_message(base, id, topic, key, data, context, sender, from
     send_detached(base, task_of_message(id, agent, key), agent, key, data, context, from_task, from_run)
   end
   if not heard then
-    keep_unheard(base, 'id', id, 'topic', topic, 'key', key, ENTRY.data, data, ENTRY.context, context, 'sender', sender)
+    keep_undelivered(base, 'id', id, 'topic', topic, 'key', key, ENTRY.data, data, ENTRY.context, context, 'sender', sender)
   end
   return #agents
 end

@@ -38,9 +38,9 @@ local function output_with(base, written, value, share)
 end
 
 -- A question goes to the task's stream, where any client finds it, and to the stream that the user named.
-local function tell_question(base, task, h, data, trace)
+local function tell_question(base, task, header, data, trace)
   publish_out(base, task, 'weft.human.requested', data, nil, trace)
-  local to = string.match(h, '^[^\n]*\n[^\n]*\n[^\n]*\n([^\n]*)')
+  local to = string.match(header, '^[^\n]*\n[^\n]*\n[^\n]*\n([^\n]*)')
   if to ~= '' and string.sub(to, 1, 1) ~= '@' and not is_client(base, to) then
     local fields = {'to', to, 'type', 'weft.human.requested', REPLY.task, task, REPLY.data, data}
     if trace then fields[9], fields[10] = REPLY.trace, trace end

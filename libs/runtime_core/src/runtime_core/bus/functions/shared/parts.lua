@@ -1,7 +1,7 @@
 -- Parts of a commit: a turn's messages and calls. `commit_turn.lua` describes each part.
 
 -- Number of arguments of a part, including its letter.
-local PART_SIZE = {c = 9, t = 7, q = 7, s = 8, p = 9, a = 3, u = 4, l = 2}
+local PART_SIZE = {c = 9, t = 7, q = 7, s = 8, p = 9, a = 3, u = 4, l = 2, j = 2}
 
 local function malformed_part(letter) return redis.error_reply('ERR weft: malformed part ' .. tostring(letter)) end
 

@@ -56,16 +56,16 @@ function QUEUE.count_down(base, stream, gone)
   if redis.call('HINCRBY', base .. 'meta', 'queued', -gone) <= 0 then redis.call('HDEL', base .. 'meta', 'queued') end
 end
 
--- Removes a task that ends before its turn. `h` is its header.
-function QUEUE.leave(base, task, h)
-  local head = header_of(h)
+-- Removes a task that ends before its turn.
+function QUEUE.leave(base, task, header)
+  local head = header_of(header)
   QUEUE.check(base, head.stream, head.tenant)
   QUEUE.count_down(base, head.stream, redis.call('ZREM', QUEUE.key(base, head.stream, head.tenant), task))
 end
 
 -- Whether refills will reach a waiting task.
-function QUEUE.holds(base, task, h)
-  local head = header_of(h)
+function QUEUE.holds(base, task, header)
+  local head = header_of(header)
   return redis.call('HEXISTS', base .. 'queues', head.stream) == 1
     and redis.call('ZSCORE', base .. 'turns:' .. head.stream, head.tenant)
     and redis.call('ZSCORE', QUEUE.key(base, head.stream, head.tenant), task)
@@ -113,9 +113,8 @@ function QUEUE.still_unread(base, stream, entries)
 end
 
 -- Moves waiting tasks onto a stream, in turn among tenants, until `want` of its entries are unread. Onto a longer
--- stream
--- one task moves each 100 ms, while few such tasks are unread: continuations of running tasks, which never wait, may
--- keep it long forever, and must not keep others out.
+-- stream one task moves each 100 ms, while few such tasks are unread: continuations of running tasks, which never wait,
+-- may keep it long forever, and must not keep others out.
 function QUEUE.refill(base, stream, want, now)
   local queues, turns, past = base .. 'queues', base .. 'turns:' .. stream, nil
   local v = redis.call('HMGET', queues, stream, stream .. '|at', stream .. '|past')

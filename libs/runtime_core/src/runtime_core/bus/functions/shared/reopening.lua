@@ -1,24 +1,25 @@
--- Reopening an ended task: the fields dropped with its end, and the journals of open child runs, which stay while a
--- dead
--- letter may reopen the task. They wait for the reopened run to request the child runs again.
+-- Reopening an ended task: the fields dropped with its end, and the journals of child runs that were open at its end or
+-- have failed, which stay while a dead letter may reopen the task. They wait for the reopened run to request the child
+-- runs again.
 
 -- Fields that are dropped with the end of a task, besides steps without a result: a reopened run must not see them.
 local OF_ONE_LIFE = {
   [RUN.attempts] = true, [RUN.override_from] = true, [RUN.request] = true, [TASK.child] = true, [TASK.timer] = true,
 }
 
--- Removes the steps that a run waited for, and the fields `gone`. A call that may not be repeated stays missing while
--- its
--- mark exists: its holder commits its result, or that its outcome is unknown. Returns whether the run has a journal.
-local function forget_waits(base, task, run, gone)
+-- Removes the steps that a run waited for, and the fields `gone`. A call that may not be repeated stays missing while its
+-- mark exists: its holder commits its result, or that its outcome is unknown. If the task goes on (`goes_on`), so do child
+-- runs: they stay missing too. Returns whether the run has a journal.
+local function forget_waits(base, task, run, gone, goes_on)
   local rk, has_journal = run_key(base, task, run), false
   for _, name in ipairs(redis.call('HKEYS', rk)) do
     local prefix, step = string.sub(name, 1, 2), string.sub(name, 3)
-    if prefix == RUN.missing and redis.pcall('HEXISTS', base .. 'started', task .. '/' .. run .. '/' .. step) == 1 then
-      local missing = redis.call('HGET', rk, name)
+    local missing = prefix == RUN.missing and redis.call('HGET', rk, name)
+    if missing and (goes_on and kind_of(missing) == KIND.agent
+      or redis.pcall('HEXISTS', base .. 'started', task .. '/' .. run .. '/' .. step) == 1) then
       redis.call('HSET', rk, name, digest_of(missing) .. kind_of(missing) .. WAKES.never)
       has_journal = true
-    elseif prefix == RUN.missing or OF_ONE_LIFE[prefix] or string.find(name, '^g%d+$') then
+    elseif missing or OF_ONE_LIFE[prefix] or string.find(name, '^g%d+$') then
       gone[#gone + 1] = name
     elseif prefix == RUN.result then
       has_journal = true
@@ -28,11 +29,12 @@ local function forget_waits(base, task, run, gone)
   return has_journal
 end
 
--- Keeps the journal of a child run that was open when its task ended, for the run that called it. Without `current`,
--- no commit, resume or redrive finds the run meanwhile. Returns whether there is a journal.
-local function keep_child(base, task, run, digest)
+-- Keeps the journal of a child run that has failed (`goes_on`: its task has not ended), or was open when its task ended,
+-- for the run that called it. Without `current`, no commit, resume or redrive finds the run meanwhile. Returns whether
+-- there is a journal.
+local function keep_child(base, task, run, digest, goes_on)
   local gone = {RUN.current, RUN.unrecorded, RUN.turn_owner, RUN.asks_in_turn, RUN.override, RUN.state_at_start}
-  if not forget_waits(base, task, run, gone) then return false end
+  if not forget_waits(base, task, run, gone, goes_on) then return false end
   redis.call('HSET', base .. 'task:' .. task, TASK.kept_child .. run, digest)
   return true
 end
@@ -42,6 +44,12 @@ local function drop_kept_child(base, task, field)
   if string.sub(field, 1, 2) ~= TASK.kept_child then return end
   redis.call('DEL', run_key(base, task, string.sub(field, 3)))
   redis.call('HDEL', base .. 'task:' .. task, field)
+end
+
+-- The task has ended: a run that failed before waits for its child runs no longer. `field` is any field of the task.
+local function end_kept_child(base, task, field)
+  if string.sub(field, 1, 2) ~= TASK.kept_child then return end
+  if not forget_waits(base, task, string.sub(field, 3), {}) then drop_kept_child(base, task, field) end
 end
 
 -- Deletes the journals of child runs of an ended task that nobody can reopen any more.

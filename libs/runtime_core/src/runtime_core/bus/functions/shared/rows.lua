@@ -6,9 +6,8 @@ local function record_rows(base, task, flags, rows)
 end
 
 -- Rows of the steps that a run has finished in mid-turn and that no commit will write: `w` is the run's field. They
--- have
--- kind, name and time. Values stay out, since the process that commits them would redact their secrets.
--- Returns the rows without brackets, and their number.
+-- have kind, name and time. Values stay out, since the process that commits them would redact their secrets. Returns
+-- the rows without brackets, and their number.
 local function unwritten_rows(base, task, run, w)
   local rows = {}
   for line in string.gmatch(w or '', '[^\n]+') do

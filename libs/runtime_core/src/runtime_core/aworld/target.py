@@ -1,0 +1,457 @@
+"""Where tasks run: on the services of a broker, in this process, or on hosts that get a copy of their app.
+
+1. TasksApp makes an app from the objects in tasks: agents, tools, swarms, runners.
+2. `pack` and `unpack` take an app to another process.
+3. RunTarget submits tasks and waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal, TypeVar, cast
+
+from msgspec import Struct
+
+from runtime_core.app.app import App
+from runtime_core.app.loading import load_app
+from runtime_core.aworld.runner import Runner, TaskRunner
+from runtime_core.aworld.swarm import Swarm, code_in_swarm
+from runtime_core.aworld.task import TASK_AGENT, Description, Task, agent_of_runner, agents_of, describe
+from runtime_core.client.client import Client, TaskHandle
+from runtime_core.declare.declaration import RetryPolicy, label, one_line, place_of, underlying
+from runtime_core.engines.runtime_engine import ENGINE_WAIT_SECONDS
+from runtime_core.errors import ConfigurationError, InvalidInput, WeftError
+from runtime_core.llm.agent import LLMAgent
+from runtime_core.runs.definition import Agent
+from runtime_core.runs.policy import PolicyDefinition, has_policy
+from runtime_core.wire.commands import SubmitOptions
+from runtime_core.wire.events import StreamEvent, StreamingMode, TaskResponse
+
+LOCAL_APP = "local-tasks"
+"""The name of the app for tasks that run in this process."""
+END = object()
+"""Marks the end of a stream of events."""
+
+T = TypeVar("T")
+Dumps = Callable[[object], bytes]
+Loads = Callable[[bytes], object]
+_Carried = tuple[App | None, list[tuple[Any, str, object, str]]]  # Any: a Part's kind
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One object in a task, and the name under which it is declared."""
+
+    kind: Literal["agent", "tool", "swarm", "runner"]
+    name: str
+    value: object
+    field: str
+    """The task's field, for errors."""
+
+
+class TasksApp:
+    """An app made from a base app and the objects in tasks: agents, tools, swarms and runners."""
+
+    def __init__(self, base: App | None, name: str = LOCAL_APP) -> None:
+        self.base = base
+        self.app = App(name)
+        if base is not None:
+            self.app.include(base)
+        self.app.add_runner(TaskRunner)
+        self.names: dict[int, str] = {}
+        """`id()` of an object → the name under which it is declared."""
+        self.parts: list[Part] = []
+        """Objects in tasks that the base has not declared."""
+
+    @property
+    def whole(self) -> App:
+        """The base itself if the tasks add nothing to it, otherwise the new app."""
+        return self.base if self.base is not None and not self.parts else self.app
+
+    def take(self, task: Task) -> None:
+        """Declare the objects in a task. Raises InvalidInput and ConfigurationError."""
+        for tool in task.tools:
+            self._tool(tool)
+        if task.agent is not None:
+            self._agent(task.agent, "agent")
+        if isinstance(task.swarm, Swarm):
+            for agent in task.swarm.ordered_agents:
+                self._agent(agent, "swarm")
+            self._swarm(task.swarm)
+        if task.runner_cls is not None:
+            self._runner(task.runner_cls)
+
+    def _agent(self, agent: object, field: str) -> None:
+        if isinstance(agent, str):
+            return
+        if id(agent) in self.names or self.app.functions.agent(agent) is not None:
+            return
+        self._declare(Part("agent", self._free(label(agent), self.app.agents), agent, field))
+
+    def _of_model(self, agent: LLMAgent, field: str) -> None:
+        """Declare the tools, members and handoff targets that an LLMAgent has as objects."""
+        for tool in agent.tools:
+            self._tool(tool)
+        for other in (*agent.members, *agent.handoffs):
+            if other is not agent:
+                self._agent(other, field)
+
+    def _tool(self, tool: object) -> None:
+        if isinstance(tool, str) or id(tool) in self.names or self.app.functions.tool(tool) is not None:
+            return
+        self._declare(Part("tool", self._free(label(tool), self.app.tools), tool, "tools"))
+
+    def _swarm(self, swarm: Swarm) -> None:
+        """Declare the swarm as an agent: its stop conditions cannot be sent in the task."""
+        if id(swarm) not in self.names:
+            self._declare(Part("swarm", self._free(f"swarm.{swarm.name}", self.app.agents), swarm, "swarm"))
+
+    def _runner(self, runner: type[Runner] | str) -> None:
+        found = _imported(runner) if isinstance(runner, str) and "." in runner else runner
+        if isinstance(found, str):
+            if agent_of_runner(found) not in self.app.agents:
+                raise InvalidInput(
+                    "runner_cls",
+                    f"no runner is named {found!r}: pass the class, package.module.Class, or a name that "
+                    "app.add_runner has declared",
+                )
+            return
+        if not (inspect.isclass(found) and issubclass(found, Runner)):
+            raise InvalidInput(
+                "runner_cls",
+                f"{found!r} is not a subclass of Runner: pass one, package.module.Class, or a declared name",
+            )
+        name = agent_of_runner(found)
+        if self.app.agents.get(name) is None or self.app.agents[name].source is not found:
+            self._declare(Part("runner", name, found, "runner_cls"))
+
+    def _declare(self, part: Part) -> None:
+        if part.kind == "agent" and isinstance(part.value, LLMAgent):
+            self._of_model(part.value, part.field)
+        declare(self.app, part)
+        self.names[id(part.value)] = part.name
+        self.parts.append(part)
+
+    @staticmethod
+    def _free(name: str, taken: object) -> str:
+        """Return the name, with a number if another object has it already."""
+        assert hasattr(taken, "__contains__")
+        number, free = 1, name
+        while free in taken:
+            number += 1
+            free = f"{name}-{number}"
+        return free
+
+
+def declare(app: App, part: Part) -> None:
+    """Declare an object of a task in `app`. Raises InvalidInput and ConfigurationError."""
+    name, value = part.name, part.value
+    match part.kind:
+        case "agent":
+            _declare_agent(app, name, value, part.field)
+        case "tool" if inspect.isfunction(value) or inspect.ismethod(value):
+            app.tool(name=name)(value)
+        case "tool" if callable(getattr(value, "step", None)):
+            app.add_tool(value, name=name)
+        case "tool":
+            raise InvalidInput("tools", f"{value!r} is not a tool: pass a function or an object with step(args)")
+        case "swarm":
+            assert isinstance(value, Swarm)
+            app.add_swarm(name, value)
+        case "runner":
+            assert isinstance(value, type)
+            app.add_runner(value)
+
+
+def _declare_agent(app: App, name: str, agent: object, field: str) -> None:
+    if inspect.isclass(agent) and issubclass(agent, Agent):
+        app.add_agent(name, agent)
+    elif isinstance(agent, LLMAgent):
+        app.add_agent(name, agent, retry=RetryPolicy(attempts=1))
+    elif has_policy(agent):
+        place = place_of(agent if underlying(agent) else None, 1)
+        app.functions.agents.add(PolicyDefinition(name, agent, place))
+    elif inspect.isfunction(agent) or inspect.ismethod(agent):
+        # One attempt: the task sets its own retries. A declared agent has the retries of its declaration.
+        app.agent(name, retry=RetryPolicy(attempts=1))(agent)
+    else:
+        raise InvalidInput(
+            field,
+            f"{agent!r} is not an agent: pass async def f(ctx: AgentContext, input), an Agent class, an LLMAgent, an "
+            "object with async_policy(observation), or a name",
+        )
+
+
+def _imported(text: str) -> type[Runner]:
+    """Import the class `package.module.Class`."""
+    module_name, _, name = text.rpartition(".")
+    try:
+        main = sys.modules["__main__"]
+        # Importing a running script again would create its classes a second time.
+        as_script = getattr(getattr(main, "__spec__", None), "name", None) == module_name
+        found: object = getattr(main if as_script else importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidInput("runner_cls", f"{text!r} cannot be found: {error}") from error
+    if not (inspect.isclass(found) and issubclass(found, Runner)):
+        raise InvalidInput("runner_cls", f"{text!r} is not a subclass of Runner")
+    return found
+
+
+class PackedApp(Struct, frozen=True):
+    """An app in a form that another process can rebuild."""
+
+    name: str
+    base: str
+    """`package.module:app`; empty: no base, or it is in `pickled`."""
+    folder: str
+    """The working directory of the sender."""
+    paths: list[str]
+    """The import path of the sender."""
+    pickled: bytes
+    """(the base or None, [(kind, name, object, field)]); empty: only the base."""
+
+
+class HostsSpec(Struct, frozen=True):
+    """Asks an engine to host an app's handlers."""
+
+    app: PackedApp
+    environ: dict[str, str]
+    """The settings of the handlers, as environment variables."""
+    number: int
+    """How many processes; 0: one per CPU of the engine."""
+    at_once: int
+    """How many tasks run concurrently."""
+    here_only: bool
+    """Whether the broker is reachable only from this machine."""
+
+
+def pack(made: TasksApp, reference: str, dumps: Dumps) -> PackedApp:
+    """Return the app in a form that can be sent. `reference` names the base; if it is empty, search for the name.
+
+    Raises InvalidInput that names an object that cannot be sent.
+    """
+    base = reference or (reference_of(made.base) if made.base is not None else "")
+    carried = None if base else made.base
+    parts = [(part.kind, part.name, part.value, part.field) for part in made.parts]
+    pickled = b""
+    if carried is not None or parts:
+        try:
+            pickled = dumps((carried, parts))
+        except Exception as error:  # pickling runs the objects' own methods
+            raise _unsendable(made, carried, dumps, error) from error
+    paths = [os.path.abspath(path) for path in sys.path if path and os.path.isdir(path)]
+    return PackedApp(made.app.name, base, os.getcwd(), paths, pickled)
+
+
+def unpack(sent: PackedApp, loads: Loads) -> App:
+    """Rebuild the app in this process. Raises ConfigurationError with a one-line message."""
+    for path in (sent.folder, *sent.paths):
+        if path not in sys.path:
+            sys.path.append(path)
+    base: App | None = None
+    parts: list[Part] = []
+    if sent.pickled:
+        try:
+            base, described = cast(_Carried, loads(sent.pickled))
+        except Exception as error:  # unpickling imports and runs the user's code
+            raise ConfigurationError(
+                f"the tasks' objects cannot be rebuilt in another process: {one_line(error)}; the modules that they "
+                "need must be importable there"
+            ) from error
+        parts = [Part(*one) for one in described]
+    if sent.base:
+        base = load_app(sent.base)
+    if base is not None and not parts:
+        base.add_runner(TaskRunner)
+        base.check()
+        return base
+    app = App(sent.name)
+    if base is not None:
+        app.include(base)
+    app.add_runner(TaskRunner)
+    for part in parts:
+        declare(app, part)
+    app.check()
+    return app
+
+
+def reference_of(app: App) -> str:
+    """Return `package.module:name` of an app in an imported module; empty if no module has it."""
+    for module_name, module in list(sys.modules.items()):
+        if not isinstance(module, ModuleType) or module_name == "__mp_main__":
+            continue
+        for attribute, value in list(vars(module).items()):
+            if value is app:
+                # Another process cannot import a script as __main__; `python -m` knows its real name.
+                own = getattr(getattr(module, "__spec__", None), "name", "")
+                if module_name != "__main__" or own:
+                    return f"{own or module_name}:{attribute}"
+    return ""
+
+
+def _unsendable(made: TasksApp, carried: App | None, dumps: Dumps, error: Exception) -> InvalidInput:
+    """Return an error that names the object that cannot be sent."""
+    tried: Sequence[tuple[str, object, str]] = (
+        *((part.field, part.value, f"{part.kind} {part.name!r}") for part in made.parts),
+        *(("app", item, item.what) for item in (carried.functions.all() if carried is not None else ())),
+    )
+    for field, value, shown in tried:
+        try:
+            dumps(value)
+        except Exception as own:
+            return InvalidInput(field, f"{shown} cannot be sent to another process: {one_line(own)}")
+    return InvalidInput("app", f"cannot be sent to another process: {one_line(error)}; define it in a module")
+
+
+class RunTarget:
+    """A client for tasks, with the names under which their objects are declared where they run."""
+
+    def __init__(
+        self,
+        client: Client,
+        app: App | None,
+        given: dict[int, str] | None = None,
+        failed: asyncio.Future[WeftError] | None = None,
+        *,
+        gateways: bool = True,
+    ) -> None:
+        """`app` is the app that runs there, if this process has it; `given` maps the `id()` of objects to names.
+
+        `failed` resolves to the reason once nothing runs there any more. Without `gateways`, `ctx.engine()` is `local`
+        whatever `conf.engine` says.
+        """
+        self._client = client
+        self._app = app
+        self._given = given or {}
+        self._failed = failed
+        self._gateways = gateways
+        self.ended: list[str] = []
+        """Tasks that have ended."""
+        self._open: dict[str, TaskHandle] = {}
+        """Tasks submitted here that have not ended, as far as is known."""
+
+    async def submit(self, task: Task, *, stream: bool = False) -> TaskHandle:
+        """Submit a task. Raises InvalidInput for an invalid one, and Rejected if the broker refuses it."""
+        found = describe(task, self._name_of)
+        asked = agent_of_runner(task.runner_cls)
+        await self._check_names(found, asked)
+        metadata = {
+            name: value
+            for name, value in (
+                ("task_name", task.name),
+                ("user_id", task.user_id),
+                ("group_id", task.group_id),
+                ("parent_task", task.parent_task),
+            )
+            if value
+        }
+        engine_wait = task.config.engine_wait_seconds
+        handle = self._open[task.id] = await self._client.submit(
+            asked,
+            found,
+            task_id=task.id,
+            session_id=task.session_id,
+            stream=task.streaming or stream,
+            options=SubmitOptions(
+                timeout_seconds=task.timeout_seconds,
+                engine_wait_seconds=None if engine_wait == ENGINE_WAIT_SECONDS else engine_wait,
+                metadata=metadata,
+                hooks=task.hooks,
+                engine=task.config.engine if self._gateways and task.config.engine != "local" else None,
+            ),
+        )
+        return handle
+
+    async def give_up(self) -> None:
+        """Cancel all tasks that have not ended."""
+        for handle in self._open.values():
+            await handle.cancel("its caller is gone")
+
+    async def result(self, handle: TaskHandle) -> TaskResponse:
+        """Wait for a task's end. If the target fails first, return a failed response."""
+        response = await self._unless_failed(handle.result())
+        if response is None:
+            return self._unfinished(handle.task_id)
+        self._has_ended(handle.task_id)
+        return response
+
+    async def events(self, handle: TaskHandle, mode: StreamingMode | None) -> AsyncGenerator[StreamEvent]:
+        """Yield a task's events. The last one has the task's end, even if the target fails first."""
+        async with aclosing(handle.stream(mode=mode)) as events:
+            while True:
+                event = await self._unless_failed(anext(events, END))
+                if event is END:
+                    return
+                if event is None:
+                    response = self._unfinished(handle.task_id)
+                    data = {"task_id": response.task_id, "status": response.status, "error": response.error}
+                    event = StreamEvent("", "weft.task.failed", data)
+                assert isinstance(event, StreamEvent)
+                if event.response is not None:
+                    self._has_ended(handle.task_id)
+                yield event
+                if not event.entry_id:
+                    return
+
+    async def _unless_failed(self, waited: Awaitable[T]) -> T | None:
+        """Return the awaited result; None if the target fails first."""
+        if self._failed is None:
+            return await waited
+        waiting = asyncio.ensure_future(waited)
+        try:
+            await asyncio.wait((waiting, self._failed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not waiting.done():
+                waiting.cancel()
+                await asyncio.wait((waiting,))
+        return None if waiting.cancelled() else waiting.result()
+
+    def _unfinished(self, task: str) -> TaskResponse:
+        assert self._failed is not None
+        error = {"type": "EngineUnavailable", "message": str(self._failed.result())}
+        return TaskResponse(task, "failed", error=error)
+
+    def _has_ended(self, task: str) -> None:
+        self._open.pop(task, None)
+        self.ended.append(task)
+
+    def check(self, task: Task) -> None:
+        """Raise InvalidInput for errors that show before the task is submitted."""
+        describe(task, self._name_of)
+
+    def _name_of(self, kind: str, named: object) -> str:
+        if id(named) in self._given:
+            return self._given[id(named)]
+        if self._app is not None:
+            functions = self._app.functions
+            known = functions.tool(named) if kind == "tool" else functions.agent(named)
+            if known is not None:
+                return known.name
+        if isinstance(named, Swarm):
+            raise code_in_swarm(named)
+        return label(named)
+
+    async def _check_names(self, found: Description, runner: str) -> None:
+        """Raise InvalidInput that names an agent or runner that no app offers."""
+        bus = self._client.buses[0]
+        offered = {name.decode() for name in cast(list[bytes], await bus.transport.call("HKEYS", bus.keys.agents))}
+        if not offered:
+            return  # no handler has started yet: the submit waits for one
+        if runner not in offered:
+            name = found.runner.rpartition(".")[2] or "TaskRunner"
+            raise InvalidInput(
+                "runner_cls", f"no app there has a runner named {name!r}: declare it with app.add_runner"
+            )
+        for name in agents_of(found):
+            if name not in offered:
+                known = ", ".join(sorted(each for each in offered if not each.startswith(TASK_AGENT))) or "none"
+                field = "agent" if found.swarm is None else "swarm"
+                raise InvalidInput(field, f"no agent is named {name!r}; known are {known}")

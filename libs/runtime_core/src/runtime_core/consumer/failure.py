@@ -1,0 +1,245 @@
+"""What follows a failed attempt of a turn or a call: its error as a value, and a retry, an answer or a dead letter."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from runtime_core.bus.deliveries import Delivery
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.consumer.effects import Failed
+from runtime_core.declare.declaration import MAX_DELAY_SECONDS, RetryPolicy
+from runtime_core.errors import (
+    AgentError,
+    ConfigurationError,
+    Denied,
+    Divergence,
+    InvalidInput,
+    JobCancelled,
+    LimitExceeded,
+    NotReady,
+    Reject,
+    Retry,
+    StepError,
+    TaskCancelled,
+    ToolError,
+    WeftError,
+)
+from runtime_core.record import step as steps
+from runtime_core.record.step import ENCODER, Step, Usage
+from runtime_core.telemetry.metrics import Metrics
+from runtime_core.telemetry.redaction import kept
+from runtime_core.text import LONGEST_MESSAGE, LONGEST_TRACEBACK, LONGEST_TYPE, text_of_error
+
+logger = logging.getLogger(__name__)
+NOTHING_USED = Usage()
+LACKING_SECONDS = 1.0
+"""How long a delivery waits for a process that can handle it, for example during a rolling update."""
+MAX_ERROR_CHARACTERS = 16_000
+"""The limit of an agent's error message, and of its traceback."""
+REJECTED = "rejected"
+NOT_RETRYABLE = "not retryable"
+USED_UP = "attempts used up"
+
+
+def failed_from(error: Exception, *, repeatable: bool = True) -> Failed:
+    """Return how an attempt of a call ended that raised `error`. It is retried only if it is `repeatable`."""
+    kind, message = kept(type(error).__name__, LONGEST_TYPE), kept(text_of_error(error), LONGEST_MESSAGE)
+    if isinstance(error, Retry):
+        reason = kept(error.reason, LONGEST_MESSAGE)
+        return Failed("Retry", reason, retryable=repeatable, retry_after_seconds=error.after_seconds)
+    if isinstance(error, Reject):
+        name, reason = kept(error.type, LONGEST_TYPE), kept(error.reason, LONGEST_MESSAGE)
+        return Failed(name, reason, retryable=False, rejected=True)
+    if isinstance(error, InvalidInput | LimitExceeded):
+        return Failed(kind, message, retryable=False)
+    if isinstance(error, StepError):
+        name = kept(error.type, LONGEST_TYPE) or kind
+        return Failed(name, kept(error.message, LONGEST_MESSAGE), retryable=False)
+    # The end of a traceback names the error.
+    trace = kept("".join(traceback.format_exception(error)), LONGEST_TRACEBACK, end=True)
+    return Failed(kind, message, trace, retryable=repeatable)
+
+
+def failure_of(error: BaseException) -> Failed:
+    """Return how a turn ended whose agent raised `error`.
+
+    An error that deterministic code would raise again is not retryable.
+    """
+    match error:
+        case Retry():
+            return Failed("Retry", error_text(error.reason), retry_after_seconds=error.after_seconds)
+        case NotReady():
+            return Failed("NotReady", error_text(text_of_error(error)), counts=False)
+        case Reject():
+            return Failed(
+                error_text(error.type[:LONGEST_TYPE]), error_text(error.reason), retryable=False, rejected=True
+            )
+        case TaskCancelled():
+            return Failed(
+                error_text(error.type[:LONGEST_TYPE]),
+                error_text(error.message),
+                retryable=False,
+                rejected=True,
+                cancelled=True,
+            )
+        case StepError():
+            kind = error_text(error.type[:LONGEST_TYPE]) or class_name(error)
+            # The failed step is a dead letter already; another one for the waiting run would add nothing.
+            # A denial is an answer, not a defect.
+            rejected = isinstance(error, ToolError | AgentError | Denied)
+            return Failed(kind, error_text(error.message), traceback_of(error), retryable=False, rejected=rejected)
+        case Divergence():
+            return Failed("Divergence", error_text(text_of_error(error)), retryable=False, parked=True)
+        case InvalidInput() | LimitExceeded() | ConfigurationError() | JobCancelled():
+            return Failed(class_name(error), error_text(text_of_error(error)), traceback_of(error), retryable=False)
+    # WeftError itself means wrong use of the context, which the same code would repeat.
+    return Failed(
+        class_name(error), error_text(text_of_error(error)), traceback_of(error), retryable=type(error) is not WeftError
+    )
+
+
+def class_name(error: BaseException) -> str:
+    """Return the name of the error's class. It may be of any length."""
+    return error_text(type(error).__name__[:LONGEST_TYPE])
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback; the end of it if it is too long."""
+    return error_text("".join(traceback.format_exception(error)), keep_end=True)
+
+
+def error_text(text: str, *, keep_end: bool = False) -> str:
+    """Return text of an error that JSON can hold, without secrets if it had to be cut."""
+    return kept(text, MAX_ERROR_CHARACTERS, end=keep_end)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAt:
+    """Retry: a timer of the broker appends the event again after `delay_seconds`."""
+
+    delay_seconds: float
+    attempt: int
+    """The number of the next attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """There is no further attempt: the waiting step, or the task, gets the error."""
+
+    dead_letter: bool
+    """Whether the event becomes a dead letter. A rejection by the code is an answer, not a defect."""
+    reason: str
+    """`rejected`, `not retryable` or `attempts used up`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Neither retry nor fail: keep a dead letter and leave the run suspended until a rollback or a fix."""
+
+
+Decision = RetryAt | GiveUp | Park
+
+
+def decide(attempt: int, policy: RetryPolicy, failed: Failed, random: Callable[[], float]) -> Decision:
+    """Return what follows after `attempt` (from 1) ended as `failed`. Pure; `random` returns numbers in [0, 1).
+
+    The first rule that fits wins: parked, rejected, not retryable, attempts used up, retry. A retry that the code
+    requests counts as an attempt, so code that always requests one ends. It only sets the delay.
+    """
+    if failed.parked:
+        return Park()
+    if failed.rejected:
+        return GiveUp(dead_letter=False, reason=REJECTED)
+    if not failed.retryable:
+        return GiveUp(dead_letter=True, reason=NOT_RETRYABLE)
+    if attempt >= policy.attempts:
+        return GiveUp(dead_letter=True, reason=USED_UP)
+    if failed.retry_after_seconds is None:
+        delay = policy.delay_seconds(attempt, random)
+    else:
+        delay = _usable(failed.retry_after_seconds)
+    return RetryAt(delay, attempt + 1)
+
+
+def reason_of(decision: GiveUp | Park) -> str:
+    """Return the dead letter's reason as one word, for lists and metrics."""
+    return "diverged" if isinstance(decision, Park) else decision.reason.replace(" ", "_")
+
+
+def _usable(seconds: float) -> float:
+    """Bound a delay that user code requests: it may be negative, infinite or NaN, which a timer's score may not."""
+    return 0.0 if math.isnan(seconds) else min(max(seconds, 0.0), MAX_DELAY_SECONDS)
+
+
+async def schedule_retry(
+    bus: EventBus,
+    metrics: Metrics,
+    delivery: Delivery,
+    policy: RetryPolicy,
+    failed: Failed,
+    error: steps.StepError,
+    used: Usage = NOTHING_USED,
+) -> GiveUp | Park | None:
+    """Schedule another attempt and return None; or return the decision that there is none."""
+    decision = decide(delivery.attempt, policy, failed, random.random)
+    if not isinstance(decision, RetryAt):
+        return decision
+    metrics.retries.inc()
+    logger.info(
+        "%r: attempt %d failed (%s: %s); retrying in %.2f s",
+        delivery, delivery.attempt, error.type, error.message, decision.delay_seconds,
+    )  # fmt: skip
+    delay_ms = int(decision.delay_seconds * 1000)
+    await bus.retry(delivery, delay_ms, ENCODER.encode(error), usage=used.to_json() if used else b"")
+    return None
+
+
+async def hand_back(bus: EventBus, delivery: Delivery, seconds: float = LACKING_SECONDS) -> None:
+    """Delay the delivery without counting an attempt."""
+    await bus.retry(delivery, int(seconds * 1000), b"", counts=False)
+
+
+async def hand_on(bus: EventBus, metrics: Metrics, delivery: Delivery, known: bool, lacking: str, step: Step) -> None:
+    """Delay a delivery whose name this app lacks, for another app. If none has it (not `known`), give it up with
+    `step` as its row."""
+    if known:
+        await hand_back(bus, delivery)
+        return
+    error = steps.StepError("UnknownName", lacking, at=time.time() * 1000)
+    await give_up(bus, metrics, delivery, "unknown_name", error, step)
+
+
+async def give_up(
+    bus: EventBus,
+    metrics: Metrics,
+    delivery: Delivery,
+    reason: str,
+    error: steps.StepError,
+    step: Step,
+    used: Usage = NOTHING_USED,
+    inner: Sequence[Step] = (),
+) -> None:
+    """Make the delivery a dead letter and answer its waiting caller with the error.
+
+    `inner` are rows of the run's steps that no commit has written.
+    """
+    step.error = error
+    await bus.dead_letter(
+        delivery.stream,
+        delivery.entry,
+        reason,
+        ENCODER.encode([error]),
+        int(time.time() * 1000),
+        ENCODER.encode({"type": error.type, "message": error.message}),
+        ENCODER.encode([step, *inner]),
+        1 + len(inner),
+        used.to_json() if used else b"",
+    )
+    metrics.dead_letters[reason].inc()
+    logger.error("%r became a dead letter (%s): %s: %s", delivery, reason, error.type, error.message)

@@ -1,0 +1,226 @@
+"""Wires the services that run an app: agent-handler, tool-handler, gateways, and a host for whole tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+
+from runtime_core.app.app import App
+from runtime_core.app.loading import load_app
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.clusters.gateway import RAY, SPARK, Gateway, Served, StepHandler
+from runtime_core.config.settings import Settings
+from runtime_core.consumer.consumer import Handler
+from runtime_core.declare.manifest import announce
+from runtime_core.engines.results import Results
+from runtime_core.errors import BusError, ConfigurationError, WeftError
+from runtime_core.host.host import Host, open_partitions, service_host
+from runtime_core.runs.commit import PROCESS_BYTES, Outflow
+from runtime_core.runs.engine_calls import ProcessCompute
+from runtime_core.runs.turn import TurnHandler
+from runtime_core.telemetry.metrics import Metrics
+from runtime_core.tools.handler import CallHandler
+from runtime_core.tools.mcp.server import need_sdk
+from runtime_core.tools.tool import AbandonedThreads
+
+if TYPE_CHECKING:
+    from runtime_core.tools.mcp.servers import MCPServers
+
+AGENT_HANDLER = "agent-handler"
+TOOL_HANDLER = "tool-handler"
+TOOL_THREADS = 32
+"""Plain functions that run at once. Async functions are limited by the deliveries in flight."""
+GATEWAY_FINISH_SHARE = 0.3
+"""Share of the shutdown time in which steps may finish; the rest is for handing back and for the driver."""
+
+
+async def app_host(settings: Settings, metrics: Metrics) -> tuple[Host, App, list[EventBus]]:
+    """Load the app that WEFT_APP names and return a host that announces it. Raises ConfigurationError."""
+    if settings.app is None:
+        raise ConfigurationError("WEFT_APP is not set: name your app, as in WEFT_APP=package.module:app")
+    try:
+        app = load_app(settings.app)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"WEFT_APP: {error}") from error
+    host = service_host(settings, metrics)
+    buses = await open_partitions(host, settings)
+    announce_app(host, app, buses)
+    return host, app, buses
+
+
+def announce_app(host: Host, app: App, buses: Sequence[EventBus]) -> None:
+    """Publish the app's manifest."""
+    host.announce(lambda: announce(buses, app.manifest()))
+
+
+def pool_streams(name: str, pools: Sequence[str]) -> list[str]:
+    """Return the work streams of these pools; "" is the default pool."""
+    return [f"{name}:{pool}" if pool else name for pool in pools]
+
+
+async def build_agent_handler(settings: Settings, metrics: Metrics) -> Host:
+    """Wire an agent-handler for the app that WEFT_APP names. Raises ConfigurationError."""
+    host, app, buses = await app_host(settings, metrics)
+    compute = ProcessCompute(settings.engine_processes) if settings.engine_processes else None
+    add_agents(host, app, buses, settings.pools or ("",), results=Results.of_settings(settings), compute=compute)
+    return host
+
+
+def add_agents(
+    host: Host,
+    app: App,
+    buses: Sequence[EventBus],
+    pools: Sequence[str],
+    *,
+    results: Results,
+    compute: ProcessCompute | None = None,
+    in_flight: int | None = None,
+) -> None:
+    """Run the agents of these pools, with up to `in_flight` turns at once. The host closes `compute` when it stops."""
+    host.add(stop=app.functions.models.close)
+    if compute is not None:
+        host.add(stop=compute.close)
+    outflow = Outflow(PROCESS_BYTES)
+
+    def handler(bus: EventBus) -> Handler:
+        return TurnHandler(
+            bus,
+            app,
+            host.metrics,
+            partitions=len(buses),
+            compute=compute,
+            results=results,
+            outflow=outflow,
+        )
+
+    host.consume(buses, pool_streams("agent", pools), handler, service=AGENT_HANDLER, in_flight=in_flight)
+
+
+def agent_pools(app: App) -> tuple[str, ...]:
+    """Return the pools of an app's agents, the default pool ("") first."""
+    return tuple(sorted({"", *(agent.pool for agent in app.agents.values())}))
+
+
+async def build_tool_handler(settings: Settings, metrics: Metrics) -> Host:
+    """Wire a tool-handler for the app that WEFT_APP names. Raises ConfigurationError."""
+    host, app, buses = await app_host(settings, metrics)
+    abandoned = add_tools(host, app, buses, settings.pools or ("",))
+    host.add(run=partial(end_without_threads, abandoned))
+    return host
+
+
+def add_tools(
+    host: Host,
+    app: App,
+    buses: Sequence[EventBus],
+    pools: Sequence[str],
+    *,
+    threads: int = TOOL_THREADS,
+    await_servers: bool = False,
+) -> AbandonedThreads:
+    """Run the tools of these pools and return the counter of abandoned threads.
+
+    `await_servers` makes the start wait until the host has tried each MCP server once.
+    """
+    executor, abandoned = ThreadPoolExecutor(threads, thread_name_prefix="tool"), AbandonedThreads()
+
+    async def drop_threads() -> None:
+        executor.shutdown(wait=False, cancel_futures=True)
+
+    host.add(stop=drop_threads)
+    servers: MCPServers | None = None
+    if declared := [server for server in app.mcp_servers.values() if server.pool in pools]:
+        need_sdk(declared)
+        from runtime_core.tools.mcp.servers import MCPServers  # the SDK loads in a second, and few apps need it
+
+        servers = MCPServers(app, host.metrics, pools)
+        host.add(start=partial(servers.start, host.announce_now), stop=servers.stop)
+        if await_servers:
+            host.add(start=servers.tried)
+        host.announce(partial(servers.announce, buses))
+
+    def handler(bus: EventBus) -> Handler:
+        return CallHandler(bus, app.tools, executor, abandoned, host.metrics, servers)
+
+    host.consume(buses, pool_streams("tool", pools), handler, service=TOOL_HANDLER)
+    return abandoned
+
+
+async def end_without_threads(abandoned: AbandonedThreads) -> None:
+    """Raise WeftError when half of a tool-handler's threads are lost, so that the process restarts."""
+    while abandoned.running < TOOL_THREADS // 2:  # noqa: ASYNC110  # no event tells when a thread is lost
+        await asyncio.sleep(1)
+    raise WeftError(
+        "half of the tool threads are lost to functions that ran past timeout_seconds; restarting:"
+        " make these functions end, or write them as async functions"
+    )
+
+
+def tool_pools(app: App) -> tuple[str, ...]:
+    """Return the pools of an app's tools and MCP servers, the default pool ("") first."""
+    pools = {tool.pool for tool in app.tools.values()} | {server.pool for server in app.mcp_servers.values()}
+    return tuple(sorted({"", *pools}))
+
+
+async def build_gateway(engine: Served, settings: Settings, metrics: Metrics, *, backend: str = "") -> Host:
+    """Wire the gateway of an engine. `Gateway` documents `backend`. Raises ConfigurationError."""
+    host, app, buses = await app_host(settings, metrics)
+    gateway = Gateway(engine, app, settings, metrics, backend)
+    served = pool_streams(engine.name, settings.pools or ("",))
+
+    def handler(bus: EventBus) -> Handler:
+        return StepHandler(bus, gateway, metrics)
+
+    async def announce() -> None:
+        for bus in buses:
+            await bus.announce_engine(served)
+
+    async def withdraw() -> None:
+        for bus in buses:
+            with contextlib.suppress(BusError):
+                await bus.withdraw_engine(served)
+
+    host.add(start=gateway.start, stop=gateway.stop)
+    host.consume(
+        buses,
+        served,
+        handler,
+        service=f"{engine.name}-gateway",
+        in_flight=settings.engine_in_flight or engine.in_flight,
+        finish_share=GATEWAY_FINISH_SHARE,
+        cancel_share=None,
+        # A step may take hours. The gateway watches its driver for hangs.
+        stall_seconds=math.inf,
+    )
+    # Added last, so that it stops first: other gateways take over before this one finishes its steps.
+    host.add(stop=withdraw)
+    host.announce(announce)
+    return host
+
+
+build_ray_gateway = partial(build_gateway, RAY)
+build_spark_gateway = partial(build_gateway, SPARK)
+
+
+async def build_task_host(app: App, settings: Settings, in_flight: int | None = None) -> Host:
+    """Wire a host that runs an app's agents and tools of all pools in a process that another program has started.
+
+    `settings` name the broker; their app and pools are ignored. `in_flight` limits concurrent agent turns.
+    Raises ConfigurationError.
+    """
+    host = service_host(settings, Metrics(CollectorRegistry(), "task-host"))
+    buses = await open_partitions(host, settings)
+    announce_app(host, app, buses)
+    abandoned = add_tools(host, app, await open_partitions(host, settings), tool_pools(app))
+    compute = ProcessCompute(settings.engine_processes) if settings.engine_processes else None
+    results = Results.of_settings(settings)
+    add_agents(host, app, buses, agent_pools(app), results=results, compute=compute, in_flight=in_flight)
+    host.add(run=lambda: end_without_threads(abandoned))
+    return host

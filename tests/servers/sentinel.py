@@ -1,0 +1,41 @@
+"""A Sentinel that watches one server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.servers import tied
+from tests.servers.process import HOST, Server, free_port
+from tests.servers.valkey import valkey_command
+
+
+@contextmanager
+def sentinel(
+    directory: Path, master: Server, *settings: str, port: int = 0, command: Sequence[str] = ()
+) -> Iterator[int]:
+    """A Sentinel that watches the server on `port` as `main`; its own port."""
+    directory.mkdir()
+    own = free_port()
+    file = directory / "sentinel.conf"
+    file.write_text(
+        f"port {own}\nbind {HOST}\ndir {directory}\n"
+        f"sentinel monitor main {HOST} {port or master.port} 1\n"
+        "sentinel down-after-milliseconds main 300\n"
+        "sentinel failover-timeout main 3000\n" + "".join(f"{line}\n" for line in settings).replace("{own}", str(own))
+    )
+    launcher = [sys.executable, "-I", "-S", tied.__file__, str(os.getpid())]
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*launcher, *(command or valkey_command()), str(file), "--sentinel"],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield own
+    finally:
+        process.kill()
+        process.wait()

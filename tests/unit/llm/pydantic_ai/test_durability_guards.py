@@ -1,0 +1,29 @@
+"""What ends a conversation that would not end by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime_core.llm.failures import ConversationFailed
+from runtime_core.llm.pydantic_ai.durability import FAIL_AT, WARN_AT, RepeatedCalls
+
+
+def guards() -> RepeatedCalls:
+    return RepeatedCalls("agent 'a'")
+
+
+def test_the_same_call_again_and_again_is_told_and_then_ended() -> None:
+    counted = guards()
+    told = [counted.called("search", {"query": "a", "limit": 1}) for _ in range(FAIL_AT - 1)]
+    assert [bool(each) for each in told] == [number >= WARN_AT for number in range(1, FAIL_AT)]
+    with pytest.raises(ConversationFailed, match="agent 'a' called search 6 times in a row") as ended:
+        counted.called("search", {"limit": 1, "query": "a"})
+    assert ended.value.type == "RepeatedCall"
+
+
+def test_another_call_between_them_begins_the_count_anew() -> None:
+    counted = guards()
+    for _ in range(4):
+        assert counted.called("search", {"query": "a"}) == ""
+        assert counted.called("search", {"query": "a"}) == ""
+        assert counted.called("search", {"query": "b"}) == ""

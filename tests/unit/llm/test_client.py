@@ -1,0 +1,55 @@
+"""Batches of text on their way to the client."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from runtime_core.llm.client import BATCH_CHARACTERS, TextBatcher
+from runtime_core.runs.model_step import ModelCall
+
+
+class Call:
+    """What the pieces see of a call."""
+
+    def __init__(self, attempt: int = 1) -> None:
+        self.attempt = attempt
+        self.shown: list[tuple[int, Any]] = []
+
+    def stream(self, value: object) -> None:
+        self.shown.append((self.attempt, value))
+
+    async def again(self) -> None:
+        self.attempt += 1
+
+
+def pieces(call: Call) -> TextBatcher:
+    return TextBatcher(cast(ModelCall, call))
+
+
+async def test_small_pieces_are_put_together_and_nothing_is_lost() -> None:
+    call = Call()
+    every = pieces(call)
+    for _ in range(BATCH_CHARACTERS + 50):
+        every.add("x")
+    assert call.shown == [(1, "x" * BATCH_CHARACTERS)], "the loop had no chance to send by time"
+    every.close()
+    assert call.shown[1:] == [(1, "x" * 50)]
+
+
+async def test_a_later_attempt_replaces_what_an_earlier_process_has_shown() -> None:
+    call = Call(attempt=2)
+    pieces(call).close()
+    assert call.shown == [(2, "")]
+
+
+async def test_what_was_shown_is_taken_back_and_what_was_not_is_dropped() -> None:
+    call = Call()
+    every = pieces(call)
+    every.add("x" * BATCH_CHARACTERS)
+    every.add("rest")
+    await every.withdraw()
+    every.close()
+    assert call.shown == [(1, "x" * BATCH_CHARACTERS), (2, "")]
+    silent = Call()
+    await pieces(silent).withdraw()
+    assert silent.shown == []

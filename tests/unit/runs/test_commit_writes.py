@@ -1,0 +1,146 @@
+"""The unanswered writes of turns and calls are bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from runtime_core.app.app import App
+from runtime_core.bus.deliveries import Delivery
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.consumer.calls import MAX_REPORTS_BYTES, Calls
+from runtime_core.errors import BusUnavailable, LimitExceeded
+from runtime_core.runs.commit import PROCESS_BYTES, RUN_BYTES, RUN_MAX_BYTES, Outflow, TurnPort
+from runtime_core.telemetry.metrics import Metrics
+
+DIGEST = "0" * 8
+HALF = b'"' + b"x" * 500_000 + b'"'
+
+
+class SlowBus:
+    """Accepts writes on request."""
+
+    def __init__(self) -> None:
+        self.taken = asyncio.Event()
+        self.written: list[bytes] = []
+        self.error: Exception | None = None
+
+    async def emit(self, delivery: object, step: str, value: bytes, data: bytes) -> bool:
+        self.written.append(data)
+        await self.taken.wait()
+        if self.error is not None:
+            raise self.error
+        return True
+
+    async def stream(self, delivery: object, step: str, attempt: int, data: bytes, *, progress: bool = False) -> bool:
+        return await self.emit(delivery, step, b"", data)
+
+    async def progress(self, delivery: object, data: bytes) -> bool:
+        return await self.emit(delivery, "", b"", data)
+
+
+def port_on(bus: SlowBus, process: Outflow | None = None) -> TurnPort:
+    delivery = cast(Delivery, SimpleNamespace(attempt=1))
+    return TurnPort(cast(EventBus, bus), delivery, App("slow"), process=process)
+
+
+def waits_at(port: TurnPort) -> bool:
+    """Whether an emit would wait now."""
+    room = cast("Coroutine[None, None, None] | None", port.room())
+    if room is None:
+        return False
+    room.close()
+    return True
+
+
+async def test_a_run_waits_while_the_broker_has_much_to_take() -> None:
+    bus = SlowBus()
+    port = port_on(bus)
+    count = 0
+    while not waits_at(port) and count < 100:
+        port.emit(str(count), DIGEST, HALF)
+        count += 1
+    assert RUN_BYTES // len(HALF) <= count <= RUN_BYTES // len(HALF) + 1
+    waits = asyncio.ensure_future(cast("asyncio.Future[None]", port.room()))
+    await asyncio.sleep(0)
+    assert not waits.done()
+    bus.taken.set()
+    await waits
+    assert not waits_at(port)
+    await port.flush()
+
+
+async def test_runs_of_a_process_share_a_bound() -> None:
+    bus, process = SlowBus(), Outflow(PROCESS_BYTES)
+    ports = [port_on(bus, process) for _ in range(2 * PROCESS_BYTES // len(HALF))]
+    for port in ports:
+        if waits_at(port):
+            break
+        port.emit("1", DIGEST, HALF)
+    assert PROCESS_BYTES < process.bytes <= PROCESS_BYTES + 2 * len(HALF)
+    bus.taken.set()
+    await asyncio.gather(*(port.flush() for port in ports))
+    assert process.bytes == 0
+
+
+async def test_what_cannot_wait_is_refused_or_dropped() -> None:
+    bus = SlowBus()
+    port = port_on(bus)
+    for _ in range(RUN_MAX_BYTES // len(HALF) + 1):
+        port.stream("1", 1, HALF)
+    with pytest.raises(LimitExceeded, match="faster than the broker accepts it"):
+        port.stream("1", 1, HALF)
+    port.progress("1", b"0.5")
+    await asyncio.sleep(0)
+    assert b"0.5" not in bus.written
+    bus.taken.set()
+    await port.flush()
+
+
+@pytest.mark.parametrize("error", [LimitExceeded("over"), BusUnavailable("closed")])
+async def test_the_commit_hears_how_writes_have_failed(error: Exception) -> None:
+    bus = SlowBus()
+    bus.error = error
+    bus.taken.set()
+    port = port_on(bus)
+    port.emit("1", DIGEST, b"1")
+    for _ in range(5):
+        await asyncio.sleep(0)  # the write ends before anybody asks
+    with pytest.raises(type(error)):
+        await port.flush()
+
+
+async def test_the_next_emit_hears_that_the_output_is_full() -> None:
+    bus = SlowBus()
+    bus.error = LimitExceeded("over")
+    bus.taken.set()
+    port = port_on(bus)
+    port.emit("1", DIGEST, b"1")
+    with pytest.raises(LimitExceeded):
+        await port.flush()
+    waits = port.room()
+    assert waits is not None
+    with pytest.raises(LimitExceeded):
+        await waits
+
+
+async def test_of_reports_in_a_rush_the_latest_is_sent() -> None:
+    bus = SlowBus()
+    calls = Calls(cast(EventBus, bus), Metrics(CollectorRegistry(), "tool-handler"), "tool")
+    delivery = cast(Delivery, SimpleNamespace(stream="tool", entry=b"1-1"))
+    large = b'"' + b"x" * 100_000 + b'"'
+    for _ in range(100):
+        calls.report(delivery, large)
+    calls.report(delivery, b'"last"')
+    await asyncio.sleep(0)
+    assert sum(map(len, bus.written)) <= MAX_REPORTS_BYTES + len(large)
+    bus.taken.set()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert bus.written[-1] == b'"last"'
+    assert not calls._reports
