@@ -71,6 +71,10 @@ lock: setup ## Write requirements/*.txt again from pyproject.toml (ARGS=--upgrad
 		--constraint requirements/dev.txt --constraint requirements/engines.txt --output-file requirements/image-ray.txt
 	$(COMPILE) --extra postgres --extra llm --extra mcp --extra otel --extra parquet --extra spark --group build \
 		--constraint requirements/dev.txt --constraint requirements/engines.txt --output-file requirements/image-spark.txt
+	for system in benchmarks/comparison/requirements/*.in; do \
+		$(RUN) uv --quiet pip compile $$system --universal --python-version 3.11 --generate-hashes --no-header \
+			--no-annotate --output-file $${system%.in}.txt $(ARGS) || exit; done
+	cd benchmarks/comparison/restate && npm install --package-lock-only --omit-lockfile-registry-resolved --silent
 
 format: setup ## Format the code, fix what can be fixed by itself, write generated documents again
 	$(RUN) ruff format $(CODE)

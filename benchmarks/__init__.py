@@ -9,7 +9,7 @@ Read in this order:
     child.py             one such process: started, asked, its CPU time read, ended
     driver.py            asks questions, a given number concurrently, and takes the times
     client_process.py    the driver on Weft's client
-    autogen_process.py   the driver on AutoGen's runtime in memory (its environment: autogen_environment.py)
+    comparison/          the same task on other systems: systems.py lists them, drivers/ holds what they run
     ledger.py            what must hold afterwards: no work left, every trajectory complete
     throughput.py latency.py growth.py recovery.py memory.py profiler.py (with profiled_service.py)
     cost_ledger.py       what one task costs in counts, beside the bounds in cost_ledger.toml (with counted_process.py)

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Awaitable, Callable
 
 from benchmarks.arguments import ALL, defaults, parse
+from benchmarks.comparison.measure import comparison
+from benchmarks.comparison.page import publish
 from benchmarks.growth import growth
 from benchmarks.latency import latency
 from benchmarks.ledger import Broken
@@ -23,6 +25,7 @@ Figures = dict[str, object]
 
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Awaitable[Figures]]] = {
     "throughput": lambda given: throughput(given.tasks, given.in_flight, given.rounds),
+    "comparison": lambda given: comparison(given.percent, given.in_flight, given.rounds, given.without),
     "latency": lambda given: latency(given.tasks),
     "recovery": lambda given: recovery(given.rounds),
     "memory": lambda given: memory(given.tasks),
@@ -34,6 +37,9 @@ IN_ALL = ("throughput", "latency", "recovery", "memory")
 async def run(given: argparse.Namespace) -> None:
     if given.command == "profile":
         await profile(given.process, given.tasks, given.in_flight, given.lines, given.results)
+        return
+    if given.command == "page":
+        publish(given.figures)
         return
     wanted = {name: defaults(name) for name in IN_ALL} if given.command == ALL else {given.command: given}
     figures: Figures = {}

@@ -6,12 +6,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.comparison.systems import SYSTEMS
 from benchmarks.profiler import CLIENT
 from benchmarks.results import FOLDER
 from benchmarks.stack import SERVICES
 
 ALL = "all"
-"""The default benchmarks: everything but growth, in less than six minutes."""
+"""The default benchmarks: throughput, latency, recovery and memory, in less than six minutes."""
+LOCKS = tuple(dict.fromkeys(system.lock for system in SYSTEMS))
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -19,7 +21,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m benchmarks", description="Measures Weft on this machine.")
     parser.add_argument("--results", type=Path, default=FOLDER, help="folder for the figures (default: %(default)s)")
     parser.set_defaults(command=ALL)
-    commands = parser.add_subparsers(title="what to measure (default: all but growth and profile)", metavar="")
+    commands = parser.add_subparsers(title="what to do (default: throughput, latency, recovery, memory)", metavar="")
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text)
@@ -33,6 +35,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     number(one, "tasks", 12_000, "tasks of one round")
     number(one, "in-flight", 64, "tasks that are under way at once")
     number(one, "rounds", 3, "rounds of each system; medians are shown")
+    one = command("comparison", "Weft beside AutoGen, FastStream, taskiq, Celery, LangGraph, DBOS and Restate, in turn")
+    number(one, "percent", 100, "share of each system's usual number of tasks")
+    number(one, "in-flight", 64, "tasks that are under way at once")
+    number(one, "rounds", 3, "rounds of each system; medians are shown")
+    one.add_argument("--without", action="append", default=[], choices=LOCKS, help="a system to leave out; repeatable")
+    one = command("page", "write the comparison into docs/performance.md")
+    one.add_argument("figures", type=Path, nargs="?", help="a file of figures (default: the newest with a comparison)")
     one = command("latency", "how long a task takes, one at a time")
     number(one, "tasks", 2_000, "tasks")
     one = command("growth", "tasks per second and the broker's memory, block by block")

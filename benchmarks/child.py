@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -50,8 +51,8 @@ class Child:
         return self._process.pid
 
     def cpu_seconds(self) -> float:
-        """The CPU time of all its threads so far."""
-        return cpu_seconds(self.pid)
+        """The CPU time of all its threads so far, and of the processes that it has started."""
+        return sum(map(cpu_seconds, session(self.pid)))
 
     async def ready(self) -> None:
         """Wait until a driver reports that it is ready for orders. Raises RuntimeError with the end of its log."""
@@ -82,9 +83,9 @@ class Child:
             raise RuntimeError(f"{self.name} ended with status {status}: {self.said()}")
 
     async def kill(self) -> None:
-        """SIGKILL, as in a crash. Returns when it is gone."""
+        """SIGKILL, as in a crash, for it and the processes that it has started. Returns when it is gone."""
         if self._process.returncode is None:
-            self._process.kill()
+            os.killpg(self.pid, signal.SIGKILL)
         await self._process.wait()
 
     def said(self) -> str:
@@ -111,3 +112,13 @@ def cpu_seconds(pid: int) -> float:
     # The second field is the program's name in brackets, and may hold blanks and brackets itself.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def session(leader: int) -> list[int]:
+    """The processes of the session that `leader` leads: each child leads its own."""
+    members = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                members += [int(entry.name)] if os.getsid(int(entry.name)) == leader else []
+    return members

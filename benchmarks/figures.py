@@ -11,18 +11,18 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return ordered[max(0, min(len(ordered) - 1, int(place)))]
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table in Markdown, columns aligned: the first to the left, the others to the right."""
+def table(head: Sequence[str], rows: Sequence[Sequence[object]], *, words: int = 1) -> str:
+    """A table in Markdown, columns aligned: the first `words` columns to the left, the others to the right."""
     cells = [[shown(cell) for cell in row] for row in (head, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    rule = ["-" * width if place < words else "-" * (width - 1) + ":" for place, width in enumerate(widths)]
     lines = []
     for row in (cells[0], rule, *cells[1:]):
-        first, rest = (
-            row[0].ljust(widths[0]),
-            [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)],
-        )
-        lines.append(f"| {' | '.join((first, *rest))} |")
+        aligned = [
+            cell.ljust(width) if place < words else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append(f"| {' | '.join(aligned)} |")
     return "\n".join(lines)
 
 

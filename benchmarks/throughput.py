@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from benchmarks.autogen_environment import autogen_python
-from benchmarks.child import Child
+from benchmarks.comparison.environment import environment
+from benchmarks.comparison.running import running
+from benchmarks.comparison.systems import AUTOGEN
 from benchmarks.driver import Drive, Order
 from benchmarks.figures import table
 from benchmarks.ledger import ledger_of
@@ -33,6 +32,8 @@ class WeftRound:
     """Command → calls per task, microseconds per call."""
     others: float
     """Cores that other programs of the machine kept busy meanwhile."""
+    alone: Drive | None = None
+    """Tasks one at a time, if there were any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,12 @@ class AutogenRound:
 
 async def throughput(tasks: int, in_flight: int, rounds: int) -> dict[str, object]:
     """Measure and print. Each round has fresh processes, and is warmed up by a tenth of its tasks."""
-    python = autogen_python()
+    environment(AUTOGEN.lock)
     weft: list[WeftRound] = []
     autogen: list[AutogenRound] = []
     for number in range(1, rounds + 1):
         weft.append(await weft_round(tasks, in_flight))
-        autogen.append(await autogen_round(python, tasks, in_flight))
+        autogen.append(await autogen_round(tasks, in_flight))
         print(
             f"round {number} of {rounds}: Weft {weft[-1].drive.per_second:,.0f} tasks/s, "
             f"AutoGen {autogen[-1].drive.per_second:,.0f}, ratio {ratio(weft[-1], autogen[-1]):.2f} "
@@ -63,7 +64,8 @@ async def throughput(tasks: int, in_flight: int, rounds: int) -> dict[str, objec
     return figures
 
 
-async def weft_round(tasks: int, in_flight: int) -> WeftRound:
+async def weft_round(tasks: int, in_flight: int, alone: int = 0) -> WeftRound:
+    """Measure `tasks` at once and then, if asked for, some one at a time."""
     warm = max(1, tasks // 10)
     async with started() as stack, ledger_of(stack) as ledger:
         client = await stack.start_client()
@@ -77,30 +79,23 @@ async def weft_round(tasks: int, in_flight: int) -> WeftRound:
             after, commands_after = stack.cpu_seconds(), await ledger.info("commandstats")
             used = {"client": done.cpu_seconds, **{name: after[name] - before[name] for name in after}}
             others = neighbours.cores(sum(used.values()))
+            slowly = await client.order(Order(warm + tasks, alone, 1)) if alone else None
+            await ledger.until_recorded(warm + tasks + alone)
             await ledger.until_still()
-            await ledger.check(warm + tasks)
+            await ledger.check(warm + tasks + alone)
             await client.stop()
         finally:
             await client.kill()
     cpu_ms = {name: used[name] * 1e6 / tasks for name in PROCESSES}
-    return WeftRound(done, cpu_ms, _commands(commands_before, commands_after, tasks), others)
+    return WeftRound(done, cpu_ms, _commands(commands_before, commands_after, tasks), others, slowly)
 
 
-async def autogen_round(python: Path, tasks: int, in_flight: int) -> AutogenRound:
-    with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
-        log = Path(folder) / "autogen.log"
-        child = await Child.start(
-            "client of AutoGen", [str(python), "-m", "benchmarks.autogen_process", "uvloop"], {}, log
-        )
-        try:
-            await child.ready()
-            await child.order(Order(0, max(1, tasks // 10), in_flight))
-            neighbours = Neighbours()
-            done = await child.order(Order(0, tasks, in_flight))
-            others = neighbours.cores(done.cpu_seconds)
-            await child.stop()
-        finally:
-            await child.kill()
+async def autogen_round(tasks: int, in_flight: int) -> AutogenRound:
+    async with running(AUTOGEN) as started:
+        await started.driver.order(Order(0, max(1, tasks // 10), in_flight))
+        neighbours = Neighbours()
+        done = await started.driver.order(Order(0, tasks, in_flight))
+        others = neighbours.cores(done.cpu_seconds)
     return AutogenRound(done, others)
 
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
+import select
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks import results
 from benchmarks.arguments import ALL, parse
-from benchmarks.child import ROOT, cpu_seconds
+from benchmarks.child import ROOT, Child, cpu_seconds, session
+from benchmarks.comparison.environment import LOCKS
+from benchmarks.comparison.page import PAGE, PICTURE, picture, published, section, with_section
+from benchmarks.comparison.systems import DRIVERS, SYSTEMS, System
 from benchmarks.driver import Drive, Order, drive
 from benchmarks.figures import percentile, shown, table
 from benchmarks.question import LENGTH, answer, found, question
@@ -145,3 +151,51 @@ def test_cpu_time_of_a_process_grows_while_it_works() -> None:
     while cpu_seconds(os.getpid()) == before:
         sum(range(10_000))
     assert cpu_seconds(os.getpid()) > before
+
+
+def test_the_page_shows_the_published_comparison() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    figures = published()
+    assert page == with_section(page, section(figures)), "run: make bench ARGS='page benchmarks/results/published.json'"
+    assert PICTURE.read_text() == picture(figures["comparison"]["systems"])
+
+
+def test_a_picture_has_a_bar_for_each_system_the_fastest_first() -> None:
+    def figures(per_second: float, keeps: str = "each step") -> dict[str, object]:
+        return {"tasks_per_second": per_second, "keeps": keeps}
+
+    drawn = picture({"Weft": figures(200), "slow": figures(1), "fast": figures(400, "nothing")})
+    names = ElementTree.fromstring(drawn).findall("{http://www.w3.org/2000/svg}text[@text-anchor='end']")
+    assert [name.text for name in names] == ["fast", "Weft", "slow"]
+
+
+def test_a_page_without_a_place_for_the_comparison_is_refused() -> None:
+    with pytest.raises(SystemExit, match="no place for the comparison"):
+        with_section("# Performance", "figures")
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.name)
+def test_each_system_has_its_driver_and_its_lock(system: System) -> None:
+    assert (LOCKS / f"{system.lock}.in").exists()
+    assert "--hash=sha256:" in (LOCKS / f"{system.lock}.txt").read_text()
+    for command in (system.driver, *system.workers.values()):
+        module = next(word.partition(":")[0] for word in command if word.startswith(DRIVERS))
+        assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists()
+
+
+async def test_a_child_is_killed_with_the_processes_that_it_started(tmp_path: Path) -> None:
+    script = "import subprocess, sys; subprocess.Popen(['sleep', '60']); print(1, flush=True); sys.stdin.read()"
+    child = await Child.start("parent", [sys.executable, "-c", script], {}, tmp_path / "log")
+    await child.ready()
+    members = session(child.pid)
+    assert len(members) == 2
+    await child.kill()
+    await asyncio.to_thread(_until_gone, members)
+
+
+def _until_gone(members: list[int]) -> None:
+    for pid in members:
+        with contextlib.suppress(ProcessLookupError):  # it is gone already
+            descriptor = os.pidfd_open(pid)
+            select.select([descriptor], [], [], 30)
+            os.close(descriptor)

@@ -1,6 +1,6 @@
 """The driver on AutoGen's `SingleThreadedAgentRuntime`: agent, tool and caller in one process, all in memory.
 
-It runs under the Python of `autogen_environment`: `python -m benchmarks.autogen_process [asyncio|uvloop]`.
+`python -m benchmarks.comparison.drivers.on_autogen [asyncio|uvloop]`
 """
 
 from __future__ import annotations
