@@ -81,6 +81,9 @@ class SimServer:
                 sys.executable, "-I", "-S", str(launcher), str(_pid()), *valkey_command(), "--port", "0",
                 "--unixsocket", self._path, "--save", "", "--appendonly", "no", "--dir", str(self._folder),
                 "--maxmemory-policy", "noeviction", "--hz", "1",
+                # Fields keep their order: that of a hash table differs from server to server.
+                "--hash-max-listpack-entries", "100000", "--hash-max-listpack-value", "100000000",
+                "--set-max-listpack-entries", "100000", "--set-max-listpack-value", "100000000",
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
