@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 
 import pytest
@@ -10,18 +11,27 @@ from prometheus_client import CollectorRegistry
 
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.errors import JournalMoved, ServerError
 from runtime_core.runs.commit import TurnPort
+from runtime_core.runs.model_step import ModelCall
 from runtime_core.runs.turn import TurnHandler
 from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import Broker, answer, ask, bury, now
-from weft import AgentContext, App
+from weft import AgentContext, App, Reject
 
 WAIT_SECONDS = 60.0
 
 
 def handler(bus: EventBus, app: App) -> TurnHandler:
     return TurnHandler(bus, app, Metrics(CollectorRegistry(), "agent-handler"))
+
+
+async def reconnect(broker: Broker, bus: EventBus) -> None:
+    client = await bus.transport.call("CLIENT", "ID")
+    assert isinstance(client, int)
+    await broker.call("CLIENT", "KILL", "ID", client)
+    await bus.transport.call("PING")
 
 
 @pytest.mark.parametrize("key", ["", "k"])
@@ -147,6 +157,192 @@ async def test_a_step_that_the_broker_has_lost_meanwhile_is_stored_again(
     assert await answer(bus, await broker.take(bus, "tool"))
     await handler(bus, app).handle(await broker.take(bus))
     assert (await broker.status("t"), charged) == ("completed", ["card"])
+
+
+@pytest.mark.parametrize("lives", [False, True])
+async def test_a_step_that_another_process_has_done_anew_after_a_loss_counts(
+    broker: Broker, bus: EventBus, other: EventBus, lives: bool
+) -> None:
+    """The server lost the step and the delivery, and another process began the turn anew, with another result."""
+    app, charged = App("anew"), []
+
+    @app.tool
+    def search(n: int) -> int:
+        return n
+
+    def charge() -> int:
+        charged.append("card")
+        return len(charged)
+
+    async def lose() -> str:
+        task = broker.keys.task("t")
+        value = await broker.call("HGET", task, "j:1")
+        assert isinstance(value, bytes)
+        await broker.call("HDEL", task, "j:1", "w", "by")
+        await broker.lose_group()
+        copy = await broker.take(other)
+        assert await other.begin_turn(copy) is not None
+        theirs = value[:22] + b"7"
+        assert await other.record(copy, "1", theirs) == theirs
+        if not lives:
+            await broker.silence(other)
+        return "lost"
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> int:
+        n = await ctx.step(charge)
+        await ctx.step(lose)
+        found: int = await ctx.tool(search, n=n)
+        return found
+
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    if lives:
+        with pytest.raises(asyncio.CancelledError, match="another process works on the turn"):
+            await handler(bus, app).handle(turn)
+        assert await broker.entries("tool") == []
+    else:
+        await handler(bus, app).handle(turn)
+        (call,) = await broker.entries("tool")
+        assert (call["d"], charged) == ('{"n":7}', ["card"])
+
+
+async def test_a_turn_checks_who_is_in_it_after_a_reconnect(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """The server may have lost the turn with its last writes, and another process may have begun it anew."""
+    app, done = App("again"), list[str]()
+
+    async def lose() -> None:
+        await broker.call("HDEL", broker.keys.task("t"), "w", "by")
+        await broker.lose_group()
+        assert await other.begin_turn(await broker.take(other)) is not None
+        await reconnect(broker, bus)
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> None:
+        await ctx.step(lose)
+        await ctx.step(lambda: done.append("paid"), name="pay")
+
+    bus.alive_until = math.inf
+    await broker.submit(bus, "t")
+    with pytest.raises(asyncio.CancelledError, match="another process works on the turn"):
+        await handler(bus, app).handle(await broker.take(bus))
+    assert done == []
+
+
+async def test_steps_of_a_failed_attempt_are_stored_again_after_a_reconnect(broker: Broker, bus: EventBus) -> None:
+    """The server lost them with its last writes: the next attempt must not do them again."""
+    app, charged = App("failed"), list[str]()
+
+    async def lose() -> None:
+        await broker.call("HDEL", broker.keys.task("t"), "j:1", "w", "by")
+        await reconnect(broker, bus)
+
+    @app.agent("writer", retry=RetryPolicy(attempts=2, base_seconds=0.001))
+    async def writer(ctx: AgentContext, value: object) -> None:
+        await ctx.step(lambda: charged.append("card"), name="charge")
+        if ctx.attempt == 1:
+            await lose()
+            raise RuntimeError("an attempt fails")
+
+    await broker.submit(bus, "t")
+    await handler(bus, app).handle(await broker.take(bus))
+    await broker.pass_time(60_000)
+    await bus.promote(10)
+    await handler(bus, app).handle(await broker.take(bus))
+    assert (await broker.status("t"), charged) == ("completed", ["card"])
+
+
+@pytest.mark.parametrize("reconnects", [False, True])
+async def test_a_delta_that_the_broker_has_lost_is_sent_again_and_has_one_row(
+    broker: Broker, bus: EventBus, reconnects: bool
+) -> None:
+    """The connection may break while the commit is on its way, so that nothing but the commit notices the loss."""
+    app, lost = App("deltas"), list[str]()
+
+    @app.tool
+    def search() -> str:
+        return "found"
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> None:
+        await ctx.emit("working")
+        if not lost:
+            async with asyncio.timeout(WAIT_SECONDS):
+                while "j:1" not in await broker.task("t"):
+                    await asyncio.sleep(0)
+            await broker.call("HDEL", broker.keys.task("t"), "j:1", "w", "by")
+            await broker.call("DEL", broker.keys.base + "out:t")
+            lost.append("once")
+            if reconnects:
+                await reconnect(broker, bus)
+        await ctx.tool(search)
+
+    await broker.submit(bus, "t")
+    await handler(bus, app).handle(await broker.take(bus))
+    assert [json.loads(entry["data"])["text"] for entry in await broker.entries("out:t")] == ["working"]
+    assert await answer(bus, await broker.take(bus, "tool"))
+    await handler(bus, app).handle(await broker.take(bus))
+    rows = [row for entry in await broker.entries("record") for row in json.loads(entry["d"])]
+    assert [row["kind"] for row in rows] == ["emit", "agent"]
+
+
+@pytest.mark.parametrize("ends", ["completed", "waiting", "failed"])
+@pytest.mark.parametrize("replayed", [False, True])
+async def test_usage_of_a_model_call_that_the_broker_has_lost_is_counted_again(
+    broker: Broker, bus: EventBus, other: EventBus, ends: str, replayed: bool
+) -> None:
+    app, asked, stays, lost = App("models"), list[object](), asyncio.Event(), list[str]()
+
+    @app.tool
+    def search() -> str:
+        return "found"
+
+    async def reply(request: object, call: ModelCall) -> str:
+        asked.append(request)
+        call.spend(model="m", tokens=3, cost=0.5)
+        return "answer"
+
+    async def lose() -> None:
+        if replayed and not stays.is_set():
+            stays.set()
+            await asyncio.Event().wait()
+        if lost:
+            return
+        lost.append((await broker.task("t"))["us"])
+        await broker.call("HDEL", broker.keys.task("t"), "j:1", "w", "us", "by")
+        await reconnect(broker, bus)
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> str:
+        said: str = await ctx.model("m", {"messages": []}, reply)
+        await lose()
+        match ends:
+            case "waiting":
+                await ctx.tool(search)
+            case "failed":
+                raise Reject("no more")
+        return said
+
+    await broker.submit(bus, "t")
+    turn = await broker.take(other)
+    if replayed:
+        handling = asyncio.create_task(handler(other, app).handle(turn))
+        async with asyncio.timeout(WAIT_SECONDS):
+            await stays.wait()
+        handling.cancel()
+        await asyncio.wait((handling,))
+    await other.leave([turn])
+    (turn,) = (await bus.adopt("agent", 10, False)).deliveries
+    await handler(bus, app).handle(turn)
+    if ends == "waiting":
+        assert await answer(bus, await broker.take(bus, "tool"))
+        await handler(bus, app).handle(await broker.take(bus))
+    final = await broker.final("t")
+    assert final["usage"] == {"tokens": 3, "cost": 0.5, "models": {"m": {"tokens": 3, "cost": 0.5}}}
+    assert len(asked) == 1
+    rows = [row for entry in await broker.entries("record") for row in json.loads(entry["d"])]
+    [row] = [row for row in rows if row["kind"] == "model"]
+    assert row["usage"] == {"tokens": 3, "cost": 0.5}
 
 
 async def test_a_reopened_run_does_not_repeat_its_finished_steps(broker: Broker, bus: EventBus) -> None:

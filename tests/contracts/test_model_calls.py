@@ -46,7 +46,8 @@ async def test_an_answer_and_what_it_has_used_are_kept_once(broker: Broker, bus:
     assert await bus.settle_call(turn, "1", other, b'{"tokens":5}') == (ANSWER, ""), "the first one holds"
     assert await sums(broker, "t") == {"tokens": 3, "models": {"m": {"tokens": 3}}}
     fields = await broker.task("t")
-    assert fields["w"] == "1\tmodel\t\n", "its row is still to be written"
+    usage = '{"tokens":3,"models":{"m":{"tokens":3}}}'
+    assert fields["w"] == f"1\tmodel\t\t{usage}\n", "its row is still to be written, with its usage"
     assert "b:1" not in fields
     assert await complete(bus, turn)
     assert (await broker.final("t"))["usage"] == {"tokens": 3, "models": {"m": {"tokens": 3}}}

@@ -102,7 +102,7 @@ async def test_runs_below_an_open_child_run_go_on(broker: Broker, bus: EventBus)
     assert await suspend(bus, again, ask("1", "writer", stream="agent"))
     inner = await broker.take(bus)
     fields = await loaded(bus, inner)
-    assert (inner.run, fields.journal, fields.unrecorded) == ("r/1/1", {"1": done}, [])
+    assert (inner.run, fields.journal, fields.unrecorded) == ("r/1/1", {"1": done}, {})
 
 
 async def test_a_kept_child_run_forgets_what_its_first_life_waited_for(broker: Broker, bus: EventBus) -> None:

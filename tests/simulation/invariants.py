@@ -169,6 +169,14 @@ def _rows(history: History, held: Snapshot) -> list[Violation]:
             )
         if len(distinct) != len(recorded) and task not in history.redriven and not more:
             found.append(Violation("rows twice", f"{task} has {len(recorded)} rows, {len(distinct)} distinct ones"))
+        # What a task in another partition has used is in that task's rows.
+        counted = task not in history.redriven and len(history.scheduler.bases) == 1
+        used = final.get("usage", {}).get("tokens", 0)
+        told = {(row["run"], row.get("step", "")): row.get("usage", {}).get("tokens", 0) for row in recorded}
+        if counted and used != sum(told.values()) and not (more and used < sum(told.values())):
+            found.append(
+                Violation("usage", f"{task} ({final['status']}) has used {used} tokens, its rows {sum(told.values())}")
+            )
         have = {(row["run"], row.get("step", "")) for row in recorded}
         found += [
             Violation("rows missing", f"{task} ({final['status']}): step {place[1]} of {place[0]} has no row")

@@ -10,12 +10,13 @@ import functools
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from runtime_core.bus.tasks import TopicSubscription
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.errors import StepError
 from runtime_core.runs.context import AgentContext
+from runtime_core.runs.model_step import ModelCall, ModelStep
 from runtime_core.tools.tool import ToolContext
 from tests.simulation.choice_source import ChoiceSource, pick, weighted
 from tests.simulation.ledger import Ledger
@@ -91,6 +92,10 @@ async def perform(ctx: AgentContext, op: Op, ledger: Ledger) -> None:
             holder.append(step.id)
             await step
             ledger.step_is_stored(ctx.task_id, ctx.run_id, step.id)
+        case ["model", seconds]:
+            model = cast(ModelStep, ctx.model("m", {"messages": []}, functools.partial(_answer, seconds)))
+            await model
+            ledger.step_is_stored(ctx.task_id, ctx.run_id, model.id)
         case ["tool", seconds, fails]:
             await ctx.tool("work", seconds=seconds, fails=fails)
         case ["try", seconds, fails]:
@@ -144,6 +149,13 @@ async def _charge(ctx: AgentContext, ledger: Ledger, seconds: float, holder: lis
     return 1
 
 
+async def _answer(seconds: float, request: object, call: ModelCall) -> str:
+    if seconds:
+        await asyncio.sleep(seconds)
+    call.spend(tokens=1, model="m")
+    return "answer"
+
+
 def draw_program(choice_source: ChoiceSource, *, agent: str, depth: int = 0) -> Program:
     """A program for an agent, by the choice_source."""
     program: Program = [_draw_op(choice_source, depth) for _ in range(1 + choice_source.choose(3 if depth else 4))]
@@ -163,7 +175,7 @@ def _draw_op(choice_source: ChoiceSource, depth: int) -> Op:
         [
             (8, "charge"), (4, "tool"), (4, "long"), (6, "ask" if depth < 2 else "emit"), (2, "once"), (1, "emit"),
             (2, "publish" if depth < 2 else "emit"), (1, "sleep"), (2, "gather" if depth < 2 else "charge"),
-            (1, "send" if depth < 2 else "emit"), (1, "human"), (1, "flaky"), (1, "try"), (1, "broken"),
+            (1, "send" if depth < 2 else "emit"), (1, "human"), (1, "flaky"), (1, "try"), (1, "broken"), (3, "model"),
         ],
     )  # fmt: skip
     match kind:
@@ -171,6 +183,8 @@ def _draw_op(choice_source: ChoiceSource, depth: int) -> Op:
             return ["charge", 0]
         case "long":
             return ["charge", pick(choice_source, (0.3, 1.0, 1.0, 4.0))]
+        case "model":
+            return ["model", pick(choice_source, (0, 0.5))]
         case "tool":
             return ["tool", pick(choice_source, (0, 0.2, 1.0)), pick(choice_source, (0, 0, 0, 1))]
         case "try":

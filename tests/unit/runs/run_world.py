@@ -206,7 +206,7 @@ class World:
             journal=self.journal,
             pending=self.pending,
             state=self.state,
-            unrecorded=list(unrecorded),
+            unrecorded=dict.fromkeys(unrecorded, b""),
         )
         meta = Meta(session_id="s-1", metadata={"tenant": "a"})
         return Run(program, Attempt("t-1", "r", number=attempt), stored, self, Workplace(self.functions), meta)

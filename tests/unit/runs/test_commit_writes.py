@@ -37,6 +37,10 @@ class SlowBus:
             raise self.error
         return True
 
+    async def record(self, delivery: object, step: str, value: bytes, kind: str, name: str) -> bytes:
+        await self.emit(delivery, step, value, b"")
+        return value
+
     async def stream(self, delivery: object, step: str, attempt: int, data: bytes, *, progress: bool = False) -> bool:
         return await self.emit(delivery, step, b"", data)
 

@@ -122,8 +122,8 @@ class RunFields:
     pending: dict[str, str] = field(default_factory=dict)
     overrides: dict[str, bytes] = field(default_factory=dict)
     """The instance's state from a step on, if a nested run has changed it."""
-    unrecorded: list[str] = field(default_factory=list)
-    """Journaled steps whose rows are not on the record yet."""
+    unrecorded: dict[str, bytes] = field(default_factory=dict)
+    """Journaled steps whose rows are not on the record yet, with their usage (JSON; empty: none)."""
     withdrawn: bool = False
     """Whether nobody wants the task's answer any more."""
 
@@ -144,9 +144,10 @@ def pairs(reply: object) -> list[tuple[bytes, list[bytes]]]:
     return [(entry[0], entry[1]) for entry in entries if entry is not None and entry[1] is not None]
 
 
-def steps_of(unwritten: bytes) -> list[str]:
-    """Return the step ids in a run's field `w`: one line each, with the step's id before its kind and name."""
-    return [line.partition("\t")[0] for line in unwritten.decode().splitlines() if line]
+def steps_of(unwritten: bytes) -> dict[str, bytes]:
+    """Return the steps in a run's field `w`, with their usage (JSON): one line each, `step · kind · name · usage`."""
+    lines = [line.split(b"\t") for line in unwritten.split(b"\n") if line]
+    return {words[0].decode(): words[3] if len(words) > 3 else b"" for words in lines}
 
 
 class TakingVerbs(Partition):
@@ -322,7 +323,7 @@ class TakingVerbs(Partition):
         if reply == b"DONE":
             return None
         steps, called = cast(list[bytes], reply)
-        return Journaled(steps_of(steps), called == b"1")
+        return Journaled(list(steps_of(steps)), called == b"1")
 
     async def is_live(self, task: str) -> bool:
         """Return whether the broker has the task, and it has not ended."""

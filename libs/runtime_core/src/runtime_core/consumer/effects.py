@@ -114,6 +114,8 @@ class JournaledStep(NamedTuple):
     """The journal value."""
     kind: str
     name: str
+    usage: bytes = b""
+    """JSON; empty: none. The write that journals the step adds it to the task's usage."""
 
 
 StepRequest = Call | Timer | Question
@@ -152,6 +154,8 @@ class Completed:
     steps: list[Step] = field(default_factory=list)
     state: bytes | None = None
     """The instance's new state (JSON); None: unchanged."""
+    journaled: list[JournaledStep] = field(default_factory=list)
+    """Steps of this turn whose usage the task must hold."""
 
 
 @dataclass(slots=True)
@@ -176,6 +180,8 @@ class Failed:
     """The task exceeded a limit: the whole task ends, whichever of its runs this is."""
     spends: list[Spend] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    journaled: list[JournaledStep] = field(default_factory=list)
+    """Steps of this turn, which the next attempt or a redrive replays."""
 
 
 TurnResult = Suspended | Completed | Failed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -24,6 +25,7 @@ from runtime_core.consumer.effects import (
     Call,
     Completed,
     Effect,
+    JournaledStep,
     Publish,
     Question,
     Send,
@@ -56,21 +58,28 @@ _T = TypeVar("_T")
 
 
 def parts_of(
-    result: Suspended | Completed, delivery: Delivery, app: DeclaredApp, partitions: int = 1
+    result: Suspended | Completed, delivery: Delivery, app: DeclaredApp, partitions: int = 1, told: str = ""
 ) -> tuple[list[Argument], int]:
-    """Return the parts of a commit (see `commit_turn.lua`) and their number."""
+    """Return the parts of a commit (see `commit_turn.lua`) and their number.
+
+    `told` is the step of the turn's last delta or note. If the broker has it, it has the earlier ones.
+    """
     # Sends go first, so that messages to one instance keep the order of the program.
     effects: list[Effect] = [*result.sends, *result.spends]
+    if isinstance(result, Suspended):
+        effects += result.requests
+    names = [each.step for each in result.journaled]
+    if told and isinstance(result, Suspended):
+        names.append(told)
+    written, count = parts(effects, delivery, app, partitions), len(effects) + len(names)
+    for name in names:
+        written += (_JOURNALED, name)
     if isinstance(result, Completed):
         answer = answer_parts(delivery)
-        return parts(effects, delivery, app, partitions) + answer, len(effects) + bool(answer)
-    effects += result.requests
-    written = parts(effects, delivery, app, partitions)
+        return written + answer, count + bool(answer)
     for step, wait in result.again:
         written += (_AGAIN, step, wait)
-    for journaled in result.journaled:
-        written += (_JOURNALED, journaled.step)
-    return written, len(effects) + len(result.again) + len(result.journaled)
+    return written, count + len(result.again)
 
 
 def parts(effects: Sequence[Effect], delivery: Delivery, app: DeclaredApp, partitions: int = 1) -> list[Argument]:
@@ -260,7 +269,7 @@ class TurnPort:
         "_app",
         "_asked",
         "_bus",
-        "_confirmed",
+        "_confirmed_at",
         "_draining",
         "_failed",
         "_manifest_cache",
@@ -270,8 +279,11 @@ class TurnPort:
         "_process",
         "_replies",
         "_storing",
+        "_tell_again",
+        "_told_bytes",
         "_writes",
         "delivery",
+        "told",
     )
 
     def __init__(
@@ -306,30 +318,72 @@ class TurnPort:
         self._over: LimitExceeded | None = None
         self._failed: BusError | Fenced | None = None
         self._storing: set[asyncio.Task[Any]] = set()  # Any: results of several types
-        self._confirmed = False
+        self._confirmed_at = -1
+        """The number of the connection over which the broker confirmed that this process is in the turn; -1: none."""
         self._asked = loaded
+        self.told = ""
+        """The step of this turn's last delta or note."""
+        self._tell_again: list[Callable[[], Coroutine[None, None, object]]] = []
+        self._told_bytes = 0
 
     def resume(self, delivery: Delivery) -> None:
         """Serve the next turn of a warm run. Other processes may have begun this turn before."""
         self.delivery = delivery
-        self._confirmed = False
+        self._confirmed_at = -1
+        self.told = ""
+        self._tell_again.clear()
+        self._told_bytes = 0
 
     async def confirm(self, known: Container[str]) -> None:
         """Check that the broker's journal holds no step beyond `known`, and that no other process is in this turn.
 
-        A turn checks before its first own step, and again when its last heartbeat is so old that others may have
-        declared this owner dead. Delivery counts do not tell: a graceful stop resets them.
+        A turn checks before its first own step. It checks again after a reconnect, since the server may have lost its
+        last writes, and when its last heartbeat is so old that others may have declared this owner dead. Delivery
+        counts do not tell: a graceful stop resets them.
         """
         if self._draining is not None and self._draining.is_set():
             raise HandedBack(f"{self.delivery!r} is handed back: this process is stopping")
-        if self._confirmed and time.monotonic() < self._bus.alive_until:
-            return
+        if self._confirmed_at != self._bus.transport.reconnects or time.monotonic() >= self._bus.alive_until:
+            await self.begin(known)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the broker has confirmed once that this process is in the turn."""
+        return self._confirmed_at >= 0
+
+    async def begin(self, known: Container[str]) -> None:
+        """Tell the broker that this process is in the turn. Raises as `confirm`."""
+        reconnects = self._bus.transport.reconnects
         found = await self._bus.begin_turn(self.delivery)
         if found is None:
             raise TurnGone(f"{self.delivery!r} is handled by another owner")
         if (found.called and not self._asked) or any(step not in known for step in found.steps):
             raise JournalMoved(f"another process has journaled steps of {self.delivery!r}")
-        self._confirmed = True
+        self._confirmed_at = reconnects
+
+    async def store_again(self, journaled: Sequence[JournaledStep], known: Container[str]) -> str:
+        """Store the turn's steps again, and its deltas: the broker may have lost them with its last writes.
+
+        Returns the limit that the task exceeds now (empty: none). Raises JournalMoved if another process has stored
+        another result meanwhile, and TurnTaken if it is still in this turn.
+        """
+        await self.begin(known)
+        bus, delivery, over = self._bus, self.delivery, ""
+        for step, value, kind, name, usage in journaled:
+            stored: bytes | None
+            if usage:
+                settled = await bus.settle_call(delivery, step, value, usage, name)
+                stored, over = settled or (None, over)
+            else:
+                stored = await bus.record(delivery, step, value, kind, name)
+            if stored is None:
+                raise TurnGone(f"{delivery!r} is handled by another owner")
+            if stored != value:
+                raise JournalMoved(f"another process has journaled step {step} of {delivery!r} with another result")
+        for tell in self._tell_again:
+            with contextlib.suppress(LimitExceeded):  # the output: it was within its limit before
+                await tell()
+        return over
 
     async def record(
         self, step: str, digest: str, status: bytes, payload: bytes, kind: str = "step", name: str = ""
@@ -339,7 +393,7 @@ class TurnPort:
         if stored is None:
             raise TurnGone(f"{self.delivery!r} is handled by another owner")
         if stored != value:
-            self._confirmed = False  # another process is in this turn
+            self._confirmed_at = -1  # another process is in this turn
         return stored
 
     async def _persist(self, write: Coroutine[None, None, _T]) -> _T:
@@ -393,7 +447,14 @@ class TurnPort:
             self._write(self._bus.stream(self.delivery, step, self.delivery.attempt, data, progress=True), len(data))
 
     def emit(self, step: str, digest: str, data: bytes) -> None:
-        self._write(self._bus.emit(self.delivery, step, packed_now(digest), data), len(data))
+        value, self.told = packed_now(digest), step
+        self._told_bytes += len(data)
+        if self._told_bytes <= RUN_BYTES:
+            self._tell_again.append(partial(self._bus.emit, self.delivery, step, value, data))
+        else:
+            # Its data is not kept: only the step is stored again, so that no replay sends the delta out of its order.
+            self._tell_again.append(partial(self._bus.record, self.delivery, step, value, "emit", "emit"))
+        self._write(self._bus.emit(self.delivery, step, value, data), len(data))
 
     def room(self) -> Awaitable[None] | None:
         if self._over is None and not self._outflow.full and not self._process.full:
@@ -407,7 +468,10 @@ class TurnPort:
             raise self._over
 
     def note(self, step: str, digest: str, name: str = "") -> None:
-        self._write(self._bus.record(self.delivery, step, packed_now(digest), "message", name), 0)
+        tell = partial(self._bus.record, self.delivery, step, packed_now(digest), "message", name)
+        self.told = step
+        self._tell_again.append(tell)
+        self._write(tell(), 0)
 
     def _write(self, writing: Coroutine[None, None, object], size: int) -> None:
         task = asyncio.get_running_loop().create_task(writing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from runtime_core.consumer.effects import COMPLETED, JOURNAL_PREFIX
 from runtime_core.declare.schema import encode
 from runtime_core.errors import WeftError
-from runtime_core.record.step import DIGEST, NOTHING
+from runtime_core.record.step import DIGEST, NOTHING, Usage
 from runtime_core.record.step import Step as Row
 from runtime_core.record.step import StepError as RowError
 from runtime_core.trajectory.model_call import usage_and_attributes
@@ -179,16 +179,17 @@ class Rows:
     """Collects a turn's rows for the trajectory.
 
     Only steps that the run performs itself have a row here: whoever answers a call, a question or a timer records it.
-    `unrecorded` names journaled steps whose rows no commit has written, since their process died.
+    `unrecorded` are journaled steps whose rows no commit has written, since their process died, with their usage
+    (JSON).
     """
 
     __slots__ = ("_attempt", "_emitted", "_owner", "_rows", "_run", "_unrecorded")
 
-    def __init__(self, run: str, attempt: int, owner: str, unrecorded: Collection[str]) -> None:
+    def __init__(self, run: str, attempt: int, owner: str, unrecorded: Mapping[str, bytes]) -> None:
         self._run = run
         self._attempt = attempt
         self._owner = owner
-        self._unrecorded = set(unrecorded)
+        self._unrecorded = dict(unrecorded)
         self._rows: list[Row] = []
         self._emitted = 0
 
@@ -234,16 +235,15 @@ class Rows:
             )
         )
 
-    def replayed(self, step: Step[Any], value: bytes) -> bool:  # Any: steps of all result types
-        """Add the row of a journaled step if no commit has written it. Return whether that was so."""
-        if step.id not in self._unrecorded:
-            return False
-        self._unrecorded.discard(step.id)
-        self.journaled(step, value)
-        return True
+    def replayed(self, step: Step[Any], value: bytes) -> bytes | None:  # Any: steps of all result types
+        """Add the row of a journaled step if no commit has written it, and return its usage (JSON); else None."""
+        usage = self._unrecorded.pop(step.id, None)
+        if usage is not None:
+            self.journaled(step, value, usage)
+        return usage
 
-    def journaled(self, step: Step[Any], value: bytes) -> None:  # Any: steps of all result types
-        """Add the row of a step that another process performed, from its journal value."""
+    def journaled(self, step: Step[Any], value: bytes, used: bytes = b"") -> None:  # Any: steps of all result types
+        """Add the row of a step that another process performed, from its journal value and its usage (JSON)."""
         ended = float(time_of(value))
         if step.kind == "emit":
             self.add(step, ended=ended, output=step.data)
@@ -252,10 +252,13 @@ class Rows:
         elif status_of(value) == COMPLETED:
             answer = payload_of(value)
             usage, attributes = usage_and_attributes(answer) if step.kind == "model" else ({}, {})
+            if used:
+                usage = Usage.from_json(used).amounts
             self.add(step, ended=ended, input=step.data, output=answer, usage=usage, attributes=attributes)
         else:
             kind, message = recorded_error(value)
-            self.add(step, ended=ended, input=step.data, error=RowError(kind, message, at=ended))
+            error = RowError(kind, message, at=ended)
+            self.add(step, ended=ended, input=step.data, error=error, usage=Usage.from_json(used).amounts)
 
     def take(self) -> list[Row]:
         """Return the collected rows and start over."""

@@ -158,13 +158,15 @@ class ModelStep(LocalStep):
             raise run.flow.abandon(error) from error
 
     async def journal(self, status: bytes, payload: bytes) -> bytes:
-        used = self._call.used() if self._call is not None else None
-        usage = used.to_json() if used else b""
-        settling = self.run.port.settle_call(self.id, self.digest, status, payload, usage, self.name)
+        settling = self.run.port.settle_call(self.id, self.digest, status, payload, self.usage(), self.name)
         value, over = await self.run.of_port(settling)
         if over:
             self.run.flow.end(_over(over), over)
         return value
+
+    def usage(self) -> bytes:
+        used = self._call.used() if self._call is not None else None
+        return used.to_json() if used else b""
 
     def note_row(self, started: float, ended: float, output: bytes, error: RowError | None) -> None:
         call = self._call

@@ -309,18 +309,21 @@ class Run:
             else:
                 self._warn_of_unawaited()
                 return Completed(
-                    output, answer, sends=self.sends, spends=self.spends, steps=self.rows.take(), state=state
-                )
-        failed.spends, failed.steps = self.spends, self.rows.take()
-        return failed
+                    output, answer, sends=self.sends, spends=self.spends, steps=self.rows.take(), state=state,
+                    journaled=[step for step in self.journaled if step.usage],
+                )  # fmt: skip
+        return self._with_effects(failed)
 
     async def _ended_by(self, verdict: Failed | BaseException) -> Failed:
         self.flow.stop("the run has failed")
         await self._close()
         if not isinstance(verdict, Failed):
             raise verdict
-        verdict.spends, verdict.steps = self.spends, self.rows.take()
-        return verdict
+        return self._with_effects(verdict)
+
+    def _with_effects(self, failed: Failed) -> Failed:
+        failed.spends, failed.steps, failed.journaled = self.spends, self.rows.take(), self.journaled
+        return failed
 
     async def _close(self) -> None:
         self._over = True
@@ -370,8 +373,9 @@ class Run:
         held = self.journal.digest(step.id)
         if held != step.digest and held not in (ANY_DIGEST, any_digest(step.kind, step.name)):
             raise self.diverged(step)
-        if self.rows.replayed(step, value):
-            self.note_journaled(step, value)
+        usage = self.rows.replayed(step, value)
+        if usage is not None:
+            self.note_journaled(step, value, usage)
         if self.overrides and (changed := self.later_state(self.overrides.pop(step.id, b""))):
             self.state.replace(changed)
         return value
@@ -397,9 +401,9 @@ class Run:
         """Add a step without a result, which the broker journals itself."""
         self.journal.add(step.id, packed_now(step.digest))
 
-    def note_journaled(self, step: Step[Any], value: bytes) -> None:  # Any: steps of all result types
+    def note_journaled(self, step: Step[Any], value: bytes, usage: bytes = b"") -> None:  # Any: see `find`
         """Note a step that was journaled in mid-turn: the commit makes sure that the broker still has it."""
-        self.journaled.append(JournaledStep(step.id, value, step.kind, step.name))
+        self.journaled.append(JournaledStep(step.id, value, step.kind, step.name, usage))
 
     async def of_port(self, doing: Awaitable[_T]) -> _T:
         """Await a call of the port. Its error ends the run, and the agent's code never sees it."""

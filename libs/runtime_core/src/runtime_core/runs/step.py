@@ -207,8 +207,9 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
         status, payload, error = await self._run_body()
         value = await self.journal(status, payload)
         run.journal.add(self.id, value)
-        run.note_journaled(self, value)
-        if status_of(value) == status and payload_of(value) == payload:
+        is_ours = status_of(value) == status and payload_of(value) == payload
+        run.note_journaled(self, value, self.usage() if is_ours else b"")
+        if is_ours:
             # The journaled time: a replay from the trajectory sees the times that this run saw (`ctx.now`).
             ended = max(began, float(time_of(value)))
             self.note_row(began, ended, b"" if error else payload, error)
@@ -263,6 +264,10 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
     async def journal(self, status: bytes, payload: bytes) -> bytes:
         """Journal the result unless there is one. Return the stored journal value."""
         return await self.run.record(self, status, payload)
+
+    def usage(self) -> bytes:
+        """Return what it has used (JSON; empty: nothing)."""
+        return b""
 
     def note_row(self, started: float, ended: float, output: bytes, error: RowError | None) -> None:
         """Add its row for the trajectory. Times are epoch milliseconds."""

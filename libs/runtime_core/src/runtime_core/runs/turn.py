@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from itertools import product
 from typing import cast
 
@@ -19,7 +20,7 @@ from runtime_core.consumer.effects import Completed, Failed, Suspended, TurnResu
 from runtime_core.consumer.failure import give_up, hand_back, hand_on, reason_of, schedule_retry
 from runtime_core.engines.results import Results
 from runtime_core.errors import InvalidInput, JournalLost, JournalMoved, LimitExceeded, TurnTaken
-from runtime_core.record.step import ENCODER, StepError, total_usage
+from runtime_core.record.step import ENCODER, Step, StepError, total_usage
 from runtime_core.runs.commit import (
     PROCESS_BYTES,
     HandedBack,
@@ -140,8 +141,7 @@ class TurnHandler:
         """Run one turn and commit its effects. Return its outcome."""
         while True:
             try:
-                result = await self._advance(delivery, warm)
-                break
+                return await self._settle(delivery, definition, warm, await self._advance(delivery, warm))
             except JournalMoved as moved:
                 logger.info("%s: replaying it", moved)
                 replayed = await self._replay(delivery, definition)
@@ -155,14 +155,6 @@ class TurnHandler:
                 return "repeated"
             replayed.parent = warm.parent
             warm = replayed
-        match result:
-            case Suspended():
-                return await self._suspend(delivery, definition, warm, result)
-            case Completed():
-                return await self._complete(delivery, definition, warm, result)
-            case Failed():
-                warm.run.drop()
-                return await self._fail(delivery, definition, result, warm)
 
     async def _advance(self, delivery: Delivery, warm: _Warm) -> TurnResult:
         """Run the turn until it ends or waits, and wait for its writes. Drop the run if this raises."""
@@ -329,33 +321,66 @@ class TurnHandler:
 
     # -- ends of a turn ----------------------------------------------------------------------------------------
 
-    async def _suspend(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm, result: Suspended) -> str:
-        effects, count = parts_of(result, delivery, self._app, self._partitions)
-        record = ENCODER.encode(result.steps) if result.steps else b""
-        state = result.working_state or b""
-        sent_at = time.perf_counter()
+    async def _settle(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm, result: TurnResult) -> str:
+        """Write what the turn has led to. Return its outcome. Raises JournalMoved if it must be replayed first."""
         try:
-            while True:
-                try:
-                    committed = await self._bus.commit_turn(
-                        delivery, "w", _now(), record, len(result.steps), state, b"", effects, count
-                    )
-                    break
-                except JournalLost as lost:
-                    # A replay would run the step again, and go another way with another result.
-                    logger.warning("%s: storing it again", lost)
-                    for step, value, kind, name in result.journaled:
-                        await self._bus.record(delivery, step, value, kind, name)
-        except LimitExceeded as error:
-            warm.run.drop()
-            return await self._fail(delivery, definition, _over_limit(error, result), warm)
+            if warm.connection != self._bus.transport.reconnects and (result.journaled or warm.port.told):
+                # The server may have lost its last writes, and the next attempt or a redrive must not repeat them.
+                over = await warm.port.store_again(result.journaled, warm.run.journal.values)
+                result = _over_limit(LimitExceeded(over), result) if over else result
+            match result:
+                case Suspended():
+                    return await self._suspend(delivery, definition, warm, result)
+                case Completed():
+                    return await self._complete(delivery, definition, warm, result)
+                case Failed():
+                    return await self._fail(delivery, definition, result, warm)
         except BaseException:
             warm.run.drop()
             raise
+
+    async def _commit(
+        self,
+        delivery: Delivery,
+        warm: _Warm,
+        result: Suspended | Completed,
+        mode: str,
+        now: int,
+        steps: Sequence[Step],
+        body: bytes,
+        state: bytes,
+    ) -> bool:
+        """Commit the turn. Store steps again that the broker has lost meanwhile. Return False if it does not count."""
+        parts, count = parts_of(result, delivery, self._app, self._partitions, warm.port.told)
+        record = ENCODER.encode(steps) if steps else b""
+        if result.journaled and not warm.port.begun:
+            await warm.port.begin(warm.run.journal.values)  # all of these steps are another process's
+        sent_at = time.perf_counter()
+        while True:
+            try:
+                committed = await self._bus.commit_turn(
+                    delivery, mode, now, record, len(steps), body, state, parts, count
+                )
+                break
+            except JournalLost as lost:
+                # A replay would run the steps again, and go another way with other results.
+                logger.warning("%s: storing it again", lost)
+                if over := await warm.port.store_again(result.journaled, warm.run.journal.values):
+                    raise LimitExceeded(over) from None
         self._metrics.commit_seconds.observe(time.perf_counter() - sent_at)
         if not committed:
             self._metrics.duplicates_suppressed.inc()
             delivery.span.set({DUPLICATE: True})
+        return committed
+
+    async def _suspend(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm, result: Suspended) -> str:
+        try:
+            committed = await self._commit(
+                delivery, warm, result, "w", _now(), result.steps, result.working_state or b"", b""
+            )
+        except LimitExceeded as error:
+            return await self._fail(delivery, definition, _over_limit(error, result), warm)
+        if not committed:
             warm.run.drop()
             return "repeated"
         warm.turn += 1
@@ -375,24 +400,17 @@ class TurnHandler:
         row = row_of_run(delivery, "completed", warm.started_ms, now, self._bus.owner)
         row.input = msgspec.Raw(warm.input)
         row.output = msgspec.Raw(result.output)
-        steps = [row, *result.steps]
-        effects, count = parts_of(result, delivery, self._app, self._partitions)
-        sent_at = time.perf_counter()
         try:
-            answer = result.answer or result.output
-            committed = await self._bus.commit_turn(
-                delivery, "c", now, ENCODER.encode(steps), len(steps), answer, result.state or b"", effects, count
-            )
+            committed = await self._commit(
+                delivery, warm, result, "c", now, [row, *result.steps], result.answer or result.output,
+                result.state or b"",
+            )  # fmt: skip
         except LimitExceeded as error:
             return await self._fail(delivery, definition, _over_limit(error, result), warm)
-        self._metrics.commit_seconds.observe(time.perf_counter() - sent_at)
-        if not committed:
-            self._metrics.duplicates_suppressed.inc()
-            delivery.span.set({DUPLICATE: True})
-            return "repeated"
-        return "completed"
+        return "completed" if committed else "repeated"
 
     async def _fail(self, delivery: Delivery, definition: AgentDefinition, failed: Failed, warm: _Warm) -> str:
+        warm.run.drop()
         if not failed.counts:
             logger.info("%r is delayed: %s", delivery, failed.message)
             await hand_back(self._bus, delivery)
@@ -420,17 +438,20 @@ class TurnHandler:
         return "failed"
 
 
-def _over_limit(error: LimitExceeded, result: Suspended | Completed) -> Failed:
+def _over_limit(error: LimitExceeded, result: TurnResult) -> Failed:
     """Return the end of the whole task, with the steps and the usage of this turn."""
     return Failed(
         "LimitExceeded", str(error), retryable=False, rejected=True, ends_task=True, spends=result.spends,
-        steps=result.steps,
+        steps=result.steps, journaled=result.journaled,
     )  # fmt: skip
 
 
 def _over_output(error: LimitExceeded, result: TurnResult) -> Failed:
     """Return the end of the run, with the steps and the usage of this turn."""
-    return Failed("LimitExceeded", str(error), retryable=False, spends=result.spends, steps=result.steps)
+    return Failed(
+        "LimitExceeded", str(error), retryable=False, spends=result.spends, steps=result.steps,
+        journaled=result.journaled,
+    )  # fmt: skip
 
 
 _LIVE = ("accepted", "running", "waiting")

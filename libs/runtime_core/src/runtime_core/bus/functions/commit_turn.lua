@@ -19,9 +19,11 @@
 --        l traceparent                                     the span of the turn that ends the run: not for `w`
 --        u step digest usage                               usage (JSON: names to numbers, `models` by model)
 --        j step                                            a step that the turn has journaled in its middle: only for `w`
+--          and `c`
 -- RETURNS 'OK' · 'DONE' if the event was handled before or its task is over (settled, nothing else happened)
 --         'FENCED' if the owner was declared dead · 'LIMIT <why>' over a limit of the task · 'LOST' if the journal lacks a
---         step of the turn, since the server has lost its last writes · all three: nothing was written
+--         step of the turn, or another owner has been in the turn since: the server has lost its last writes · all three:
+--         nothing was written
 
 local MODE = {waits = 'w', completed = 'c', failed = 'f', cancelled = 'k', over_limit = 'x'}
 local STATUS_OF_MODE = {c = 'completed', f = 'failed', k = 'cancelled', x = 'failed'}
@@ -33,16 +35,23 @@ local FIRST_PART = 14
 local function read_turn(base, args)
   local task, run = args[4], args[5]
   local key = base .. 'task:' .. task
-  local v = redis.call('HMGET', key, 'status', RUN.header, 'steps', TASK.flags, RUN.current, RUN.turn, RUN.unrecorded)
+  local v = redis.call('HMGET', key, 'status', RUN.header, 'steps', TASK.flags, RUN.current, RUN.turn, RUN.unrecorded,
+    RUN.turn_owner)
   local turn = {
-    key = key, run_key = key, task_header = v[2], unrecorded = v[7], steps = tonumber(v[3] or '0') + tonumber(args[10]),
+    key = key, run_key = key, task_header = v[2], unrecorded = v[7], owner = v[8], steps = tonumber(v[3] or '0') + tonumber(args[10]),
     flags = v[4] or '', stored_flags = v[4] or '',
   }
   if run == FIRST_RUN then return turn, v[1], v[5], v[2], v[6] end
   turn.run_key = run_key(base, task, run)
-  local own = redis.call('HMGET', turn.run_key, RUN.current, RUN.header, RUN.turn, RUN.unrecorded)
-  turn.unrecorded = own[4]
+  local own = redis.call('HMGET', turn.run_key, RUN.current, RUN.header, RUN.turn, RUN.unrecorded, RUN.turn_owner)
+  turn.unrecorded, turn.owner = own[4], own[5]
   return turn, v[1], own[1], own[2], own[3]
+end
+
+-- Whether the server has lost a step that the turn has journaled: another owner may have begun the turn anew, and stored
+-- another result.
+local function lacks_step(args, turn, step)
+  return turn.owner and turn.owner ~= args[3] .. ' ' .. args[1] or redis.call('HEXISTS', turn.run_key, RUN.result .. step) == 0
 end
 
 -- Stores the parts that describe the turn itself. Returns an error for a malformed part, and for a step that the journal
@@ -58,7 +67,7 @@ local function read_parts(args, turn)
       turn.reports[#turn.reports + 1] = args[at + 3]
     elseif letter == PART.answered_by then
       turn.answered_by = args[at + 1]
-    elseif letter == PART.journaled and redis.call('HEXISTS', turn.run_key, RUN.result .. args[at + 1]) == 0 then
+    elseif letter == PART.journaled and lacks_step(args, turn, args[at + 1]) then
       return 'LOST'
     end
     at = at + size

@@ -20,7 +20,9 @@ local function settle_call(keys, args)
     local sum = usage_with(used, {args[8]})
     usage, over = cjson.encode(sum), over_limit(sum, limits)
   end
-  if not journal_step(run_hash, unrecorded, step, value, args[9], args[7]) then return redis.status_reply('LIMIT') end
+  -- The usage is kept with the step: a process that replays it writes its row, and may have to store it again.
+  local label = usage and (args[9] .. '\t' .. args[8]) or args[9]
+  if not journal_step(run_hash, unrecorded, step, value, label, args[7]) then return redis.status_reply('LIMIT') end
   redis.call('HDEL', run_hash, RUN.attempts .. step)
   if usage then redis.call('HSET', key, TASK.usage, usage, TASK.flags, flag(flags or '', FLAG.usage)) end
   if reserved then give_back(key, reserved, run .. '|' .. step) end

@@ -24,8 +24,8 @@ local RUN = {
   override = 'ov',          -- the instance's state after a nested run, not yet tied to a step
   override_from = 'o:',     -- + step: the same, valid from this step on: the number of the change, a space, the state
   state_at_start = 's0',    -- of a nested run: the instance's state when it began
-  unrecorded = 'w',         -- steps journaled in mid-turn whose rows no commit has recorded, one a line: step, kind and name,
-                            -- with tabs between
+  unrecorded = 'w',         -- steps journaled in mid-turn whose rows no commit has recorded, one a line: step, kind, name and
+                            -- usage (JSON), with tabs between
   turn_owner = 'by',        -- entry and owner of the turn in which a process does steps by itself
   asks_in_turn = 'a',       -- set once the run has asked in mid-turn: its turn stays in flight while it waits
 }

@@ -90,8 +90,8 @@ local function turn_lost(base, owner, entry, current, status)
   return nil
 end
 
--- Journals a step in the middle of a turn. `unrecorded` is the run's field, `label` the step's kind and name. Returns
--- false if the journal is full: nothing was written.
+-- Journals a step in the middle of a turn. `unrecorded` is the run's field, `label` the step's kind, name and usage.
+-- Returns false if the journal is full: nothing was written.
 local function journal_step(run_hash, unrecorded, step, value, label, most)
   if redis.call('HLEN', run_hash) >= tonumber(most) then return false end
   redis.call('HSET', run_hash, RUN.result .. step, value, RUN.unrecorded, (unrecorded or '') .. step .. '\t' .. label .. '\n')

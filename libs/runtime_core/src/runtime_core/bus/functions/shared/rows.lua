@@ -5,20 +5,28 @@ local function record_rows(base, task, flags, rows)
   tell_steps(base, task, flags, rows)
 end
 
+-- A row's member for usage (JSON) that was kept with its step.
+local function usage_of_row(usage)
+  if usage == '' then return '' end
+  local amounts = cjson.decode(usage)
+  amounts.models = nil
+  return ',"usage":' .. cjson.encode(amounts)
+end
+
 -- Rows of the steps that a run has finished in mid-turn and that no commit will write: `w` is the run's field. They
--- have kind, name and time. Values stay out, since the process that commits them would redact their secrets. Returns
--- the rows without brackets, and their number.
+-- have kind, name, time and usage. Values stay out, since the process that commits them would redact their secrets.
+-- Returns the rows without brackets, and their number.
 local function unwritten_rows(base, task, run, w)
   local rows = {}
   for line in string.gmatch(w or '', '[^\n]+') do
-    local step, kind, name = string.match(line, '^([^\t]*)\t([^\t]*)\t(.*)$')
+    local step, kind, name, usage = string.match(line, '^([^\t]*)\t([^\t]*)\t([^\t]*)\t?(.*)$')
     step = step or line
     local value = redis.call('HGET', run_key(base, task, run), RUN.result .. step)
     if value then
       local ms, done = ms_of_result(value), status_of(value) == RESULT.ok
       rows[#rows + 1] = '{"run":' .. quote(run) .. ',"kind":' .. quote(kind or 'step') .. ',"name":' .. quote(name or '') ..
         ',"status":"' .. (done and 'completed' or 'failed') .. '","started":' .. ms .. ',"ended":' .. ms ..
-        ',"step":' .. quote(step) .. '}'
+        ',"step":' .. quote(step) .. usage_of_row(usage or '') .. '}'
     end
   end
   return table.concat(rows, ','), #rows
