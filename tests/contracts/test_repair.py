@@ -35,6 +35,42 @@ async def test_an_instance_whose_run_is_gone_is_freed(broker: Broker, bus: Event
     assert (await broker.take(bus)).task == "next"
 
 
+@pytest.mark.parametrize("run", ["r/1", "r/2"])
+async def test_an_instance_that_another_run_holds_is_not_freed(broker: Broker, bus: EventBus, run: str) -> None:
+    await broker.submit(bus, "t", key="k")
+    await broker.submit(bus, "next", key="k")
+    before = await broker.snapshot()
+    assert not await repair(bus, "instance", "t", run, "writer/k")
+    assert not await repair(bus, "instance", "t", run, "writer/never")
+    assert await broker.snapshot() == before
+
+
+async def test_a_mailbox_without_a_holder_continues(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", key="k")
+    await broker.submit(bus, "next", key="k")
+    await complete(bus, await broker.take(bus))
+    await broker.call("XTRIM", broker.keys.stream("agent"), "MAXLEN", 0)
+    await broker.submit(bus, "last", key="k")
+    await broker.call("HDEL", broker.keys.base + "inst:writer/k", "busy")
+    assert await repair(bus, "mailbox", "", "", "writer/k")
+    await bus.promote()
+    turn = await broker.take(bus)
+    assert turn.task == "last"
+    await complete(bus, turn)
+    assert await broker.status("last") == "completed"
+    assert "busy" not in await broker.hash("inst:writer/k")
+
+
+async def test_a_mailbox_with_a_holder_or_without_events_is_not_repaired(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", key="k")
+    assert not await repair(bus, "mailbox", "", "", "writer/k")
+    await broker.submit(bus, "next", key="k")
+    before = await broker.snapshot()
+    assert not await repair(bus, "mailbox", "", "", "writer/k")
+    assert not await repair(bus, "mailbox", "", "", "writer/never")
+    assert await broker.snapshot() == before
+
+
 async def test_a_run_whose_entry_exists_is_not_ended(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t", key="k")
     turn = await broker.take(bus)
@@ -68,4 +104,18 @@ async def test_a_call_that_was_answered_is_not_ended(broker: Broker, bus: EventB
     assert await answer(bus, await broker.take(bus, "tool"))
     before = await broker.snapshot()
     assert not await repair(bus, "call", "t", "r/1", "")
+    assert await broker.snapshot() == before
+
+
+async def test_nothing_of_an_ended_task_is_repaired(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    await suspend(bus, turn, ask("1"))
+    await bus.cancel("t", "enough")
+    # As a task that a loss of the newest writes has left half ended.
+    await broker.call("HSET", broker.keys.task("t"), "cur", turn.entry, "m:1", "0a1b2c3dt!")
+    before = await broker.snapshot()
+    assert not await repair(bus, "run", "t", "r", turn.entry.decode())
+    assert not await repair(bus, "call", "t", "r/1", "")
+    assert not await repair(bus, "call", "never", "r/1", "")
     assert await broker.snapshot() == before
