@@ -19,18 +19,15 @@ from runtime_core.consumer.effects import (
     FAILED,
     NO_WAKE,
     WAKE,
-    Call,
     Completed,
+    Effect,
     Failed,
-    Publish,
-    Question,
-    Send,
     Suspended,
-    Timer,
     TurnResult,
 )
 from runtime_core.declare.manifest import Manifest
 from runtime_core.record.step import Usage, total_usage
+from runtime_core.runs.calls import Call, Question, Send, Timer
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.journal import pack
 from runtime_core.runs.ports import Attempt, Meta, Workplace
@@ -181,7 +178,7 @@ class World:
         self._dies(before=False)
 
     async def ask(
-        self, calls: Sequence[Call], sends: Sequence[Send | Publish] = (), state: bytes = b""
+        self, calls: Sequence[Call], sends: Sequence[Effect] = (), state: bytes = b""
     ) -> dict[str, asyncio.Future[Answer]]:
         raise AssertionError("programs of this world ask by the commit of their turns")
 
@@ -298,7 +295,7 @@ class World:
         digest = self.pending.pop(step)
         result: object
         if isinstance(data, Timer):
-            self.journal[step] = pack(digest, data.status, self._tick(), data.payload)
+            self.journal[step] = pack(digest, COMPLETED, self._tick(), b"null")
         else:
             if isinstance(data, Question) and data.expects:
                 result = True

@@ -5,8 +5,9 @@ from __future__ import annotations
 from runtime_core.app.app import App
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.topics import sent
-from runtime_core.consumer.effects import Call, Completed, Send
+from runtime_core.consumer.effects import Completed
 from runtime_core.ids import partition_of
+from runtime_core.runs.calls import Call, Send
 from runtime_core.runs.commit import parts, parts_of
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from runtime_core.consumer.effects import COMPLETED, FAILED, Call, Completed, Failed, Suspended
+from runtime_core.consumer.effects import COMPLETED, FAILED, Completed, Failed, Suspended
 from runtime_core.engines.protocol import Step
 from runtime_core.engines.results import Results
 from runtime_core.errors import ConfigurationError
+from runtime_core.runs.calls import Call
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.journal import pack
 from runtime_core.runs.ports import Meta

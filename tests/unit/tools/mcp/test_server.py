@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry
 
 from runtime_core.app.app import App
 from runtime_core.bus.deliveries import Delivery
-from runtime_core.consumer.effects import Call
 from runtime_core.declare.declaration import Place
 from runtime_core.declare.manifest import Manifest, ToolEntry
 from runtime_core.errors import ConfigurationError, InvalidInput, NotReady
 from runtime_core.llm.toolset import ToolsMissing, toolset_of
+from runtime_core.runs.calls import Call
 from runtime_core.runs.commit import parts
 from runtime_core.runs.context import AgentContext
 from runtime_core.telemetry.metrics import Metrics

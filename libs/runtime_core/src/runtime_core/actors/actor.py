@@ -32,13 +32,13 @@ from runtime_core.actors.serialization import SerializationRegistry
 from runtime_core.actors.vocabulary import Vocabulary
 from runtime_core.bus.deliveries import RunFields
 from runtime_core.bus.replies import Answer
-from runtime_core.consumer.effects import FAILED, Call, Failed, TurnResult
+from runtime_core.consumer.effects import FAILED, Failed, TurnResult
 from runtime_core.consumer.failure import failure_of, traceback_of
 from runtime_core.declare.declaration import Place, RetryPolicy
 from runtime_core.declare.schema import Schema, encode
 from runtime_core.errors import JournalMoved, LimitExceeded, Outcome, WeftError
 from runtime_core.ids import child_run, fingerprint, step_digest
-from runtime_core.runs.calls import Outgoing, PublishStep, SendStep
+from runtime_core.runs.calls import Call, Outgoing, PublishStep, SendStep
 from runtime_core.runs.definition import AgentDefinition, Coro
 from runtime_core.runs.journal import payload_of, recorded_error, status_of
 from runtime_core.runs.ports import Attempt, Definition, Meta, RunPort, Workplace

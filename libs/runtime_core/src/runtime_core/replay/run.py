@@ -14,8 +14,9 @@ from runtime_core.bus.commits import CallBegun
 from runtime_core.bus.deliveries import RunFields
 from runtime_core.bus.replies import Answer
 from runtime_core.client.fork import RecordedRun, RecordedStep
-from runtime_core.consumer.effects import COMPLETED, Call, Failed, Publish, Send
+from runtime_core.consumer.effects import COMPLETED, Effect, Failed
 from runtime_core.ids import any_digest
+from runtime_core.runs.calls import Call
 from runtime_core.runs.journal import from_json, pack
 from runtime_core.runs.ports import Attempt, Definition, Functions, Meta, Workplace
 from runtime_core.runs.run import Run
@@ -81,7 +82,7 @@ class _NoBroker:
         raise AssertionError(f"a replay must not store step {step}")
 
     async def ask(
-        self, calls: Sequence[Call], sends: Sequence[Send | Publish] = (), state: bytes = b""
+        self, calls: Sequence[Call], sends: Sequence[Effect] = (), state: bytes = b""
     ) -> Mapping[str, asyncio.Future[Answer]]:
         raise AssertionError("a replay has asked in mid-turn")
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -19,29 +18,19 @@ from runtime_core.bus.connection import Argument
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Answer, Replies, name_of_step
-from runtime_core.bus.topics import published, sent
 from runtime_core.consumer.calls import WRITE_OVERHEAD_BYTES
 from runtime_core.consumer.effects import (
-    Call,
     Completed,
     Effect,
     JournaledStep,
-    Publish,
-    Question,
-    Send,
-    Spend,
     Suspended,
-    Timer,
 )
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import BusError, Fenced, InvalidInput, JournalMoved, LimitExceeded, WeftError
-from runtime_core.ids import fingerprint, instance_address, partition_of, task_of_message
 from runtime_core.record.step import Step, StepError
+from runtime_core.runs.calls import Call
 from runtime_core.runs.journal import packed_now
 from runtime_core.runs.ports import DeclaredApp
-from runtime_core.runs.sharing import with_snapshot, without_snapshot
-from runtime_core.telemetry.trace_context import restated
-from runtime_core.wire.envelope import rfc3339
 
 logger = logging.getLogger(__name__)
 MANIFESTS_FRESH_SECONDS = 2.0
@@ -85,7 +74,7 @@ def parts_of(
 def parts(effects: Sequence[Effect], delivery: Delivery, app: DeclaredApp, partitions: int = 1) -> list[Argument]:
     """Return the parts of a commit for these effects, in this order."""
     turn = _Turn(delivery, app, partitions)
-    return [argument for effect in effects for argument in _PARTS[type(effect)](effect, turn)]
+    return [argument for effect in effects for argument in effect.part(turn)]
 
 
 class _Turn(NamedTuple):
@@ -95,117 +84,26 @@ class _Turn(NamedTuple):
     app: DeclaredApp
     partitions: int
 
-
-def _call(call: Call, turn: _Turn) -> Sequence[Argument]:
-    delivery = turn.delivery
-    context = restated(delivery.context, delivery.trace) if delivery.trace else delivery.context
-    if call.snapshot:
-        context = with_snapshot(context, call.snapshot)
-    elif context and call.kind != "agent":
-        # Only agents get the snapshot of the calling run's context.
-        context = without_snapshot(context)
-    return (
-        "c", _stream(call, turn.app, delivery, turn.partitions), call.step, call.name, call.key, call.digest, call.wait,
-        call.data, context,
-    )  # fmt: skip
-
-
-def _timer(timer: Timer, _: _Turn) -> Sequence[Argument]:
-    return ("t", timer.step, timer.digest, timer.wait, timer.after_ms, timer.status, timer.payload)
-
-
-def _question(question: Question, turn: _Turn) -> Sequence[Argument]:
-    # `expects` comes first: `signal.lua` looks for it there.
-    request: dict[str, object] = {"expects": question.expects} if question.expects else {}
-    request |= {
-        "task_id": turn.delivery.task,
-        # With random digits, so that nobody can guess it. The broker keeps the committed one.
-        "request_id": f"{turn.delivery.run}:{question.step}-{secrets.token_hex(8)}",
-        "prompt": question.prompt,
-        "data": msgspec.Raw(question.data or b"null"),
-    }
-    if question.timeout_ms is not None:
-        request["deadline"] = rfc3339(time.time() * 1000 + question.timeout_ms)
-    if question.default is not None:
-        request["default"] = msgspec.Raw(question.default)
-    return (
-        "q", question.step, question.digest, question.wait, msgspec.json.encode(request),
-        "" if question.timeout_ms is None else question.timeout_ms,
-        b"" if question.default is None else question.default,
-    )  # fmt: skip
-
-
-def _send(send: Send, turn: _Turn) -> Sequence[Argument]:
-    delivery = turn.delivery
-    there = _elsewhere(send.agent, send.key, delivery.partition, turn.partitions)
-    if there is not None:
-        agent = f"@{there}:{send.agent}"
-    else:
-        # `@` means another partition, and no declared name begins with it: mark the name as unknown.
-        agent = f"?{send.agent}" if send.agent.startswith("@") else send.agent
-    context = restated(sent(without_snapshot(delivery.context)), delivery.trace)
-    task = task_of_message(delivery.task, delivery.run, send.step)
-    return ("s", task, agent, send.key, send.data, context, send.step, send.digest)
-
-
-def _publish(message: Publish, turn: _Turn) -> Sequence[Argument]:
-    delivery = turn.delivery
-    # With several partitions, the relay finds the agents' partitions.
-    topic = message.topic if turn.partitions == 1 else f"@{message.topic}"
-    sender = delivery.instance
-    context = published(without_snapshot(delivery.context), message.topic, sender, delivery.trace)
-    task = task_of_message(delivery.task, delivery.run, message.step)
-    return ("p", task, topic, message.key, message.data, context, sender, message.step, message.digest)
-
-
-def _spend(spend: Spend, _: _Turn) -> Sequence[Argument]:
-    return ("u", spend.step, spend.digest, spend.usage.to_json())
-
-
-_PARTS: Mapping[type[Effect], Callable[[Any, _Turn], Sequence[Argument]]] = {  # Any: the effect of that type
-    Call: _call,
-    Timer: _timer,
-    Question: _question,
-    Send: _send,
-    Publish: _publish,
-    Spend: _spend,
-}
-"""Makes the part for each kind of effect. A part begins with a letter that `shared/fields.lua` names."""
+    def stream_of(self, kind: str, name: str, pool: str) -> str:
+        """Return a call's work stream. The commit looks up a name that this app lacks among all apps."""
+        app, known = self.app, True
+        if kind == "tool":
+            known = app.tools.get(name) is not None
+            server = None if known else app.functions.mcp_server_of(name)
+            if server is not None:
+                # The server's tools may not be listed yet; the tool-handler that runs it knows them.
+                return f"tool:{server.pool}" if server.pool else "tool"
+        elif kind == "agent":
+            known = app.agents.get(name) is not None
+        # Steps for an engine wait on its stream even if no gateway serves it yet.
+        if not known:
+            return f"?{kind}"
+        return f"{kind}:{pool}" if pool else kind
 
 
 def answer_parts(delivery: Delivery) -> list[Argument]:
     """Return the part with the span that ended this run, for the waiting run; empty if nothing is traced."""
     return ["l", delivery.trace] if delivery.trace else []
-
-
-def _elsewhere(agent: str, key: str, here: int, partitions: int) -> int | None:
-    """Return the partition of an agent's instance; None if it is this one."""
-    if not key or partitions == 1:
-        return None
-    there = partition_of(instance_address(agent, key), partitions)
-    return None if there == here else there
-
-
-def _stream(call: Call, app: DeclaredApp, delivery: Delivery, partitions: int) -> str:
-    """Return the call's work stream. The commit looks up a name that this app lacks among all apps."""
-    if call.kind == "agent" and (
-        (there := _elsewhere(call.name, call.key, delivery.partition, partitions)) is not None
-    ):
-        place = f"@{there}:{fingerprint(delivery.task, delivery.run, call.step, digits=32)}"
-        return f"{place}:{call.timeout_ms}" if call.timeout_ms else place
-    if call.kind == "tool":
-        known = app.tools.get(call.name) is not None
-        server = None if known else app.functions.mcp_server_of(call.name)
-        if server is not None:
-            # The server's tools may not be listed yet; the tool-handler that runs it knows them.
-            return f"tool:{server.pool}" if server.pool else "tool"
-    elif call.kind == "agent":
-        known = app.agents.get(call.name) is not None
-    else:
-        known = True  # steps for an engine wait on its stream even if no gateway serves it yet
-    if not known:
-        return f"?{call.kind}"
-    return f"{call.kind}:{call.pool}" if call.pool else call.kind
 
 
 def row_of_run(delivery: Delivery, status: str, started: float, ended: float, owner: str) -> Step:
@@ -494,7 +392,7 @@ class TurnPort:
                     self._failed = self._failed or failed
 
     async def ask(
-        self, calls: Sequence[Call], sends: Sequence[Send | Publish] = (), state: bytes = b""
+        self, calls: Sequence[Call], sends: Sequence[Effect] = (), state: bytes = b""
     ) -> dict[str, asyncio.Future[Answer]]:
         if self._replies is None:
             raise WeftError(

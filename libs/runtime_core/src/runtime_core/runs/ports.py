@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
     from runtime_core.bus.commits import CallBegun
     from runtime_core.bus.replies import Answer
-    from runtime_core.consumer.effects import Call, Publish, Send
+    from runtime_core.consumer.effects import Effect
     from runtime_core.declare.declaration import RetryPolicy
     from runtime_core.declare.hook_points import HookPoint
     from runtime_core.declare.manifest import Manifest
     from runtime_core.engines.protocol import Step as EngineStep
-    from runtime_core.runs.calls import Approval
+    from runtime_core.runs.calls import Approval, Call
     from runtime_core.runs.context import AgentContext
     from runtime_core.runs.definition import AgentDefinition
     from runtime_core.runs.model_step import Reserve
@@ -98,7 +98,7 @@ class RunPort(Protocol):
         ...
 
     async def ask(
-        self, calls: Sequence[Call], sends: Sequence[Send | Publish] = (), state: bytes = b""
+        self, calls: Sequence[Call], sends: Sequence[Effect] = (), state: bytes = b""
     ) -> Mapping[str, asyncio.Future[Answer]]:
         """Send calls and messages in the middle of the turn. Return a future of the answer for each call's step.
 

@@ -16,13 +16,12 @@ from runtime_core.consumer.effects import (
     NO_WAKE,
     WAKE,
     Completed,
+    Effect,
     Failed,
     JournaledStep,
-    Publish,
-    Send,
-    Spend,
     Suspended,
     TurnResult,
+    UsageReport,
 )
 from runtime_core.consumer.failure import failure_of
 from runtime_core.errors import Divergence, LimitExceeded, WeftError
@@ -134,8 +133,8 @@ class Run:
         self.state = State(stored.state)
         self.flow = Flow(f"run {self.run_id} of task {self.task_id} (agent {definition.name})")
         self.rows = Rows(self.run_id, self.attempt, attempt.owner, stored.unrecorded)
-        self.sends: list[Send | Publish] = []
-        self.spends: list[Spend] = []
+        self.sends: list[Effect] = []
+        self.spends: list[UsageReport] = []
         self.journaled: list[JournaledStep] = []
         self.jobs: list[Job] = []
         """The jobs of `ctx.background`, in the order of the program."""

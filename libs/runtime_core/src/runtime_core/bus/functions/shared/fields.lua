@@ -98,9 +98,3 @@ local RECORD = {task = 't', rows = 'd', ending = 'e', error = 'f', trace = 'x', 
 
 -- An entry on the stream of state changes.
 local STATE = {name = 'i', status = 's'}
-
--- A part of a commit, as `commit_turn.lua` describes it.
-local PART = {
-  call = 'c', timer = 't', question = 'q', message = 's', publish = 'p', again = 'a', usage = 'u', answered_by = 'l',
-  journaled = 'j',
-}

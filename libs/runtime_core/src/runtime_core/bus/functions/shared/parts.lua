@@ -1,5 +1,11 @@
 -- Parts of a commit: a turn's messages and calls. `commit_turn.lua` describes each part.
 
+-- The letter with which each kind of part begins.
+local PART = {
+  call = 'c', timer = 't', question = 'q', message = 's', publish = 'p', again = 'a', usage = 'u', answered_by = 'l',
+  journaled = 'j',
+}
+
 -- Number of arguments of a part, including its letter.
 local PART_SIZE = {c = 9, t = 7, q = 7, s = 8, p = 9, a = 3, u = 4, l = 2, j = 2}
 
