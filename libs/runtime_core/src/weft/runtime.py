@@ -28,14 +28,13 @@ if TYPE_CHECKING:
     )
     from runtime_core.actors.identity import AgentId, AgentType, TopicId
     from runtime_core.actors.message import (
-        AgentInstantiationContext,
         DefaultInterventionHandler,
         DefaultTopicId,
         DropMessage,
         InterventionHandler,
         MessageContext,
     )
-    from runtime_core.actors.protocol import AgentProxy
+    from runtime_core.actors.protocol import AgentInstantiationContext, AgentProxy
     from runtime_core.actors.runtime import Runtime
     from runtime_core.actors.serialization import MessageSerializer, UnknownPayload
     from runtime_core.actors.subscription import (
@@ -86,7 +85,7 @@ __all__ = [
 
 _PLACES = {
     "AgentId": "runtime_core.actors.identity",
-    "AgentInstantiationContext": "runtime_core.actors.message",
+    "AgentInstantiationContext": "runtime_core.actors.protocol",
     "AgentProxy": "runtime_core.actors.protocol",
     "AgentType": "runtime_core.actors.identity",
     "BaseAgent": "runtime_core.actors.agents",

@@ -17,11 +17,10 @@ from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, cast, final,
 from runtime_core.actors.errors import CancellationToken, CantHandleException
 from runtime_core.actors.identity import AgentId, AgentType, TopicId
 from runtime_core.actors.message import (
-    AgentInstantiationContext,
     MessageContext,
     SubscriptionInstantiationContext,
 )
-from runtime_core.actors.protocol import AgentMetadata, AgentRuntime
+from runtime_core.actors.protocol import AgentInstantiationContext, AgentMetadata, AgentRuntime
 from runtime_core.actors.serialization import MessageSerializer, try_get_known_serializers_for_type
 from runtime_core.actors.subscription import (
     Subscription,

@@ -1,4 +1,4 @@
-"""A message and its envelope, and the contexts of handlers, factories and subscriptions."""
+"""A message and its envelope, and the contexts of handlers and subscriptions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, final
+from typing import Any, NoReturn, Protocol, TypeVar, final
 
 import msgspec
 
@@ -18,11 +18,7 @@ from runtime_core.actors.serialization import JSON_DATA_CONTENT_TYPE, Serializat
 from runtime_core.codec import MAX_DATA_BYTES
 from runtime_core.errors import InvalidInput
 
-if TYPE_CHECKING:
-    from runtime_core.actors.protocol import AgentRuntime
-
 logger = logging.getLogger(__name__)
-_factory: ContextVar[tuple[AgentRuntime, AgentId]] = ContextVar("weft agent factory")
 _handler: ContextVar[AgentId] = ContextVar("weft message handler")
 _subscriptions: ContextVar[AgentType] = ContextVar("weft subscriptions")
 
@@ -41,44 +37,14 @@ class MessageContext:
     message_id: str
 
 
-class _Static:
+class ContextNamespace:
     """A namespace for values of the current context. It has no instances."""
 
     def __init__(self) -> None:
         raise RuntimeError(f"{type(self).__name__} has no objects: use its class methods")
 
 
-class AgentInstantiationContext(_Static):
-    """The runtime and the agent for which a factory, or the constructor that it calls, runs."""
-
-    @classmethod
-    @contextmanager
-    def populate_context(cls, ctx: tuple[AgentRuntime, AgentId]) -> Iterator[None]:
-        """Set the current runtime and agent; also for tests of a constructor."""
-        token = _factory.set(ctx)
-        try:
-            yield
-        finally:
-            _factory.reset(token)
-
-    @classmethod
-    def current_runtime(cls) -> AgentRuntime:
-        """Raises RuntimeError outside a factory."""
-        found = _factory.get(None)
-        return _outside("a factory; let the runtime make the agent") if found is None else found[0]
-
-    @classmethod
-    def current_agent_id(cls) -> AgentId:
-        """Raises RuntimeError outside a factory."""
-        found = _factory.get(None)
-        return _outside("a factory; let the runtime make the agent") if found is None else found[1]
-
-    @classmethod
-    def is_in_factory_call(cls) -> bool:
-        return _factory.get(None) is not None
-
-
-class MessageHandlerContext(_Static):
+class MessageHandlerContext(ContextNamespace):
     """The agent whose handler runs."""
 
     @classmethod
@@ -94,10 +60,10 @@ class MessageHandlerContext(_Static):
     def agent_id(cls) -> AgentId:
         """Raises RuntimeError outside a handler."""
         found = _handler.get(None)
-        return _outside("a message handler") if found is None else found
+        return outside("a message handler") if found is None else found
 
 
-class SubscriptionInstantiationContext(_Static):
+class SubscriptionInstantiationContext(ContextNamespace):
     """The type of agents whose subscriptions are being created."""
 
     @classmethod
@@ -113,10 +79,11 @@ class SubscriptionInstantiationContext(_Static):
     def agent_type(cls) -> AgentType:
         """Raises RuntimeError if no type is being registered."""
         found = _subscriptions.get(None)
-        return _outside("a registration; name the agent type") if found is None else found
+        return outside("a registration; name the agent type") if found is None else found
 
 
-def _outside(of: str) -> NoReturn:
+def outside(of: str) -> NoReturn:
+    """Raise the error of a context variable that is read where nothing has set it."""
     raise RuntimeError(f"available only inside {of}")
 
 

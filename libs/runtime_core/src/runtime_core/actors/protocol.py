@@ -1,14 +1,16 @@
-"""The protocols of agents and runtimes, and a proxy for an agent in any process."""
+"""The protocols of agents and runtimes, the context of factories, and a proxy for an agent in any process."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from runtime_core.actors.errors import CancellationToken
 from runtime_core.actors.identity import AgentId, AgentType, TopicId
-from runtime_core.actors.message import MessageContext
+from runtime_core.actors.message import ContextNamespace, MessageContext, outside
 from runtime_core.actors.serialization import MessageSerializer
 from runtime_core.actors.subscription import Subscription
 
@@ -137,3 +139,36 @@ class AgentProxy:
 
     async def load_state(self, state: Mapping[str, Any]) -> None:
         await self._runtime.agent_load_state(self._agent, state)
+
+
+_factory: ContextVar[tuple[AgentRuntime, AgentId]] = ContextVar("weft agent factory")
+
+
+class AgentInstantiationContext(ContextNamespace):
+    """The runtime and the agent for which a factory, or the constructor that it calls, runs."""
+
+    @classmethod
+    @contextmanager
+    def populate_context(cls, ctx: tuple[AgentRuntime, AgentId]) -> Iterator[None]:
+        """Set the current runtime and agent; also for tests of a constructor."""
+        token = _factory.set(ctx)
+        try:
+            yield
+        finally:
+            _factory.reset(token)
+
+    @classmethod
+    def current_runtime(cls) -> AgentRuntime:
+        """Raises RuntimeError outside a factory."""
+        found = _factory.get(None)
+        return outside("a factory; let the runtime make the agent") if found is None else found[0]
+
+    @classmethod
+    def current_agent_id(cls) -> AgentId:
+        """Raises RuntimeError outside a factory."""
+        found = _factory.get(None)
+        return outside("a factory; let the runtime make the agent") if found is None else found[1]
+
+    @classmethod
+    def is_in_factory_call(cls) -> bool:
+        return _factory.get(None) is not None

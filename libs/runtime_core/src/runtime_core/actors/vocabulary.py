@@ -16,8 +16,8 @@ from runtime_core.actors.errors import (
     UndeliverableException,
 )
 from runtime_core.actors.identity import AgentId, AgentType, TopicId, agent_name
-from runtime_core.actors.message import AgentInstantiationContext, DropMessage, MessageContext, MessageHandlerContext
-from runtime_core.actors.protocol import AgentMetadata
+from runtime_core.actors.message import DropMessage, MessageContext, MessageHandlerContext
+from runtime_core.actors.protocol import AgentInstantiationContext, AgentMetadata
 from runtime_core.actors.subscription import TypePrefixSubscription, TypeSubscription
 from runtime_core.bus.tasks import TopicSubscription
 

@@ -16,7 +16,7 @@ import msgspec
 from runtime_core.consumer.failure import class_name, error_text
 from runtime_core.declare.schema import encode
 from runtime_core.engines.local import LocalEngine
-from runtime_core.engines.protocol import Error, Outcome, Step, Value
+from runtime_core.engines.protocol import Error, Outcome, Value
 from runtime_core.engines.protocol import Step as EngineStep
 from runtime_core.engines.results import (
     MAP,
@@ -40,8 +40,6 @@ from runtime_core.telemetry import gen_ai
 from runtime_core.text import text_of_error
 
 if TYPE_CHECKING:
-    from runtime_core.engines.results import Results
-    from runtime_core.runs.ports import LocalFunction
     from runtime_core.runs.run import Run
     from runtime_core.runs.scheduler import Branch
 
@@ -271,7 +269,7 @@ class ProcessCompute:
         """How many calls run at once."""
         return self.engine.config.workers
 
-    async def run(self, function: LocalFunction, arguments: bytes, step: Step, results: Results, /) -> bytes:
+    async def run(self, function: LocalFunction, arguments: bytes, step: EngineStep, results: Results, /) -> bytes:
         """Call it with a JSON object. Return JSON. A cancel kills the process that runs it.
 
         Raises InvalidInput (`arguments.…`, `result`, or a function that cannot be pickled), CallFailed, and the
