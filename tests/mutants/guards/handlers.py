@@ -187,7 +187,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         CONSUMER,
         "queued_settles",
-        "if self._may_be_over(delivery) and await self._settle_if_over(delivery):",
+        "if may_be_over and await self._settle_if_over(delivery):",
         "if False:",
         "queued work of an ended task does not start",
         "contracts:queued_work",

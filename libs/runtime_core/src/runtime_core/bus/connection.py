@@ -8,6 +8,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from operator import itemgetter
 from typing import TYPE_CHECKING, Protocol, cast
 
 import hiredis
@@ -64,12 +65,13 @@ class Transport(Protocol):
         ...
 
 
-class _Call:
-    __slots__ = ("future", "payload")
+_Call = tuple[bytes, asyncio.Future[Reply]]
+"""A packed command, and the future of its reply."""
+_payload_of = itemgetter(0)
 
-    def __init__(self, payload: bytes, future: asyncio.Future[Reply]) -> None:
-        self.payload = payload
-        self.future = future
+
+class _BrokenRead(BusUnavailable):
+    """The connection for blocking reads broke during one."""
 
 
 class _Connection(asyncio.Protocol):
@@ -106,13 +108,13 @@ class _Connection(asyncio.Protocol):
                     self.moved = reply
                     self.abort()
                     return
-                call = waiting.popleft()
-                if not call.future.done():
-                    call.future.set_exception(reply)
+                _, future = waiting.popleft()
+                if not future.done():
+                    future.set_exception(reply)
                 continue
-            call = waiting.popleft()
-            if not call.future.done():
-                call.future.set_result(reply)
+            _, future = waiting.popleft()
+            if not future.done():
+                future.set_result(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.lost.done():
@@ -122,7 +124,7 @@ class _Connection(asyncio.Protocol):
         if not self.waiting:
             self.heard_at = self._loop.time()
         self.waiting.extend(calls)
-        self.transport.write(b"".join([call.payload for call in calls]))
+        self.transport.write(b"".join(map(_payload_of, calls)))
 
     def abort(self) -> None:
         self.transport.abort()
@@ -191,7 +193,7 @@ class RespTransport:
         if self._lost is not None:
             future.set_exception(self._lost)
             return future
-        self._unsent.append(_Call(_pack(args), future))
+        self._unsent.append((_pack(args), future))
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
@@ -200,28 +202,36 @@ class RespTransport:
     async def blocking(self, *args: Argument) -> Reply:
         connection = self._blocking
         if connection is None or connection.lost.done():
-            try:
-                connection = self._blocking = _Connection(await self._reads_from.open())
-            except (OSError, ServerError) as error:
-                if why := self._why_lost():
-                    raise BusLost(why) from error
-                raise BusUnavailable(f"no answer from {self._address}: {_reason(error)}") from error
+            connection = self._blocking = await self._open_for_reads()
         future: asyncio.Future[Reply] = self._loop.create_future()
-        connection.send([_Call(_pack(args), future)])
+        connection.send([(_pack(args), future)])
+        patience = self._patience(args)
+        limit = None if patience is None else self._loop.call_later(patience, connection.abort)
         try:
-            await asyncio.wait(
-                (future, connection.lost), timeout=self._patience(args), return_when=asyncio.FIRST_COMPLETED
-            )
-            if future.done():
-                return future.result()
-            connection.abort()
+            return await future
+        except _BrokenRead:
+            self._blocking = None
+            self._reads_from.follow(connection.moved)
+            raise
         except BaseException:
             # A cancelled reader must not leave a command behind: nobody would handle the entries that it reads.
             connection.abort()
             raise
-        self._blocking = None
-        self._reads_from.follow(connection.moved)
-        raise BusUnavailable(f"the connection to {self._address} broke during a read")
+        finally:
+            if limit is not None:
+                limit.cancel()
+
+    async def _open_for_reads(self) -> _Connection:
+        """Open a connection whose calls fail with it."""
+        try:
+            connection = _Connection(await self._reads_from.open())
+        except (OSError, ServerError) as error:
+            if why := self._why_lost():
+                raise BusLost(why) from error
+            raise BusUnavailable(f"no answer from {self._address}: {_reason(error)}") from error
+        broken = _BrokenRead(f"the connection to {self._address} broke during a read")
+        connection.lost.add_done_callback(lambda _: _fail(connection.waiting, broken))
+        return connection
 
     def interrupt(self) -> None:
         """Abort the blocking read under way, if any (used by a stop)."""
@@ -285,7 +295,7 @@ class RespTransport:
                 connection.abort()  # an event loop that ends cancels this task, and nobody calls close()
                 raise
             self._connection = None
-            self._unsent[:0] = [call for call in connection.waiting if not call.future.done()]
+            self._unsent[:0] = [call for call in connection.waiting if not call[1].done()]
             connection.waiting.clear()
             connection.abort()
             self._calls_to.follow(connection.moved)
@@ -306,10 +316,10 @@ class RespTransport:
 
 
 def _fail(calls: Iterable[_Call], error: BusUnavailable) -> None:
-    for call in calls:
-        if not call.future.done():
-            call.future.set_exception(error)
-            call.future.exception()  # no warning if nobody waits any more
+    for _, future in calls:
+        if not future.done():
+            future.set_exception(error)
+            future.exception()  # no warning if nobody waits any more
 
 
 def _refuses(error: BaseException | None) -> bool:

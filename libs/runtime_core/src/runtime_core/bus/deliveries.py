@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import cast
 
 from runtime_core.bus.connection import Argument, Reply, texts
-from runtime_core.bus.keys import group_of
+from runtime_core.bus.keys import Keys, group_of
 from runtime_core.bus.partition import Partition
 from runtime_core.errors import Fenced, InvalidInput, ServerError, TurnTaken
 from runtime_core.telemetry.spans import NO_SPAN
@@ -150,6 +151,16 @@ def steps_of(unwritten: bytes) -> dict[str, bytes]:
     return {words[0].decode(): words[3] if len(words) > 3 else b"" for words in lines}
 
 
+_Found = list[tuple[bytes, list[tuple[bytes, list[bytes] | None]]]]
+"""A reply to XREADGROUP: streams, with ids and fields of their entries."""
+
+
+@lru_cache(maxsize=64)
+def _group_and_keys(keys: Keys, streams: tuple[str, ...]) -> tuple[str, list[str]]:
+    """Return the streams' group, and the end of a command that reads them: their keys, and `>` for each."""
+    return group_of(streams[0]), [keys.stream(stream) for stream in streams] + [">"] * len(streams)
+
+
 class TakingVerbs(Partition):
     """Verbs that read work streams, and load what a replay needs."""
 
@@ -157,12 +168,11 @@ class TakingVerbs(Partition):
         self, streams: Sequence[str], count: int, block_ms: int
     ) -> tuple[list[Delivery], list[tuple[str, bytes, str]]]:
         """Read up to `count` entries. Return deliveries, and (stream, entry, reason) of entries without valid work."""
-        keys = [self.keys.stream(stream) for stream in streams]
+        group, keys = _group_and_keys(self.keys, tuple(streams))
         try:
             reply = await self.transport.blocking(
-                "XREADGROUP", "GROUP", group_of(streams[0]), self.owner, "COUNT", count, "BLOCK", block_ms, "STREAMS",
-                *keys, *([">"] * len(keys)),
-            )  # fmt: skip
+                "XREADGROUP", "GROUP", group, self.owner, "COUNT", count, "BLOCK", block_ms, "STREAMS", *keys
+            )
         except ServerError as error:
             if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
                 raise
@@ -170,10 +180,12 @@ class TakingVerbs(Partition):
             return [], []
         taken: list[Delivery] = []
         malformed: list[tuple[str, bytes, str]] = []
-        for key, entries in cast(list[tuple[bytes, Reply]], reply or []):
+        found: _Found = reply or []  # type: ignore[assignment]  # the shape of this command's reply
+        for key, entries in found:
             stream = key.decode()[len(self.keys.base) :]
-            for entry, fields in pairs(entries):
-                self._open(stream, entry, fields, 1, taken, malformed)
+            for entry, fields in entries:
+                if fields is not None:  # else it was deleted meanwhile
+                    self._open(stream, entry, fields, 1, taken, malformed)
         return taken, malformed
 
     async def join(self, stream: str) -> None:

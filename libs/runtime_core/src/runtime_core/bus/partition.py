@@ -66,6 +66,12 @@ class Partition:
 
         Only this process knows the outcome: without the retries, another process would repeat the work.
         """
+        try:
+            return await self.transport.call(b"FCALL", self._functions[function], 1, self._base, *args)
+        except ServerError:
+            return await self._insist_after_error(function, args)
+
+    async def _insist_after_error(self, function: str, args: tuple[Argument, ...]) -> Reply:
         delay, left = 0.1, INSIST_SECONDS
         while True:
             try:

@@ -270,16 +270,17 @@ class Consumer:
             backoff = 0.05
             self._connected = True
             if owner == self._bus.owner:
-                self._take_read(taken, malformed)
+                if self._reconciled:
+                    taken, malformed = self._not_reconciled(taken, malformed)
+                self._take(taken, malformed)
 
-    def _take_read(self, taken: Sequence[Delivery], malformed: Sequence[tuple[str, bytes, str]]) -> None:
-        """Take the entries of a read, except those that reconciliation took while the reply was on its way."""
-        if not self._reconciled:
-            self._take(taken, malformed)
-            return
+    def _not_reconciled(
+        self, taken: Sequence[Delivery], malformed: Sequence[tuple[str, bytes, str]]
+    ) -> tuple[list[Delivery], list[tuple[str, bytes, str]]]:
+        """Return the entries of a read without those that reconciliation took while the reply was on its way."""
         fresh = [delivery for delivery in taken if (delivery.stream, delivery.entry) not in self._reconciled]
         self._metrics.duplicates_suppressed.inc(len(taken) - len(fresh))
-        self._take(fresh, [each for each in malformed if each[:2] not in self._reconciled])
+        return fresh, [each for each in malformed if each[:2] not in self._reconciled]
 
     def _take(self, deliveries: Sequence[Delivery], malformed: Sequence[tuple[str, bytes, str]] = ()) -> None:
         loop = asyncio.get_running_loop()
@@ -316,8 +317,11 @@ class Consumer:
         started = time.perf_counter()
         outcome = "handled"
         HANDLED.set(delivery)  # in this task's own context, so nothing restores it
+        ended, entry_ms = self._ended, int(delivery.entry.partition(b"-")[0])
         try:
-            if self._may_be_over(delivery) and await self._settle_if_over(delivery):
+            # Its task has ended early, or may have ended before this process kept track.
+            may_be_over = delivery.task in ended.ended_ms or entry_ms <= ended.since_ms
+            if may_be_over and await self._settle_if_over(delivery):
                 outcome = "stopped"
             else:
                 await self._handler.handle(delivery)
@@ -348,14 +352,9 @@ class Consumer:
                 self._unreconciled = True
         finally:
             self._release(place)
-        self._metrics.events_handled[outcome].inc()
+        self._metrics.events_handled[outcome].value += 1
         self._metrics.handler_seconds.observe(time.perf_counter() - started)
         self._watch.progressed()
-
-    def _may_be_over(self, delivery: Delivery) -> bool:
-        """Whether its task has ended early, or may have ended before this process kept track."""
-        entry_ms = int(delivery.entry.partition(b"-")[0])
-        return delivery.task in self._ended.ended_ms or entry_ms <= self._ended.since_ms
 
     async def _settle_if_over(self, delivery: Delivery) -> bool:
         """Settle a delivery whose task has ended, without running it. Return False if its task continues."""
