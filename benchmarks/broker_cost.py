@@ -1,8 +1,8 @@
-"""CPU time of the broker per function of a task: `python -m benchmarks.broker_cost [--against COMMIT]`.
+"""CPU time and commands of the broker per function of a task: `python -m benchmarks.broker_cost [--against COMMIT]`.
 
 One process plays all roles: it submits, reads and commits with the arguments of the measured task, one kind of call at
-a time, and reads the server's CPU time between them. What it spends itself does not count. `--against` measures another
-commit in turn with this one, each round on a fresh server.
+a time, and reads the server's CPU time and its counts of commands between them. What it spends itself does not count.
+`--against` measures another commit in turn with this one, each round on a fresh server.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import cast
@@ -44,11 +46,14 @@ class Server:
         self._transport = transport
         self._bus = bus
         self.spent: dict[str, float] = {}
+        self.commands: dict[str, Counter[str]] = {}
+        """Commands that ran inside of functions, by kind of call and name."""
 
     async def run(self, kind: str, calls: Sequence[Awaitable[object]]) -> None:
-        before = await self._cpu_us()
+        counted, before = await self._commands(), await self._cpu_us()
         await asyncio.gather(*calls)
         self.spent[kind] = self.spent.get(kind, 0) + await self._cpu_us() - before
+        self.commands[kind] = await self._commands() - counted
 
     async def read(self, stream: str, tasks: int) -> list[Delivery]:
         before = await self._cpu_us()
@@ -66,9 +71,15 @@ class Server:
         told = dict(line.split(":", 1) for line in lines if ":" in line)
         return (float(told["used_cpu_user"]) + float(told["used_cpu_sys"])) * 1e6
 
+    async def _commands(self) -> Counter[str]:
+        lines = cast(bytes, await self._transport.call("INFO", "commandstats")).decode().splitlines()
+        found = (re.match(r"cmdstat_([^:]+):calls=(\d+)", line) for line in lines)
+        counts = Counter({each[1].upper(): int(each[2]) for each in found if each})
+        return Counter({name: count for name, count in counts.items() if name not in ("FCALL", "INFO")})
 
-async def measure(tasks: int) -> dict[str, float]:
-    """Return microseconds of the server's CPU time per task, by kind of call."""
+
+async def measure(tasks: int) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """Return microseconds of the server's CPU time per task, and the commands per task, by kind of call."""
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         server = EmbeddedServer(Path(folder))
         await server.start()
@@ -83,7 +94,11 @@ async def measure(tasks: int) -> dict[str, float]:
             await transport.close()
             await server.stop()
     spent = {kind: measured.spent[kind] / tasks for kind in KINDS}
-    return {**spent, ALL: sum(spent.values())}
+    commands = {
+        kind: {name: count / tasks for name, count in counts.items() if count >= tasks}
+        for kind, counts in measured.commands.items()
+    }
+    return {**spent, ALL: sum(spent.values())}, commands
 
 
 async def _prepare(bus: EventBus, transport: Transport) -> None:
@@ -142,7 +157,11 @@ def _row(delivery: Delivery, kind: str, data: bytes, output: bytes, now: int, ow
     )  # fmt: skip
 
 
-def _in_turn(tasks: int, rounds: int, against: str) -> dict[str, dict[str, list[float]]]:
+Spent = dict[str, dict[str, list[float]]]
+Commands = dict[str, dict[str, float]]
+
+
+def _in_turn(tasks: int, rounds: int, against: str) -> tuple[Spent, dict[str, Commands]]:
     """Measure this tree, and another commit if one is named, each round in a separate process."""
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         sources = {"here": ROOT / "libs/runtime_core/src"}
@@ -150,15 +169,26 @@ def _in_turn(tasks: int, rounds: int, against: str) -> dict[str, dict[str, list[
             archive = subprocess.run(["git", "archive", against, "libs"], cwd=ROOT, capture_output=True, check=True)
             subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
             sources = {against: Path(folder) / "libs/runtime_core/src", **sources}
-        spent: dict[str, dict[str, list[float]]] = {name: {} for name in sources}
+        spent: Spent = {name: {} for name in sources}
+        commands: dict[str, Commands] = {}
         for _ in range(rounds):
             for name, source in sources.items():
                 command = [sys.executable, "-m", "benchmarks.broker_cost", "--once", "--tasks", str(tasks)]
                 environ = {**os.environ, "PYTHONPATH": str(source)}
                 done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, check=True)
-                for kind, microseconds in json.loads(done.stdout).items():
+                times, commands[name] = json.loads(done.stdout)
+                for kind, microseconds in times.items():
                     spent[name].setdefault(kind, []).append(microseconds)
-    return spent
+    return spent, commands
+
+
+def _counted(commands: Commands) -> list[list[object]]:
+    rows: list[list[object]] = [
+        [kind, sum(counts.values()), ", ".join(f"{name} {count:g}" for name, count in sorted(counts.items()))]
+        for kind, counts in commands.items()
+    ]
+    total = sum((Counter(counts) for counts in commands.values()), Counter[str]())
+    return [*rows, [ALL, float(total.total()), f"XADD {total['XADD']:g}"]]
 
 
 def main(arguments: list[str]) -> int:
@@ -171,7 +201,7 @@ def main(arguments: list[str]) -> int:
     if given.once:
         print(json.dumps(asyncio.run(measure(given.tasks))))
         return 0
-    spent = _in_turn(given.tasks, given.rounds, given.against)
+    spent, commands = _in_turn(given.tasks, given.rounds, given.against)
     medians = {name: {kind: statistics.median(each) for kind, each in kinds.items()} for name, kinds in spent.items()}
     rows = [[kind, *(medians[name][kind] for name in medians)] for kind in (*KINDS, ALL)]
     if given.against:
@@ -183,6 +213,8 @@ def main(arguments: list[str]) -> int:
                 )
             )
     print(table(("µs of the broker per task", *medians, *(["ratio"] if given.against else [])), rows))
+    for name, counts in commands.items():
+        print("\n" + table((f"commands in functions, {name}", "per task", "by name"), _counted(counts)))
     return 0
 
 
