@@ -217,15 +217,15 @@ class FullDisk:
 
     def __init__(self, bus: EventBus, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.refused = 0
-        call = bus.call
+        call, name = bus.transport.call, bus._functions[function]
 
-        async def refuse(name: str, *args: Argument) -> Reply:
-            if name == function and not self.refused:
+        async def refuse(*args: Argument) -> Reply:
+            if args[:2] == (b"FCALL", name) and not self.refused:
                 self.refused += 1
                 raise ServerError("MISCONF Errors writing to the AOF file: No space left on device")
-            return await call(name, *args)
+            return await call(*args)
 
-        monkeypatch.setattr(bus, "call", refuse)
+        monkeypatch.setattr(bus.transport, "call", refuse)
 
 
 @pytest.mark.parametrize("function", ["record", "commit_turn"])
@@ -264,12 +264,12 @@ async def test_the_result_of_a_call_waits_for_a_broker_that_cannot_write(
 async def test_an_error_that_stays_is_raised_at_once(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refuse(name: str, *args: Argument) -> Reply:
+    async def refuse(*args: Argument) -> Reply:
         raise ServerError("WRONGTYPE Operation against a key holding the wrong kind of value")
 
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
-    monkeypatch.setattr(bus, "call", refuse)
+    monkeypatch.setattr(bus.transport, "call", refuse)
     with pytest.raises(ServerError, match="WRONGTYPE"):
         await bus.record(turn, "1", b"d1a2b3c4K1700000000000null")
 

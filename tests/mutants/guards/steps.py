@@ -569,7 +569,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "bus/partition.py",
         "insists",
-        "if left <= 0 or not is_temporary(error):",
+        "if left <= 0 or not (is_temporary(error) or await self.repair(error)):",
         "if True:",
         "the outcome of finished work waits for a broker that cannot write",
         "contracts:finished_steps",
@@ -577,7 +577,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "bus/partition.py",
         "insists_in_vain",
-        "if left <= 0 or not is_temporary(error):",
+        "if left <= 0 or not (is_temporary(error) or await self.repair(error)):",
         "if left <= 0:",
         "an error that stays is raised at once",
         "contracts:finished_steps",

@@ -68,21 +68,22 @@ class Partition:
         """
         try:
             return await self.transport.call(b"FCALL", self._functions[function], 1, self._base, *args)
-        except ServerError:
-            return await self._insist_after_error(function, args)
+        except ServerError as error:
+            return await self._insist_after(error, function, args)
 
-    async def _insist_after_error(self, function: str, args: tuple[Argument, ...]) -> Reply:
+    async def _insist_after(self, error: ServerError, function: str, args: tuple[Argument, ...]) -> Reply:
         delay, left = 0.1, INSIST_SECONDS
         while True:
-            try:
-                return await self.call(function, *args)
-            except ServerError as error:
-                if left <= 0 or not is_temporary(error):
-                    raise
-                logger.warning("the broker cannot store the outcome of finished work now; trying again: %s", error)
+            if left <= 0 or not (is_temporary(error) or await self.repair(error)):
+                raise error
+            logger.warning("the broker cannot store the outcome of finished work now; trying again: %s", error)
             await asyncio.sleep(delay)
             left -= delay
             delay = min(1.0, delay * 2)
+            try:
+                return await self.call(function, *args)
+            except ServerError as again:
+                error = again
 
     async def repair(self, error: ServerError) -> bool:
         """Recreate what a flushed or failed-over server has lost. Return whether the error called for that."""

@@ -182,6 +182,7 @@ class TurnPort:
         "_writes",
         "delivery",
         "told",
+        "wrote",
     )
 
     def __init__(
@@ -223,6 +224,8 @@ class TurnPort:
         """The step of this turn's last delta or note."""
         self._tell_again: list[Callable[[], Coroutine[None, None, object]]] = []
         self._told_bytes = 0
+        self.wrote = False
+        """Whether `flush` has anything to wait for."""
 
     def resume(self, delivery: Delivery) -> None:
         """Serve the next turn of a warm run. Other processes may have begun this turn before."""
@@ -378,6 +381,7 @@ class TurnPort:
         self._process.begin(size)
         task.add_done_callback(partial(self._written, size))
         self._writes.add(task)
+        self.wrote = True
 
     def _written(self, size: int, task: asyncio.Task[object]) -> None:
         self._outflow.end(size)
@@ -436,6 +440,7 @@ class TurnPort:
 
     async def flush(self) -> None:
         """Wait for unanswered deltas and notes, so that the commit does not overtake them. Raises their first error."""
+        self.wrote = self._over is not None  # that ends the run, whichever turn asks
         if self._writes:
             await asyncio.gather(*self._writes, return_exceptions=True)
         if self._failed is not None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from runtime_core.runs.ports import RunHooks
 
 log = logging.getLogger(__name__)
-_NO_META = Meta()
+NO_META = Meta()
 _T = TypeVar("_T")
 _in_program_order = attrgetter("order")
 
@@ -113,7 +113,7 @@ class Run:
         stored: RunFields,
         port: RunPort,
         workplace: Workplace,
-        meta: Meta = _NO_META,
+        meta: Meta = NO_META,
     ) -> None:
         self.definition = definition
         self.task_id = attempt.task_id
@@ -166,16 +166,17 @@ class Run:
         while flow.active and flow.verdict is None:
             limit = asyncio.get_running_loop().call_later(self.definition.timeout_seconds, self._time_out)
             try:
-                await flow.until_quiet()
+                await flow.quiet()
             finally:
                 limit.cancel()
-            if self._root is not None and self._root.done():
+            if self.jobs and self._root is not None and self._root.done():
                 self._stop_jobs(self._root)
         if flow.verdict is not None:
             return await self._ended_by(flow.verdict)
-        assert self._root is not None
-        if self._root.done() and (_has_failed(self._root) or all(job.over for job in self.jobs)):
-            result = self._result(self._root)
+        root = self._root
+        assert root is not None
+        if root.done() and (not self.jobs or _has_failed(root) or all(job.over for job in self.jobs)):
+            result = self._result(root)
             await self._close()
             return result
         return await self._suspended()
@@ -292,9 +293,8 @@ class Run:
             )
         elif (error := root.exception()) is not None:
             failed = failure_of(error)
-        elif (unseen := next((job for job in self.jobs if job.error is not None and not job.seen), None)) is not None:
-            assert unseen.error is not None
-            failed = failure_of(unseen.error)
+        elif self.jobs and (unseen := _unseen_error(self.jobs)) is not None:
+            failed = failure_of(unseen)
         else:
             try:
                 for job in self.jobs:
@@ -306,7 +306,8 @@ class Run:
             except Exception as wrong:
                 failed = _for_good(wrong)
             else:
-                self._warn_of_unawaited()
+                if self.unawaited:
+                    self._warn_of_unawaited()
                 return Completed(
                     output, answer, sends=self.sends, spends=self.spends, steps=self.rows.take(), state=state,
                     journaled=[step for step in self.journaled if step.usage],
@@ -326,14 +327,14 @@ class Run:
 
     async def _close(self) -> None:
         self._over = True
-        self.flow.stop("the run is over")
-        await self.flow.stopped()
-        self._close_unawaited()
+        if not self.flow.stop("the run is over"):
+            await self.flow.stopped()
+        if self.unawaited:
+            self._close_unawaited()
 
     def _warn_of_unawaited(self) -> None:
-        if self.unawaited:
-            steps = ", ".join(repr(step) for step in self.unawaited.values())
-            log.warning("%s created steps and never awaited them, so they did nothing: %s", self.flow.label, steps)
+        steps = ", ".join(repr(step) for step in self.unawaited.values())
+        log.warning("%s created steps and never awaited them, so they did nothing: %s", self.flow.label, steps)
 
     def _close_unawaited(self) -> None:
         for step in self.unawaited.values():
@@ -436,6 +437,11 @@ class Run:
 
 def _has_failed(root: asyncio.Task[object]) -> bool:
     return root.cancelled() or root.exception() is not None
+
+
+def _unseen_error(jobs: Iterable[Job]) -> BaseException | None:
+    """Return the first error of a job that nobody has awaited."""
+    return next((job.error for job in jobs if job.error is not None and not job.seen), None)
 
 
 def _cancelled(reason: str) -> Failed:

@@ -117,15 +117,13 @@ class Flow:
         self._loop = asyncio.get_running_loop()
         return self._spawn(coroutine, branch, None)
 
-    async def until_quiet(self) -> None:
-        """Wait until no task is active, or the run must end."""
-        loop = asyncio.get_running_loop()
-        try:
-            while self.active and self.verdict is None:
-                self._turn = loop.create_future()
-                await self._turn
-        finally:
-            self._turn = None
+    def quiet(self) -> asyncio.Future[None]:
+        """Return a future that is done when no task is active, or the run must end. By then tasks may be active again.
+
+        The run must be active, and one caller at a time may wait.
+        """
+        self._turn = asyncio.get_running_loop().create_future()
+        return self._turn
 
     def deliver(self, step: str) -> None:
         """Wake the branches that waited for this step alone."""
@@ -255,8 +253,11 @@ class Flow:
         self._poke()
         return asyncio.CancelledError(self.why)
 
-    def stop(self, why: str) -> None:
-        """Cancel all tasks. Each gets CancelledError at its await, and again at each further step."""
+    def stop(self, why: str) -> bool:
+        """Cancel all tasks. Each gets CancelledError at its await, and again at each further step.
+
+        Return whether there are none.
+        """
         if not self.stopping:
             self.stopping = True
             self.why = why
@@ -264,6 +265,7 @@ class Flow:
             self._give_up(wait)
         for task in self._branches:
             task.cancel(why)
+        return not self._branches
 
     def stop_branch(self, branch: Branch, why: str) -> None:
         """Cancel a branch and the branches that it started. The others continue."""
@@ -342,8 +344,8 @@ class Flow:
 
     def _inactive(self) -> None:
         self.active -= 1
-        if not self.active:
-            self._poke()
+        if not self.active and self._turn is not None and not self._turn.done():
+            self._turn.set_result(None)
 
     def _poke(self) -> None:
         if self._turn is not None and not self._turn.done():

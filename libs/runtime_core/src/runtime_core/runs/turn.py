@@ -35,12 +35,12 @@ from runtime_core.runs.commit import (
 )
 from runtime_core.runs.definition import AgentDefinition
 from runtime_core.runs.ports import Attempt, Compute, DeclaredApp, Meta, Workplace
-from runtime_core.runs.run import Run
+from runtime_core.runs.run import NO_META, Run
 from runtime_core.telemetry import gen_ai, trace_context
 from runtime_core.telemetry.attributes import DUPLICATE
 from runtime_core.telemetry.metrics import Metrics, count_model_calls
 from runtime_core.telemetry.names import SHOWN_OUTCOMES
-from runtime_core.telemetry.spans import Parent, task_traceparent, tracing, under, within
+from runtime_core.telemetry.spans import NO_SPAN, Parent, task_traceparent, tracing, under, within
 from runtime_core.telemetry.trace_context import Ids
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class TurnHandler:
         self._warm: OrderedDict[tuple[str, str], _Warm] = OrderedDict()
         self._warm_limit = warm_runs
         self._partitions = partitions
-        self._running: dict[str, set[Run]] = {}
+        self._running: dict[Delivery, Run] = {}
         self._draining = asyncio.Event()
         for place in product(app.agents, SHOWN_OUTCOMES):
             metrics.agent_turns[place]  # shown as 0 from the start
@@ -115,68 +115,71 @@ class TurnHandler:
             return
         began, outcome = time.perf_counter(), "lost"
         try:
-            outcome = await self._handle_turn(delivery, definition)
+            warm = await self._open(delivery, definition)
+            if warm is None:
+                # The run or its task has ended: settling acknowledges the entry and frees the instance.
+                await self._bus.retry(delivery, 0, b"")
+                outcome = "cancelled"
+            elif tracing():
+                outcome = await self._traced(delivery, definition, warm)
+            elif delivery.context and (caller := trace_context.stated(delivery.context)[0]):
+                # The agent's code may configure its own SDK of OpenTelemetry: its spans belong under the caller's.
+                with within(caller):
+                    outcome = await self._run_turn(delivery, definition, warm)
+            else:
+                outcome = await self._run_turn(delivery, definition, warm)
         except asyncio.CancelledError:
             outcome = "cancelled"
             raise
         finally:
             # Only names that this app has declared become labels: submitters choose the others.
-            self._metrics.agent_turns[delivery.name, outcome].inc()
+            self._metrics.agent_turns[delivery.name, outcome].value += 1
             self._metrics.agent_turn_seconds[delivery.name].observe(time.perf_counter() - began)
 
-    async def _handle_turn(self, delivery: Delivery, definition: AgentDefinition) -> str:
-        """Run one turn and settle it. Return its outcome, one of `TURN_OUTCOMES`."""
-        warm = await self._open(delivery, definition)
-        if warm is None:
-            # The run or its task has ended: settling acknowledges the entry and frees the instance.
-            await self._bus.retry(delivery, 0, b"")
-            return "cancelled"
-        if tracing():
-            return await self._traced(delivery, definition, warm)
-        # The agent's code may configure its own SDK of OpenTelemetry: its spans belong under the caller's.
-        with within(trace_context.stated(delivery.context)[0] if delivery.context else ""):
-            return await self._run_turn(delivery, definition, warm)
-
     async def _run_turn(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm) -> str:
-        """Run one turn and commit its effects. Return its outcome."""
+        """Run one turn until it ends or waits, and commit its effects. Return its outcome, one of `TURN_OUTCOMES`."""
         while True:
             try:
-                return await self._settle(delivery, definition, warm, await self._advance(delivery, warm))
-            except JournalMoved as moved:
-                logger.info("%s: replaying it", moved)
-                replayed = await self._replay(delivery, definition)
-            except (HandedBack, TurnTaken) as left:
-                # The delivery stays pending: another process adopts it, or this one finds it again.
-                raise asyncio.CancelledError(str(left)) from None
-            except TurnGone:
-                replayed = None
+                self._running[delivery] = warm.run
+                try:
+                    if delivery.span is not NO_SPAN and delivery.span.recording:
+                        result = await self._advance_traced(delivery, warm)
+                    else:
+                        result = await warm.run.advance()
+                    # Counted before the commit: the calls were made even if it fails.
+                    if result.steps:
+                        count_model_calls(self._metrics, result.steps)
+                    if warm.port.wrote:
+                        result = await _flushed(warm.port, result)
+                finally:
+                    self._running.pop(delivery, None)
+                return await self._settle(delivery, definition, warm, result)
+            except BaseException as error:
+                warm.run.drop()
+                replayed = await self._replay_after(error, delivery, definition)
             if replayed is None:
                 await self._bus.retry(delivery, 0, b"")
                 return "repeated"
             replayed.parent = warm.parent
             warm = replayed
 
-    async def _advance(self, delivery: Delivery, warm: _Warm) -> TurnResult:
-        """Run the turn until it ends or waits, and wait for its writes. Drop the run if this raises."""
-        running = self._running.setdefault(delivery.task, set())
-        running.add(warm.run)
-        try:
-            result = await (self._advance_traced(delivery, warm) if delivery.span.recording else warm.run.advance())
-            # Counted before the commit: the calls were made even if it fails.
-            if result.steps:
-                count_model_calls(self._metrics, result.steps)
-            try:
-                await warm.port.flush()
-            except LimitExceeded as error:
-                return _over_output(error, result)
-            return result
-        except BaseException:
-            warm.run.drop()
-            raise
-        finally:
-            running.discard(warm.run)
-            if not running:
-                self._running.pop(delivery.task, None)
+    async def _replay_after(
+        self, error: BaseException, delivery: Delivery, definition: AgentDefinition
+    ) -> _Warm | None:
+        """Return the run as the journal has it, if others have written there; None if the turn is not this delivery's.
+
+        Raises any other error.
+        """
+        match error:
+            case JournalMoved():
+                logger.info("%s: replaying it", error)
+                return await self._replay(delivery, definition)
+            case HandedBack() | TurnTaken():
+                # The delivery stays pending: another process adopts it, or this one finds it again.
+                raise asyncio.CancelledError(str(error)) from None
+            case TurnGone():
+                return None
+        raise error
 
     async def _traced(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm) -> str:
         """Run one turn in a span of the task's trace, with links to the spans that produced its results."""
@@ -220,7 +223,7 @@ class TurnHandler:
         self._draining.set()
 
     def stop_task(self, task: str) -> None:
-        for run in self._running.get(task, ()):
+        for run in [run for run in self._running.values() if run.task_id == task]:
             run.cancel("the task was cancelled or ended early")
         for place in [place for place in self._warm if place[0] == task]:
             self._warm.pop(place).run.drop()
@@ -237,12 +240,12 @@ class TurnHandler:
                 # First, since a branch continues as soon as it has its result, and emits for this delivery.
                 warm.port.resume(delivery)
                 delivery.context = warm.context
-                try:
-                    warm.received = await self._deliver_results(delivery, warm.run)
-                except BaseException:
-                    # Nothing refers to it any more, so it would wait forever.
-                    warm.run.drop()
-                    raise
+                warm.received = []
+                if delivery.step:
+                    warm.run.deliver(delivery.step, delivery.data)
+                    warm.received.append(delivery.step)
+                if warm.run.awaited:
+                    await self._deliver_others(delivery, warm)
                 return warm
             warm.run.drop()
         if delivery.kind == "start" and delivery.turn == 0 and delivery.attempt == 1 and not delivery.key:
@@ -250,8 +253,7 @@ class TurnHandler:
             # process has begun this turn (`TurnPort.confirm`).
             started = int(delivery.entry.partition(b"-")[0])
             fields = RunFields(data=delivery.data, started_ms=started, context=delivery.context)
-            connection = self._bus.transport.reconnects
-            return self._new_warm(delivery, definition, fields, self._port(delivery), connection)
+            return self._new_warm(delivery, definition, fields, self._bus.transport.reconnects)
         return await self._replay(delivery, definition)
 
     async def _replay(self, delivery: Delivery, definition: AgentDefinition) -> _Warm | None:
@@ -260,21 +262,21 @@ class TurnHandler:
         fields = await self._load(delivery)
         if fields is None:
             return None
-        return self._new_warm(delivery, definition, fields, self._port(delivery, loaded=True), connection)
+        return self._new_warm(delivery, definition, fields, connection, loaded=True)
 
-    async def _deliver_results(self, delivery: Delivery, run: Run) -> list[str]:
-        """Give the run the result that woke it, and other results that have arrived. Return their steps."""
-        received = []
-        if delivery.step:
-            run.deliver(delivery.step, delivery.data)
-            received.append(delivery.step)
-        others = [step for step in run.awaited if step != delivery.step]
-        if others:
-            for step, value in zip(others, await self._bus.results(delivery.task, delivery.run, others), strict=True):
-                if value is not None:
-                    run.deliver(step, value)
-                    received.append(step)
-        return received
+    async def _deliver_others(self, delivery: Delivery, warm: _Warm) -> None:
+        """Give the run the other results that have arrived."""
+        awaited = list(warm.run.awaited)
+        try:
+            results = await self._bus.results(delivery.task, delivery.run, awaited)
+        except BaseException:
+            # Nothing refers to it any more, so it would wait forever.
+            warm.run.drop()
+            raise
+        for step, value in zip(awaited, results, strict=True):
+            if value is not None:
+                warm.run.deliver(step, value)
+                warm.received.append(step)
 
     async def _load(self, delivery: Delivery) -> RunFields | None:
         """Return the stored run; None if the delivery is no longer the run's current one."""
@@ -286,10 +288,20 @@ class TurnHandler:
         return fields
 
     def _new_warm(
-        self, delivery: Delivery, definition: AgentDefinition, fields: RunFields, port: TurnPort, connection: int
+        self,
+        delivery: Delivery,
+        definition: AgentDefinition,
+        fields: RunFields,
+        connection: int,
+        *,
+        loaded: bool = False,
     ) -> _Warm:
-        """Return a run from its beginning, with the results in `fields` to replay."""
-        meta = _meta(delivery.context)
+        """Return a run from its beginning, with the results in `fields` to replay; `loaded`: the broker had them."""
+        port = TurnPort(
+            self._bus, delivery, self._app, self._partitions, self._replies, self._manifest_cache,
+            loaded=loaded, draining=self._draining, process=self._outflow,
+        )  # fmt: skip
+        meta = _meta(delivery.context) if delivery.context else NO_META
         attempt = Attempt(delivery.task, delivery.run, delivery.key, delivery.attempt, self._bus.owner)
         run = definition.run_type(definition, attempt, fields, port, self._workplace, meta)
         if definition.hooked and (self._hooks.everywhere or "hooks" in meta or definition is self._task_ended):
@@ -307,12 +319,6 @@ class TurnHandler:
             warm.received.append(delivery.step)
         return warm
 
-    def _port(self, delivery: Delivery, *, loaded: bool = False) -> TurnPort:
-        return TurnPort(
-            self._bus, delivery, self._app, self._partitions, self._replies, self._manifest_cache,
-            loaded=loaded, draining=self._draining, process=self._outflow,
-        )  # fmt: skip
-
     async def _hand_on(self, delivery: Delivery) -> None:
         """A handler that lacks a name hands the event back without counting, unless no app has it."""
         now = time.time() * 1000
@@ -323,21 +329,17 @@ class TurnHandler:
 
     async def _settle(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm, result: TurnResult) -> str:
         """Write what the turn has led to. Return its outcome. Raises JournalMoved if it must be replayed first."""
-        try:
-            if warm.connection != self._bus.transport.reconnects and (result.journaled or warm.port.told):
-                # The server may have lost its last writes, and the next attempt or a redrive must not repeat them.
-                over = await warm.port.store_again(result.journaled, warm.run.journal.values)
-                result = _over_limit(LimitExceeded(over), result) if over else result
-            match result:
-                case Suspended():
-                    return await self._suspend(delivery, definition, warm, result)
-                case Completed():
-                    return await self._complete(delivery, definition, warm, result)
-                case Failed():
-                    return await self._fail(delivery, definition, result, warm)
-        except BaseException:
-            warm.run.drop()
-            raise
+        if warm.connection != self._bus.transport.reconnects and (result.journaled or warm.port.told):
+            # The server may have lost its last writes, and the next attempt or a redrive must not repeat them.
+            over = await warm.port.store_again(result.journaled, warm.run.journal.values)
+            result = _over_limit(LimitExceeded(over), result) if over else result
+        match result:
+            case Suspended():
+                return await self._suspend(delivery, definition, warm, result)
+            case Completed():
+                return await self._complete(delivery, definition, warm, result)
+            case Failed():
+                return await self._fail(delivery, definition, result, warm)
 
     async def _commit(
         self,
@@ -446,12 +448,16 @@ def _over_limit(error: LimitExceeded, result: TurnResult) -> Failed:
     )  # fmt: skip
 
 
-def _over_output(error: LimitExceeded, result: TurnResult) -> Failed:
-    """Return the end of the run, with the steps and the usage of this turn."""
-    return Failed(
-        "LimitExceeded", str(error), retryable=False, spends=result.spends, steps=result.steps,
-        journaled=result.journaled,
-    )  # fmt: skip
+async def _flushed(port: TurnPort, result: TurnResult) -> TurnResult:
+    """Wait for the turn's writes. If they exceed the limit of the output, the run ends, with its steps and usage."""
+    try:
+        await port.flush()
+    except LimitExceeded as error:
+        return Failed(
+            "LimitExceeded", str(error), retryable=False, spends=result.spends, steps=result.steps,
+            journaled=result.journaled,
+        )  # fmt: skip
+    return result
 
 
 _LIVE = ("accepted", "running", "waiting")
@@ -468,8 +474,6 @@ _KNOWN = ("session_id", "metadata", "tenant", "deadline", "topic", "sender", "ho
 
 
 def _meta(context: bytes) -> Meta:
-    if not context:
-        return Meta()
     try:
         found = _META.decode(context)
     except msgspec.DecodeError as error:
