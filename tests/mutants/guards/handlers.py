@@ -79,7 +79,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         TURNS,
         "flush",
-        "await warm.port.flush()",
+        "result = await _flushed(warm.port, result)",
         "pass",
         "a commit does not overtake its deltas",
         "contracts:kept_turns",
@@ -88,7 +88,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         TURNS,
         "other_results",
-        "if others:",
+        "if warm.run.awaited:",
         "if False:",
         "a run that wakes gets all results that are there",
         "contracts:warm_runs",
@@ -300,8 +300,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         TURNS,
         "handed_back",
-        "raise asyncio.CancelledError(str(left)) from None",
-        "replayed = None",
+        "raise asyncio.CancelledError(str(error)) from None",
+        "return None",
         "a turn that is handed back is not counted as failed",
         "contracts:finished_steps",
     ),
@@ -333,8 +333,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         CONSUMER,
         "old_name",
-        "            if owner == self._bus.owner:\n                self._take_read",
-        "            if True:\n                self._take_read",
+        "            if owner == self._bus.owner:\n                if self._reconciled",
+        "            if True:\n                if self._reconciled",
         "what was read under an old name is left to its adopter",
         "contracts:lost_replies",
     ),
@@ -349,8 +349,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         CONSUMER,
         "asks_of_old",
-        "return delivery.task in self._ended.ended_ms or entry_ms <= self._ended.since_ms",
-        "return delivery.task in self._ended.ended_ms",
+        "may_be_over = delivery.task in ended.ended_ms or entry_ms <= ended.since_ms",
+        "may_be_over = delivery.task in ended.ended_ms",
         "of entries older than what is known the broker is asked",
         "contracts:queued_work",
     ),

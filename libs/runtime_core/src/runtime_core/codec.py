@@ -100,18 +100,33 @@ def decode_object(data: bytes, depth: int = MAX_DEPTH) -> dict[str, msgspec.Raw]
         raise InvalidInput("data", f"is not a JSON object: {_reason(data, error)}") from error
 
 
-def encode(value: object) -> bytes:
+def encode(value: object, encoder: msgspec.json.Encoder = _json_encoder) -> bytes:
     """Return `value` as compact JSON, which `decode` accepts. The size is not checked.
 
     Raises InvalidInput, field `data`, for values that JSON cannot hold: unknown types, NaN and infinities,
     integers outside 64 bits, lone surrogates, and values that contain themselves or are deeper than 64 levels.
     """
-    return _encode(value, _json_encoder)
+    try:
+        data = encoder.encode(value)
+    except UnicodeEncodeError as error:
+        raise InvalidInput("data", f"holds text that UTF-8 cannot: {error.reason}") from error
+    except RecursionError as error:
+        raise InvalidInput("data", "is nested in itself or far too deep; send a flat value") from error
+    except (TypeError, ValueError) as error:
+        raise InvalidInput("data", f"cannot be JSON: {error}") from error
+    if type(value) is str:
+        return data  # a text passes all checks below, and most inputs and outputs are texts
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _json_deeper_than(data, MAX_DEPTH):
+        raise _too_deep(MAX_DEPTH)
+    # The encoder writes NaN and infinities as `null`, so a text without `null` has none.
+    if value is not None and (b"null" in data or _LONG_NUMBER.search(data)):
+        _refuse_foreign(msgspec.to_builtins(value))
+    return data
 
 
 def canonical(value: object) -> bytes:
     """Return JSON as `encode` does, with sorted keys, so that equal values have equal bytes. For digests."""
-    return _encode(value, _canonical_encoder)
+    return encode(value, _canonical_encoder)
 
 
 def readable(data: bytes) -> object:
@@ -185,25 +200,6 @@ def _decode_msgpack(data: bytes) -> object:
         raise InvalidInput("data", f"is not msgpack: {error}") from error
     _refuse_foreign(value)
     return value
-
-
-def _encode(value: object, encoder: msgspec.json.Encoder) -> bytes:
-    try:
-        data = encoder.encode(value)
-    except UnicodeEncodeError as error:
-        raise InvalidInput("data", f"holds text that UTF-8 cannot: {error.reason}") from error
-    except RecursionError as error:
-        raise InvalidInput("data", "is nested in itself or far too deep; send a flat value") from error
-    except (TypeError, ValueError) as error:
-        raise InvalidInput("data", f"cannot be JSON: {error}") from error
-    if type(value) is str:
-        return data  # a text passes all checks below, and most inputs and outputs are texts
-    if _json_deeper_than(data, MAX_DEPTH):
-        raise _too_deep(MAX_DEPTH)
-    # The encoder writes NaN and infinities as `null`, so a text without `null` has none.
-    if value is not None and (b"null" in data or _LONG_NUMBER.search(data)):
-        _refuse_foreign(msgspec.to_builtins(value))
-    return data
 
 
 def _refuse_foreign(value: object) -> None:

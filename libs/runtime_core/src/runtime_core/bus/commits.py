@@ -15,8 +15,8 @@ from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.partition import Partition
 from runtime_core.codec import MAX_DATA_BYTES
 from runtime_core.errors import JournalLost, LimitExceeded, Reserved
-from runtime_core.record.contents import NewLists
-from runtime_core.telemetry.redaction import Redactor, redactor
+from runtime_core.record.contents import UNSHORTENED_BYTES, NewLists
+from runtime_core.telemetry.redaction import redactor
 
 JOURNAL_LIMIT = 10_000
 """The maximum number of steps in the journal of one run."""
@@ -84,16 +84,21 @@ class CommitVerbs(Partition):
         before, or its task has ended. Raises `LimitExceeded` if the task would exceed a limit, and `JournalLost` if the
         journal lacks a step of the turn: in both cases nothing was written.
         """
-        secrets = redactor()
-        record, new_lists = self._shortened(record, secrets)
+        new_lists: NewLists = {}
+        if len(record) >= UNSHORTENED_BYTES:
+            record, new_lists = self._shortened(record)
+        elif record:
+            record = redactor().rows(record)
         if mode not in ("w", "c"):
-            body = secrets.data(body)
+            body = redactor().data(body)
+        instance = delivery.instance if delivery.key else ""
         reply = await self.insist(
-            "commit_turn", self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run, delivery.instance,
-            mode, now_ms, record, steps, body, state, count, *parts,
+            "commit_turn", self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run, instance, mode,
+            now_ms, record, steps, body, state, count, *parts,
         )  # fmt: skip
         if reply == b"OK":
-            self._sent_lists.remember(new_lists)
+            if new_lists:
+                self._sent_lists.remember(new_lists)
             return True
         self._fence(reply)
         if isinstance(reply, bytes) and reply.startswith(b"LIMIT"):
@@ -102,11 +107,11 @@ class CommitVerbs(Partition):
             raise JournalLost(f"the broker has lost a step of {delivery!r}")
         return False
 
-    def _shortened(self, record: bytes, secrets: Redactor) -> tuple[bytes, NewLists]:
+    def _shortened(self, record: bytes) -> tuple[bytes, NewLists]:
         if self.transport.reconnects != self._sent_since:
             self._sent_since = self.transport.reconnects
             self._sent_lists.forget()
-        return self._sent_lists.shortened(record, secrets.rows)
+        return self._sent_lists.shortened(record, redactor().rows)
 
     async def commit_call(
         self,

@@ -45,7 +45,10 @@ def encode(value: object, field: str, limit: int = codec.MAX_DATA_BYTES) -> byte
     Supports plain types, dataclasses, TypedDicts, pydantic models, msgspec Structs, sets, dates, UUIDs, decimals, enums
     and paths. Raises InvalidInput(field) for anything else, for NaN, cycles and bytes, and over the limit.
     """
-    return _small_enough(_encoded(value, field, limit), field, limit)
+    data = _encoded(value, field, limit)
+    if len(data) > limit:
+        raise _over_limit(data, field, limit)
+    return data
 
 
 def encode_result(value: object) -> bytes:
@@ -54,13 +57,13 @@ def encode_result(value: object) -> bytes:
         data = _encoded(value, "result", codec.MAX_DATA_BYTES)
     except InvalidInput as error:
         raise InvalidResult("result", error.message) from error
-    return _small_enough(data, "result", codec.MAX_DATA_BYTES)
-
-
-def _small_enough(data: bytes, field: str, limit: int) -> bytes:
-    if len(data) > limit:
-        raise InvalidInput(field, _too_large(f"{len(data):,}", limit))
+    if len(data) > codec.MAX_DATA_BYTES:
+        raise _over_limit(data, "result", codec.MAX_DATA_BYTES)
     return data
+
+
+def _over_limit(data: bytes, field: str, limit: int) -> InvalidInput:
+    return InvalidInput(field, _too_large(f"{len(data):,}", limit))
 
 
 def _too_large(size: str, limit: int) -> str:
@@ -70,7 +73,10 @@ def _too_large(size: str, limit: int) -> str:
 def _encoded(value: object, field: str, limit: int) -> bytes:
     try:
         # Encode a value slightly over the limit, to name its size, but not a huge one.
-        if _room_after(value, MAX_MEASURED_FACTOR * limit) is not None:
+        left = _left(value, MAX_MEASURED_FACTOR * limit)
+        if left is not None and left < 0:
+            raise _TooLarge(MAX_MEASURED_FACTOR * limit)
+        if left is not None:
             return codec.encode(value)
         # Unlike the fast encoder, this one passes every unknown type to the hook, including bytes.
         plainer = _Plainer(limit)
@@ -106,19 +112,11 @@ class _TooLarge(Exception):
         self.size = size
 
 
-def _room_after(value: object, room: int) -> int | None:
-    """Return the bytes of `room` that are left after a value; None if the fast encoder would change the value.
-
-    That encoder turns NaN into null and bytes into text. The count is a lower bound of the JSON's size. Raises
-    _TooLarge if the value does not fit.
-    """
-    left = _left(value, room)
-    if left is not None and left < 0:
-        raise _TooLarge(room)
-    return left
-
-
 def _left(value: object, left: int) -> int | None:
+    """Return `left` minus the least number of bytes that a value takes as JSON; any negative number if that is more.
+
+    None: the fast encoder would change the value, since it turns NaN into null and bytes into text.
+    """
     kind = type(value)
     if kind is str:
         return left - len(value)  # type: ignore[arg-type]  # `kind is str` says it

@@ -60,12 +60,15 @@ def parts_of(
     names = [each.step for each in result.journaled]
     if told and isinstance(result, Suspended):
         names.append(told)
-    written, count = parts(effects, delivery, app, partitions), len(effects) + len(names)
+    written = parts(effects, delivery, app, partitions) if effects else []
+    count = len(effects) + len(names)
     for name in names:
         written += (_JOURNALED, name)
     if isinstance(result, Completed):
-        answer = answer_parts(delivery)
-        return written + answer, count + bool(answer)
+        if delivery.trace:
+            written += answer_parts(delivery)
+            count += 1
+        return written, count
     for step, wait in result.again:
         written += (_AGAIN, step, wait)
     return written, count + len(result.again)

@@ -22,7 +22,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, cached_property
 from itertools import accumulate, chain, pairwise
 
 import msgspec
@@ -165,7 +165,6 @@ class Redactor:
         self._patterns = tuple(patterns)
         self._secrets: tuple[str, ...] = ()
         self._by_head: dict[bytes, list[bytes]] = {}
-        self._compiled: re2._Regexp | None = None
         self._lines = _in_lines(self._patterns)
         for secret in secrets:
             self.learn(secret)
@@ -184,7 +183,7 @@ class Redactor:
         # The longest first: a shorter one may be a part of it.
         same = self._by_head.get(known[:SHORTEST_SECRET], [])
         self._by_head[known[:SHORTEST_SECRET]] = sorted((*same, known), key=len, reverse=True)
-        self._compiled = None
+        self.__dict__.pop("_look", None)
 
     def text(self, text: str) -> str:
         """The text without secrets; the same object where it has none."""
@@ -212,7 +211,7 @@ class Redactor:
         JSON inside of a string, as the arguments of a tool call are written, is gone through too.
         """
         first = self._look.search(data)
-        if first is None and self._matches_no_pattern(data):
+        if first is None and (not self._patterns or self._matches_no_pattern(data)):
             return data
         try:
             return self._json(data, _Allowance(), 0, first)
@@ -222,7 +221,7 @@ class Redactor:
     def rows(self, data: bytes) -> bytes:
         """Rows of the trajectory, a JSON array, without secrets: however many they are, each stays a row."""
         first = self._look.search(data)
-        if first is None and self._matches_no_pattern(data):
+        if first is None and (not self._patterns or self._matches_no_pattern(data)):
             return data
         try:
             return self._json(data, _Allowance(), 0, first)
@@ -249,11 +248,10 @@ class Redactor:
             for name, value in attributes.items()
         }
 
-    @property
+    @cached_property
     def _look(self) -> re2._Regexp:
-        if self._compiled is None:
-            self._compiled = look_for(self._secrets)
-        return self._compiled
+        """Finds the places to look at closely. Made at its first use, and again when a secret was learned."""
+        return look_for(self._secrets)
 
     def _matches_no_pattern(self, data: bytes) -> bool:
         """Whether no pattern of the user's can match a string of this JSON. False also where that is not certain."""
