@@ -245,7 +245,7 @@ async def a_step_of_an_engine_that_has_waited_too_long(stage: Stage) -> Act:
     await busy(stage)
     await suspend(stage.bus, await stage.broker.take(stage.bus), ask("1", "rank", stream="ray"))
     [(entry, fields)] = pairs(await stage.broker.call("XRANGE", stage.broker.keys.stream("ray"), "-", "+"))
-    step = Delivery(0, "ray", entry).parse(fields)
+    step = Delivery(0, "ray", entry, fields)
     return lambda: stage.bus.expire_call(step, now(), b'{"type":"EngineUnavailable","message":"late"}', b"[]")
 
 

@@ -221,7 +221,7 @@ async def overdue(broker: Broker, bus: EventBus) -> Delivery:
     await broker.pass_time(3_600_000)
     [entry] = await broker.entries("ray")
     fields = [item.encode() for name in ("h", "d", "x") for item in (name, entry[name])]
-    return Delivery(0, "ray", entry["id"].encode()).parse(fields)
+    return Delivery(0, "ray", entry["id"].encode(), fields)
 
 
 ERROR = b'{"type":"EngineUnavailable","message":"late"}'

@@ -139,8 +139,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         CONSUMER,
         "fenced_forgets",
-        "        self._handler.forget()\n        self._known.clear()",
-        "        self._known.clear()",
+        "        self._handler.forget()\n        self._rejoining = True",
+        "        self._rejoining = True",
         "an owner that was declared dead keeps no runs",
         "contracts:heartbeats",
         "integration/host:bad_days",
@@ -150,8 +150,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         CONSUMER,
         "known_before_read",
-        "            await self._known.wait()\n",
-        "",
+        " or self._rejoining:",
+        ":",
         "nothing is read under a name that counts as dead",
         "contracts:consumer_fences",
     ),

@@ -78,7 +78,10 @@ class Names(Generic[Item]):
         """
         if isinstance(named, str):
             return self._by_name.get(named)
-        found = self._by_source.get(named) if isinstance(named, Hashable) else None
+        try:
+            found = self._by_source.get(named)
+        except TypeError:  # an unhashable object
+            return None
         if found is None:
             return None
         if len(found) > 1:

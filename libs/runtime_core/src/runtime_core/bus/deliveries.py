@@ -35,7 +35,11 @@ class Delivery:
         "quarantined", "run", "span", "step", "stream", "task", "trace", "turn", "waits",
     )  # fmt: skip
 
-    def __init__(self, partition: int, stream: str, entry: bytes) -> None:
+    def __init__(self, partition: int, stream: str, entry: bytes, fields: list[bytes] | None = None) -> None:
+        """Parse the entry's fields, if given.
+
+        Raises InvalidInput if the bus has not written them, or uses another format.
+        """
         self.partition = partition
         self.stream = stream
         self.entry = entry
@@ -53,9 +57,8 @@ class Delivery:
         self.waits = 0
         """How many calls its turn waits for now."""
         # `span` traces its handling. `trace` is the traceparent for events that it causes, empty if not traced.
-
-    def parse(self, fields: list[bytes]) -> Delivery:
-        """Read the entry's fields. Raises InvalidInput if the bus has not written them, or uses another format."""
+        if fields is None:
+            return
         try:
             if fields[0] != b"h":
                 raise InvalidInput("h", "missing: only the bus's functions may write to work streams")
@@ -69,8 +72,8 @@ class Delivery:
             self.turn = int(turn)
         except (IndexError, ValueError) as error:
             raise InvalidInput("h", f"not a header of the bus: {error}") from None
-        if (self.kind == "call") is self.stream.startswith("agent") or (self.kind == "call" and "/" not in self.run):
-            raise InvalidInput("h", f"not a header of the bus: {self.kind!r} of {self.run!r} on {self.stream}")
+        if (self.kind == "call") is stream.startswith("agent") or (self.kind == "call" and "/" not in self.run):
+            raise InvalidInput("h", f"not a header of the bus: {self.kind!r} of {self.run!r} on {stream}")
         for at in range(2, len(fields) - 1, 2):
             name = fields[at]
             if name == b"d":
@@ -81,7 +84,6 @@ class Delivery:
                 self.context = fields[at + 1]
             elif name == b"e":
                 self.errors = fields[at + 1]
-        return self
 
     @property
     def instance(self) -> str:
@@ -184,8 +186,12 @@ class TakingVerbs(Partition):
         for key, entries in found:
             stream = key.decode()[len(self.keys.base) :]
             for entry, fields in entries:
-                if fields is not None:  # else it was deleted meanwhile
-                    self._open(stream, entry, fields, 1, taken, malformed)
+                if fields is None:
+                    continue  # deleted meanwhile
+                try:
+                    taken.append(Delivery(self.keys.partition, stream, entry, fields))
+                except InvalidInput as error:
+                    malformed.append((stream, entry, str(error)))
         return taken, malformed
 
     async def join(self, stream: str) -> None:
@@ -283,7 +289,7 @@ class TakingVerbs(Partition):
         malformed: list[tuple[str, bytes, str]],
     ) -> Delivery | None:
         try:
-            delivery = Delivery(self.keys.partition, stream, entry).parse(fields)
+            delivery = Delivery(self.keys.partition, stream, entry, fields)
         except InvalidInput as error:
             malformed.append((stream, entry, str(error)))
             return None

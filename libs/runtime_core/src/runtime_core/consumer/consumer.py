@@ -102,9 +102,10 @@ class Consumer:
         self._running: dict[Place, asyncio.Task[None]] = {}
         self._stopped_tasks: set[str] = set()
         self._ended = EndedTasks()
-        self._room = asyncio.Event()
-        self._known = asyncio.Event()
-        self._full = False
+        self._rejoining = False
+        """Whether this owner was declared dead and has no new name yet."""
+        self._may_read = asyncio.Event()
+        """Set at each change after which the next read may be allowed."""
         self._stop = asyncio.Event()
         self._alone: str | None = None
         """The stream of a quarantined entry that runs alone, or is about to."""
@@ -124,12 +125,10 @@ class Consumer:
         await self._bus.make_groups(self._streams)
         await self._owner.enter()
         await self._recall_ended()
-        self._known.set()
         self._connected = True
 
     async def run(self) -> None:
         """Work until `stop`."""
-        self._room.set()
         loop = asyncio.get_running_loop()
         self._loops = [
             loop.create_task(self._beating(), name="heartbeat"),
@@ -234,10 +233,11 @@ class Consumer:
     async def _read(self) -> None:
         backoff = 0.05
         while True:
-            await self._room.wait()
             # Reads have a separate connection. A read before the first heartbeat would use a name that counts as
             # dead, and others would adopt its entries.
-            await self._known.wait()
+            while len(self._held) >= self._limit or self._alone is not None or self._rejoining:
+                self._may_read.clear()
+                await self._may_read.wait()
             self._in_read = True
             self._reconciled.clear()
             owner = self._bus.owner
@@ -297,9 +297,6 @@ class Consumer:
             burying = loop.create_task(self._bury(stream, entry, why), name="bury")
             self._burying.add(burying)
             burying.add_done_callback(self._buried)
-        if len(self._held) >= self._limit or self._alone is not None:
-            self._full = True
-            self._room.clear()
         self._watch.waiting(bool(self._held))
 
     def _buried(self, burying: asyncio.Task[None]) -> None:
@@ -382,9 +379,8 @@ class Consumer:
         if not self._held:
             self._stopped_tasks.clear()
             self._watch.waiting(False)
-        if self._full and self._alone is None:
-            self._full = False
-            self._room.set()
+        if len(self._held) == self._limit - 1:
+            self._may_read.set()
 
     async def _bury(self, stream: str, entry: bytes, why: str, reason: str = "malformed") -> None:
         if reason == "malformed" and await self._bus.namespace_is_newer():
@@ -458,7 +454,7 @@ class Consumer:
             if task is not current:
                 task.cancel()
         self._handler.forget()
-        self._known.clear()
+        self._rejoining = True
         self._loops.append(asyncio.get_running_loop().create_task(self._rejoin(), name="rejoin"))
 
     async def _rejoin(self) -> None:
@@ -469,7 +465,8 @@ class Consumer:
                 await asyncio.sleep(0.1)
             else:
                 self._unreconciled = True
-                self._known.set()
+                self._rejoining = False
+                self._may_read.set()
                 break
         self._loops = [task for task in self._loops if not task.done() and task is not asyncio.current_task()]
 
@@ -531,7 +528,7 @@ class Consumer:
             adopted = await self._bus.adopt(stream, 1, idle=True)
             if not adopted.must_be_idle and not adopted.deliveries:
                 self._alone = None
-                self._room.set()
+                self._may_read.set()
             await self._take_adopted(adopted)
             return
         # One by one, each with a head start: an entry that kills its process immediately does so before others are
@@ -545,7 +542,6 @@ class Consumer:
                     stream,
                 )
                 self._alone = stream
-                self._room.clear()
             taken = await self._take_adopted(adopted)
             if not taken:
                 break

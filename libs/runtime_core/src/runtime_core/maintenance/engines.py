@@ -71,7 +71,7 @@ class EngineWatch:
         steps = []
         for entry, fields in found:
             try:
-                steps.append(Delivery(self._bus.keys.partition, stream, entry).parse(fields))
+                steps.append(Delivery(self._bus.keys.partition, stream, entry, fields))
             except InvalidInput:
                 continue  # not written by the bus: the gateway that reads it dead-letters it
         return steps

@@ -206,11 +206,13 @@ class RequestStep(Step[T]):
         branch = run.flow.branch_here(self)
         value = run.find(self)
         if value is None:
-            self.carry(branch)
+            if self.kind == "agent":
+                self.carry(branch)
             wait = Wait()
             wait.missing[self.id] = self
             yield from run.flow.wait(wait)
-            value = run.found(self)
+            value = run.find(self)
+            assert value is not None, self
         return result_of(self, value, branch)
 
     def carry(self, branch: Branch) -> None:

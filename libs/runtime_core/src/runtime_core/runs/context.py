@@ -172,7 +172,8 @@ class AgentContext:
 
         When awaited, raises ToolError if it failed permanently, and Denied if a hook denied it.
         """
-        run, branch = self._here("ctx.tool")
+        run = self._run
+        branch = run.flow.branch_here("ctx.tool")
         name, pool = name_and_pool(run, "tool", run.functions.tool(tool), tool)
         data = encode(arguments, f"arguments of tool {name!r}")
         if run.hooks is not None and (guarded := run.hooks.tool(branch, name, data, pool)) is not None:

@@ -43,6 +43,11 @@ def packed_now(digest: str, status: bytes = COMPLETED, payload: bytes = b"null")
     return pack(digest, status, time.time_ns() // 1_000_000, payload)
 
 
+def unpacked(value: bytes) -> tuple[bytes, int, bytes]:
+    """Return status, epoch milliseconds and payload of a journal value, as the three functions below do."""
+    return value[_STATUS], int(value[_TIME]), value[JOURNAL_PREFIX:]
+
+
 def status_of(value: bytes) -> bytes:
     """Return `K` for a result, `E` for an error (JSON `{"type", "message"}`)."""
     return value[_STATUS]
@@ -183,13 +188,14 @@ class Rows:
     (JSON).
     """
 
-    __slots__ = ("_attempt", "_emitted", "_owner", "_rows", "_run", "_unrecorded")
+    __slots__ = ("_attempt", "_emitted", "_owner", "_rows", "_run", "unrecorded")
 
     def __init__(self, run: str, attempt: int, owner: str, unrecorded: Mapping[str, bytes]) -> None:
         self._run = run
         self._attempt = attempt
         self._owner = owner
-        self._unrecorded = dict(unrecorded)
+        self.unrecorded = dict(unrecorded)
+        """Steps of the journal whose rows no commit has written, with their usage (JSON)."""
         self._rows: list[Row] = []
         self._emitted = 0
 
@@ -235,11 +241,10 @@ class Rows:
             )
         )
 
-    def replayed(self, step: Step[Any], value: bytes) -> bytes | None:  # Any: steps of all result types
-        """Add the row of a journaled step if no commit has written it, and return its usage (JSON); else None."""
-        usage = self._unrecorded.pop(step.id, None)
-        if usage is not None:
-            self.journaled(step, value, usage)
+    def replayed(self, step: Step[Any], value: bytes) -> bytes:  # Any: steps of all result types
+        """Add the row of an unrecorded step, and return its usage (JSON)."""
+        usage = self.unrecorded.pop(step.id)
+        self.journaled(step, value, usage)
         return usage
 
     def journaled(self, step: Step[Any], value: bytes, used: bytes = b"") -> None:  # Any: steps of all result types

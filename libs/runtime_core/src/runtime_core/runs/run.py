@@ -27,7 +27,7 @@ from runtime_core.consumer.failure import failure_of
 from runtime_core.errors import Divergence, LimitExceeded, WeftError
 from runtime_core.ids import ANY_DIGEST, any_digest
 from runtime_core.runs.context import AgentContext
-from runtime_core.runs.journal import MAX_JOURNAL_BYTES, MAX_RUN_STEPS, Journal, Rows, State, packed_now
+from runtime_core.runs.journal import DIGEST_BYTES, MAX_JOURNAL_BYTES, MAX_RUN_STEPS, Journal, Rows, State, packed_now
 from runtime_core.runs.ports import Attempt, Definition, Meta, RunPort, Workplace
 from runtime_core.runs.scheduler import Branch, Flow, Wait
 from runtime_core.runs.sharing import answer_of
@@ -352,7 +352,8 @@ class Run:
         self.steps_taken += 1
         if self.steps_taken > MAX_RUN_STEPS:
             raise self.flow.abort(_too_many())
-        return branch.next_id()
+        branch.count += 1
+        return f"{branch.prefix}{branch.count}"
 
     def check_place(self, step: str, kind: str) -> None:
         """Check that the journal holds nothing at this place, for calls that take an id and record nothing."""
@@ -370,12 +371,11 @@ class Run:
             if self.journal.pending.get(step.id, step.digest) != step.digest:
                 raise self.diverged(step)
             return None
-        held = self.journal.digest(step.id)
+        held = value[:DIGEST_BYTES].decode("ascii", "replace")
         if held != step.digest and held not in (ANY_DIGEST, any_digest(step.kind, step.name)):
             raise self.diverged(step)
-        usage = self.rows.replayed(step, value)
-        if usage is not None:
-            self.note_journaled(step, value, usage)
+        if step.id in self.rows.unrecorded:
+            self.note_journaled(step, value, self.rows.replayed(step, value))
         if self.overrides and (changed := self.later_state(self.overrides.pop(step.id, b""))):
             self.state.replace(changed)
         return value

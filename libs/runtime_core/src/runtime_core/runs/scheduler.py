@@ -42,10 +42,6 @@ class Branch:
         self.stopped = False
         """Whether this branch alone was stopped; it takes no more steps while the run continues."""
 
-    def next_id(self) -> str:
-        self.count += 1
-        return f"{self.prefix}{self.count}"
-
     def move(self, prefix: str) -> None:
         """Number the next steps from 1 under another prefix."""
         self.prefix, self.count = prefix, 0
@@ -164,7 +160,8 @@ class Flow:
 
     def wait(self, wait: Wait) -> Generator[Any, None, None]:  # Any: what a future yields to its task
         """Block the running branch until `wait` is over."""
-        self.check_going()
+        if self.stopping:
+            raise asyncio.CancelledError(self.why)
         assert self._loop is not None
         future = wait.future = self._loop.create_future()
         wait.owner = asyncio.current_task()

@@ -37,6 +37,7 @@ from runtime_core.runs.journal import (
     recorded_error,
     status_of,
     time_of,
+    unpacked,
 )
 from runtime_core.runs.ports import Registered
 from runtime_core.runs.sharing import merge_changes, unwrapped
@@ -107,13 +108,13 @@ class Step(Generic[T]):
 
 def result_of(step: Step[T], value: bytes, branch: Branch) -> T:
     """Return the result in a journal value, or raise its error. Live steps and replays both use it."""
-    branch.saw(time_of(value))
-    if status_of(value) == FAILED:
+    status, ended_ms, payload = unpacked(value)
+    branch.saw(ended_ms)
+    if status == FAILED:
         type, message = recorded_error(value)
         if type == Deadlock.__name__ and step.kind == "agent":
             raise Deadlock(type, message)
         raise _ERRORS.get(step.kind, StepError)(type, message)
-    payload = payload_of(value)
     if step.kind == "agent":
         payload, changes = unwrapped(payload)
         if changes:
