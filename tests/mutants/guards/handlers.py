@@ -88,7 +88,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         TURNS,
         "other_results",
-        "if warm.run.awaited:",
+        "if warm.run.flow.waiting:",
         "if False:",
         "a run that wakes gets all results that are there",
         "contracts:warm_runs",
@@ -131,7 +131,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         CONSUMER,
         "fenced_drops",
-        "            if task is not current:\n                task.cancel()\n",
+        "            if task is not current:\n                self._cancel(place)\n",
         "            pass\n",
         "an owner that was declared dead drops what it runs",
         "contracts:consumer_fences",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
@@ -205,8 +204,10 @@ class RespTransport:
             connection = self._blocking = await self._open_for_reads()
         future: asyncio.Future[Reply] = self._loop.create_future()
         connection.send([(_pack(args), future)])
-        patience = self._patience(args)
-        limit = None if patience is None else self._loop.call_later(patience, connection.abort)
+        # It may take its BLOCK time (0: forever), plus the allowed silence.
+        block_ms = int(args[args.index("BLOCK") + 1]) if "BLOCK" in args else None
+        patience = self._silence_seconds + (block_ms or 0) / 1000
+        limit = None if block_ms == 0 else self._loop.call_later(patience, connection.abort)
         try:
             return await future
         except _BrokenRead:
@@ -306,13 +307,6 @@ class RespTransport:
             await asyncio.wait((connection.lost,), timeout=self._silence_seconds / 4)
             if connection.waiting and self._loop.time() - connection.heard_at > self._silence_seconds:
                 return
-
-    def _patience(self, args: tuple[Argument, ...]) -> float | None:
-        """Return how long a blocking read may take: its BLOCK time plus the allowed silence; None: forever."""
-        for name, value in itertools.pairwise(args):
-            if name == "BLOCK":
-                return float(value) / 1000 + self._silence_seconds if int(value) else None
-        return self._silence_seconds
 
 
 def _fail(calls: Iterable[_Call], error: BusUnavailable) -> None:

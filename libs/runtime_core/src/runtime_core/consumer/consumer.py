@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import time
 from collections.abc import Sequence
 from functools import partial
+from types import CoroutineType
 from typing import Protocol
 
 from runtime_core.bus.deliveries import Adopted, Delivery
@@ -201,8 +203,8 @@ class Consumer:
         left = list(self._running.values())
         if left:
             logger.info("%d deliveries still running; handing them back", len(left))
-            for task in left:
-                task.cancel()
+            for place in list(self._running):
+                self._cancel(place)
             _, stays = await asyncio.wait(left, timeout=self._cancel_grace_seconds)
             if stays:
                 logger.warning("%d deliveries ignored their cancellation; they end with the process", len(stays))
@@ -291,8 +293,7 @@ class Consumer:
                 self._metrics.duplicates_suppressed.inc()
                 continue
             self._held[place] = delivery
-            self._running[place] = task = loop.create_task(self._handle(place, delivery))
-            task.add_done_callback(partial(self._drop_unbegun, place))
+            self._running[place] = loop.create_task(self._handle(place, delivery))
         for stream, entry, why in malformed:
             burying = loop.create_task(self._bury(stream, entry, why), name="bury")
             self._burying.add(burying)
@@ -304,8 +305,16 @@ class Consumer:
         if not burying.cancelled() and (error := burying.exception()) is not None:
             logger.error("could not write a dead letter: %s", error)
 
+    def _cancel(self, place: Place, why: str | None = None) -> None:
+        """Cancel the handling of a delivery, and release the delivery if that has not begun and so runs no clean-up."""
+        task = self._running[place]
+        coroutine = task.get_coro()
+        assert isinstance(coroutine, CoroutineType)
+        if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+            task.add_done_callback(partial(self._drop_unbegun, place))
+        task.cancel(why)
+
     def _drop_unbegun(self, place: Place, task: asyncio.Task[None]) -> None:
-        """Release a delivery whose asyncio task was cancelled before it began, and so ran no clean-up."""
         if self._running.get(place) is task:
             self._release(place)
             self._unreconciled = True
@@ -439,7 +448,7 @@ class Consumer:
             for place in places:
                 # Two heartbeats may report the same task: a second cancel would disturb its clean-up.
                 if not self._running[place].cancelling():
-                    self._running[place].cancel(STOPPED)
+                    self._cancel(place, STOPPED)
 
     def _on_fenced(self, owner: str) -> None:
         """Drop all deliveries, since this owner was declared dead and others own them, and rejoin under a new name."""
@@ -450,9 +459,9 @@ class Consumer:
             len(self._held),
         )
         current = asyncio.current_task()
-        for task in list(self._running.values()):
+        for place, task in list(self._running.items()):
             if task is not current:
-                task.cancel()
+                self._cancel(place)
         self._handler.forget()
         self._rejoining = True
         self._loops.append(asyncio.get_running_loop().create_task(self._rejoin(), name="rejoin"))

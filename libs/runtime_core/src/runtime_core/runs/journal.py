@@ -124,11 +124,13 @@ class Journal:
 class State:
     """The instance's state: a dict of JSON values, decoded at its first use and written only if it has changed."""
 
-    __slots__ = ("_at_start", "_put", "_reported", "_value", "snapshot")
+    __slots__ = ("_at_start", "_put", "_reported", "_value", "snapshot", "used")
 
     def __init__(self, snapshot: bytes) -> None:
         self.snapshot = snapshot
         """The state at the start of the run (JSON; empty: none)."""
+        self.used = False
+        """Whether the code has read or changed it."""
         self._put: bytes | None = None
         self._value: dict[str, Any] | None = None  # Any: JSON values of the user's choice
         self._at_start = b""
@@ -146,7 +148,7 @@ class State:
                     "delete the instance's state or repair it"
                 )
             # Encoded again, since the snapshot may have other spacing.
-            self._value = decoded
+            self._value, self.used = decoded, True
             self._at_start = self._reported = encode(decoded, "state")
         return self._value
 
@@ -160,7 +162,7 @@ class State:
 
     def put(self, state: bytes) -> None:
         """Have the commit that ends the run write this state (JSON)."""
-        self._put = state
+        self._put, self.used = state, True
 
     def changed(self) -> bytes | None:
         """Return JSON of the state; None if it is unchanged since the run's start. Raises InvalidInput (`state`)."""
@@ -188,7 +190,7 @@ class Rows:
     (JSON).
     """
 
-    __slots__ = ("_attempt", "_emitted", "_owner", "_rows", "_run", "unrecorded")
+    __slots__ = ("_attempt", "_emitted", "_owner", "_run", "collected", "unrecorded")
 
     def __init__(self, run: str, attempt: int, owner: str, unrecorded: Mapping[str, bytes]) -> None:
         self._run = run
@@ -196,7 +198,7 @@ class Rows:
         self._owner = owner
         self.unrecorded = dict(unrecorded)
         """Steps of the journal whose rows no commit has written, with their usage (JSON)."""
-        self._rows: list[Row] = []
+        self.collected: list[Row] = []
         self._emitted = 0
 
     def add(
@@ -221,7 +223,7 @@ class Rows:
             output = b'"(%d bytes, which are on the task\'s output only)"' % len(output)
         if cut or step.identified:
             attributes = {**(attributes or {}), DIGEST: step.digest}
-        self._rows.append(
+        self.collected.append(
             Row(
                 run=self._run,
                 kind=step.kind,
@@ -267,5 +269,5 @@ class Rows:
 
     def take(self) -> list[Row]:
         """Return the collected rows and start over."""
-        rows, self._rows = self._rows, []
+        rows, self.collected = self.collected, []
         return rows

@@ -177,7 +177,9 @@ class Run:
         assert root is not None
         if root.done() and (not self.jobs or _has_failed(root) or all(job.over for job in self.jobs)):
             result = self._result(root)
-            await self._close()
+            if self.flow.tasks or self.unawaited:
+                await self._close()
+            self._over = True
             return result
         return await self._suspended()
 
@@ -272,15 +274,17 @@ class Run:
     async def _suspended(self) -> Suspended | Failed:
         pending = self.journal.pending
         result = suspend(self.flow.waits, pending)
-        try:
-            result.working_state = self.state.working_change()
-        except Exception as error:
-            return await self._ended_by(_for_good(error))
+        if self.state.used:
+            try:
+                result.working_state = self.state.working_change()
+            except Exception as error:
+                return await self._ended_by(_for_good(error))
         for request in result.requests:
             pending[request.step] = request.digest
         result.sends, self.sends = self.sends, []
         result.spends, self.spends = self.spends, []
-        result.steps = self.rows.take()
+        if self.rows.collected:
+            result.steps = self.rows.take()
         result.journaled, self.journaled = self.journaled, []
         return result
 
@@ -302,14 +306,14 @@ class Run:
                         job.merge(self.branch)
                 output = self.definition.encode_output(root.result())
                 answer = answer_of(self, self.branch, output) if self.branch.context is not None else None
-                state = self.state.changed()
+                state = self.state.changed() if self.state.used else None
             except Exception as wrong:
                 failed = _for_good(wrong)
             else:
                 if self.unawaited:
                     self._warn_of_unawaited()
                 return Completed(
-                    output, answer, sends=self.sends, spends=self.spends, steps=self.rows.take(), state=state,
+                    output, answer, sends=self.sends, spends=self.spends, steps=self.rows.collected, state=state,
                     journaled=[step for step in self.journaled if step.usage],
                 )  # fmt: skip
         return self._with_effects(failed)
@@ -327,10 +331,9 @@ class Run:
 
     async def _close(self) -> None:
         self._over = True
-        if not self.flow.stop("the run is over"):
-            await self.flow.stopped()
-        if self.unawaited:
-            self._close_unawaited()
+        self.flow.stop("the run is over")
+        await self.flow.stopped()
+        self._close_unawaited()
 
     def _warn_of_unawaited(self) -> None:
         steps = ", ".join(repr(step) for step in self.unawaited.values())

@@ -101,8 +101,8 @@ class Flow:
         """How the run ends, whatever its code does: a failure, or an error of the port to raise."""
         self.stopping = False
         self.why = ""
-        # None: a local step, which takes no steps.
-        self._branches: dict[asyncio.Task[Any], Branch | None] = {}  # Any: results of all types
+        self.tasks: dict[asyncio.Task[Any], Branch | None] = {}  # Any: results of all types
+        """All tasks that have not ended, by branch; None: a local step, which takes no steps."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn: asyncio.Future[None] | None = None
 
@@ -135,7 +135,7 @@ class Flow:
             task = asyncio.current_task()
         except RuntimeError:  # a thread without a loop
             task = None
-        branch = None if task is None else self._branches.get(task)
+        branch = None if task is None else self.tasks.get(task)
         if branch is None or branch.performing:
             raise self.misuse(
                 f"{what!r} outside the agent's own flow: inside ctx.step, a thread, or an asyncio task "
@@ -146,9 +146,9 @@ class Flow:
             raise asyncio.CancelledError("the job was cancelled")
         return branch
 
-    def is_stopped(self, task: asyncio.Task[Any] | None) -> bool:  # Any: as `_branches`
+    def is_stopped(self, task: asyncio.Task[Any] | None) -> bool:  # Any: as `tasks`
         """Whether the task's branch was stopped alone (see `stop_branch`)."""
-        branch = None if task is None else self._branches.get(task)
+        branch = None if task is None else self.tasks.get(task)
         return branch is not None and branch.stopped
 
     def help(
@@ -207,7 +207,7 @@ class Flow:
         waiting = {wait.owner for wait in self.waits}
         return any(
             branch is not None and branch.prefix.startswith(prefix) and not branch.performing and task not in waiting
-            for task, branch in self._branches.items()
+            for task, branch in self.tasks.items()
         )
 
     def wake(self, wait: Wait) -> None:
@@ -250,25 +250,21 @@ class Flow:
         self._poke()
         return asyncio.CancelledError(self.why)
 
-    def stop(self, why: str) -> bool:
-        """Cancel all tasks. Each gets CancelledError at its await, and again at each further step.
-
-        Return whether there are none.
-        """
+    def stop(self, why: str) -> None:
+        """Cancel all tasks. Each gets CancelledError at its await, and again at each further step."""
         if not self.stopping:
             self.stopping = True
             self.why = why
         for wait in list(self.waits):
             self._give_up(wait)
-        for task in self._branches:
+        for task in self.tasks:
             task.cancel(why)
-        return not self._branches
 
     def stop_branch(self, branch: Branch, why: str) -> None:
         """Cancel a branch and the branches that it started. The others continue."""
         tasks = [
             task
-            for task, other in self._branches.items()
+            for task, other in self.tasks.items()
             if other is not None and (other is branch or other.prefix.startswith(branch.prefix))
         ]
         for wait in [wait for wait in self.waits if wait.owner in tasks]:
@@ -281,16 +277,16 @@ class Flow:
                 else:
                     self.waiting.pop(step, None)
         for task in tasks:
-            known = self._branches[task]
+            known = self.tasks[task]
             if known is not None:
                 known.stopped = True
             task.cancel(why)
 
     async def stopped(self) -> None:
         """Wait at most `CANCEL_GRACE_SECONDS` for all tasks to end."""
-        if not self._branches:
+        if not self.tasks:
             return
-        _, late = await asyncio.wait(list(self._branches), timeout=CANCEL_GRACE_SECONDS)
+        _, late = await asyncio.wait(list(self.tasks), timeout=CANCEL_GRACE_SECONDS)
         if late:
             log.warning("%s ignored its cancellation for %g s and is abandoned", self.label, CANCEL_GRACE_SECONDS)
 
@@ -299,9 +295,9 @@ class Flow:
     def _spawn(
         self, coroutine: Coroutine[Any, Any, Any], branch: Branch | None, wait: Wait | None
     ) -> asyncio.Task[Any]:  # Any: results of all types
-        # Not loop.create_task: an eager task factory would run the code before `_branches` has its branch.
+        # Not loop.create_task: an eager task factory would run the code before `tasks` has its branch.
         task = asyncio.Task(_guarded(coroutine), loop=self._loop, name=self.label)
-        self._branches[task] = branch
+        self.tasks[task] = branch
         self.active += 1
         task.add_done_callback(partial(self._done, coroutine, wait))
         return task
@@ -309,7 +305,7 @@ class Flow:
     def _done(
         self, coroutine: Coroutine[Any, Any, Any], wait: Wait | None, task: asyncio.Task[Any]
     ) -> None:  # Any: results of all types
-        del self._branches[task]
+        del self.tasks[task]
         # A task that is cancelled before it starts never begins the coroutine.
         coroutine.close()
         if not task.cancelled():

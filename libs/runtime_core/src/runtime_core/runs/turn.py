@@ -244,7 +244,7 @@ class TurnHandler:
                 if delivery.step:
                     warm.run.deliver(delivery.step, delivery.data)
                     warm.received.append(delivery.step)
-                if warm.run.awaited:
+                if warm.run.flow.waiting:
                     await self._deliver_others(delivery, warm)
                 return warm
             warm.run.drop()
@@ -378,7 +378,7 @@ class TurnHandler:
     async def _suspend(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm, result: Suspended) -> str:
         try:
             committed = await self._commit(
-                delivery, warm, result, "w", _now(), result.steps, result.working_state or b"", b""
+                delivery, warm, result, "w", time.time_ns() // 1_000_000, result.steps, result.working_state or b"", b""
             )
         except LimitExceeded as error:
             return await self._fail(delivery, definition, _over_limit(error, result), warm)
@@ -398,7 +398,7 @@ class TurnHandler:
         return "suspended"
 
     async def _complete(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm, result: Completed) -> str:
-        now = _now()
+        now = time.time_ns() // 1_000_000
         row = row_of_run(delivery, "completed", warm.started_ms, now, self._bus.owner)
         row.input = msgspec.Raw(warm.input)
         row.output = msgspec.Raw(result.output)
@@ -417,7 +417,7 @@ class TurnHandler:
             logger.info("%r is delayed: %s", delivery, failed.message)
             await hand_back(self._bus, delivery)
             return "waits"
-        now = _now()
+        now = time.time_ns() // 1_000_000
         error = StepError(failed.type, failed.message, failed.traceback, now)
         decision = await schedule_retry(self._bus, self._metrics, delivery, definition.retry, failed, error)
         if decision is None:
@@ -461,10 +461,6 @@ async def _flushed(port: TurnPort, result: TurnResult) -> TurnResult:
 
 
 _LIVE = ("accepted", "running", "waiting")
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000
 
 
 _META = msgspec.json.Decoder(dict[str, object])

@@ -117,8 +117,16 @@ def under(parent: Parent) -> Iterator[None]:
         _PARENT.reset(token)
 
 
+_PROVIDER_BY_NAME = "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
+"""Whether the API creates a provider at its first use."""
+
+
 def tracing() -> bool:
     """Return whether this process has configured an OpenTelemetry SDK."""
+    # Configuring an SDK requires importing the API.
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None or (getattr(trace, "_TRACER_PROVIDER", trace) is None and not _PROVIDER_BY_NAME):
+        return False  # `_tracer` would find the same, but the API reads the environment at each call
     return _tracer() is not None
 
 
@@ -278,17 +286,9 @@ def current_ids() -> tuple[str, str]:
     return f"{context.trace_id:032x}", f"{context.span_id:016x}"
 
 
-_PROVIDER_BY_NAME = "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
-"""Whether the API creates a provider at its first use."""
-
-
 def _tracer() -> Otel:
-    # Configuring an SDK requires importing the API.
     trace: ModuleType | None = sys.modules.get("opentelemetry.trace")
     if trace is None or not hasattr(trace, "get_tracer_provider"):  # half imported by another thread
-        return None
-    if getattr(trace, "_TRACER_PROVIDER", trace) is None and not _PROVIDER_BY_NAME:
-        # Nothing is configured. Until something is, the function below reads the environment at each call.
         return None
     provider = trace.get_tracer_provider()
     if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
