@@ -56,8 +56,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "runs/turn.py",
         "failed_journaled",
-        "            if warm.connection != self._bus.transport.reconnects and (result.journaled or warm.port.told):\n",
-        "            if False:\n",
+        "        if warm.connection != self._bus.transport.reconnects and (result.journaled or warm.port.told):\n",
+        "        if False:\n",
         "the steps of a failed attempt are stored again after a reconnect",
         "contracts:kept_turns",
     ),
@@ -97,8 +97,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "runs/run.py",
         "journaled_before",
-        "            self.note_journaled(step, value, usage)\n",
-        "            pass\n",
+        "            self.note_journaled(step, value, self.rows.replayed(step, value))\n",
+        "            self.rows.replayed(step, value)\n",
         "the commit of a turn names the steps that another process has journaled in this turn",
         "contracts:kept_turns",
     ),
