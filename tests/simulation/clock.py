@@ -10,8 +10,6 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-from unittest.mock import patch
 
 import runtime_core.bus.partition
 import runtime_core.consumer.consumer
@@ -39,30 +37,33 @@ def virtual(
     """
     chance = random.Random(f"names {seed}")
     owners = itertools.count(1)
+    epoch = EPOCH_MS / 1000
+    replaced: list[tuple[object, str, object]] = [
+        (time, "time", lambda: epoch + loop.now),
+        (time, "time_ns", lambda: EPOCH_MS * 1_000_000 + round(loop.now * 1e9)),
+        (time, "monotonic", lambda: 1000.0 + loop.now),
+        (time, "perf_counter", lambda: 1000.0 + loop.now),
+        (secrets, "token_hex", lambda size=8: f"{chance.getrandbits(8 * size):0{2 * size}x}"),
+        (runtime_core.consumer.heartbeat, "incarnation", lambda service: f"{service}#{next(owners)}"),
+        (runtime_core.bus.partition, "library", lambda: library),
+        (runtime_core.consumer.consumer, "PROMOTE_SECONDS", 0.5),
+        (runtime_core.ingress.relay, "POLL_SECONDS", 0.4),
+        (runtime_core.maintenance.keeper, "TIDY_SECONDS", 2.0),
+        (runtime_core.ingress.scheduler, "POLL_SECONDS", poll_seconds),
+        (runtime_core.maintenance.measures.Measures, "refresh", _measure_nothing),
+    ]
+    real = [getattr(owner, name) for owner, name, _ in replaced]
     state = random.getstate()
     random.seed(f"jitter {seed}")
-    real: dict[str, Any] = {name: getattr(time, name) for name in ("time", "time_ns", "monotonic", "perf_counter")}
-    epoch = EPOCH_MS / 1000
-    time.time = lambda: epoch + loop.now
-    time.time_ns = lambda: EPOCH_MS * 1_000_000 + round(loop.now * 1e9)
-    time.monotonic = time.perf_counter = lambda: 1000.0 + loop.now
     try:
-        with (
-            patch.object(secrets, "token_hex", lambda size=8: f"{chance.getrandbits(8 * size):0{2 * size}x}"),
-            patch.object(runtime_core.consumer.heartbeat, "incarnation", lambda service: f"{service}#{next(owners)}"),
-            patch.object(runtime_core.bus.partition, "library", lambda: library),
-            patch.object(runtime_core.consumer.consumer, "PROMOTE_SECONDS", 0.5),
-            patch.object(runtime_core.ingress.relay, "POLL_SECONDS", 0.4),
-            patch.object(runtime_core.maintenance.keeper, "TIDY_SECONDS", 2.0),
-            patch.object(runtime_core.ingress.scheduler, "POLL_SECONDS", poll_seconds),
-            patch.object(runtime_core.maintenance.measures.Measures, "refresh", _measure_nothing),
-        ):
-            if quiet:
-                logging.disable(logging.CRITICAL)
-            yield
+        for owner, name, value in replaced:
+            setattr(owner, name, value)
+        if quiet:
+            logging.disable(logging.CRITICAL)
+        yield
     finally:
         logging.disable(logging.NOTSET)
-        for name, function in real.items():
-            setattr(time, name, function)
+        for (owner, name, _), value in zip(replaced, real, strict=True):
+            setattr(owner, name, value)
         random.setstate(state)
         asyncio.set_event_loop(None)

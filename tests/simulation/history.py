@@ -394,15 +394,16 @@ class History:
         scheduler.disk_errors = 0
         loop.quiescent = loop.stop
         for _ in range(4):
-            left = [task for task in asyncio.all_tasks(loop) if not task.done()]
+            left = [task for task in _tasks_of(loop) if not task.done()]
             if not left:
                 break
             for task in left:
                 task.cancel()
-            loop._scheduled.clear()
+            loop.drop_timers()
             loop.run_forever()
-        for task in asyncio.all_tasks(loop):
+        for task in _tasks_of(loop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
+            asyncio.tasks._unregister_task(task)
         loop.close()
 
     # -- who acts ----------------------------------------------------------------------------------------------
@@ -699,6 +700,11 @@ def run(server: SimServer, choice_source: ChoiceSource, *, seed: int | str = 0, 
         outcome.lines += told
         outcome.fingerprint = hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
     return outcome
+
+
+def _tasks_of(loop: SimLoop) -> list[asyncio.Task[Any]]:
+    """All its tasks. Unlike `asyncio.all_tasks`, this looks at each task once."""
+    return [task for task in list(asyncio.tasks._all_tasks) if task.get_loop() is loop]  # type: ignore[attr-defined]
 
 
 async def _insist(call: Callable[[], Awaitable[object]]) -> None:

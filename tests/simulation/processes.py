@@ -21,7 +21,7 @@ from runtime_core.runs.turn import TurnHandler
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.tools.handler import CallHandler
 from runtime_core.tools.tool import AbandonedThreads
-from tests.simulation.loop import PROCESS
+from tests.simulation.loop import PROCESS, Timer
 from tests.simulation.objects import STREAM as OBJECTS
 from tests.simulation.objects import AppWithObjects
 from tests.simulation.transport import SimTransport
@@ -40,7 +40,7 @@ class Process:
         self.name = name
         self.dead = False
         self.paused = False
-        self.frozen: list[asyncio.TimerHandle] = []
+        self.frozen: list[Timer] = []
         """Timers that were due while it was paused."""
         self.transports: list[SimTransport] = []
         self.tasks: list[asyncio.Task[Any]] = []  # Any: results of all types

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast
 from runtime_core.bus.connection import Argument, Reply
 from runtime_core.errors import BusUnavailable, ServerError
 from tests.simulation.choice_source import ChoiceSource
-from tests.simulation.loop import PROCESS, SimLoop
-from tests.simulation.server import CLOCK, EPOCH_MS, SimServer
-from tests.simulation.transport import Call, Read, SimTransport
+from tests.simulation.loop import SimLoop
+from tests.simulation.server import CLOCK, EPOCH_MS, TOUCHED, SimServer
+from tests.simulation.transport import Call, Read, SimTransport, position
 
 if TYPE_CHECKING:
     from tests.simulation.processes import Process
@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 INFO = b"# Memory\r\nused_memory:1000000\r\nmaxmemory:%d\r\nmaxmemory_policy:noeviction\r\n"
 DISK_ERROR = "MISCONF Errors writing to the AOF file: No space left on device"
 OOM_ERROR = "OOM command not allowed when used memory > 'maxmemory'."
-BACKGROUND = ("beat", "promote", "adopt", "lead")
+BACKGROUND = (b"beat", b"promote", b"adopt", b"lead")
 """Functions that every process calls again and again; faults of calls choose others."""
-TIME_PASSES = 24
-"""One in so many steps lets time pass while calls wait."""
+MOST_HEADS = 15
+"""The most connections among which one is chosen."""
+NOTHING = 0, 0
+"""The position before the first entry of a stream."""
+CHANGE_STREAMS = ("XADD", "XDEL", "XTRIM", "XREADGROUP", "XREAD", "XGROUP", "DEL")
+"""Commands after which the newest entries of streams may be others than known. Functions tell what they have changed."""
 
 
 class Scheduler:
@@ -69,30 +73,21 @@ class Scheduler:
             if self.loop._ready:
                 return
         now = self.loop.now
-        heads: list[SimTransport | Read] = []
-        for transport in self.active:
-            if transport.held_until <= now and not transport.process.paused:
-                heads.append(transport)
-                if len(heads) == 15:
-                    break
-        if len(heads) < 15:
-            for read in self.reads:
-                if not read.held and not read.transport.process.paused and self._readable(read):
-                    heads.append(read)
-                    if len(heads) == 15:
-                        break
-        if not heads:
+        transports = [each for each in self.active if each.held_until <= now and not each.process.paused]
+        reads = [each for each in self.reads if self._readable(each)]
+        count = min(len(transports) + len(reads), MOST_HEADS)
+        if not count:
             self._pass_time()
             return
-        chosen = self.choice_source.choose(len(heads) * 8 + 1)
-        if chosen == len(heads) * 8:
+        chosen = self.choice_source.choose(count * 8 + 1)
+        if chosen == count * 8:
             self._pass_time()
             return
-        head = heads[chosen % len(heads)]
-        if isinstance(head, Read):
-            self._read(head)
+        at = chosen % count
+        if at < len(transports):
+            self._call(transports[at])
         else:
-            self._call(head)
+            self._read(reads[at - len(transports)])
 
     def at(self, step: int, action: Callable[[], None]) -> None:
         """Let something happen at a step."""
@@ -109,8 +104,7 @@ class Scheduler:
             due = loop.next_timer()
             assert due is not None, "nothing can happen any more"
             loop.now = max(loop.now, due)
-            handle = loop._scheduled[0]
-            process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
+            process = loop.next_process()
             if process is None or not process.paused:
                 break
             process.frozen += loop.take_timers(process)
@@ -146,7 +140,7 @@ class Scheduler:
             call.reply, call.error = None, ServerError(OOM_ERROR)
         else:
             call.reply, call.error = self.run(call.args)
-        self.log.append((self.loop.now, repr(transport), call.args, call.error or call.reply))
+        self.log.append((self.loop.now, transport.name, call.args, call.error or call.reply))
 
     def run(self, args: tuple[Argument, ...], also: Sequence[str] = ()) -> tuple[Reply, ServerError | None]:
         """Run one command now; also look at what is new on streams that are waited for, and on those in `also`."""
@@ -157,34 +151,41 @@ class Scheduler:
             return INFO % (1_000_000 if self.full else 0), None  # what a real server says differs from run to run
         if args[0] == "FUNCTION" and args[1] == "LOAD":
             args = ("FUNCTION", "LOAD", self.server.library.source)
-        commands: list[tuple[Argument, ...]] = [args]
+        name, commands = args[0], [args]
+        if name == "XADD" and "*" in args:
+            at = args.index("*")
+            commands = [(*args[:at], f"{self.server_ms()}-*", *args[at + 1 :])]
+        looks: Sequence[str] = ()
+        if name in CHANGE_STREAMS:
+            added = [str(args[1])] if name == "XADD" else []
+            looks = list(dict.fromkeys((*self._watched(), *also, *added)))
+            commands += [_newest(key) for key in looks]
         ms = self.server_ms()
         if ms != self._clock:
             self._clock = ms
             commands.insert(0, ("SET", CLOCK, ms))
-        function = ""
-        if args[0] == b"FCALL":
-            function = cast(bytes, args[1]).decode().partition("_")[2].partition("_")[2]
-        elif args[0] == "XADD" and "*" in args:
-            at = args.index("*")
-            commands[-1] = (*args[:at], f"{ms}-*", *args[at + 1 :])
-        looks = [] if function in BACKGROUND or function == "load" else list(dict.fromkeys((*self._watched(), *also)))
-        commands += [_newest(key) for key in looks]
         replies = self.server.pipeline(commands)
-        reply = replies[len(commands) - len(looks) - 1]
+        reply = replies[-1 - len(looks)]
         for key, found in zip(looks, replies[len(replies) - len(looks) :], strict=True):
             self._see(key, found)
         if isinstance(reply, ServerError):
-            if args[0] == "XADD" and args != commands[-1] and "equal or smaller" in str(reply):
+            if name == "XADD" and "equal or smaller" in str(reply):
                 # The clock has stepped back: a server goes on from the stream's last id.
-                return self.server.execute(*args), None
+                again = self.server.execute(*args)
+                self.look_anew()
+                return again, None
+            if name == b"FCALL":
+                self.look_anew()
             return None, reply
-        if args[0] == "XPENDING":
-            for item in cast(list[Reply], reply):
-                if isinstance(item, list) and len(item) == 4:
-                    item[2] = 0  # the idle time, which is not virtual
-        if function == "promote" and cast(list[int], reply)[0]:
-            self.look_anew()
+        if isinstance(reply, list):
+            if reply and reply[-1] == TOUCHED:
+                for at in range(1, len(reply) - 1, 2):
+                    self._newest[cast(bytes, reply[at]).decode()] = position(cast(bytes, reply[at + 1]))
+                reply = reply[0]
+            elif name == "XPENDING":
+                for item in reply:
+                    if isinstance(item, list) and len(item) == 4:
+                        item[2] = 0  # the idle time, which is not virtual
         return reply, None
 
     def look_anew(self) -> None:
@@ -195,7 +196,7 @@ class Scheduler:
 
     def _see(self, key: str, found: Reply | ServerError) -> None:
         if isinstance(found, list) and found:
-            self._newest[key] = _position(cast(list[bytes], found[0])[0])
+            self._newest[key] = position(cast(list[bytes], found[0])[0])
         else:
             self._newest.pop(key, None)
 
@@ -205,7 +206,7 @@ class Scheduler:
 
     @staticmethod
     def _background(call: Call) -> bool:
-        return call.args[0] == b"FCALL" and cast(bytes, call.args[1]).decode().endswith(BACKGROUND)
+        return call.args[0] == b"FCALL" and cast(bytes, call.args[1]).endswith(BACKGROUND)
 
     # -- reads -------------------------------------------------------------------------------------------------
 
@@ -213,13 +214,11 @@ class Scheduler:
         return {key: None for read in self.reads for key in read.keys}
 
     def _readable(self, read: Read) -> bool:
+        after = read.after
         for key in read.keys:
             newest = self._newest.get(key)
-            if newest is None:
-                continue
-            after = self._delivered.get(key, (0, 0)) if read.after == ">" else _position(str(read.after).encode())
-            if newest > after:
-                return True
+            if newest is not None and newest > (self._delivered.get(key, NOTHING) if after is None else after):
+                return not read.held and not read.transport.process.paused
         return False
 
     def _read(self, read: Read) -> None:
@@ -238,12 +237,12 @@ class Scheduler:
             read.error = ServerError(DISK_ERROR)
             return
         read.reply, read.error = self.run(read.plain, read.keys)
-        self.log.append((self.loop.now, repr(read.transport), read.plain, read.error or read.reply))
-        if read.after == ">" and read.error is None:
+        self.log.append((self.loop.now, read.transport.name, read.plain, read.error or read.reply))
+        if read.after is None and read.error is None:
             for key in read.keys:
-                self._delivered[key] = max(self._delivered.get(key, (0, 0)), self._newest.get(key, (0, 0)))
+                self._delivered[key] = max(self._delivered.get(key, NOTHING), self._newest.get(key, NOTHING))
             for name, entries in cast(list[tuple[bytes, list[tuple[bytes, object]]]], read.reply or []):
-                self._delivered[name.decode()] = _position(entries[-1][0])
+                self._delivered[name.decode()] = position(entries[-1][0])
         if read.reply is None and read.error is None:
             # Nothing for it after all: it goes on waiting.
             read.executed = False
@@ -265,7 +264,7 @@ class Scheduler:
     def forget_reads(self) -> None:
         """Streams or groups are not what they were: look at them again, and let all reads find out."""
         self._delivered.clear()
-        self._newest = dict.fromkeys(self._watched(), (1 << 60, 0))
+        self._newest = dict.fromkeys((*self._newest, *self._watched()), (1 << 60, 0))
 
     def lose_connections(self, seconds: float) -> None:
         """All connections break at once, as when the server restarts."""
@@ -322,8 +321,3 @@ def _newest(key: str) -> tuple[Argument, ...]:
 def _told(call: Call) -> str:
     name = call.args[1] if call.args[0] == b"FCALL" else call.args[0]
     return name.decode().rpartition("_")[2] if isinstance(name, bytes) else str(name)
-
-
-def _position(entry: bytes) -> tuple[int, int]:
-    ms, _, number = entry.partition(b"-")
-    return int(ms), int(number or 0)

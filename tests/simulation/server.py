@@ -25,17 +25,23 @@ from tests.servers.valkey import valkey_command
 EPOCH_MS = 1_900_000_000_000
 """When each history begins. Later than today, so that an id that the server makes continues the stream's last one."""
 CLOCK = "sim:clock"
+TOUCHED = b"sim:touched"
+"""Ends a function's reply that has its own reply first, and then each stream that it has changed with its newest id."""
 
 # What stands before the functions: their `redis.call` reads the virtual clock, also for the ids of new entries.
 _CLOCK_SOURCE = b"""
 local function sim_now() return redis.call('GET', 'sim:clock') or '1900000000000' end
+local sim_touched = {}
 local function sim_translated(run, command, ...)
   if command == 'TIME' then
     local ms = tonumber(sim_now())
     return {string.format('%.0f', math.floor(ms / 1000)), string.format('%.0f', (ms % 1000) * 1000)}
   end
-  if command == 'XADD' then
+  if command == 'XDEL' then
+    sim_touched[select(1, ...)] = true
+  elseif command == 'XADD' then
     local args = {...}
+    sim_touched[args[1]] = true
     for i = 2, #args do
       if args[i] == '*' then
         args[i] = sim_now() .. '-*'
@@ -53,7 +59,26 @@ local function sim_translated(run, command, ...)
 end
 local function sim_call(...) return sim_translated(redis.call, ...) end
 local function sim_pcall(...) return sim_translated(redis.pcall, ...) end
-local function sim_register(...) return redis.register_function(...) end
+-- A function that has added to streams or deleted from them also returns the newest id of each, and their number.
+local function sim_told(callback)
+  return function(keys, args)
+    sim_touched = {}
+    local reply = callback(keys, args)
+    if not next(sim_touched) or (type(reply) == 'table' and reply.err) then return reply end
+    local told = {reply == nil and false or reply}
+    for key in pairs(sim_touched) do
+      local newest = redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1)[1]
+      told[#told + 1] = key
+      told[#told + 1] = newest and newest[1] or '0-0'
+    end
+    told[#told + 1] = 'sim:touched'
+    return told
+  end
+end
+local function sim_register(named)
+  named.callback = sim_told(named.callback)
+  return redis.register_function(named)
+end
 local function sim_error(...) return redis.error_reply(...) end
 local function sim_status(...) return redis.status_reply(...) end
 local function sim_sha1hex(...) return redis.sha1hex(...) end
@@ -80,7 +105,7 @@ class SimServer:
             [
                 sys.executable, "-I", "-S", str(launcher), str(_pid()), *valkey_command(), "--port", "0",
                 "--unixsocket", self._path, "--save", "", "--appendonly", "no", "--dir", str(self._folder),
-                "--maxmemory-policy", "noeviction", "--hz", "1",
+                "--maxmemory-policy", "noeviction", "--hz", "1", "--latency-tracking", "no",
                 # Fields keep their order: that of a hash table differs from server to server.
                 "--hash-max-listpack-entries", "100000", "--hash-max-listpack-value", "100000000",
                 "--set-max-listpack-entries", "100000", "--set-max-listpack-value", "100000000",
@@ -130,15 +155,13 @@ class SimServer:
     def pipeline(self, commands: Sequence[tuple[Argument, ...]]) -> list[Reply | ServerError]:
         """Run several commands in one round trip; error replies are values here."""
         self._socket.sendall(b"".join([hiredis.pack_command(command) for command in commands]))  # type: ignore[arg-type]  # its stub wants one-element tuples
-        reader, replies = self._reader, cast(list[Reply | ServerError], [])
-        while len(replies) < len(commands):
-            reply = reader.gets()
-            if reply is False:
+        gets, replies = self._reader.gets, cast(list[Reply | ServerError], [])
+        for _ in commands:
+            while (reply := gets()) is False:
                 data = self._socket.recv(65536)
                 if not data:
                     raise RuntimeError("the simulation's server has ended")
-                reader.feed(data)
-                continue
+                self._reader.feed(data)
             replies.append(cast(Reply | ServerError, reply))
         return replies
 

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from tests.simulation.scheduler import Scheduler
 
 
+def position(entry: bytes) -> tuple[int, int]:
+    """An entry's place in its stream, to compare."""
+    ms, _, number = entry.partition(b"-")
+    return int(ms), int(number or 0)
+
+
 class Call:
     """One command that waits for its execution, or for its reply."""
 
@@ -39,7 +45,7 @@ class Call:
 class Read(Call):
     """A blocking read: executed once its streams have something for it."""
 
-    __slots__ = ("after", "held", "keys", "transport")
+    __slots__ = ("after", "block_seconds", "held", "keys", "plain", "transport")
 
     def __init__(self, transport: SimTransport, args: tuple[Argument, ...], future: asyncio.Future[Reply]) -> None:
         super().__init__(args, future)
@@ -49,17 +55,13 @@ class Read(Call):
         at = args.index("STREAMS") + 1
         count = (len(args) - at) // 2
         self.keys = [str(key) for key in args[at : at + count]]
-        self.after = args[at + count]
+        self.after = None if args[at + count] == ">" else position(str(args[at + count]).encode())
+        """Only entries after this one; None: those that its group has not delivered."""
 
-    @property
-    def plain(self) -> tuple[Argument, ...]:
+        at = args.index("BLOCK")
+        self.plain = args[:at] + args[at + 2 :]
         """The command without its BLOCK."""
-        at = self.args.index("BLOCK")
-        return self.args[:at] + self.args[at + 2 :]
-
-    @property
-    def block_seconds(self) -> float:
-        return float(self.args[self.args.index("BLOCK") + 1]) / 1000
+        self.block_seconds = float(args[at + 1]) / 1000
 
 
 class SimTransport:
@@ -68,7 +70,7 @@ class SimTransport:
     def __init__(self, scheduler: Scheduler, process: Process, number: int) -> None:
         self._scheduler = scheduler
         self.process = process
-        self.number = number
+        self.name = f"{process.name}/{number}"
         self.waiting: deque[Call] = deque()
         """Calls in order. The first ones may be executed already, with their replies on their way."""
         self.held_until = 0.0
@@ -77,7 +79,7 @@ class SimTransport:
         self._reconnects = 0
 
     def __repr__(self) -> str:
-        return f"{self.process.name}/{self.number}"
+        return self.name
 
     @property
     def reconnects(self) -> int:
