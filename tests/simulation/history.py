@@ -37,7 +37,7 @@ from runtime_core.wire.envelope import Envelope, to_fields
 from tests.simulation import faults, invariants, schedules
 from tests.simulation.choice_source import ChoiceSource, pick, weighted
 from tests.simulation.clock import virtual
-from tests.simulation.ledger import Ledger
+from tests.simulation.ledger import LEDGER, Ledger
 from tests.simulation.loop import PROCESS, SimLoop
 from tests.simulation.objects import OBJECT, draw_object_program, envelope_of
 from tests.simulation.objects import STREAM as OBJECTS
@@ -46,7 +46,6 @@ from tests.simulation.programs import (
     KEYED,
     KEYS,
     LATE,
-    LEDGER,
     SUBSCRIPTIONS,
     UNHEARD,
     Program,
@@ -420,9 +419,9 @@ class History:
         if what == "schedule":
             process = SchedulerProcess(self.scheduler, name)
         elif what in ("agent", "tool"):
-            finish = pick(self.choice_source, (0.1, 1.0))
+            stop = pick(self.choice_source, (0.3, 3.0))
             objects = self.objects and what == "agent"
-            process = HandlerProcess(self.scheduler, name, what, self.app, _metrics(), finish, objects)
+            process = HandlerProcess(self.scheduler, name, what, self.app, _metrics(), stop, objects)
         else:
             process = ServiceProcess(self.scheduler, name, what, self.store, _metrics())
         self.served.append(process)
@@ -699,6 +698,7 @@ def run(server: SimServer, choice_source: ChoiceSource, *, seed: int | str = 0, 
         told = invariants.story(history)
         outcome.lines += told
         outcome.fingerprint = hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+    history.scheduler.log.clear()  # most of what the garbage collector would have to look at
     return outcome
 
 

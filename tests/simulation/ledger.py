@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 
@@ -49,3 +50,7 @@ class Ledger:
         count = self.once[task, run] = self.once.get((task, run), 0) + 1
         if count > 1:
             self.broken.append(("tool again", f"repeatable=False tool of task {task}, run {run}, started twice"))
+
+
+LEDGER: ContextVar[Ledger] = ContextVar("LEDGER")
+"""The ledger of the history that runs."""

@@ -90,6 +90,10 @@ class AppWithObjects:
         definition = ActorDefinition(OBJECT, self.actors, Place(__file__, 1), retry=RETRY)
         self.agents: dict[str, AgentDefinition] = {**app.agents, OBJECT: definition}
 
+    async def stop(self) -> None:
+        """End the requests of handlers that still wait."""
+        self.actors.stop()
+
 
 def envelope_of(program: Program) -> dict[str, Any]:  # Any: JSON
     """A message to an object, as others than objects send it."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from runtime_core.actors.actor import Actors
 from runtime_core.app.app import App
+from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.replies import Replies
-from runtime_core.consumer.consumer import Consumer, Handler
+from runtime_core.consumer.consumer import Handler
 from runtime_core.errors import BusError
+from runtime_core.host.host import Host, Role
 from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.relay import Relay
 from runtime_core.ingress.scheduler import Scheduler as ScheduleStarter
@@ -21,6 +23,7 @@ from runtime_core.runs.turn import TurnHandler
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.tools.handler import CallHandler
 from runtime_core.tools.tool import AbandonedThreads
+from tests.simulation.ledger import LEDGER
 from tests.simulation.loop import PROCESS, Timer
 from tests.simulation.objects import STREAM as OBJECTS
 from tests.simulation.objects import AppWithObjects
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from tests.simulation.scheduler import Scheduler
 
 LEASE_SECONDS = 6.0
+RESTART_SECONDS = 0.5
+"""How long a process is away that ended by an error."""
 
 
 class Process:
@@ -59,10 +64,13 @@ class Process:
         self.transports.append(transport)
         return transport
 
+    @property
+    def partitions(self) -> list[Keys]:
+        return [Keys(self.scheduler.namespace, number) for number in range(len(self.scheduler.bases))]
+
     def buses(self) -> list[EventBus]:
         """One bus for each partition, each on a connection of its own."""
-        scheduler = self.scheduler
-        return [EventBus(self.transport(), Keys(scheduler.namespace, number)) for number in range(len(scheduler.bases))]
+        return [EventBus(self.transport(), keys) for keys in self.partitions]
 
     @property
     def runs(self) -> bool:
@@ -96,7 +104,78 @@ class Process:
             self.frozen = []
 
 
-class HandlerProcess(Process):
+class RoleProcess(Process):
+    """Runs a role as a service's process does: start, run, and stop after SIGTERM, within `stop_seconds`.
+
+    If the role fails because of the broker, a new one starts in its place, as a supervisor sees to.
+    """
+
+    def __init__(self, scheduler: Scheduler, name: str, serves: str, stop_seconds: float) -> None:
+        super().__init__(scheduler, name)
+        self._serves = serves
+        self._stop_seconds = stop_seconds
+        self._role: Role | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._living: asyncio.Task[None] | None = None
+        self.leaving = False
+
+    async def build(self) -> Role:
+        """Wire the role."""
+        raise NotImplementedError
+
+    @property
+    def serves(self) -> str:
+        return "" if self.dead or self.leaving else self._serves
+
+    def start(self) -> None:
+        self._living = self.spawn(self._live())
+
+    async def _live(self) -> None:
+        while not self.leaving:
+            role = self._role = await self.build()
+            self._starting = asyncio.ensure_future(role.start())
+            await asyncio.wait((self._starting,))
+            if self._starting.cancelled():
+                return
+            try:
+                self._starting.result()
+                await role.run()
+                return
+            except BusError as error:
+                if self.leaving:
+                    return
+                self.scheduler.note(f"{self.name} ends: {error}; it starts again")
+            except Exception as error:
+                if not self.dead:
+                    LEDGER.get().broken.append(("process error", f"{self.name} ended with {error!r}"))
+            self._role = None
+            with suppress(BusError):
+                await role.stop()
+            await asyncio.sleep(RESTART_SECONDS)
+
+    def leave(self) -> None:
+        """SIGTERM: it finishes what it can, hands back the rest, and ends."""
+        self.leaving = True
+        self.spawn(self._leave())
+
+    async def _leave(self) -> None:
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.wait((self._starting,))
+        how = "has left"
+        try:
+            async with asyncio.timeout(self._stop_seconds):
+                if self._role is not None:
+                    await self._role.stop()
+                    if self._living is not None:
+                        await self._living
+        except (TimeoutError, BusError) as error:
+            how = f"ends without having left: {error!r}"
+        self.scheduler.note(f"{self.name} {how}")
+        self.kill()
+
+
+class HandlerProcess(RoleProcess):
     """An agent-handler or a tool-handler: one consumer per partition."""
 
     def __init__(
@@ -106,78 +185,56 @@ class HandlerProcess(Process):
         stream: str,
         app: App,
         metrics: Metrics,
-        finish_seconds: float,
+        stop_seconds: float,
         objects: bool = False,
     ) -> None:
         """`objects`: it runs agents that are objects, too, and reads what their requests are answered with."""
-        super().__init__(scheduler, name)
-        self._stream = stream
-        self._app: App | AppWithObjects = app
-        self._actors: Actors | None = None
-        self._replies: list[Replies | None] = [None] * len(scheduler.bases)
-        streams = [stream]
-        if objects:
-            self._app = with_objects = AppWithObjects(app)
-            self._actors = with_objects.actors
-            self._replies = [Replies(bus, name, self.transport()) for bus in self.buses()]
-            streams.append(OBJECTS)
-        self.consumers: list[Consumer] = []
-        self.leaving = False
-        for bus in self.buses():
-            self.consumers.append(
-                Consumer(
-                    bus,
-                    streams,
-                    self._handler(bus, metrics),
-                    metrics,
-                    service=name,
-                    lease_seconds=LEASE_SECONDS,
-                    finish_seconds=finish_seconds,
-                    cancel_grace_seconds=0.1,
-                )
-            )
-        self.owners = [consumer._bus for consumer in self.consumers]
+        super().__init__(scheduler, name, stream, stop_seconds)
+        self._app = app
+        self._metrics = metrics
+        self._objects = objects
+        self._host: Host | None = None
 
-    def _handler(self, bus: EventBus, metrics: Metrics) -> Handler:
-        if self._stream == "agent":
-            replies = self._replies[bus.keys.partition]
-            return TurnHandler(bus, self._app, metrics, partitions=len(self.scheduler.bases), replies=replies)
-        return CallHandler(bus, self._app.tools, _NO_THREADS, AbandonedThreads(), metrics)
+    async def build(self) -> Role:
+        host = self._host = self.host(self._metrics)
+        await self.wire(host, await host.open(self.partitions))
+        return host
+
+    def host(self, metrics: Metrics) -> Host:
+        """A host whose connections belong to this process."""
+        return Host(self._connect, metrics, lease_seconds=LEASE_SECONDS, shutdown_seconds=self._stop_seconds)
+
+    async def _connect(self) -> Transport:
+        return self.transport()
+
+    async def wire(self, host: Host, buses: list[EventBus]) -> None:
+        """Add what this process does."""
+        if self._serves == "tool":
+            host.consume(buses, ["tool"], self._calls, service=self.name)
+            return
+        app: App | AppWithObjects = self._app
+        streams, replies = ["agent"], [None] * len(buses)
+        if self._objects:
+            app = AppWithObjects(self._app)
+            replies = [Replies(bus, self.name, await host.connect()) for bus in await host.open(self.partitions)]
+            for each in replies:
+                each.start()
+            streams.append(OBJECTS)
+
+        def turns(bus: EventBus) -> Handler:
+            return TurnHandler(bus, app, host.metrics, partitions=len(buses), replies=replies[bus.keys.partition])
+
+        host.consume(buses, streams, turns, service=self.name)
+        if isinstance(app, AppWithObjects):
+            host.add(stop=app.stop)
+
+    def _calls(self, bus: EventBus) -> Handler:
+        return CallHandler(bus, self._app.tools, _NO_THREADS, AbandonedThreads(), self._metrics)
 
     @property
-    def serves(self) -> str:
-        return "" if self.dead or self.leaving else self._stream
-
-    def start(self) -> None:
-        for replies in self._replies:
-            if replies is not None:
-                self.spawn(self._read_replies(replies))
-        for consumer in self.consumers:
-            self.spawn(self._run(consumer))
-
-    async def _read_replies(self, replies: Replies) -> None:
-        replies.start()
-
-    async def _run(self, consumer: Consumer) -> None:
-        while True:
-            try:
-                await consumer.start()
-                break
-            except BusError:
-                await asyncio.sleep(0.1)
-        await consumer.run()
-
-    def leave(self) -> None:
-        """SIGTERM: it finishes what it can, hands back the rest, and ends."""
-        self.leaving = True
-        self.spawn(self._leave())
-
-    async def _leave(self) -> None:
-        if self._actors is not None:
-            self._actors.stop()
-        await asyncio.gather(*(consumer.stop() for consumer in self.consumers))
-        self.scheduler.note(f"{self.name} has left")
-        self.kill()
+    def owners(self) -> list[EventBus]:
+        """The buses whose owners hold its deliveries."""
+        return [consumer._bus for consumer in self._host.consumers] if self._host is not None else []
 
 
 class RelayProcess(Process):

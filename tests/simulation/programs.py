@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from contextlib import suppress
-from contextvars import ContextVar
 from functools import cache
 from typing import Any, cast
 
@@ -19,7 +18,7 @@ from runtime_core.runs.context import AgentContext
 from runtime_core.runs.model_step import ModelCall, ModelStep
 from runtime_core.tools.tool import ToolContext
 from tests.simulation.choice_source import ChoiceSource, pick, weighted
-from tests.simulation.ledger import Ledger
+from tests.simulation.ledger import LEDGER, Ledger
 from weft import App
 
 Op = list[Any]  # Any: JSON
@@ -36,9 +35,6 @@ SUBSCRIPTIONS = (
 )  # fmt: skip
 RETRY = RetryPolicy(attempts=3, base_seconds=0.1, factor=2.0)
 
-
-LEDGER: ContextVar[Ledger] = ContextVar("LEDGER")
-"""The ledger of the history that runs."""
 
 
 @cache

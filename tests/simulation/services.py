@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
 from runtime_core.config.settings import Settings
-from runtime_core.errors import BusError, Fenced
+from runtime_core.errors import Fenced
+from runtime_core.host.host import Role
 from runtime_core.host.manager import StateManager
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.recorder import Recorder
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
-from tests.simulation.processes import LEASE_SECONDS, Process
+from tests.simulation.processes import LEASE_SECONDS, RoleProcess
 from tests.simulation.scheduler import Scheduler
+
+STOP_SECONDS = 3.0
+"""How long a service may take to stop."""
 
 
 class MemoryStore:
@@ -47,55 +50,24 @@ class MemoryStore:
         return (partition, newest) in self.entries
 
 
-class ServiceProcess(Process):
+class ServiceProcess(RoleProcess):
     """A state-manager (`admit`) or a recorder (`record`)."""
 
-    def __init__(self, scheduler: Scheduler, name: str, role: str, store: MemoryStore, metrics: Metrics) -> None:
-        super().__init__(scheduler, name)
-        self._role = role
-        self.leaving = False
-        buses = self.buses()
-        self._service: StateManager | Recorder
-        if role == "admit":
-            settings = Settings(
-                data_dir=Path("/"),
-                trajectory_url="",
-                namespace=scheduler.namespace,
-                partitions=len(buses),
-                lease_seconds=LEASE_SECONDS,
-            )
-            self._service = StateManager(buses, self.transport(), settings, metrics)
-        else:
-            self._service = Recorder(
-                buses,
-                cast(TrajectoryStore, store),
-                metrics,
-                namespace=scheduler.namespace,
-                lease_seconds=LEASE_SECONDS,
-            )
+    def __init__(self, scheduler: Scheduler, name: str, serves: str, store: MemoryStore, metrics: Metrics) -> None:
+        super().__init__(scheduler, name, serves, STOP_SECONDS)
+        self._store = store
+        self._metrics = metrics
 
-    @property
-    def serves(self) -> str:
-        return "" if self.dead or self.leaving else self._role
-
-    def start(self) -> None:
-        self.spawn(self._run())
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self._service.start()
-                break
-            except BusError:
-                await asyncio.sleep(0.1)
-        await self._service.run()
-
-    def leave(self) -> None:
-        """SIGTERM: it gives up its lead, and ends."""
-        self.leaving = True
-        self.spawn(self._leave())
-
-    async def _leave(self) -> None:
-        await self._service.stop()
-        self.scheduler.note(f"{self.name} has left")
-        self.kill()
+    async def build(self) -> Role:
+        buses, namespace = self.buses(), self.scheduler.namespace
+        if self._serves == "record":
+            store = cast(TrajectoryStore, self._store)
+            return Recorder(buses, store, self._metrics, namespace=namespace, lease_seconds=LEASE_SECONDS)
+        settings = Settings(
+            data_dir=Path("/"),
+            trajectory_url="",
+            namespace=namespace,
+            partitions=len(buses),
+            lease_seconds=LEASE_SECONDS,
+        )
+        return StateManager(buses, self.transport(), settings, self._metrics)

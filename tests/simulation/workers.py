@@ -104,9 +104,12 @@ def _work(
 ) -> None:
     until = None if minutes is None else time.monotonic() + 60 * minutes
     parent = multiprocessing.parent_process()
-    gc.freeze()
-    gc.set_threshold(100_000, 50, 50)
     with SimServer() as server:
+        # The first history loads what all others use: the collector need not look at it again.
+        history.run(server, Seeded(first), seed=first)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(4000, 20, 1000)
         for seed in _seeds(first, number, processes, histories):
             if until is not None and time.monotonic() > until:
                 break

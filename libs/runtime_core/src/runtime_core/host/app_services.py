@@ -172,11 +172,17 @@ def tool_pools(app: App) -> tuple[str, ...]:
 async def build_gateway(engine: Served, settings: Settings, metrics: Metrics, *, backend: str = "") -> Host:
     """Wire the gateway of an engine. `Gateway` documents `backend`. Raises ConfigurationError."""
     host, app, buses = await app_host(settings, metrics)
-    gateway = Gateway(engine, app, settings, metrics, backend)
+    add_gateway(host, Gateway(engine, app, settings, metrics, backend), buses, settings)
+    return host
+
+
+def add_gateway(host: Host, gateway: Gateway, buses: Sequence[EventBus], settings: Settings) -> None:
+    """Run the steps of the gateway's engine and of the settings' pools."""
+    engine = gateway.engine
     served = pool_streams(engine.name, settings.pools or ("",))
 
     def handler(bus: EventBus) -> Handler:
-        return StepHandler(bus, gateway, metrics)
+        return StepHandler(bus, gateway, host.metrics)
 
     async def announce() -> None:
         for bus in buses:
@@ -202,7 +208,6 @@ async def build_gateway(engine: Served, settings: Settings, metrics: Metrics, *,
     # Added last, so that it stops first: other gateways take over before this one finishes its steps.
     host.add(stop=withdraw)
     host.announce(announce)
-    return host
 
 
 build_ray_gateway = partial(build_gateway, RAY)
