@@ -378,3 +378,20 @@ async def test_another_process_may_go_on_with_a_turn_that_its_owner_put_back(
     shop.go_on.set()
     await shop.handler(bus).handle(again)
     assert (await broker.final("t"))["output"] == 1
+
+
+async def test_a_turn_that_its_owner_takes_again_is_its_own_to_others(
+    broker: Broker, bus: EventBus, other: EventBus
+) -> None:
+    """It is a new entry: the mark of the earlier one keeps nobody out."""
+    shop = Shop()
+    await broker.submit(bus, "t")
+    turn = await broker.take(other)
+    await cut(await shop.begin(other, turn))
+    assert await other.retry(turn, 0, b"", counts=False)
+    await bus.promote()
+    second = await shop.begin(other, await broker.take(other))
+    await broker.lose_group()
+    with pytest.raises(asyncio.CancelledError):
+        await shop.handler(bus).handle(await broker.take(bus))
+    await cut(second)

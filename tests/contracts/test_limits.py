@@ -6,7 +6,7 @@ import pytest
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import LimitExceeded, Rejected
-from tests.contracts.broker import Broker, answer, ask, complete, nap, question, send, suspend
+from tests.contracts.broker import DIGEST, Broker, again, answer, ask, complete, nap, question, send, suspend
 
 
 async def limit(broker: Broker, name: str, value: int) -> None:
@@ -104,6 +104,18 @@ async def test_a_task_over_its_steps_asks_for_nothing_more(broker: Broker, bus: 
         await suspend(bus, turn, nap("2", 1000), record=b'["c"]', steps=1)
     assert await broker.snapshot() == before
     assert await suspend(bus, turn, ask("2"))
+
+
+async def test_only_new_steps_count(broker: Broker, bus: EventBus) -> None:
+    """Waiting again, usage and steps that are journaled already are no new steps."""
+    await broker.submit(bus, "t", max_steps=2)
+    turn = await broker.take(bus)
+    assert await suspend(bus, turn, ask("1"), ask("2"))
+    assert await answer(bus, await broker.take(bus, "tool"))
+    turn = await broker.take(bus)
+    await bus.record(turn, "3", DIGEST.encode() + b"K1700000000000null")
+    parts = again("2"), ["u", "3", DIGEST, b'{"tokens":1}'], ["j", "3"]
+    assert await suspend(bus, turn, *parts, record=b'["c"]', steps=1)
 
 
 async def test_the_limit_counts_the_whole_task(broker: Broker, bus: EventBus) -> None:

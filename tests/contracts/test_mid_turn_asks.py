@@ -12,7 +12,7 @@ from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Replies, name_of_step
 from runtime_core.bus.tasks import TopicSubscription
-from runtime_core.errors import Fenced, JournalMoved, LimitExceeded
+from runtime_core.errors import Fenced, JournalMoved, LimitExceeded, ServerError
 from runtime_core.runs.calls import Call
 from runtime_core.runs.commit import TurnPort
 from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, fail, now, send
@@ -142,6 +142,20 @@ async def test_the_limit_of_steps_counts_questions(broker: Broker, bus: EventBus
     assert len(await broker.entries("agent")) == 1
 
 
+async def test_a_turn_asks_up_to_its_limit_of_steps(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", max_steps=2)
+    assert await asks(bus, await broker.take(bus), agent("c1"), agent("c2")) == {}
+
+
+async def test_a_malformed_request_changes_nothing(broker: Broker, bus: EventBus) -> None:
+    turn = await begun(broker, bus, key="k")
+    before = await broker.snapshot()
+    for part in (["c", "agent", "c2"], ["z", "c2", DIGEST], ["q", "c2", DIGEST, "!", b"{}", "", ""]):
+        with pytest.raises(ServerError, match="malformed part"):
+            await asks(bus, turn, agent("c1"), part, state=b'{"n":1}')
+    assert await broker.snapshot() == before
+
+
 async def test_messages_leave_in_mid_turn(broker: Broker, bus: EventBus) -> None:
     await bus.subscribe(TopicSubscription("news", "desk"))
     turn = await begun(broker, bus)
@@ -186,6 +200,35 @@ async def test_a_repeated_request_leaves_the_state_that_a_call_back_has_changed(
     fields = await bus.load(nested)
     assert fields is not None
     assert (nested.run, fields.state) == ("r/c2", b'{"n":2}')
+
+
+async def test_a_request_repeated_before_its_answer_leaves_the_state_of_a_call_back(
+    broker: Broker, bus: EventBus
+) -> None:
+    turn = await begun(broker, bus, key="k")
+    await asks(bus, turn, agent("c1"), state=b'{"n":1}')
+    editor = await broker.take(bus)
+    await asks(bus, editor, agent("c1", "writer", key="k"))
+    await complete(bus, await broker.take(bus), state=b'{"n":2}')
+    await asks(bus, turn, agent("c1"), state=b'{"n":1}')
+    await asks(bus, editor, agent("c2", "writer", key="k"))
+    nested = await broker.take(bus)
+    fields = await bus.load(nested)
+    assert fields is not None
+    assert (nested.run, fields.state) == ("r/c1/c2", b'{"n":2}')
+
+
+async def test_call_backs_run_one_at_a_time_while_their_holder_asks_on(broker: Broker, bus: EventBus) -> None:
+    turn = await begun(broker, bus, key="k")
+    await asks(bus, turn, agent("c1"), agent("c2", "desk"))
+    for _ in range(2):
+        await asks(bus, await broker.take(bus), agent("c1", "writer", key="k"))
+    first = await broker.take(bus)
+    assert first.run == "r/c1/c1"
+    await asks(bus, turn, ask("c3"))
+    await broker.nothing(bus)
+    assert await complete(bus, first)
+    assert (await broker.take(bus)).run == "r/c2/c1"
 
 
 async def test_a_turn_that_ends_below_a_call_back_keeps_its_state(broker: Broker, bus: EventBus) -> None:

@@ -412,6 +412,7 @@ async def test_a_running_task_without_letters_is_not_pinned(broker: Broker, bus:
     assert await suspend(bus, await broker.take(bus), ask("1"))
     assert await bury(bus, await broker.take(bus, "tool"))
     assert await bus.drop_letter(await letter(broker))
+    assert not await expires(broker, "t"), "it is still open"
     assert await complete(bus, await broker.take(bus))
     assert await expires(broker, "t")
 

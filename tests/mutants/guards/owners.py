@@ -98,7 +98,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "adopt",
         "only_the_dead",
-        "if named.name ~= owner and not redis.call('ZSCORE', base .. 'alive', named.name) then",
+        "if not redis.call('ZSCORE', base .. 'alive', named.name) then",
         "if named.name ~= owner then",
         "nobody adopts from a living owner",
         "contracts:adoption",
@@ -130,8 +130,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "adopt",
         "one_alone",
-        "if turn and turn ~= owner and redis.call('ZSCORE', base .. 'alive', turn) then",
-        "if false then",
+        "if turn and turn ~= owner then return nil end",
+        "",
         "one quarantined entry runs at a time",
         "contracts:quarantine",
     ),

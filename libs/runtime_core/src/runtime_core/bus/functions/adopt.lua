@@ -35,7 +35,7 @@ local function kind_of_entry(base, args, reply, id, deliveries)
     kind = CONDEMNED
   elseif deaths or deliveries >= tonumber(args[5]) then
     local turn = redis.call('HGET', quarantine, '~' .. stream)
-    if turn and turn ~= owner and redis.call('ZSCORE', base .. 'alive', turn) then return nil end
+    if turn and turn ~= owner then return nil end -- a dead owner's turn has been given up
     if args[4] ~= '1' then
       redis.call('HSET', quarantine, '~' .. stream, owner)
       reply[2] = '1'
@@ -91,7 +91,7 @@ local function adopt(keys, args)
   for _, info in ipairs(consumers) do
     local named = {}
     for i = 1, #info, 2 do named[info[i]] = info[i + 1] end
-    if named.name ~= owner and not redis.call('ZSCORE', base .. 'alive', named.name) then
+    if not redis.call('ZSCORE', base .. 'alive', named.name) then
       if named.pending == 0 then
         redis.call('XGROUP', 'DELCONSUMER', key, group, named.name)
       elseif room > 0 then
