@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtime_core.client.client import Client, TaskResponse
-from tests.chaos.harm import LEASE_SECONDS, RESULT_SECONDS, TASKS, harm_broker, harm_services, under
+from tests.chaos.harm import EVERY_SECONDS, LEASE_SECONDS, RESULT_SECONDS, TASKS, harm_broker, harm_services, under
 from tests.chaos.invariants import check_broker, check_effects, check_ends, check_trajectories, held_of
 from tests.conftest import OwnServer
 from tests.fleet import Fleet, plain_redis
@@ -17,12 +17,12 @@ from tests.servers.process import Server
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-SPREAD_SECONDS = TASKS * 0.08
-"""Over which the tasks are submitted, so that many of them meet a kill."""
 OUTPUT = ["part0", "part1", "part2", "sub"]
 CALLS = 4
 LEAST_HARM = 20
 """How often processes must have been killed or paused, or a run has shown nothing."""
+SPREAD_SECONDS = max(TASKS * 0.08, 2 * LEAST_HARM * EVERY_SECONDS)
+"""Over which the tasks are submitted, so that many of them meet a kill."""
 STEPS = 6
 """Rows of a task's trajectory where nothing was repeated: two agents and four tools."""
 
