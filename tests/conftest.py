@@ -108,7 +108,7 @@ def container_url(wanted_servers: frozenset[str]) -> Iterator[Callable[[str], st
 
 @pytest.fixture(scope="session")
 def valkey(shared_server: Callable[[str], Server]) -> Server:
-    """The shared Valkey 9, for tests that leave it as it is."""
+    """The shared Valkey 9, for tests that do not change it."""
     return shared_server(VALKEY_9)
 
 
@@ -147,7 +147,7 @@ def own_valkey(own_server: OwnServer) -> Server:
 
 @pytest.fixture
 def openai_server(tmp_path: Path) -> Iterator[OpenAIServer]:
-    """A server that speaks OpenAI's APIs, for this test alone: give it a script before its first request."""
+    """A server with OpenAI's APIs, for this test alone: give it a script before its first request."""
     with OpenAIServer(tmp_path / "openai") as server:
         yield server
 
@@ -178,7 +178,7 @@ def skip_unless_wanted(kind: str, wanted: frozenset[str]) -> None:
 
 
 def missing(kind: str, reason: Unavailable) -> NoReturn:
-    """Skip on a laptop, with a line that is seen; fail in CI, where a skip would be a silent hole."""
+    """Skip on a laptop, with a visible line. Fail in CI, where a skip would hide a gap."""
     message = f"NOT TESTED on {kind}: {reason}"
     if os.environ.get("CI"):
         pytest.fail(f"{message} (the variable CI is set, so this is a failure)")

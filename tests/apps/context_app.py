@@ -90,7 +90,7 @@ ROOT_RESULT = {
 
 @app.agent("unaware")
 async def unaware(ctx: AgentContext, _: object = None) -> dict[str, Any]:
-    """Uses the context only after those that it has asked have."""
+    """Uses the context only after the agents that it called have used it."""
     await ctx.agent(leaf, "1")
     await ctx.agent(quiet, "2")
     return seen(ctx)
@@ -98,7 +98,7 @@ async def unaware(ctx: AgentContext, _: object = None) -> dict[str, Any]:
 
 @app.agent("delegating")
 async def delegating(ctx: AgentContext, _: object = None) -> dict[str, Any]:
-    """Its coroutines leave the context to those that they ask."""
+    """Leaves the context to the agents that its coroutines call."""
 
     async def part(name: str) -> int:
         found: int = await ctx.agent(leaf, name)
@@ -111,7 +111,7 @@ async def delegating(ctx: AgentContext, _: object = None) -> dict[str, Any]:
 
 @app.agent("visitor")
 async def visitor(ctx: AgentContext, name: str) -> list[str]:
-    """Changes the session's context, beside others."""
+    """Changes the session's context while other tasks change it too."""
     async with ctx.session() as session:
         before: list[str] = list(session.get("visitors", []))
         session.put("visitors", [*before, name])
@@ -152,7 +152,7 @@ async def stumbling(ctx: AgentContext, _: object = None) -> str:
 
 @app.agent("dying")
 async def dying(ctx: AgentContext, folder: str) -> dict[str, Any]:
-    """As `root`, in a process that dies at its first try of each place."""
+    """Like `root`, in a process that dies at its first attempt at each place."""
     ctx.context.put("log", ["root"])
     for number in range(3):
         await ctx.agent(leaf, str(number))

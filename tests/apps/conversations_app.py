@@ -1,4 +1,4 @@
-"""The app of the chaos tests of conversations: agents that a model drives, and a tool that leaves its mark."""
+"""The app of the chaos tests of conversations: agents that a model drives, and a tool that logs each effect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ASKED_BY = {"extra_headers": {"x-asked-by": str(os.getpid())}}
 
 @app.tool
 def mark(path: str, name: str, ctx: ToolContext) -> str:
-    """An effect on the world, known by its idempotency key."""
+    """An external effect, identified by its idempotency key."""
     note(path, f"{name} {ctx.idempotency_key}")
     return name
 

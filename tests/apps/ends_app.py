@@ -1,4 +1,4 @@
-"""The app of the tests of hooks at the ends of tasks: each hook notes in the file that the task's metadata names."""
+"""The app for tests of end hooks: each hook appends a line to the file that the task's metadata names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def send_alert(event: HookEvent) -> None:
 
 @app.hook("error")
 def dies_once(event: HookEvent) -> None:
-    """Ends its process at the first try."""
+    """Ends its process at the first attempt."""
     marker = Path(event.metadata["path"] + ".died")
     if not marker.exists():
         marker.touch()
@@ -116,7 +116,7 @@ async def echo(ctx: AgentContext, value: object) -> object:
 
 @app.agent("tells", retry=ONCE)
 async def tells(ctx: AgentContext, messages: list[str]) -> None:
-    """Sends each to one instance, which takes its time."""
+    """Sends each message to one instance, which takes some time."""
     for message in messages:
         await ctx.send("queue", message, key="one")
 

@@ -1,4 +1,4 @@
-"""The app that the tests of gateways run: steps that go well, and steps that go wrong in every way."""
+"""The app that the gateways' tests run: steps that succeed, and steps that fail in every way."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def double(number: int) -> int:
 
 @app.engine_function
 def traced(ctx: EngineContext) -> list[str]:
-    """The trace of a span of its own, that span's parent, and what the function is told of its step."""
+    """The trace id of a separate span, that span's parent, and what the function knows about its step."""
     if not isinstance(trace.get_tracer_provider(), TracerProvider):
         trace.set_tracer_provider(TracerProvider())
     with trace.get_tracer("app").start_as_current_span("inner") as span:
@@ -47,7 +47,7 @@ def half(number: int) -> int:
 
 @app.engine_function
 def hold(folder: str, name: str, ctx: EngineContext) -> str:
-    """Tell that it runs, go on when the folder has a file `gate`, and tell how it was left."""
+    """Report that it runs, continue when the folder has a file `gate`, and report how it ended."""
     note(f"{folder}/held", f"{name} {ctx.idempotency_key} {os.getpid()}")
     try:
         while not Path(folder, "gate").exists():
@@ -82,7 +82,7 @@ def refuses() -> None:
 
 @app.engine_function
 def unspeakable() -> object:
-    """Returns what JSON cannot hold."""
+    """Returns a value that JSON cannot hold."""
     return object()
 
 
@@ -100,7 +100,7 @@ def count(spark: Any, number: int) -> int:
 
 @app.agent("step")
 async def step(ctx: AgentContext, wanted: dict[str, object]) -> object:
-    """Call one function on one engine, with the arguments given."""
+    """Call one function on one engine with the given arguments."""
     arguments = wanted.get("arguments", {})
     assert isinstance(arguments, dict)
     engine = ctx.engine(str(wanted.get("engine", "ray")))
@@ -109,7 +109,7 @@ async def step(ctx: AgentContext, wanted: dict[str, object]) -> object:
 
 @app.agent("all")
 async def every(ctx: AgentContext, folder: str) -> list[object]:
-    """All that can come of a step, in one task."""
+    """Every possible outcome of a step, in one task."""
     engine = ctx.engine("ray")
     found = await ctx.gather(
         engine.call(double, number=21),
@@ -127,7 +127,7 @@ async def every(ctx: AgentContext, folder: str) -> list[object]:
 
 @app.agent("maps")
 async def maps(ctx: AgentContext, input: None) -> list[object]:
-    """What comes of maps: of all items, of some, of none, and of one that is no map."""
+    """Every possible outcome of a map: all items succeed, some, none; and an invalid map."""
     engine = ctx.engine("ray")
     found = await ctx.gather(
         engine.map(half, [2, 4, 6]),
@@ -149,7 +149,7 @@ def _shown(found: object) -> object:
 
 @app.agent("fan")
 async def fan(ctx: AgentContext, count: int) -> int:
-    """So many steps at once; the sum of what they give."""
+    """Run this many steps at once and return the sum of their results."""
     engine = ctx.engine("ray")
     found: list[int] = await ctx.gather(*(engine.call(double, number=number) for number in range(count)))
     return sum(found)

@@ -29,7 +29,7 @@ app = App("events")
 
 
 def _note(what: str) -> None:
-    """Count an external effect, where a test asks for it."""
+    """Count an external effect if a test requests it."""
     if folder := os.environ.get("EVENTS_APP_CALLS"):
         with (Path(folder) / "calls").open("a") as file:
             file.write(what + "\n")
@@ -43,7 +43,7 @@ def double(number: int) -> int:
 
 @app.tool
 def slow_double(number: int) -> int:
-    """Waits until the test lets it go on."""
+    """Waits until the test releases it."""
     _note(f"slow_double {number}")
     go = Path(os.environ["EVENTS_APP_CALLS"]) / "go"
     while not go.exists():
@@ -74,7 +74,7 @@ async def dispatcher(ctx: AgentContext, task: dict[str, Any]) -> object:
 
 @app.agent("pipeline")
 async def pipeline(ctx: AgentContext, numbers: list[int]) -> object:
-    """Doubles each number by a tool, asks whether to go on, and lets the adder add."""
+    """Doubles each number with a tool, asks a human whether to continue, and lets the adder add them."""
     manager = EventManager(ctx)
 
     async def doubled(message: Message) -> AsyncIterator[Message]:
@@ -95,7 +95,7 @@ async def pipeline(ctx: AgentContext, numbers: list[int]) -> object:
 
 
 class Audited(DefaultToolHandler):
-    """Says what the default handler yields."""
+    """Logs what the default handler yields."""
 
     async def handle(self, message: Message) -> AsyncIterator[Message]:
         yield Message(category="audit", payload=message.payload, sender="audited")
@@ -104,7 +104,7 @@ class Audited(DefaultToolHandler):
 
 
 class Audit(Handler):
-    """Collects."""
+    """Collects messages."""
 
     async def handle(self, message: Message) -> AsyncIterator[Message]:
         self.events.context.setdefault("audit", []).append(message.payload)
@@ -125,7 +125,7 @@ GROUP = GroupMessage(
 
 @app.agent("patient")
 async def patient(ctx: AgentContext, numbers: list[int]) -> object:
-    """Doubles numbers by a tool that waits for the test, two rounds of it, and lets the adder add."""
+    """Doubles numbers twice with a tool that waits for the test, then lets the adder add them."""
     manager = EventManager(ctx)
 
     async def first_round(message: Message) -> AsyncIterator[Message]:

@@ -1,4 +1,4 @@
-"""An agent that uses every call of its context, so that a kill may meet any of them."""
+"""An agent that uses every method of its context, so that a kill may hit any of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ app.add_sessions()
 
 @app.tool
 async def effect(path: str, name: str, ctx: ToolContext) -> str:
-    """An external effect, known by its idempotency key."""
+    """An external effect, identified by its idempotency key."""
     note(path, f"{name} {ctx.idempotency_key}")
     return name
 
@@ -43,7 +43,7 @@ async def hears(ctx: AgentContext, wanted: dict[str, str]) -> str:
 
 
 class Tally(Agent):
-    """Counts under a key, asks another agent meanwhile, and may be called back by it."""
+    """Counts per key. It calls another agent meanwhile, which may call it back."""
 
     @handles(int)
     async def on_number(self, number: int, ctx: AgentContext) -> int:

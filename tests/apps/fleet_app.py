@@ -1,4 +1,4 @@
-"""The app that the tests of the services run: work that goes well, and work that goes wrong in every way."""
+"""The app that the services' tests run: work that succeeds, and work that fails in every way."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ PATIENT = RetryPolicy(attempts=3, base_seconds=0.3, factor=2.0, max_seconds=2.0,
 
 
 def note(path: str, line: str) -> None:
-    """Append a line in one write: an effect on the world that a kill can repeat but not undo."""
+    """Append a line in one write: an external effect that a kill may repeat but cannot undo."""
     with open(path, "ab", buffering=0) as file:
         file.write(f"{line}\n".encode())
 
 
 @app.tool
 async def effect(path: str, name: str, ctx: ToolContext, seconds: float = 0.0) -> str:
-    """An external effect, known by its idempotency key; a kill while it lasts makes it happen again."""
+    """An external effect, identified by its idempotency key. A kill before it returns repeats it."""
     note(path, f"{name} {ctx.idempotency_key}")
     await asyncio.sleep(seconds)
     return name
@@ -53,26 +53,26 @@ async def hangs() -> None:
 
 @app.tool(retry=QUICK)
 def unspeakable() -> object:
-    """Returns what JSON cannot hold."""
+    """Returns a value that JSON cannot hold."""
     return object()
 
 
 @app.tool
 def dies(path: str) -> None:
-    """Ends its process at every try."""
+    """Ends its process at every attempt."""
     note(path, str(os.getpid()))
     os._exit(3)
 
 
 @app.agent("errand")
 async def errand(ctx: AgentContext, wanted: dict[str, object]) -> object:
-    """One effect that takes its time."""
+    """One effect that takes some time."""
     return await ctx.tool("effect", path=wanted["path"], name="errand", seconds=wanted["seconds"])
 
 
 @app.agent("murmurs")
 async def murmurs(ctx: AgentContext, wanted: dict[str, float]) -> int:
-    """Says so many pieces, one after the other, as a model's answer comes."""
+    """Emits this many pieces, one after the other, as a model streams its answer."""
     pieces = int(wanted["pieces"])
     for number in range(pieces):
         await ctx.emit(f"piece {number}")
@@ -92,7 +92,7 @@ async def strict(ctx: AgentContext, number: int) -> int:
 
 @app.agent("use", retry=QUICK)
 async def use(ctx: AgentContext, wanted: dict[str, object]) -> object:
-    """Call one tool with the arguments given."""
+    """Call one tool with the given arguments."""
     arguments = wanted.get("arguments", {})
     assert isinstance(arguments, dict)
     return await ctx.tool(str(wanted["tool"]), **arguments)
@@ -100,7 +100,7 @@ async def use(ctx: AgentContext, wanted: dict[str, object]) -> object:
 
 @app.agent("copes")
 async def copes(ctx: AgentContext, wanted: dict[str, object]) -> str:
-    """As `use`, but goes on where the tool has failed for good."""
+    """Like `use`, but continues if the tool fails permanently."""
     arguments = wanted.get("arguments", {})
     assert isinstance(arguments, dict)
     try:
@@ -145,7 +145,7 @@ async def naps(ctx: AgentContext, seconds: float) -> str:
 
 @app.agent("dawdles")
 async def dawdles(ctx: AgentContext, seconds: float) -> str:
-    """A turn that takes its time."""
+    """A turn that takes some time."""
     await ctx.step(asyncio.sleep, seconds)
     return "done"
 
@@ -157,7 +157,7 @@ async def writes(ctx: AgentContext, path: str) -> str:
 
 @app.agent("journey")
 async def journey(ctx: AgentContext, path: str) -> list[str]:
-    """Three tools at once, then another agent that uses a tool, then the answer."""
+    """Calls three tools at once, then another agent that uses a tool, then answers."""
     found = await ctx.gather(
         *(ctx.tool("effect", path=path, name=f"part{number}", seconds=0.05) for number in range(3))
     )
@@ -175,7 +175,7 @@ class Add:
 
 
 class Ledger(Agent):
-    """Keeps what came in, in order, and notes when it begins and ends with a message."""
+    """Keeps its messages in order, and logs when it begins and ends each of them."""
 
     @handles(Add)
     async def on_add(self, message: Add, ctx: AgentContext) -> int:

@@ -19,7 +19,7 @@ def ask_first(event: HookEvent) -> Ask:
 
 @app.hook("error")
 def alert(event: HookEvent) -> None:
-    """Looks on; its row in the trajectory shows that it ran."""
+    """Only observes; its row in the trajectory shows that it ran."""
 
 
 @app.agent("publisher")

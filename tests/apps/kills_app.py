@@ -48,7 +48,7 @@ class Told:
 
 
 def desk_of(number: int) -> AgentId:
-    """The desk that takes the n-th order."""
+    """The desk that takes order `n`."""
     return AgentId("desk", f"k{number % KEYS}")
 
 
@@ -115,7 +115,7 @@ async def work(runtime: Runtime) -> None:
 
 
 async def call(runtime: Runtime, answers: Path, count: int) -> None:
-    """Ask for the orders whose answers are not in the file yet, all at once; write each answer as a line of it."""
+    """Request all orders that have no answer in the file yet, at once. Write each answer as a line."""
     done = {line.split()[0] for line in answers.read_text().splitlines()} if answers.exists() else set()
 
     async def one(number: int) -> None:

@@ -1,4 +1,4 @@
-"""The app that the tests of MCP servers in services run; the environment says where its server is."""
+"""The app for tests of MCP servers in services. The environment says where its server is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def own() -> str:
 
 @app.agent("use")
 async def use(ctx: AgentContext, wanted: dict[str, Any]) -> object:
-    """Call one tool and give its result, or say how it failed."""
+    """Call one tool. Return its result, or how it failed."""
     try:
         return await ctx.tool(wanted["tool"], **wanted.get("arguments", {}))
     except ToolError as error:

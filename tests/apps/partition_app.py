@@ -1,4 +1,4 @@
-"""An app whose agents ask instances by key, wherever they live."""
+"""An app whose agents call instances by key in any partition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ app = App("partitions")
 
 
 class Counter(Agent):
-    """Counts what it is asked; fails where it is told to."""
+    """Counts its requests. Fails on request."""
 
     @handles(int)
     async def on_number(self, number: int, ctx: AgentContext) -> int:
@@ -27,7 +27,7 @@ app.add_agent("counter", Counter, topics=["count", "late*"])
 
 
 class Mirror(Agent):
-    """Asks back whoever asks it, wherever that lives."""
+    """Calls its caller back, in whichever partition that lives."""
 
     @handles(list)
     async def on_names(self, names: list[str], ctx: AgentContext) -> int:

@@ -1,4 +1,4 @@
-"""The app of the tests of publishers: an agent that asks before it acts, and the one that acts."""
+"""The app for tests of publishers: an agent that asks before it acts, and the agent that acts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An app with pydantic-ai's agents as they are, for tests that kill its processes."""
+"""An app with unchanged pydantic-ai agents, for tests that kill its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An app that workers import by its name: what its functions do is asked for by their arguments."""
+"""An app that workers import by name. The arguments of its functions say what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An app whose agents and tools hold the event loop, fork, or start processes of their own."""
+"""An app whose agents and tools block the event loop, fork, or start processes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def calls(ctx: AgentContext, wanted: dict[str, str]) -> object:
 
 @app.agent("naps")
 async def naps(ctx: AgentContext, seconds: float) -> str:
-    """Runs for so long without a step, so that whoever adopts it would run it again."""
+    """Runs this long without a step, so that whoever adopts it would run it again."""
     await asyncio.sleep(seconds)
     return str(ctx.attempt)
 
@@ -72,7 +72,7 @@ def note(path: str, line: str) -> None:
 
 @app.tool(retry=ONCE)
 def forks(path: str) -> str:
-    """Returns twice: in its process and in a child."""
+    """Returns twice: in its process and in a forked child."""
     child = os.fork()
     if child:
         note(path, str(child))

@@ -1,4 +1,4 @@
-"""The app of the tests that kill services under runners and swarms."""
+"""The app for tests that kill services while they run runners and swarms."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ app = App("runners")
 
 @app.tool
 async def effect(path: str, name: str, ctx: ToolContext, seconds: float = 0.0) -> str:
-    """An external effect, known by its idempotency key."""
+    """An external effect, identified by its idempotency key."""
     note(path, f"tool {name} {ctx.idempotency_key}")
     await asyncio.sleep(seconds)
     return name
 
 
 class Noting(TaskRunner):
-    """Notes each phase once, by steps, and uses a tool in between."""
+    """Logs each phase once, by steps, and uses a tool in between."""
 
     async def pre_run(self) -> None:
         await super().pre_run()
@@ -47,13 +47,13 @@ class Noting(TaskRunner):
 
 
 async def busy(path: str, number: int) -> None:
-    """Work inside the handler, which a kill may interrupt: it begins again then."""
+    """Work inside the handler. A kill may interrupt it, and it then begins again."""
     note(path, f"busy {number}")
     await asyncio.sleep(0.4)
 
 
 class FailsAlways(Runner):
-    """Notes each try and fails."""
+    """Logs each attempt and fails."""
 
     async def do_run(self, context: object = None) -> TaskResponse:
         await self.ctx.step(note, self.observation.content, "try", name="try")
@@ -83,7 +83,7 @@ async def joins(ctx: AgentContext, parts: list[dict[str, Any]]) -> dict[str, Any
 
 
 class Learns:
-    """An object whose attributes must outlive a kill: it counts its calls."""
+    """An object with attributes that must survive a kill: it counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0

@@ -23,13 +23,13 @@ Wanted = dict[str, Any]  # Any: JSON
 
 
 async def charge(path: str, step: str) -> str:
-    """An effect outside of Weft that nobody can take back."""
+    """An external effect that nobody can undo."""
     note(path, f"run {step} {os.getpid()}")
     return step
 
 
 async def paid(ctx: AgentContext, path: str, number: int) -> None:
-    """Charge once, and note when the journal has it."""
+    """Charge once, and log when the journal has the result."""
     step = f"{ctx.task_id}/{ctx.run_id}/{number}"
     await ctx.step(charge, path, step, name=f"charge {number}")
     note(path, f"kept {step} {os.getpid()}")
@@ -44,7 +44,7 @@ async def once(path: str, seconds: float, ctx: ToolContext) -> str:
 
 @app.agent("teller")
 async def teller(ctx: AgentContext, wanted: Wanted) -> int:
-    """Charges, and waits after each charge: with the turn in hand, or suspended."""
+    """Charges several times, and waits after each charge: with the turn in hand, or suspended."""
     waits: list[float] = wanted["waits"]
     for number, seconds in enumerate(waits):
         await paid(ctx, wanted["path"], number)
@@ -57,7 +57,7 @@ async def teller(ctx: AgentContext, wanted: Wanted) -> int:
 
 @app.agent("clerk")
 async def clerk(ctx: AgentContext, wanted: Wanted) -> str:
-    """Uses a tool that may not be repeated; where nobody knows its outcome, that is the answer."""
+    """Uses a tool that may not be repeated. If its outcome is unknown, that is the answer."""
     await paid(ctx, wanted["path"], 0)
     try:
         answer = str(await ctx.tool(once, path=wanted["path"], seconds=wanted["waits"][0]))
@@ -71,7 +71,7 @@ async def clerk(ctx: AgentContext, wanted: Wanted) -> str:
 
 @app.agent("flaky", retry=QUICK)
 async def flaky(ctx: AgentContext, wanted: Wanted) -> str:
-    """Fails after it has charged, until somebody has put things right: its letters are redriven."""
+    """Fails after it has charged, until somebody fixes the cause: then its letters are redriven."""
     await paid(ctx, wanted["path"], 0)
     await ctx.sleep(0.05)
     if not Path(wanted["mended"]).exists():
@@ -83,7 +83,7 @@ async def flaky(ctx: AgentContext, wanted: Wanted) -> str:
 
 @app.agent("asks")
 async def asks(ctx: AgentContext, wanted: Wanted) -> int:
-    """Under a key: asks the next of its chain, which may be an instance that asks this one."""
+    """Has a key and calls the next agent of its chain, which may be an instance that calls this one."""
     await paid(ctx, wanted["path"], 0)
     chain: list[str] = wanted["chain"]
     total = 1

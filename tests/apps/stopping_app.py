@@ -1,4 +1,4 @@
-"""The app of the tests of stopping: work that lasts until a file is there, in each place where work can be."""
+"""The app for tests of stopping: work that lasts until a file exists, in each place where work can be."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def computes(folder: str, ctx: EngineContext) -> str:
 
 @app.agent("calls")
 async def calls(ctx: AgentContext, asked: dict[str, str]) -> object:
-    """Calls one tool; what an error says is an answer too."""
+    """Calls one tool. The message of an error is an answer too."""
     try:
         return await ctx.tool(asked["tool"], folder=asked["folder"])
     except ToolError as error:
@@ -87,7 +87,7 @@ async def steps(ctx: AgentContext, folder: str) -> object:
 
 @app.agent("streams")
 async def streams(ctx: AgentContext, folder: str) -> str:
-    """Says one piece, and the next when the gate is open."""
+    """Emits one piece, and the next when the gate is open."""
     begun(folder, "streams", ctx.attempt)
     await ctx.emit("first")
     await ctx.step(opening, folder)

@@ -1,4 +1,4 @@
-"""An app whose process has configured an SDK of OpenTelemetry: runs one task, prints its spans as JSON."""
+"""An app in a process that has configured OpenTelemetry's SDK: it runs one task and prints its spans as JSON."""
 
 from __future__ import annotations
 

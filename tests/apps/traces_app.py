@@ -1,4 +1,4 @@
-"""An app for the tests of traces: one agent asks a tool, another agent and an engine; one waits for a file."""
+"""An app for tests of traces: one agent calls a tool, another agent and an engine; one waits for a file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def desk(ctx: AgentContext, prompt: str) -> dict[str, object]:
 
 @app.agent("held")
 async def held(ctx: AgentContext, file: str) -> str:
-    """Has a result from a tool, then waits for a file in the middle of its turn."""
+    """Gets a result from a tool, then waits for a file in the middle of its turn."""
     found = await ctx.tool(look, q="a")
 
     async def wait() -> str:
@@ -53,7 +53,7 @@ async def held(ctx: AgentContext, file: str) -> str:
 
 
 class Clerk(Agent):
-    """Lives by its key in some partition."""
+    """Its key decides its partition."""
 
     @handles(str)
     async def on_question(self, question: str, ctx: AgentContext) -> str:
@@ -65,7 +65,7 @@ app.add_agent("clerk", Clerk)
 
 @app.agent("manager")
 async def manager(ctx: AgentContext, keys: list[str]) -> list[str]:
-    """Asks clerks, tells one of them something, and sleeps in between."""
+    """Calls clerks, sends a message to one of them, and sleeps in between."""
     found = await ctx.gather(*(ctx.agent("clerk", "a", key=key) for key in keys))
     await ctx.send("clerk", "b", key=keys[0])
     await ctx.sleep(0.01)
@@ -79,7 +79,7 @@ def read(file: str) -> str:
 
 @app.hook("error")
 def alert(event: HookEvent) -> None:
-    """Runs in a task of its own where a task has failed."""
+    """Runs in a separate task after a task has failed."""
 
 
 @app.agent("reader")

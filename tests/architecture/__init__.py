@@ -1,1 +1,1 @@
-"""What holds for the whole repository: imports, documents, locks, public names."""
+"""Rules for the whole repository: imports, documents, locks, public names."""

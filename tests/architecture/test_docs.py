@@ -1,4 +1,4 @@
-"""The documents name what exists, and no file names what only one machine has."""
+"""The documents name only what exists, and no file names a path or host of one machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MACHINE_PATHS = ("/" + "work/", "/" + "opt/pypi", "/" + "opt/wheels", "/" + "tmp
 
 
 def paths_named_in(text: str) -> list[str]:
-    """What looks like a path in backticks, outside of code blocks.
+    """Return what looks like a path in backticks, outside of code blocks.
 
     It ends in a slash or a known extension, or begins with a folder of ours. `<name>` stands for any name.
     """
@@ -107,7 +107,7 @@ def test_a_forbidden_word_is_found(tmp_path: Path) -> None:
 
 
 def words_of(path: Path, words: tuple[str, ...]) -> list[str]:
-    """Those of the words that are in the file; none for a binary file."""
+    """Return the words that the file contains; none for a binary file."""
     content = path.read_bytes()
     if b"\0" in content:
         return []

@@ -1,4 +1,4 @@
-"""The documents say all that they promise to say, and nothing of what is gone."""
+"""The documents list everything that they promise to list, and nothing that is gone."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def read(name: str) -> str:
 
 
 def section(text: str, title: str) -> str:
-    """What stands under a heading of level two."""
+    """Return the text below a heading of level two."""
     found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL)
     assert found is not None, f"there is no section {title!r}"
     return found.group(1)
 
 
 def first_cells(table: str) -> set[str]:
-    """What stands in backticks in the first column of a table."""
+    """Return what is in backticks in the first column of a table."""
     return {
         word
         for line in table.splitlines()
@@ -51,7 +51,7 @@ def first_cells(table: str) -> set[str]:
 
 
 def anchors_of(text: str) -> set[str]:
-    """The anchors of a page's headings, as the usual viewers make them."""
+    """Return the anchors of a page's headings, as common viewers make them."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.*)$", prose, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -12,14 +12,15 @@ FIELDS = ("capability", "AWorld", "AutoGen", "Weft: where", "test")
 
 
 def rows_of(text: str) -> list[list[str]]:
-    """The cells of every row of its tables, without their heads."""
+    """Return the cells of every row of its tables, without the headings."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     return [row for row in cells if row != list(FIELDS) and not set("".join(row)) <= set("-|")]
 
 
 def missing_in(cell: str, tests: dict[str, set[str]]) -> list[str]:
-    """What a cell names and `tests` (path below `tests/` → names in it) has not; `…` stands for the rest of a name."""
+    """Return the names in a cell that are not among `tests` (path below `tests/` → names in it). `…` stands for the
+    rest of a name."""
     missing = []
     for named in re.findall(r"`([^`]+)`", cell):
         path, _, name = named.rpartition("::")

@@ -1,4 +1,4 @@
-"""The import rule. What stands on what is in the contracts of pyproject.toml; the rest is here.
+"""The import rules that the contracts in pyproject.toml cannot express.
 
 A third-party package is named in one place, so that it can be replaced there, and so that a process which
 does not need it does not pay for its import.
@@ -187,7 +187,7 @@ def defined(name: str) -> bool:
 
 
 def test_modules_that_are_named_in_strings_exist() -> None:
-    """Spark's daemon, `python -m` and lazy names import them by these strings."""
+    """Spark's daemon, `python -m` and lazy imports load these modules by name."""
     named = {
         (path.relative_to(CORE).as_posix(), node.value)
         for path in CORE.rglob("*.py")

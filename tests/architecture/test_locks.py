@@ -1,4 +1,4 @@
-"""The locks install what pyproject.toml asks for, from files whose content is known, from any registry."""
+"""The locks install what pyproject.toml requires, from files with known hashes, from any registry."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ HEAVY = ("autogen", "ray", "spark")
 
 
 def locked(name: str) -> dict[str, str]:
-    """Package → version of a lock."""
+    """Return a lock's packages and their versions."""
     text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
     return dict(re.findall(r"^([a-z0-9-]+)==([^\s;]+)", text, flags=re.MULTILINE))
 
 
 def asked_for(lock: str) -> list[Requirement]:
-    """What pyproject.toml asks for in an environment: one of the environments."""
+    """Return what pyproject.toml requires in one of the environments."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     groups, extras = project["dependency-groups"], project["project"]["optional-dependencies"]
     lines = [*project["project"]["dependencies"], *groups["build"]]

@@ -1,4 +1,4 @@
-"""The Makefile passes on what it is given, as it was typed."""
+"""The Makefile passes its variables on unchanged."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is n
 
 @pytest.fixture
 def door(tmp_path: Path) -> Path:
-    """A copy of the Makefile beside an environment whose Python writes down its arguments."""
+    """A copy of the Makefile beside an environment whose Python logs its arguments."""
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\nexec python3 -c 'import json, sys; print(json.dumps(sys.argv[1:]))' \"$@\"\n")
@@ -111,7 +111,7 @@ def test_the_tests_run_on_one_server_and_in_the_matrix_on_all() -> None:
 
 
 def test_every_night_the_matrix_is_tested_and_what_takes_long(tmp_path: Path) -> None:
-    """A step that fails keeps no other from running, and fails the night."""
+    """A failed step fails the nightly run but does not stop the other steps."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "nightly", tmp_path / ".ci" / "nightly")
     for program in ("bin/make", ".venv/bin/python"):

@@ -1,4 +1,4 @@
-"""The public names are pinned: to add or remove one is a decision that shows in the diff of a list."""
+"""The public names are pinned: adding or removing one shows in the diff of a list."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def modules() -> dict[str, list[str]]:
 
 
 def printed_by(code: str) -> list[str]:
-    """What a fresh interpreter prints, one word a line."""
+    """Return what a fresh interpreter prints, one word per line."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.split()
 

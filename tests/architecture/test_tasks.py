@@ -1,4 +1,4 @@
-"""No task is started and forgotten: its errors would be lost, and nobody could end it or wait for it."""
+"""No asyncio task is started and forgotten: its errors would be lost, and nobody could end it or wait for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORGETS = {
 
 
 def forgotten(source: str) -> Iterator[int]:
-    """The lines that start a task and keep it nowhere. A task group keeps its own."""
+    """Return the lines that start a task and keep no reference to it. A task group keeps its own."""
     tree = ast.parse(source)
     groups = {
         item.optional_vars.id

@@ -1,4 +1,4 @@
-"""What the architecture tests look at: the repository's own files, and what its modules import."""
+"""What the architecture tests read: the repository's own files, and the imports of its modules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOT_OURS = {"__pycache__", "dist", "node_modules", "results"}
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One module that is imported at one place, also inside functions and under TYPE_CHECKING."""
+    """One import of a module, also inside functions and under TYPE_CHECKING."""
 
     importer: str
     imported: str
@@ -30,7 +30,7 @@ class Import:
 
 
 def own_files() -> Iterator[Path]:
-    """The repository's files, without what tools and runs leave behind."""
+    """Return the repository's files, without those that tools and runs create."""
     for folder, names, files in os.walk(ROOT):
         names[:] = [name for name in names if name in _HIDDEN_OURS or not (name.startswith(".") or name in _NOT_OURS)]
         for name in files:
@@ -40,7 +40,7 @@ def own_files() -> Iterator[Path]:
 
 @cache
 def production_imports() -> tuple[Import, ...]:
-    """What the modules of runtime_core, of weft and of the services import."""
+    """Return the imports of the modules of runtime_core, weft and the services."""
     return tuple(
         found
         for base, folder in ((CORE, CORE / "runtime_core"), (CORE, CORE / "weft"), (ROOT, ROOT / "services"))
@@ -51,7 +51,7 @@ def production_imports() -> tuple[Import, ...]:
 
 
 def imports_of(path: Path, base: Path) -> Iterator[Import]:
-    """All imports of one file whose module name is relative to `base`."""
+    """Return all imports of one file, whose module name is relative to `base`."""
     parts = path.relative_to(base).with_suffix("").parts
     package = parts[:-1]
     importer = ".".join(package if parts[-1] == "__init__" else parts)

@@ -24,7 +24,7 @@ PAUSED_AT_ONCE = 2
 
 @asynccontextmanager
 async def under(harm: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Do harm while the block runs. Raises what the harm itself has met."""
+    """Do harm while the block runs. Raises any error of the harm itself."""
     harming = asyncio.create_task(harm, name="harm")
     try:
         yield

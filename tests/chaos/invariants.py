@@ -20,7 +20,7 @@ def check_ends(responses: Sequence[TaskResponse], expected: object) -> None:
 
 
 def check_effects(path: Path, tasks: Sequence[str], per_task: int) -> None:
-    """Each call of each task has taken effect under one key that is its own; repeats bear the same key."""
+    """Each call of each task took effect under one unique key; repeats have the same key."""
     calls: dict[str, set[str]] = defaultdict(set)
     names: dict[str, set[str]] = defaultdict(set)
     for line in path.read_text().splitlines():
@@ -54,14 +54,14 @@ def check_ledger(path: Path, zombies: Collection[int] = ()) -> None:
 
 
 def check_once(path: Path) -> None:
-    """No call of a tool that may not be repeated has run twice. Lines are `once <key> <process>`."""
+    """No call of a tool that may not be repeated ran twice. Lines are `once <key> <process>`."""
     keys = Counter(line.split()[1] for line in path.read_text().splitlines() if line.startswith("once "))
     twice = {key: count for key, count in keys.items() if count > 1}
     assert not twice, f"calls that may not be repeated ran again: {twice}"
 
 
 async def check_instances(redis: PlainRedis, namespace: str, seconds: float = 20.0) -> None:
-    """No instance is held, no mailbox has mail, no task is open, no call is marked as started."""
+    """No instance is held, no mailbox has events, no task is open, no call is marked as started."""
     base = f"{namespace}:{{0}}:"
     left: list[str] = []
 
@@ -151,7 +151,7 @@ async def check_trajectories(
 
 
 async def held_of(port: int, namespace: str, tasks: Sequence[str]) -> str:
-    """What the broker holds of these tasks and of its streams, for the message of a failed test."""
+    """Return what the broker holds of these tasks and of its streams, for the message of a failed test."""
     base = f"{namespace}:{{0}}:"
     lines: list[str] = []
     async with plain_redis(port) as redis:

@@ -1,4 +1,5 @@
-"""A service of a release whose functions on the broker are others: `python -m tests.chaos.next_release SERVICE NUMBER`.
+"""A service of another release, whose functions on the broker have other names: `python -m tests.chaos.next_release
+SERVICE NUMBER`.
 
 The same functions under another library and other names, as any change of their source would give them.
 """
@@ -13,7 +14,7 @@ from runtime_core.bus.library import Library
 
 
 def renamed(old: Library, number: int) -> Library:
-    """This release's library as release number so and so would call it."""
+    """Return this release's library under the names that release `number` would give it."""
     digest = old.name.rpartition("_")[2].encode()
     other = b"%08x" % number
     functions = {name: full.replace(digest, other) for name, full in old.functions.items()}

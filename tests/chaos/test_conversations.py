@@ -121,7 +121,7 @@ async def test_conversations_go_on_through_kills_and_pauses(
             return await talk(client, task)
 
         def among() -> list[str]:
-            """Half of the time, those that a model is answering just now; never one whose turn has died twice."""
+            """Half of the time, prefer processes that wait for the model; never one whose turn has died twice."""
             entries = openai_server.ledger()
             repeats = Counter(entry.conversation for entry in entries)
             repeats.subtract(
@@ -247,12 +247,12 @@ async def test_a_storm_of_rate_limits_is_waited_out_on_the_broker(
 
 
 def messages_of(key: str) -> list[str]:
-    """What is said to the instance of this key, in order. The first one marks the conversation."""
+    """Return what the instance of this key is told, in order. The first message marks the conversation."""
     return [f"{number} to [{key}]" for number in range(3)]
 
 
 async def held(redis: PlainRedis, namespace: str) -> tuple[int, int]:
-    """How many turns processes hold, or have before them, and how many timers are set."""
+    """Return how many turns processes hold or have waiting, and how many timers are set."""
     stream = f"{namespace}:{{0}}:agent"
     groups = await redis.xinfo_groups(stream)
     pending = sum(group["pending"] for group in groups)
@@ -271,7 +271,7 @@ async def waiting(fleet: Fleet) -> list[str]:
 
 
 def asker_of(fleet: Fleet, entry: Entry) -> str:
-    """The member of the fleet that has asked."""
+    """Return the member of the fleet that sent the request."""
     return next(name for name, member in fleet.members.items() if member.running and str(member.pid) == entry.asked_by)
 
 
@@ -356,7 +356,7 @@ def check_asked(entries: Sequence[Entry], kept: Mapping[str, Sequence[int]], fle
 
 
 def was_harmed(fleet: Fleet, entry: Entry) -> bool:
-    """Whether the process that asked was killed or paused then, or declared dead."""
+    """Whether the process that sent the request was killed, paused or declared dead at that time."""
     pid = int(entry.asked_by or 0)
     ended = entry.ended or entry.at
     if any(

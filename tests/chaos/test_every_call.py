@@ -25,7 +25,7 @@ OUTPUT = {"at_once": 42, "sums": [1, 3], "answered": "yes", "silent": "by defaul
 
 
 async def answered(client: Client, path: str, task: str) -> tuple[TaskResponse, list[object]]:
-    """Run one task; a person who reads its stream answers its first question. Returns the end and the deltas."""
+    """Run one task and answer its first question, as a person who reads its stream. Return the end and the deltas."""
     handle = await client.submit(
         "every-call", path, task_id=task, session_id="shared", stream=True, timeout=RESULT_SECONDS
     )
@@ -85,7 +85,7 @@ async def test_every_call_survives_kills(
 
 
 def check_keys(path: Path, tasks: list[str]) -> None:
-    """Each named effect has one key that is its own, those of sent and published messages too."""
+    """Check that each named effect has one unique key, those of sent and published messages too."""
     keys: dict[str, set[str]] = defaultdict(set)
     for line in path.read_text().splitlines():
         name, key = line.split(" ", 1)

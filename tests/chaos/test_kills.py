@@ -47,7 +47,7 @@ async def journeys(
     *,
     broker_dies: bool = False,
 ) -> None:
-    """Run all tasks while processes are harmed, then check what must be true."""
+    """Run all tasks while processes are harmed, then check the invariants."""
     chance = random.Random(seed)
     effects = folder / "effects"
     tasks = [f"task-{number}" for number in range(TASKS)]

@@ -34,7 +34,7 @@ PIECES = 12
 
 
 def inputs(agent: str, effects: Path, chance: random.Random) -> object:
-    """What an agent is asked: work of all the shapes that a replacement may meet."""
+    """Return the input of an agent: every kind of work that a replacement may interrupt."""
     match agent:
         case "journey":
             return str(effects)
@@ -82,7 +82,8 @@ class Load:
 
 
 async def forget_functions(server: Server, releases: int) -> None:
-    """Delete the functions of all releases, as `weft doctor --clean` does, and too early: each loads its own again."""
+    """Delete the functions of all releases, as a premature `weft doctor --clean` does: each process loads its own
+    again."""
     async with plain_redis(server.port, text=True) as redis:
         found = await redis.execute_command("FUNCTION", "LIST", "LIBRARYNAME", "weft_*")
         names = [library[library.index("library_name") + 1] for library in found]
@@ -98,7 +99,7 @@ async def roll(
     seed: int,
     between: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Replace all replicas in turn under load, then check what must be true. `between` is called between rounds."""
+    """Replace all replicas in turn under load, then check the invariants. `between` is called between rounds."""
     chance = random.Random(seed)
     effects = folder / "effects"
     effects.touch()

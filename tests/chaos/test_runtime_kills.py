@@ -41,7 +41,7 @@ Harm = Callable[[], Coroutine[None, None, None]]
 
 
 class Processes:
-    """Three workers and a caller. One that was killed is started again, until the caller has all answers."""
+    """Three workers and a caller. A killed one is started again, until the caller has all answers."""
 
     def __init__(self, url: str, namespace: str, folder: Path) -> None:
         self.answers = folder / "answers"
@@ -81,7 +81,7 @@ class Processes:
             assert not defects, "\n".join(defects)
 
     def harm(self, chance: random.Random) -> int:
-        """Kill or pause one of them; the id of one that is paused now, else 0."""
+        """Kill or pause one of them. Return the id of one that is paused now, else 0."""
         alive = {name: pid for name, pid in self._pids.items() if _alive(pid)}
         if not alive:
             return 0
@@ -94,7 +94,7 @@ class Processes:
         return alive[name] if pause else 0
 
     async def called(self) -> None:
-        """Start the caller and wait until it has all answers. Raises where a process has ended by itself."""
+        """Start the caller and wait until it has all answers. Raises if a process ends by itself."""
         self._start(CALLER)
         waiting = asyncio.create_task(self._called.wait())
         assert self._watching is not None
@@ -145,7 +145,7 @@ async def test_requests_survive_kills_of_the_broker_too(
 
 
 async def orders(server: Server, namespace: str, folder: Path, seed: int, *, broker_dies: bool = False) -> None:
-    """Ask for all orders while processes are harmed, then check what must be true."""
+    """Request all orders while processes are harmed, then check the invariants."""
     chance = random.Random(seed)
     answers: dict[str, Receipt] = {}
     room = asyncio.Semaphore(AT_ONCE)
@@ -221,14 +221,14 @@ def number_of(id: str) -> int:
 
 
 def agents_of(id: str) -> dict[str, str]:
-    """The key of each type's agent that an order comes to."""
+    """Return the key of each type's agent that handles an order."""
     number = number_of(id)
     keys = {"desk": number, "clerk": number // 2, "ledger": number // 3, "auditor": number}
     return {type: f"k{key % KEYS}" for type, key in keys.items()}
 
 
 def check_answers(answers: dict[str, Receipt], file: Path) -> None:
-    """Each caller has the answer to its own order, from the agents that it must have come to."""
+    """Check that each caller has the answer to its own order, from the right agents."""
     found = {id: (receipt.id, *receipt.by) for id, receipt in answers.items()}
     for line in file.read_text().splitlines():
         id, *said = line.split()
@@ -239,7 +239,7 @@ def check_answers(answers: dict[str, Receipt], file: Path) -> None:
 
 
 async def check_states(runtime: Runtime) -> None:
-    """Each agent has seen each message that is its own, once; publications are waited for."""
+    """Check that each agent has seen each of its messages once; waits for publications."""
     ids = [f"order-{number}" for number in range(ORDERS)] + [f"called-{number}" for number in range(CALLED)]
     wanted = {
         (type, f"k{key}"): {id: 1 for id in ids if agents_of(id)[type] == f"k{key}"}

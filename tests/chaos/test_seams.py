@@ -45,7 +45,7 @@ ALLOWED = ("Deadlock", "Poison")
 
 
 async def harm_handlers(fleet: Fleet, chance: random.Random) -> None:
-    """Handlers are replaced as by a rollout, or end by SIGTERM or SIGKILL: one of each service at a time."""
+    """Replace handlers as a rollout does, or end them with SIGTERM or SIGKILL: one of each service at a time."""
     async with asyncio.TaskGroup() as group:
         for service in HANDLERS:
             if fleet.names(service):
@@ -71,7 +71,7 @@ async def harm_one_by_one(fleet: Fleet, service: str, chance: random.Random) -> 
 
 
 async def redrive_all(client: Client, chance: random.Random) -> None:
-    """Whatever fails is driven again, its task reopened, over and over."""
+    """Redrive whatever fails, and reopen its task, again and again."""
     letters = DeadLetters(client.buses)
     while True:
         for letter in [letter async for letter in letters.all()]:
@@ -93,7 +93,7 @@ class Load:
         self.cancelled: set[str] = set()
 
     async def run(self) -> None:
-        """Submit all, wait for all. Raises TimeoutError where one does not end."""
+        """Submit all tasks and wait for all of them. Raises TimeoutError if one does not end."""
         loop = asyncio.get_running_loop()
         loop.call_later(SPREAD_SECONDS * 0.6, self.mended.touch)
         agents = ("teller", "teller", "teller", "clerk", "flaky")

@@ -65,7 +65,7 @@ class Broker:
     # -- owners ------------------------------------------------------------------------------------------------
 
     async def owner(self, service: str = "handler") -> EventBus:
-        """Return another owner that the broker knows, with its own connection."""
+        """Return another owner that is alive on the broker, with its own connection."""
         transport = await self.connect()
         self.transports.append(transport)
         bus = EventBus(transport, self.keys)
@@ -74,7 +74,7 @@ class Broker:
         return bus
 
     async def silence(self, *victims: EventBus) -> None:
-        """Let a lease pass in which these owners say nothing and all others do: they are declared dead."""
+        """Let a lease pass in which these owners are silent and all others beat: they are declared dead."""
         others = [bus for bus in self.buses if bus not in victims and await self.alive(bus)]
         assert others, "somebody must be left to count the silence"
         for _ in range(40):
@@ -92,11 +92,11 @@ class Broker:
     # -- keys --------------------------------------------------------------------------------------------------
 
     async def call(self, *args: Argument) -> Reply:
-        """One raw command, past the bus."""
+        """Send one raw command, past the bus."""
         return await self.admin.call(*args)
 
     async def hash(self, key: str) -> dict[str, str]:
-        """A hash of the partition, by its name without the base."""
+        """Return a hash of the partition, by its name without the base."""
         flat = cast(list[bytes], await self.call("HGETALL", self.keys.base + key))
         return {flat[at].decode(): flat[at + 1].decode() for at in range(0, len(flat), 2)}
 
@@ -110,7 +110,7 @@ class Broker:
         return (await self.task(task)).get("status", "")
 
     async def entries(self, stream: str) -> list[dict[str, str]]:
-        """What a stream of the partition holds: its fields, and the entry's id under `id`."""
+        """Return the entries of a stream of the partition: their fields, with the entry's id under `id`."""
         found = []
         for entry, fields in pairs(await self.call("XRANGE", self.keys.base + stream, "-", "+")):
             named = {fields[at].decode(): fields[at + 1].decode() for at in range(0, len(fields), 2)}
@@ -122,13 +122,13 @@ class Broker:
         return [item.decode() for item in found]
 
     async def final(self, task: str) -> dict[str, object]:
-        """The final event's data. Fails where the task has not ended."""
+        """Return the final event's data. Fails if the task has not ended."""
         fields = await self.task(task)
         assert "out" in fields, f"the task {task} has not ended: {fields}"
         return cast(dict[str, object], json.loads(fields["out"]))
 
     async def snapshot(self) -> Snapshot:
-        """Everything that the partition holds."""
+        """Return everything that the partition holds."""
         found = cast(list[bytes], await self.call("KEYS", self.keys.namespace + ":*"))
         return {key.decode(): await self._value(key) for key in sorted(found)}
 
@@ -192,7 +192,7 @@ class Broker:
         return await bus.submit(new)
 
     async def take(self, bus: EventBus, stream: str = "agent") -> Delivery:
-        """The next delivery of a work stream. Fails where there is none."""
+        """Return the next delivery of a work stream. Fails if there is none."""
         taken, malformed = await bus.read([stream], 1, 5)
         assert not malformed, malformed
         assert taken, f"{stream} has nothing to deliver"
@@ -205,7 +205,7 @@ class Broker:
         assert not malformed, malformed
 
     async def lose_group(self, stream: str = "agent") -> None:
-        """Destroy the group and make it again from 0, as after a failover that lost it."""
+        """Destroy the group and create it again from 0, as after a failover that lost it."""
         await self.call("XGROUP", "DESTROY", self.keys.stream(stream), group(stream))
         await self.call("XGROUP", "CREATE", self.keys.stream(stream), group(stream), "0")
 
@@ -228,7 +228,7 @@ def ask(
     digest: str = DIGEST,
     context: bytes = b"",
 ) -> list[Argument]:
-    """Ask a tool (or with `stream="agent"` an agent) and wait: `!` any of these, `0` not yet, else a group's name."""
+    """Call a tool (or with `stream="agent"` an agent) and wait: `!` any of these, `0` not yet, else a group's name."""
     return ["c", stream, step, name, key, digest, wait, data, context]
 
 
@@ -256,14 +256,14 @@ def send(
 
 
 def again(step: str, *, wait: str = "!") -> list[Argument]:
-    """Wait again for a step asked for before."""
+    """Wait again for a step of an earlier turn."""
     return ["a", step, wait]
 
 
 async def suspend(
     bus: EventBus, turn: Delivery, *parts: Sequence[Argument], state: bytes = b"", record: bytes = b"", steps: int = 0
 ) -> bool:
-    """Commit a turn that waits; `state` is the state in mid-run."""
+    """Commit a turn that waits. `state` is the state in the middle of the run."""
     flat = [item for part in parts for item in part]
     return await bus.commit_turn(turn, "w", now(), record, steps, state, b"", flat, len(parts))
 
@@ -272,7 +272,7 @@ async def complete(
     bus: EventBus, turn: Delivery, *parts: Sequence[Argument], output: bytes = b'"done"', state: bytes = b"",
     record: bytes = b"[]", steps: int = 1,
 ) -> bool:  # fmt: skip
-    """Commit a turn that ends its run; `state` is what the instance keeps."""
+    """Commit a turn that ends its run. `state` is the instance's new state."""
     flat = [item for part in parts for item in part]
     return await bus.commit_turn(turn, "c", now(), record, steps, output, state, flat, len(parts))
 

@@ -28,7 +28,7 @@ def server_clients(url: str) -> Connect:
 
 
 async def open_broker(kind: str, namespace: str, connect: Connect) -> Broker:
-    """A partition with its groups made and its agents and tools known."""
+    """A partition with its groups created and its agents and tools registered."""
     admin = await connect()
     broker = Broker(kind, Keys(namespace, 0), connect, admin, transports=[admin])
     await broker.prepare()
@@ -41,7 +41,7 @@ async def close_broker(broker: Broker) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out containers that cannot run here: tests/servers/test_containers.py says so, once."""
+    """Leave out containers that cannot run here: tests/servers/test_containers.py reports them once."""
     asked = {kind for item in items if (kind := broker_of(item)) in CONTAINERS}
     if not asked or config.option.collectonly:
         return
@@ -93,7 +93,7 @@ async def other(broker: Broker) -> EventBus:
 
 @pytest.fixture(autouse=True)
 def functions_stay_within_their_rights(request: pytest.FixtureRequest) -> Iterator[None]:
-    """`weft acl` gives users the rights that are read from the functions' source: no function may need more."""
+    """`weft acl` derives users' rights from the functions' source: no function may need more."""
     if broker_of(request.node) != VALKEY_9:
         yield  # one server is enough
         return

@@ -27,7 +27,7 @@ _FROM_FUNCTION = b' lua] "'
 
 
 class Watch:
-    """Reads along what a server runs (MONITOR): each function, and the commands that it calls."""
+    """Reads what a server runs (MONITOR): each function, and the commands that it calls."""
 
     def __init__(self, server: Server) -> None:
         self._port = server.port
@@ -45,7 +45,7 @@ class Watch:
         self._monitor.close()
 
     def beyond_their_rights(self) -> set[str]:
-        """What functions have done beyond their rights up to now."""
+        """Return what functions have done beyond their rights so far."""
         mark = secrets.token_hex(8).encode()
         with socket.create_connection((HOST, self._port)) as marker:
             marker.sendall(b"ECHO %s\r\n" % mark)
@@ -74,7 +74,7 @@ class Watch:
 
 
 def _words(line: bytes) -> list[bytes]:
-    """The words of a command: the first few, but all of one that names many keys."""
+    """Return the words of a command: the first few, but all of one that names many keys."""
     quoted = (match[0] for match in _WORD.finditer(line))
     command = _text(next(quoted))
     return [command, *map(_text, quoted if command in _MANY_KEYS else islice(quoted, 3))]

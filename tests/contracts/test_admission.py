@@ -18,7 +18,7 @@ async def test_one_owner_leads(broker: Broker, bus: EventBus, other: EventBus) -
 
 
 async def test_a_replaced_admitter_starts_nothing(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """It read submits, stalled, and comes back after another has admitted what came behind them."""
+    """It read submits, stalled, and continues after another admitter has admitted later ones."""
     epoch = str(await bus.lead("admit"))
     assert (await broker.submit(bus, "s1", key="k", epoch=epoch)).started
     await broker.silence(bus)
@@ -35,7 +35,7 @@ async def test_a_replaced_admitter_starts_nothing(broker: Broker, bus: EventBus,
 
 
 async def test_who_was_declared_dead_does_not_lead(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Also where nobody has taken the lead yet."""
+    """The same holds if nobody has taken the lead yet."""
     assert await bus.lead("admit") == 1
     await broker.silence(bus)
     assert await bus.lead("admit") == 0

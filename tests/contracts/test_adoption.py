@@ -33,7 +33,7 @@ async def test_a_long_delivery_stays_with_its_living_owner(broker: Broker, bus: 
 
 
 async def test_what_a_dead_owner_held_is_adopted_once(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Of two that adopt, one gets each entry; the late commit of the dead one changes nothing."""
+    """If two owners adopt, each entry goes to one of them. The dead owner's late commit changes nothing."""
     third = await broker.owner()
     turns = await held_by(broker, other, "a", "b", "c")
     await broker.silence(other)
@@ -50,7 +50,7 @@ async def test_what_a_dead_owner_held_is_adopted_once(broker: Broker, bus: Event
 
 
 async def test_a_late_commit_after_the_adopters_changes_nothing(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """The stopped process goes on after its work was done by another."""
+    """The stopped process continues after another has done its work."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1"))
     call = await broker.take(other, "tool")
@@ -64,7 +64,7 @@ async def test_a_late_commit_after_the_adopters_changes_nothing(broker: Broker, 
 
 
 async def test_adoption_comes_in_batches(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """As many as the adopter has room for, oldest first; the rest stays to be adopted."""
+    """It adopts as many as it has room for, oldest first; the rest waits."""
     turns = await held_by(broker, other, "a", "b", "c", "d", "e")
     await broker.silence(other)
     found = [await entries_of(bus, count=2) for _ in range(4)]
@@ -99,7 +99,7 @@ async def test_a_dead_name_leaves_the_group_when_nothing_is_pending(
 
 
 async def test_an_entry_that_is_no_more_is_not_adopted_for_ever(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """The stream was cut by a foreign hand; what is pending of it ends, what is left is adopted."""
+    """Somebody trimmed the stream by hand: pending entries that are gone end, the others are adopted."""
     gone, left = await held_by(broker, other, "gone", "left")
     await broker.call("XDEL", broker.keys.stream("agent"), gone.entry)
     await broker.silence(other)
@@ -112,7 +112,7 @@ async def test_an_entry_that_is_no_more_is_not_adopted_for_ever(broker: Broker, 
 
 
 async def test_what_was_not_started_is_handed_back_uncounted(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """An orderly stop blames no entry that was only read."""
+    """A graceful stop counts no death against an entry that was only read."""
     (turn,) = await held_by(broker, other, "t")
     await other.leave([turn])
     assert not await broker.alive(other)
@@ -123,7 +123,7 @@ async def test_what_was_not_started_is_handed_back_uncounted(broker: Broker, bus
 async def test_a_call_that_may_not_be_repeated_and_never_began_runs(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
-    """What its dead owner had only read is not `unknown`."""
+    """A call that the dead owner had only read is not `unknown`."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1"))
     await broker.take(other, "tool")
@@ -133,7 +133,7 @@ async def test_a_call_that_may_not_be_repeated_and_never_began_runs(
 
 
 async def test_a_call_that_had_begun_does_not_run_again(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Nobody knows whether it took effect. Its own owner, whose reply was lost, may ask again."""
+    """Nobody knows whether it took effect. Its owner, whose reply was lost, may ask again."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1"))
     call = await broker.take(other, "tool")

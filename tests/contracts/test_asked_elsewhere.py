@@ -33,7 +33,7 @@ async def test_an_answer_that_is_repeated_changes_nothing(broker: Broker, bus: E
 
 
 async def test_an_answer_to_an_ended_task_is_dropped(broker: Broker, bus: EventBus) -> None:
-    """The task there learns of the end, and its later answers change nothing."""
+    """The task there learns that this one has ended, and its later answers change nothing."""
     await asked(broker, bus)
     await bus.cancel("t", "enough")
     assert [entry.get("cancel") for entry in await broker.entries("asks")] == [None, "t"]

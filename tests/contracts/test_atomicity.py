@@ -40,7 +40,7 @@ Act = Callable[[], Awaitable[object]]
 
 @dataclass(slots=True)
 class Stage:
-    """What a case sets up: a partition and two living owners."""
+    """What each case starts with: a partition and two living owners."""
 
     broker: Broker
     bus: EventBus
@@ -87,7 +87,7 @@ async def submit_without_a_key(stage: Stage) -> Act:
 
 
 async def waiting(stage: Stage) -> None:
-    """Two tenants with a task each behind a stream that is long enough."""
+    """Two tenants with one waiting task each, on a stream that is long enough to queue them."""
     broker, bus = stage.broker, stage.bus
     await broker.call("HSET", broker.keys.meta, "ready_max", 1)
     await broker.call("HSET", broker.keys.tenants, "shop", "2 10 10")
@@ -317,7 +317,7 @@ async def a_turn_that_fails_its_task(stage: Stage) -> Act:
 
 
 async def asked(stage: Stage) -> None:
-    """A task that waits for a keyed agent's answer; that agent has mail."""
+    """A task that waits for a keyed agent's answer; events wait in that agent's mailbox."""
     await busy(stage)
     await stage.broker.submit(stage.bus, "mine", agent="desk", key="d")
     turn = await stage.broker.take(stage.bus)
@@ -752,7 +752,7 @@ async def adopt_a_quarantined_entry(stage: Stage) -> Act:
 
 @case
 async def adopt_what_is_settled(stage: Stage) -> Act:
-    """The quarantine still names a settled entry, and a dead owner whose turn it was."""
+    """The quarantine still names a settled entry, and a dead owner that ran it."""
     await busy(stage)
     await stage.broker.take(stage.other)
     quarantine = stage.broker.keys.quarantine
@@ -906,7 +906,7 @@ async def test_an_error_leaves_everything_as_it_was(broker: Broker, namespace: s
 
 @pytest.mark.parametrize("count", [3999, 4001, 9000])
 async def test_a_turn_of_any_size_is_committed_whole(broker: Broker, bus: EventBus, count: int) -> None:
-    """What Lua can hand over at once is limited; a fan-out is not (but by the journal's own limit)."""
+    """Lua can pass only a limited number of arguments at once. A fan-out has no limit but the journal's."""
     await broker.submit(bus, "t")
     parts = [nap(str(number), 1000, wait="g1") for number in range(count)]
     assert await suspend(bus, await broker.take(bus), *parts)
@@ -918,7 +918,7 @@ async def test_a_turn_of_any_size_is_committed_whole(broker: Broker, bus: EventB
 
 
 async def test_a_timer_that_cannot_fire_does_not_hold_up_others(broker: Broker, bus: EventBus) -> None:
-    """It stays, is tried again later, and goes on once what is wrong was put right."""
+    """It stays, is retried later, and continues once the cause is fixed."""
     for task in ("broken", "sound"):
         await broker.submit(bus, task)
         await suspend(bus, await broker.take(bus), nap("1", 1000))

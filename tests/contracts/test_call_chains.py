@@ -9,7 +9,7 @@ from tests.contracts.broker import Broker, ask, complete, suspend
 
 
 async def held(broker: Broker, bus: EventBus) -> None:
-    """writer/k waits for what it has asked elsewhere."""
+    """writer/k waits for an answer from another partition."""
     await broker.submit(bus, "t", key="k")
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="@1:there", key="e"))
 

@@ -69,7 +69,7 @@ async def test_a_mark_goes_with_the_result(broker: Broker, bus: EventBus, thread
 async def test_a_call_that_failed_may_be_driven_again(
     broker: Broker, bus: EventBus, other: EventBus, threads: ThreadPoolExecutor
 ) -> None:
-    """Redriving the letter asserts that the call had no effect."""
+    """Whoever redrives the letter asserts that the call had no effect."""
     await ask_to_charge(broker, bus, b'{"fails":true}')
     await handler(bus, threads).handle(await broker.take(bus, "tool"))
     assert await broker.hash("started") == {}
@@ -106,7 +106,7 @@ async def it_was_given_up(broker: Broker, bus: EventBus, call: Delivery) -> None
 
 
 async def it_goes_on_under_another_entry(broker: Broker, bus: EventBus, call: Delivery) -> None:
-    """Its step is still missing; a first attempt has failed, and the mark is another attempt's."""
+    """Its step is still missing. A first attempt has failed, and the mark is another attempt's."""
     assert await bus.retry(call, 0, b'{"type":"ValueError","message":"later"}')
     await broker.pass_time(1)
     await bus.promote()
@@ -120,7 +120,7 @@ Event = Callable[[Broker, EventBus, Delivery], Awaitable[None]]
 async def test_a_call_that_nobody_needs_any_more_does_not_run(
     broker: Broker, bus: EventBus, threads: ThreadPoolExecutor, event: Event
 ) -> None:
-    """It waited in a queue, or a read's reply was late. Its outcome is not unknown: it was never begun here."""
+    """It waited in a queue, or a read's reply was late. Its outcome is known: it never began here."""
     await ask_to_charge(broker, bus, b'{"fails":false}')
     call = await broker.take(bus, "tool")
     await event(broker, bus, call)
@@ -137,7 +137,7 @@ async def test_a_call_that_nobody_needs_any_more_does_not_run(
 async def test_a_second_entry_of_an_answered_call_does_not_run(
     broker: Broker, bus: EventBus, threads: ThreadPoolExecutor
 ) -> None:
-    """An attempt that was taken for failed has come in after all."""
+    """An attempt that counted as failed has committed its result after all."""
     await ask_to_charge(broker, bus, b'{"fails":false}')
     first = await broker.take(bus, "tool")
     assert await bus.retry(first, 0, b"{}")
@@ -168,7 +168,7 @@ async def test_a_call_of_a_task_that_ended_and_is_kept_does_not_run(
 
 
 async def test_the_mark_of_a_stopped_call_goes(broker: Broker, bus: EventBus) -> None:
-    """It ran when its task was cancelled, and its consumer settles it."""
+    """It was running when its task was cancelled, and its consumer settles it."""
     await ask_to_charge(broker, bus, b'{"fails":false}')
     call = await broker.take(bus, "tool")
     assert await bus.mark_started(call)
@@ -179,7 +179,7 @@ async def test_the_mark_of_a_stopped_call_goes(broker: Broker, bus: EventBus) ->
 
 
 async def test_a_task_that_ends_takes_the_mark_of_its_call_along(broker: Broker, bus: EventBus) -> None:
-    """The process may be stopped right after its commit: nothing else would ever remove the mark."""
+    """The process may stop right after its commit: nothing else would ever remove the mark."""
     await ask_to_charge(broker, bus, b'{"fails":false}')
     call = await broker.take(bus, "tool")
     assert await bus.mark_started(call)
@@ -205,7 +205,7 @@ async def test_a_buried_call_removes_its_mark(broker: Broker, bus: EventBus) -> 
 
 
 async def test_a_copy_of_a_settled_entry_leaves_the_mark_of_the_call_that_runs(broker: Broker, bus: EventBus) -> None:
-    """Only the entry under which the call runs ends with it."""
+    """Only the entry under which the call runs can end it."""
     await ask_to_charge(broker, bus, b'{"fails":false}')
     copy = await broker.take(bus, "tool")
     assert await bus.retry(copy, 0, b"{}")

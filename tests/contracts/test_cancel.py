@@ -29,7 +29,7 @@ async def late_complete(bus: EventBus, turn: Delivery) -> bool:
 async def test_work_in_flight_is_settled_when_it_comes_in(
     broker: Broker, bus: EventBus, late: Callable[[EventBus, Delivery], Awaitable[bool]]
 ) -> None:
-    """A refused commit would hold its delivery and a shared instance for ever."""
+    """A refused commit would keep its delivery and a shared instance forever."""
     await broker.submit(bus, "t", key="k")
     await broker.submit(bus, "next", key="k")
     turn = await broker.take(bus)
@@ -55,7 +55,7 @@ async def test_a_cancelled_call_is_settled_when_it_comes_in(broker: Broker, bus:
 
 
 async def test_a_suspended_run_is_freed_at_once(broker: Broker, bus: EventBus) -> None:
-    """With its children, their instances and its timers, in the same step."""
+    """Child runs, their instances and timers end in the same step."""
     await broker.submit(bus, "t", key="k")
     child = ask("1", "editor", stream="agent", key="e")
     await suspend(bus, await broker.take(bus), child, nap("2", 60_000), ask("3", "desk", stream="agent"))
@@ -72,7 +72,7 @@ async def test_a_suspended_run_is_freed_at_once(broker: Broker, bus: EventBus) -
 
 
 async def test_a_child_in_flight_keeps_its_instance_until_it_comes_in(broker: Broker, bus: EventBus) -> None:
-    """Two turns are never at once on one instance, also not after a cancel."""
+    """An instance never has two turns at once, not even after a cancel."""
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent", key="e"))
     child = await broker.take(bus)
@@ -88,7 +88,7 @@ async def test_a_child_in_flight_keeps_its_instance_until_it_comes_in(broker: Br
 
 
 async def test_what_a_late_turn_asks_for_is_not_started(broker: Broker, bus: EventBus) -> None:
-    """The flag is looked at by the commit, not by a walk over the tree."""
+    """The commit checks the flag; the cancel does not walk over the tree of runs."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await bus.cancel("t", "no more")
@@ -100,7 +100,7 @@ async def test_what_a_late_turn_asks_for_is_not_started(broker: Broker, bus: Eve
 
 
 async def test_owners_hear_of_it_by_their_heartbeat(broker: Broker, bus: EventBus) -> None:
-    """Not by an event behind the work."""
+    """The cancel does not wait behind other work in a stream."""
     since, stopped, _ = await bus.beat(LEASE_MS, False, "0")
     assert stopped == []
     await broker.submit(bus, "t")

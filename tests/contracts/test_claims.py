@@ -55,7 +55,7 @@ def task_at(home: int, name: str = "task") -> str:
 
 
 async def started(pair: Pair) -> list[tuple[int, str, str]]:
-    """Partition, task, and source and id of each task."""
+    """Return partition, task, and source and id of each task."""
     found = []
     for side in pair.sides:
         keys = cast(list[bytes], await side.broker.call("KEYS", side.bus.keys.base + "task:*"))
@@ -70,11 +70,11 @@ async def places(pair: Pair) -> dict[str, str]:
 
 
 class Crashed(Exception):
-    """The submitter ended in the middle."""
+    """The submitter died in the middle."""
 
 
 def interrupted(buses: list[EventBus], before: Callable[[str], None]) -> list[EventBus]:
-    """The same partitions for a submitter to which something happens before a call."""
+    """The same partitions for a submitter that is interrupted before a call."""
 
     class Interrupted(EventBus):
         async def call(self, function: str, *args: Argument) -> Reply:
@@ -85,7 +85,7 @@ def interrupted(buses: list[EventBus], before: Callable[[str], None]) -> list[Ev
 
 
 async def crash(submit: Submit, buses: list[EventBus], calls: int) -> bool:
-    """Send the submit and end after so many calls; False where it needs no more."""
+    """Send the submit and stop after this many calls. Return False if it needs no more."""
     left = count(calls, -1)
 
     def before(_: str) -> None:
@@ -106,7 +106,7 @@ async def crash(submit: Submit, buses: list[EventBus], calls: int) -> bool:
 async def test_an_equal_submit_starts_one_task(
     pair: Pair, task_home: int, id_home: int, first: int, second: int
 ) -> None:
-    """Whatever its `partitionkey` says. The repeat finds the task, also when that has ended."""
+    """Whatever its `partitionkey` is, the repeat finds the task, even if that has ended."""
     task = task_at(task_home)
     assert (await Submit(task, first, id_home).send(pair.buses)).started
     again = await Submit(task, second, id_home).send(pair.buses)
@@ -125,7 +125,7 @@ async def test_an_equal_submit_starts_one_task(
 async def test_an_id_that_was_used_for_other_content_is_rejected(
     pair: Pair, task_home: int, id_home: int, first: int, second: int
 ) -> None:
-    """With another key, say. The task id of the rejected submit stays free."""
+    """For example with another key. The task id of the rejected submit stays free."""
     task, other = task_at(task_home), task_at(1 - task_home, "other")
     await Submit(task, first, id_home).send(pair.buses)
     with pytest.raises(Rejected, match="used before with other content") as error:
@@ -139,7 +139,7 @@ async def test_an_id_that_was_used_for_other_content_is_rejected(
 
 @pytest.mark.parametrize(("task_home", "id_home", "first", "second"), [*product(BOTH, repeat=4)])
 async def test_a_task_id_names_one_task(pair: Pair, task_home: int, id_home: int, first: int, second: int) -> None:
-    """Equal content is that task; other content is rejected, and its source and id stay free."""
+    """Equal content means that task. Other content is rejected, and its source and id stay free."""
     task = task_at(task_home)
     await Submit(task, first, id_home).send(pair.buses)
     equal = await Submit(task, second, 1 - id_home, event_id="e2").send(pair.buses)
@@ -152,7 +152,7 @@ async def test_a_task_id_names_one_task(pair: Pair, task_home: int, id_home: int
 
 
 async def test_a_task_that_was_cancelled_before_its_submit_is_refused_in_any_partition(pair: Pair) -> None:
-    """The cancel went to the partition of the task id."""
+    """The cancel goes to the partition of the task id."""
     task = task_at(0)
     assert await (await find_place(pair.buses, task)).cancel(task, "never mind") == ["unknown"]
     with pytest.raises(Rejected, match="cancelled before it was submitted"):
@@ -168,7 +168,7 @@ async def test_a_task_that_was_cancelled_before_its_submit_is_refused_in_any_par
 async def test_a_repeat_finishes_a_submit_that_crashed(
     pair: Pair, task_home: int, id_home: int, target: int, other: int, calls: int
 ) -> None:
-    """Whether its ids were claimed or its task was started: one task, once."""
+    """Whether it claimed its ids or started its task before it died: one task, once."""
     task = task_at(task_home)
     await crash(Submit(task, target, id_home), pair.buses, calls)
     await Submit(task, other, id_home).send(pair.buses)
@@ -184,7 +184,7 @@ async def test_a_repeat_finishes_a_submit_that_crashed(
 async def test_a_claim_that_never_started_does_not_use_up_its_id(
     pair: Pair, task_home: int, id_home: int, target: int, calls: int, same: str
 ) -> None:
-    """Other content takes the id; then the submit that crashed is the one that is rejected."""
+    """Other content takes the id; then the submit that crashed is rejected."""
     first = Submit(task_at(task_home), target, id_home)
     if not await crash(first, pair.buses, calls) or await started(pair):
         return  # it needs fewer calls: nothing was left claimed
@@ -203,7 +203,7 @@ async def test_a_claim_that_never_started_does_not_use_up_its_id(
 
 @pytest.mark.parametrize(("task_home", "id_home", "target"), [*product(BOTH, repeat=3)])
 async def test_a_submit_that_is_rejected_frees_its_ids(pair: Pair, task_home: int, id_home: int, target: int) -> None:
-    """And notes no place of a task that never was."""
+    """It also stores no partition for a task that never existed."""
     wrong = Submit(task_at(task_home), target, id_home, agent="nobody")
     with pytest.raises(Rejected, match="no agent is named nobody"):
         await wrong.send(pair.buses)
@@ -231,7 +231,7 @@ async def test_a_refusal_that_comes_late_does_not_lift_a_newer_one(pair: Pair) -
 
 
 async def test_an_overloaded_submit_keeps_its_claim(pair: Pair) -> None:
-    """It is sent again, and then goes where it was to go."""
+    """It is sent again, and then reaches its target."""
     submit = Submit(task_at(0), 1)
     await pair.there.broker.call("HSET", pair.there.bus.keys.meta, "overload", "full")
     with pytest.raises(Rejected, match="full"):
@@ -246,7 +246,7 @@ async def test_an_overloaded_submit_keeps_its_claim(pair: Pair) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 async def test_submits_at_once(pair: Pair, seed: int) -> None:
-    """Equal and different submits in any order of their calls, some of which crash and come again."""
+    """Equal and different submits, their calls in any order; some submitters crash and send again."""
     rng = random.Random(seed)
     tasks = [task_at(rng.randrange(2), name) for name in ("a", "b")]
     homes = {"e": rng.randrange(2), "e2": rng.randrange(2)}
@@ -320,7 +320,7 @@ async def test_submits_at_once(pair: Pair, seed: int) -> None:
 async def test_a_submit_makes_few_calls(
     pair: Pair, task_home: int, id_home: int, target: int, expected: list[str]
 ) -> None:
-    """One where its ids belong to the task's partition, as those of most submits do."""
+    """One call if its ids belong to the task's partition, as most submits' ids do."""
     calls: list[str] = []
     await Submit(task_at(task_home), target, id_home).send(interrupted(pair.buses, calls.append))
     assert calls == expected
@@ -351,7 +351,7 @@ async def test_claims_are_bounded_by_the_dedupe_window(pair: Pair) -> None:
 
 
 async def test_what_an_older_release_noted_is_honoured(pair: Pair) -> None:
-    """It noted the task's place without a claim, and started the task or did not come to it."""
+    """It stored the task's partition without a claim, and may have started the task."""
     task, gone = task_at(0), task_at(0, "gone")
     older = Submit(task, 1)
     for name in (task, gone):

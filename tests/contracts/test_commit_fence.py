@@ -38,7 +38,7 @@ async def test_a_commit_repeated_changes_nothing(broker: Broker, bus: EventBus) 
 
 
 async def test_an_end_repeated_changes_nothing(broker: Broker, bus: EventBus) -> None:
-    """For the commit that ends a task: its instance may be another task's by then."""
+    """This also holds for the commit that ends a task: its instance may be another task's by then."""
     await broker.submit(bus, "t", key="k")
     await broker.submit(bus, "u", key="k")
     turn = await broker.take(bus)
@@ -60,7 +60,7 @@ async def test_a_result_repeated_changes_nothing(broker: Broker, bus: EventBus) 
 
 
 async def test_state_is_written_only_by_the_end_of_a_run(broker: Broker, bus: EventBus) -> None:
-    """A run that waits shows no state; a replay starts from the state the run began with."""
+    """A waiting run shows no state. A replay starts with the state that the run began with."""
     await broker.submit(bus, "first", key="k")
     assert await complete(bus, await broker.take(bus), state=b'{"n":1}')
     await broker.submit(bus, "second", key="k")
@@ -79,7 +79,7 @@ async def test_state_is_written_only_by_the_end_of_a_run(broker: Broker, bus: Ev
 
 
 async def test_a_failed_run_writes_no_state(broker: Broker, bus: EventBus) -> None:
-    """What a failed run did to its state goes with it, also what it had shown in mid-run."""
+    """A failed run's changes to its state are dropped, also those it had shown in the middle."""
     await broker.submit(bus, "first", key="k")
     await complete(bus, await broker.take(bus), state=b'{"n":1}')
     await broker.submit(bus, "second", key="k")
@@ -91,7 +91,7 @@ async def test_a_failed_run_writes_no_state(broker: Broker, bus: EventBus) -> No
 
 
 async def test_a_dead_owner_commits_nothing(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """A stopped process wakes up after it was declared dead: refused, and its work is another's."""
+    """A stopped process resumes after it was declared dead: it is refused, and another has its work."""
     await broker.submit(bus, "t", key="k")
     turn = await broker.take(bus)
     await broker.silence(bus)
@@ -126,7 +126,7 @@ async def test_a_dead_owner_answers_nothing(broker: Broker, bus: EventBus, other
 
 
 async def test_of_two_who_hold_an_entry_one_takes_effect(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Both owners live and both hold the entry (a group that was lost): the first commit counts, for each kind."""
+    """Both owners live and both hold the entry (the group was lost): the first commit counts, for each kind."""
     await broker.submit(bus, "t")
     first = await broker.take(bus)
     await broker.lose_group()

@@ -1,4 +1,4 @@
-"""What a consumer does in its own process once it is declared dead, or must give up its deliveries."""
+"""What a consumer does in its own process after it is declared dead, or must give up its deliveries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PASSES = 3
 
 
 class WatchedBus(EventBus):
-    """Notes what its consumer asks for, and can hold back a new name."""
+    """Logs the consumer's calls, and can delay a new owner name."""
 
     def __init__(self, transport: Transport, keys: Keys) -> None:
         super().__init__(transport, keys)
@@ -62,7 +62,7 @@ class WatchedBus(EventBus):
 
 
 class Handler:
-    """Completes turns, each once it may go on."""
+    """Completes turns, each when the test releases it."""
 
     def __init__(self, bus: EventBus) -> None:
         self._bus = bus
@@ -92,7 +92,7 @@ class Handler:
 
 @asynccontextmanager
 async def consumer_of(broker: Broker) -> AsyncIterator[tuple[Consumer, WatchedBus, Handler]]:
-    """A consumer that has started and does not read yet."""
+    """A consumer that has started but does not read yet."""
     transport = await broker.connect()
     broker.transports.append(transport)
     bus = WatchedBus(transport, broker.keys)
@@ -126,7 +126,7 @@ async def next_of(queue: asyncio.Queue[str]) -> str:
 
 
 async def test_an_owner_that_was_declared_dead_drops_what_it_runs(broker: Broker) -> None:
-    """Others have it by now; what this process does further is done twice."""
+    """Others have them by now. Whatever this process still does is done twice."""
     async with consuming(broker) as (bus, handler):
         await broker.submit(bus, "t")
         assert await next_of(handler.began) == "t"
@@ -137,7 +137,7 @@ async def test_an_owner_that_was_declared_dead_drops_what_it_runs(broker: Broker
 
 
 async def test_nothing_is_read_under_a_name_that_counts_as_dead(broker: Broker) -> None:
-    """What it brought would be pending under a dead name, and counted as a delivery that ended its process."""
+    """Its entries would be pending under a dead name, and count as deliveries that ended their process."""
     async with consuming(broker) as (bus, handler):
         bus.may_enter.clear()
         await broker.call("ZREM", broker.keys.alive, bus.owner)
@@ -178,7 +178,7 @@ async def test_a_consumer_with_work_in_hand_takes_no_quarantined_entry(broker: B
 
 
 async def test_a_delivery_that_is_held_is_not_handled_twice(broker: Broker) -> None:
-    """A read and the reconciling after a lost reply may both bring it."""
+    """Both a read and the check after a lost reply may return it."""
     async with consumer_of(broker) as (consumer, bus, handler):
         await broker.submit(bus, "t")
         delivery = await broker.take(bus)

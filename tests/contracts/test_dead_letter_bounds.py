@@ -52,7 +52,7 @@ async def ids(broker: Broker, stream: str = "") -> list[str]:
 
 
 async def counts_agree(broker: Broker, bus: EventBus) -> dict[str, int]:
-    """Assert that the counted bytes are those of the letters; returns them."""
+    """Check that the counted bytes are those of the letters. Return them."""
     real: dict[str, int] = {}
     for letter in await broker.entries("dead"):
         share = {"diverged": "parked", "undeliverable": "replyto"}.get(letter["reason"], letter["stream"])
@@ -124,7 +124,7 @@ async def test_all_fields_together_are_bounded(broker: Broker, bus: EventBus) ->
 
 
 async def test_an_entry_that_is_cut_on_the_broker_keeps_a_digest_too(broker: Broker, bus: EventBus) -> None:
-    """Entries of work streams become letters on the broker, which has SHA-1 only."""
+    """Entries of work streams become letters on the broker, whose Lua has only SHA-1."""
     data = b"x" * (MAX_VALUE_BYTES + 1)
     fields: list[str | bytes] = []
     for number in range(5000):
@@ -196,7 +196,7 @@ def test_a_letter_within_its_bounds_stays_as_it_is() -> None:
 
 
 async def test_a_flood_trims_its_own_letters(broker: Broker, bus: EventBus) -> None:
-    """The oldest of the largest share go, and they are counted."""
+    """The oldest letters of the largest share are deleted and counted."""
     quiet = [await bus.keep_letter(event("tasks:quiet", b"q" * 1000)) for _ in range(5)]
     await limit(broker, 60_000)
     flood = [await bus.keep_letter(event("tasks:loud", b"f" * 1000)) for _ in range(200)]
@@ -267,7 +267,7 @@ async def test_old_letters_are_trimmed(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_a_parked_run_keeps_its_letter(broker: Broker, bus: EventBus) -> None:
-    """Only a redrive of its letter lets it go on. Once its task has ended, nothing waits for the letter."""
+    """Only a redrive of its letter can continue it. Once its task has ended, nothing waits for the letter."""
     await broker.submit(bus, "t", input_json=b'"' + b"x" * 5000 + b'"')
     assert await bury(bus, await broker.take(bus), "diverged")
     await limit(broker, 1)
@@ -317,7 +317,7 @@ async def test_an_address_that_a_publisher_chose_is_no_share(broker: Broker, bus
 
 
 async def test_letters_written_past_weft_are_counted_by_the_keeper(broker: Broker, bus: EventBus) -> None:
-    """An older release appends them itself, and people delete entries by hand."""
+    """An older release appends letters itself, and people delete entries by hand."""
     for _ in range(45):
         await broker.call("XADD", broker.keys.dead, "*", *event("tasks:a", b"x" * 100))
     gone = await bus.keep_letter(event("tasks:b"))

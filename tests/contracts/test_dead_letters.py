@@ -1,4 +1,4 @@
-"""A dead letter stores the whole delivery, and has in one step the effects of a failing commit."""
+"""A dead letter stores the whole delivery. The same step has the effects of a failing commit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_the_letter_keeps_everything(broker: Broker, bus: EventBus) -> Non
 
 
 async def test_the_task_ends_and_its_instance_is_free(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """By an owner that never ran the handler."""
+    """The owner never ran the handler."""
     reply = broker.keys.reply("c")
     await broker.call("XADD", reply, "*", "seen", "1")
     await broker.submit(bus, "t", key="k", replyto=reply, streamed=True)
@@ -147,7 +147,7 @@ async def test_a_foreign_entry_is_kept_and_stops_nothing(broker: Broker, bus: Ev
 
 
 async def test_a_newer_release_in_the_namespace_is_seen(broker: Broker, bus: EventBus) -> None:
-    """What a newer replica has written is not foreign: whether there is one, the namespace says."""
+    """Entries that a newer replica has written are not foreign: the namespace says whether there is one."""
     settings = namespace_settings(bus.keys.namespace)
     assert not await bus.namespace_is_newer()
     await broker.call("HSET", settings, "format", 2)
@@ -158,7 +158,7 @@ async def test_a_newer_release_in_the_namespace_is_seen(broker: Broker, bus: Eve
 
 
 async def test_a_foreign_call_is_kept_and_stops_nothing(broker: Broker, bus: EventBus) -> None:
-    """A call that names no run which waits for it, of a task that there is."""
+    """A call that names no waiting run, of a task that exists."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await broker.call("XADD", broker.keys.stream("tool"), "*", "h", "1\ncall\nt\nr\nsearch\n\n1\n0", "d", "{}")
@@ -172,7 +172,7 @@ async def test_a_foreign_call_is_kept_and_stops_nothing(broker: Broker, bus: Eve
 
 
 async def test_a_forged_turn_takes_no_effect(broker: Broker, bus: EventBus) -> None:
-    """An entry that looks like the bus's own is fenced by the state, as any other."""
+    """The state fences an entry that looks like the bus's own, as it does any other."""
     await broker.submit(bus, "t", key="k")
     first = await broker.take(bus)
     before = await broker.snapshot()
@@ -189,7 +189,7 @@ async def test_a_forged_turn_takes_no_effect(broker: Broker, bus: EventBus) -> N
 
 
 async def test_a_forged_call_takes_no_effect(broker: Broker, bus: EventBus) -> None:
-    """Of a step that has its result."""
+    """A call of a step that has its result."""
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1"))
     await answer(bus, await broker.take(bus, "tool"))
@@ -201,7 +201,7 @@ async def test_a_forged_call_takes_no_effect(broker: Broker, bus: EventBus) -> N
 
 
 async def test_a_late_result_of_a_dead_task_changes_nothing(broker: Broker, bus: EventBus) -> None:
-    """The letter pins the journal, steps without a result among it: nobody waits for them any more."""
+    """The letter pins the journal with its missing steps, but nobody waits for them any more."""
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1"), ask("2"))
     await answer(bus, await broker.take(bus, "tool"))
@@ -215,7 +215,7 @@ async def test_a_late_result_of_a_dead_task_changes_nothing(broker: Broker, bus:
 
 
 async def test_an_entry_cut_from_the_stream_can_still_be_committed(broker: Broker, bus: EventBus) -> None:
-    """As far as a holder lives: what fences is the state, not the entry."""
+    """This holds as long as the owner lives: the state fences, not the entry."""
     await broker.submit(bus, "t", key="k")
     turn = await broker.take(bus)
     await broker.call("XTRIM", broker.keys.stream("agent"), "MAXLEN", 0)
@@ -225,7 +225,7 @@ async def test_an_entry_cut_from_the_stream_can_still_be_committed(broker: Broke
 
 
 async def test_adopting_a_cut_entry_forgets_it(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Its delivery is not given to anybody, and does not stay pending for ever."""
+    """Nobody gets the delivery, and it does not stay pending forever."""
     await broker.submit(bus, "t")
     await broker.submit(bus, "u")
     await broker.take(bus)

@@ -25,7 +25,7 @@ async def start(broker: Broker, bus: EventBus, task: str, agent: str, key: str) 
 
 
 async def refusal(broker: Broker, bus: EventBus, task: str, step: str = "1", run: str = "r") -> str:
-    """The message of the Deadlock error that the step was answered with; empty: it still waits."""
+    """Return the message of the Deadlock error that the step got; empty if it still waits."""
     key = f"task:{task}" if run == "r" else f"run:{task}/{run}"
     value = (await broker.hash(key)).get(f"j:{step}")
     if value is None:
@@ -205,7 +205,7 @@ async def test_another_type_in_the_place_of_the_line_changes_nothing(broker: Bro
 
 
 async def test_doctor_names_a_circle_that_was_not_refused(broker: Broker, bus: EventBus) -> None:
-    """As an older release leaves it, which lists nobody who waits."""
+    """An older release does not list who waits."""
     one = await start(broker, bus, "one", "writer", "k")
     two = await start(broker, bus, "two", "editor", "k")
     await suspend(bus, one, ask_agent("1", "editor", "k"))

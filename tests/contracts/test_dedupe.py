@@ -13,14 +13,14 @@ from tests.contracts.broker import Broker, complete
 
 
 async def window(broker: Broker) -> tuple[int, int]:
-    """How many ids are remembered, and how many stand in the line to be forgotten."""
+    """Return how many ids are remembered, and how many wait to be forgotten."""
     queued = await broker.call("LLEN", broker.keys.base + "seen_order")
     assert isinstance(queued, int)
     return len(await broker.hash("seen")), queued
 
 
 async def test_an_equal_submit_starts_nothing(broker: Broker, bus: EventBus) -> None:
-    """The answer is the first one's task and its status then."""
+    """The answer names the first submit's task and its current status."""
     assert await broker.submit(bus, "t") == Submitted("t", "accepted", True)
     before = await broker.snapshot()
     assert await broker.submit(bus, "t") == Submitted("t", "accepted", False)
@@ -31,7 +31,7 @@ async def test_an_equal_submit_starts_nothing(broker: Broker, bus: EventBus) -> 
 
 
 async def test_an_equal_submit_may_name_another_task(broker: Broker, bus: EventBus) -> None:
-    """The pair of source and id decides, so a task id that was chosen again starts nothing."""
+    """Source and id decide, so a new task id starts nothing."""
     await broker.submit(bus, "t")
     again = await broker.submit(bus, "other", event_id="event-t", digest="digest-t")
     assert again == Submitted("t", "accepted", False)
@@ -39,7 +39,7 @@ async def test_an_equal_submit_may_name_another_task(broker: Broker, bus: EventB
 
 
 async def test_the_same_id_with_other_content_is_rejected(broker: Broker, bus: EventBus) -> None:
-    """The field is the id, and nothing changes."""
+    """The error names the field of the id, and nothing changes."""
     await broker.submit(bus, "t")
     before = await broker.snapshot()
     with pytest.raises(Rejected, match="used before with other content") as error:
@@ -54,7 +54,7 @@ async def test_the_same_id_of_another_source_is_another_submit(broker: Broker, b
 
 
 async def test_the_same_task_from_another_event(broker: Broker, bus: EventBus) -> None:
-    """With equal content it is that task; with other content the field `task_id` is refused."""
+    """Equal content means that task. Other content is refused, field `task_id`."""
     await broker.submit(bus, "t")
     equal = await broker.submit(bus, "t", event_id="e2", digest="digest-t")
     assert equal == Submitted("t", "accepted", False)
@@ -68,7 +68,7 @@ async def test_the_same_task_from_another_event(broker: Broker, bus: EventBus) -
 
 @pytest.mark.parametrize("ends", ["completed", "cancelled"])
 async def test_the_window_outlives_the_task(broker: Broker, bus: EventBus, ends: str) -> None:
-    """The answer is known after the task's own fields have expired."""
+    """The answer is still known when the task's own fields have expired."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     if ends == "completed":
@@ -102,7 +102,7 @@ async def test_the_window_is_bounded(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_a_lower_limit_shrinks_the_window(broker: Broker, bus: EventBus) -> None:
-    """Bounded memory, also where the limit was lowered on a full window."""
+    """Memory stays bounded, also if the limit is lowered on a full window."""
     for number in range(12):
         await broker.submit(bus, f"t{number}")
     await broker.call("HSET", broker.keys.meta, "dedupe_max", 4)
@@ -113,7 +113,7 @@ async def test_a_lower_limit_shrinks_the_window(broker: Broker, bus: EventBus) -
 
 
 async def test_a_rejected_submit_does_not_use_up_its_id(broker: Broker, bus: EventBus) -> None:
-    """The same event is accepted once what was wrong has been put right."""
+    """The same event is accepted once the cause is fixed."""
     before = await broker.snapshot()
     with pytest.raises(Rejected, match="no agent is named poet") as error:
         await broker.submit(bus, "t", "poet")

@@ -113,7 +113,7 @@ async def test_fsync_is_refused_where_the_setting_cannot_be_read(own_server: Own
 
 
 async def test_redis_waits_whatever_the_setting_is(own_server: OwnServer, namespace: str) -> None:
-    """So a user without CONFIG is enough there."""
+    """A user without the right to CONFIG is enough there."""
     server = own_server("redis-8.0", append="everysec")
     async with partition(server, namespace) as broker, durable(server.url, broker, "fsync") as bus:
         await broker.call("ACL", "SETUSER", "shop", "on", ">secret", "~*", "+@all", "-config")
@@ -143,7 +143,7 @@ async def test_a_client_refuses_what_the_server_cannot_promise(
 async def test_a_wait_repeated_on_a_new_connection_confirms_nothing(
     own_server: OwnServer, namespace: str, durability: str, wait: bytes
 ) -> None:
-    """The server answers it at once, since nothing was written on that connection."""
+    """The server answers at once, since that connection has written nothing."""
     server = own_server(append="always")
     async with (
         partition(server, namespace) as broker,
@@ -198,7 +198,7 @@ async def blocked(broker: Broker) -> bytes:
 
 
 async def test_whatever_is_answered_as_accepted_has_waited(replicated: tuple[Server, Server, Broker]) -> None:
-    """Cancels, answers and messages too; and so does what finds its work done."""
+    """Cancels, answers and messages wait too, and so does a call that finds its work done."""
     master, replica, broker = replicated
     owner = await broker.owner()
     for task in ("asks", "runs"):

@@ -1,4 +1,4 @@
-"""An engine step waits for a gateway as long as its task allows, then fails; it is never lost, nor ended twice."""
+"""An engine step waits for a gateway as long as its task allows, then fails. It is never lost, and ends once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def asked(broker: Broker, bus: EventBus, *, context: bytes = b"", stream: 
 
 
 async def gateway(broker: Broker, stream: str = "ray") -> EventBus:
-    """One that serves a stream; its group is there."""
+    """A gateway that serves a stream, whose group exists."""
     bus = await broker.owner("ray-gateway")
     await bus.make_groups([stream])
     await bus.announce_engine([stream])
@@ -39,7 +39,7 @@ async def gateway(broker: Broker, stream: str = "ray") -> EventBus:
 
 
 async def outcome(broker: Broker, bus: EventBus) -> tuple[str, dict[str, str]]:
-    """How the step has ended, from the one event that wakes the task: `K` or `E`, and its value."""
+    """Return how the step ended, from the one event that wakes the task: `K` or `E`, and its value."""
     turn = await broker.take(bus)
     assert (turn.kind, turn.step) == ("resume", "1")
     await broker.nothing(bus)
@@ -49,7 +49,7 @@ async def outcome(broker: Broker, bus: EventBus) -> tuple[str, dict[str, str]]:
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the watch has said."""
+    """Return what the watch has logged."""
     return [record.getMessage() for record in caplog.records if record.name == EngineWatch.__module__]
 
 
@@ -95,7 +95,7 @@ async def test_the_conf_says_how_long(broker: Broker, bus: EventBus, wait: float
 
 
 async def test_a_step_that_may_not_wait_fails_at_once(broker: Broker, bus: EventBus) -> None:
-    """Under any conf but this one it would wait."""
+    """With any other configuration it would wait."""
     await asked(broker, bus, context=b'{"engine_wait_seconds":0.0}')
     assert await broker.entries("ray") == []
     assert await broker.entries("out:t") == []
@@ -186,7 +186,7 @@ async def test_who_waits_is_warned_of_now_and_then(
 
 
 async def test_a_step_waits_anew_when_its_gateway_goes(broker: Broker, bus: EventBus) -> None:
-    """A step that had run for an hour is not given up because its gateway is started again."""
+    """A step that has run for an hour is not given up because its gateway restarts."""
     there = await gateway(broker)
     await asked(broker, bus)
     await broker.take(there, "ray")
@@ -203,7 +203,7 @@ async def test_a_step_waits_anew_when_its_gateway_goes(broker: Broker, bus: Even
 
 
 async def test_an_entry_in_the_hands_of_one_who_lives_is_left_to_it(broker: Broker, bus: EventBus) -> None:
-    """It is going, and has said so; or the broker has lost what it had said."""
+    """It runs and has reported that; or the broker has lost the report."""
     there = await gateway(broker)
     await asked(broker, bus, context=b'{"engine_wait_seconds":1}')
     call = await broker.take(there, "ray")
@@ -216,7 +216,7 @@ async def test_an_entry_in_the_hands_of_one_who_lives_is_left_to_it(broker: Brok
 
 
 async def overdue(broker: Broker, bus: EventBus) -> Delivery:
-    """A step whose time is over, as the watch has seen it a moment ago."""
+    """A step whose time had run out when the watch looked a moment ago."""
     await asked(broker, bus, context=b'{"engine_wait_seconds":1}')
     await broker.pass_time(3_600_000)
     [entry] = await broker.entries("ray")
@@ -237,7 +237,7 @@ async def test_a_gateway_that_comes_between_the_look_and_the_end_has_the_step(br
 
 
 async def test_a_gateway_that_reads_without_a_word_does_not_end_the_step_twice(broker: Broker, bus: EventBus) -> None:
-    """It is declared dead while it works, and comes back under another name: the first end stands."""
+    """It is declared dead while it works, and returns under another name: the first end counts."""
     seen = await overdue(broker, bus)
     there = await broker.owner("ray-gateway")
     await there.make_groups(["ray"])

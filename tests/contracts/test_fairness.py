@@ -54,7 +54,7 @@ async def take_all(broker: Broker, bus: EventBus) -> list[Delivery]:
 
 
 async def drain(broker: Broker, bus: EventBus, at_once: int = 1) -> list[str]:
-    """Start and complete everything that waits, as a handler with `at_once` free hands does; tasks in that order."""
+    """Start and complete everything that waits, as a handler with `at_once` slots does. Return the tasks in that order."""
     order: list[str] = []
     while True:
         waiting = await bus.refill(at_once, ["agent"])
@@ -97,7 +97,7 @@ async def test_tasks_wait_behind_a_long_stream(broker: Broker, bus: EventBus) ->
 
 
 async def test_nothing_waits_before_a_state_manager_has_come(broker: Broker, bus: EventBus) -> None:
-    """A client of this release, before any service of it, must not queue what nobody moves on."""
+    """A client of this release that starts before any service of it must not queue tasks that nobody refills."""
     await broker.call("HDEL", broker.keys.meta, "ready_max")
     await flood(broker, bus, "", READY + 2)
     assert len(await on_stream(broker)) == READY + 2
@@ -131,7 +131,7 @@ async def test_weights_share_turns(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_a_tenant_saves_no_turns(broker: Broker, bus: EventBus) -> None:
-    """A tenant that was away has no more turns than the others when it comes back."""
+    """A tenant that was idle gets no more turns than the others when it returns."""
     await flood(broker, bus, "busy", 20)
     for _ in range(12):
         await bus.refill(1, ["agent"])
@@ -145,7 +145,7 @@ async def test_a_tenant_saves_no_turns(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_a_tenant_gains_nothing_by_waiting_one_at_a_time(broker: Broker, bus: EventBus) -> None:
-    """Its turn is remembered after its queue is empty, or weights would mean nothing to short queues."""
+    """Its turn is remembered after its queue is empty. Otherwise weights would not apply to short queues."""
     await set_tenant(broker, "heavy", weight=4)
     await flood(broker, bus, "heavy", 30)
     order: list[str] = []
@@ -169,7 +169,7 @@ async def test_priorities_are_within_a_tenant(broker: Broker, bus: EventBus) -> 
 
 
 async def test_continuations_do_not_wait_and_keep_nobody_out(broker: Broker, bus: EventBus) -> None:
-    """Results, child runs and messages go straight to the stream; new tasks move on past them all the same."""
+    """Results, child runs and messages go straight to the stream; new tasks still move past them."""
     await flood(broker, bus, "a", READY + 1)
     turn, *others = await take_all(broker, bus)
     parts = [send(f"note-{number}", step=str(number)) for number in range(10)]
@@ -187,7 +187,7 @@ async def test_continuations_do_not_wait_and_keep_nobody_out(broker: Broker, bus
 
 
 async def test_a_stream_that_nobody_reads_stays_short(broker: Broker, bus: EventBus) -> None:
-    """Else a flood would be in front of its handlers when they come, and all others behind it."""
+    """Otherwise a flood would wait at its handlers when they start, with all others behind it."""
     for number in range(40):  # also where they come so slowly that none waits for long
         await submit(broker, bus, f"a-{number}", "a")
         await broker.pass_time(1000)
@@ -235,7 +235,7 @@ async def test_a_task_ends_while_it_waits(broker: Broker, bus: EventBus, how: st
 
 
 async def test_an_end_by_an_older_release_leaves_no_trace(broker: Broker, bus: EventBus) -> None:
-    """It does not know of queues: a refill drops what it finds ended, without giving a turn to it."""
+    """It does not know queues: a refill drops ended tasks without using up a turn."""
     await flood(broker, bus, "a", READY)
     await submit(broker, bus, "ended", "b")
     await submit(broker, bus, "next", "b")
@@ -330,7 +330,7 @@ async def test_a_reopened_task_is_open_again(broker: Broker, bus: EventBus) -> N
 
 
 async def test_an_end_that_was_not_counted_frees_its_place(broker: Broker, bus: EventBus) -> None:
-    """A process of an older release ends tasks without taking them out of those that are open."""
+    """A process of an older release ends tasks without removing them from the open ones."""
     await set_tenant(broker, "a", open=1)
     await submit(broker, bus, "t", "a")
     await broker.call("HSET", broker.keys.task("t"), "status", "completed")
@@ -374,7 +374,7 @@ async def test_settings_for_all_other_tenants(broker: Broker, bus: EventBus) -> 
 
 
 async def test_work_for_running_tasks_never_waits(broker: Broker, bus: EventBus) -> None:
-    """What another partition asks for is a submit, too: it is not in turn, and no tenant's limit holds it up."""
+    """A request from another partition is a submit, too: it does not wait in turn, and no tenant's limit stops it."""
     await set_tenant(broker, "a", open=1)
     await flood(broker, bus, "a", 1)
     await flood(broker, bus, "b", READY + 2)

@@ -30,7 +30,7 @@ def same(value: object) -> object:
 
 
 def begun(folder: str, name: str) -> Path:
-    """Say that a call has begun; the file holds its process."""
+    """Report that a call has begun; the file holds its process id."""
     path = Path(folder) / f"begun-{name}"
     path.with_suffix(".new").write_text(str(os.getpid()))
     path.with_suffix(".new").rename(path)
@@ -57,7 +57,7 @@ def hold(folder: str, name: str, gate: str = "gate") -> str:
 
 
 def hold_and_count(folder: str, name: str) -> int:
-    """How many were running when this one began, itself included."""
+    """Return how many calls were running when this one began, itself included."""
     mine = begun(folder, name)
     running = count_begun(folder)
     wait_for(folder, "gate")
@@ -66,7 +66,7 @@ def hold_and_count(folder: str, name: str) -> int:
 
 
 def alone(folder: str, name: str) -> None:
-    """Fails where another one runs at the same time."""
+    """Fails if another call runs at the same time."""
     lock = Path(folder) / "lock"
     lock.touch(exist_ok=False)
     begun(folder, name)
@@ -80,7 +80,7 @@ def fail(message: str) -> None:
 
 
 class Strange(Exception):
-    """Cannot be made again from its arguments."""
+    """An error that cannot be rebuilt from its arguments."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__("strange: " + first + second)
@@ -106,7 +106,7 @@ def die(folder: str = "", name: str = "") -> None:
 
 
 def die_with_a_child(folder: str) -> None:
-    """Die, and leave a child behind that holds everything open which the process had open."""
+    """Die, and leave a child behind that keeps all of the process's files open."""
     if os.fork() == 0:
         wait_for(folder, "gate")
         os._exit(0)

@@ -102,7 +102,7 @@ class EnginePromises:
         assert max(counts) == self.workers
 
     async def test_w6_the_loop_goes_on_while_calls_run(self, engine: RuntimeEngine, folder: str) -> None:
-        """The gate is opened by this loop: if a call stopped it, nobody would."""
+        """This loop opens the gate. If a call blocked it, nobody would."""
         running = asyncio.create_task(engine.agather(EngineCall(functions.hold, (folder, "a"))))
         await until(lambda: functions.count_begun(folder) == 1, "the call runs")
         open_gate(folder)

@@ -80,7 +80,7 @@ async def test_a_death_is_seen_though_a_child_of_the_worker_lives_on(engine: Loc
 
 
 async def test_workers_that_died_in_their_rest_cost_nobody_a_call(folder: str) -> None:
-    """However many: there is no number of attempts that could be used up."""
+    """The number of deaths does not matter: there is no limit of attempts."""
     number = 5
     async with LocalEngine(RunConfig(mode="processes", worker_num=number)) as engine:
         calls = [EngineCall(functions.hold, (folder, str(number))) for number in range(number)]
